@@ -12,6 +12,7 @@ IS_REGISTERED = False
 be there."""
 EXTRAS = {
     "broker": ("amqtt>=0.12.1,<0.13",),
+    "parquet": ("pyarrow>=18,<27",),
     "plot": ("matplotlib>=3.9,<4",),
     "top": ("textual>=8,<9",),
     "web": ("h11>=0.16,<1", "prometheus-client>=0.22,<1"),

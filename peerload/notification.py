@@ -90,7 +90,7 @@ FACTS = (
     "event", "task_id", "name", "home", "user", "state", "exit_code", "signal", "reason", "node", "started_at", "ended_at",
     "members", "done", "failed", "cancelled",
 )  # fmt: skip
-"""What a notification tells: the variables PEERLOAD_… in lower case."""
+"""Keys of a notification: the variables PEERLOAD_… in lower case."""
 
 
 def _title(facts: dict[str, str]) -> str:

@@ -1,6 +1,6 @@
-"""Sentences of the user pages that begin with a relative clause or an inversion, for a person to read: no gate.
+"""Sentences of the user pages that begin with a relative clause or an inversion, for a person to read; and the size of these pages.
 
-`make docs-sentences` prints them with page and line.
+`make docs-sentences` prints them with page and line, then the number of words. Neither is in the gate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-DEVELOPERS = {"architecture.md", "chaos.md", "lifecycle.md", "membership.md", "references.md", "testing.md", "wire.md"}
+DEVELOPERS = {"architecture.md", "benchmarks.md", "chaos.md", "membership.md", "testing.md", "wire.md"}
+WORDS_MAX = 35_000
 START = re.compile(
     r"(?:^|(?<=[.!?:] )|(?<=\| )|(?<=^- ))(?:\*\*)?"
     r"((?:What|Whatever|Who|Whoever|Whom|Whose|Which|Whether|Where|Wherever|How|That which|Those (?:that|who|which)"
@@ -31,7 +32,11 @@ def found(text: str) -> list[tuple[int, str]]:
 
 
 if __name__ == "__main__":
-    for page in sorted(DOCS.glob("*.md")):
-        if page.name not in DEVELOPERS:
-            for number, sentence in found(page.read_text(encoding="utf-8")):
-                sys.stdout.write(f"docs/{page.name}:{number}: {sentence}\n")
+    root, words = DOCS.parent, 0
+    others = (root / name for name in ("README.md", "CONTRIBUTING.md", "deploy/README.md"))
+    for page in (*others, *sorted(page for page in DOCS.glob("*.md") if page.name not in DEVELOPERS)):
+        text = page.read_text(encoding="utf-8")
+        words += len(text.split())
+        for number, sentence in found(text):
+            sys.stdout.write(f"{page.relative_to(root)}:{number}: {sentence}\n")
+    sys.stdout.write(f"{words:,} words in the user pages; at most {WORDS_MAX:,}\n")

@@ -70,6 +70,7 @@ from peerload.agent.joining.distribution import TrustDistribution
 from peerload.agent.joining.enrollment import Enrollment, JoinServer
 from peerload.agent.joining.renewal import CertificateRenewal
 from peerload.agent.launcher.client import LauncherLink
+from peerload.agent.launcher.mps import MpsDaemons
 from peerload.agent.launcher.process import LauncherProcess, LauncherService
 from peerload.agent.node_info import AgentInfo
 from peerload.agent.output.output import TaskOutputs
@@ -152,6 +153,8 @@ log = logging.getLogger("peerload.agent")
 
 RESTART = -1
 """Result of `Daemon.run` when the agent is to be started again."""
+AHEAD_S = 0.2
+"""Expected work that the launcher has ahead for each slot."""
 FAR_ANSWER_S = 1.0
 """Timeout of answers where nodes are far apart (`gossip = "wan"`): it is longer than a round trip."""
 CONTROLS_S_MAX = 5.0
@@ -345,7 +348,7 @@ class Daemon:
         # Users, standard input and output of tasks
         directories = DirectoryCache(lambda directory: inbox.put(events.DirectoryFound(directory)))
         self.users = users = UserServices(info, launcher, directories, security)
-        queries = DirectoryQueries(links.send, freezes=config.files.snapshot == "auto" and config.mode == "user")
+        queries = DirectoryQueries(links.send, freezes=config.files.snapshot == "auto")
         spool = Spool(state, config.output_bytes_max)
         self.output = output = TaskOutputs(spool, node, links, launcher.signal)
         inputs = StdinStore(spool.directory)
@@ -354,12 +357,14 @@ class Daemon:
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
         cache_bytes = units.size(config.files.cache)
-        files = AttemptFiles(state, cache_bytes, disk, spool, links, inbox, info, node, event_log)
+        files = AttemptFiles(state, cache_bytes, disk, spool, launcher, links, inbox, info, node, event_log)
 
         self.energy = energy = EnergySensors(
             config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
         )
         self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
+
+        self.mps = mps = MpsDaemons(config, node, launcher, inbox, event_log)
 
         # After the end of a task
         self.saving = saving = OutputSaver(info, node, store, spool, output, users, run)
@@ -397,7 +402,7 @@ class Daemon:
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
         timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
-        told_too = [hooks.changed]
+        told_too = [hooks.changed] if hooks.hears_ends else []
         self.publisher: StatePublisher | None = None
         if self.bus is not None and config.mqtt_publish_state:
             self.publisher = StatePublisher(node, store, self.bus, own_user())
@@ -410,7 +415,7 @@ class Daemon:
         storage_view = StorageView(config.node, disk, store, self.retention)
         diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
         histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
-        figures = MetricsView(info, node, inbox, diagnostics, histograms)
+        figures = MetricsView(info, node, inbox, diagnostics, histograms, energy)
         self.samples = samples = Samples(node, state)
         verbs = Verbs(
             reads,
@@ -423,7 +428,7 @@ class Daemon:
             tasks=TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
             events=EventRequests(reads, task_ids, access, config.node),
             why=WhyRequest(node, store, task_ids, decisions, cluster_view, environments),
-            usage=LiveUsage(node, launcher, task_ids, energy),
+            usage=LiveUsage(node, launcher, task_ids, energy, mps),
             overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
             status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures, samples),
             node=NodeCommands(core, node, run, event_log),
@@ -441,12 +446,12 @@ class Daemon:
 
         # Events in, actions out
         self.exits = ExitRecords(info, spool, disk, files, energy)
-        self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, run)
-        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments))
+        self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, mps, run)
+        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments, mps))
         self.disk_events = DiskEvents(info, inbox, event_log, run)
         waker = Waker(config.energy.resume_cmd)
         peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers, waker)
-        starter = TaskStarter(info, node, spool, stdin, launcher, environments, settler)
+        starter = TaskStarter(info, node, spool, stdin, launcher, environments, mps, settler)
         self.performer = Performer(
             outbox,
             timers,
@@ -461,6 +466,7 @@ class Daemon:
                 gpus,
                 files,
                 environments,
+                mps,
                 settler,
                 BackgroundTasks(run),
             ),
@@ -473,7 +479,7 @@ class Daemon:
         links.report_to(peer_events)
         pieces: dict[type[Message], PieceServer] = {
             OutputRequest: output.serve_output,
-            BlocksRequest: files.transfer.serve,
+            BlocksRequest: files.serve,
         }
         links.streams.serve(pieces, self.stdin_server, self.forward_server)
 
@@ -530,6 +536,7 @@ class Daemon:
             work = [
                 HostSensors(self.inbox.put, own_use.seconds, self.energy).run(),
                 self.energy.command.run(),
+                self.mps.run(),
                 self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self.disk_events),
                 self.renewal.run(),
@@ -605,7 +612,8 @@ class Daemon:
         self.info.notices += damage_report.report(self._damage, self.store, kept, self.event_log)
         here: dict[tuple[TaskUser, bytes], bool] = {}
         of: dict[tuple[int, int], tuple[TaskUser, bytes]] = {}  # most of a million have their spec and terms in common
-        for row in kept.tasks:
+        waiting: list[events.TaskRow | events.MembersRow] = [*kept.tasks, *kept.members]
+        for row in waiting:
             alike = id(row.spec), id(row.terms)
             if alike not in of:
                 of[alike] = self.users.submitter(row.spec, row.terms), row.spec.directory
@@ -616,13 +624,14 @@ class Daemon:
                     here[whose, directory] = await self.users.admitted(row.spec, row.terms)
         if all(here.values()):
             return kept
-        rows = (
-            row
-            if here.get(of[id(row.spec), id(row.terms)], True)
-            else msgspec.structs.replace(row, directory_here=False)
-            for row in kept.tasks
-        )
-        return msgspec.structs.replace(kept, tasks=tuple(rows))
+
+        def is_away(row: events.TaskRow | events.MembersRow) -> bool:
+            return not here.get(of[id(row.spec), id(row.terms)], True)
+
+        replace = msgspec.structs.replace
+        tasks = (replace(row, directory_here=False) if is_away(row) else row for row in kept.tasks)
+        members = (replace(row, directory_here=False) if is_away(row) else row for row in kept.members)
+        return replace(kept, tasks=tuple(tasks), members=tuple(members))
 
     def _begin(self, kept: Recovered, launcher: events.LauncherReady) -> None:
         """Have the core take up what was durable, and what runs, as its first event."""
@@ -645,6 +654,7 @@ class Daemon:
                 revoked=self.keyring.trust.revoked_nodes(),
                 attempts_from=kept.attempts_from,
                 attempts_up_to=kept.attempts_up_to,
+                members=kept.members,
             )
         )
         if self.launcher is not None and self.launcher.enforces_cores:
@@ -704,9 +714,10 @@ def _core_config(config: AgentConfig) -> CoreConfig:
         lease_s=config.lease_s,
         gossip=PRESETS[config.gossip],
         counts_foreign=config.load.foreign == "count",
-        gpu=loader.gpu_config(config.gpu),
+        gpu=loader.gpu_config(config.gpu, by_user=config.mode == "system"),
         cap_w=config.energy.cap_w,
         may_sleep=bool(config.energy.sleep_after),
+        ahead_s=AHEAD_S,
     )
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)

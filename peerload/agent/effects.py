@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from peerload.agent.files.environments import Environments
     from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.launcher.mps import MpsDaemons
     from peerload.agent.mqtt.client import MqttBus
     from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
@@ -85,6 +86,9 @@ class ClientNotifier(Protocol):
     def changed(self, action: TaskChanged, /) -> None:
         """A task has a new record, or runs."""
 
+    def members_cancelled(self, action: actions.MembersCancelled, /) -> None:
+        """Untouched members of an array were cancelled."""
+
     def attempt_gone(self, key: str, /) -> None:
         """An attempt has no process left."""
 
@@ -117,9 +121,9 @@ class Performer:
         if isinstance(event, events.LauncherReady):
             self._tasks.resume()
         for action in decided:
-            if isinstance(action, actions.Persist):
+            if type(action) is actions.Persist:
                 self._persist(action.rows)
-            elif isinstance(action, actions.Send) and (uids := actions.granted(action)):
+            elif type(action) is actions.Send and (uids := actions.granted(action)):
                 self._outbox.renewal(uids, partial(self._outward, action))
             elif type(action) in OUTWARD:
                 self._outbox.when_durable(partial(self._outward, action))
@@ -155,6 +159,8 @@ class Performer:
         match action:  # the frequent ones first
             case actions.TaskChanged():
                 self._clients.changed(action)
+            case actions.MembersCancelled():
+                self._clients.members_cancelled(action)
             case actions.SpawnTask():
                 self._tasks.spawn(action)
             case actions.ForgetTask():
@@ -410,6 +416,7 @@ class TaskStarter:
     _stdin: StdinForwarding
     _launcher: LauncherLink
     _environments: Environments
+    _mps: MpsDaemons
     _settler: ExitSettler
     _last: tuple[TaskSpec | None, dict[bytes, bytes], dict[bytes, bytes]] = field(default=(None, {}, {}), init=False)
     """Of the last task that was started its spec, its environment, and what is added to it unless it has devices: tasks of one
@@ -420,9 +427,10 @@ class TaskStarter:
         if not self._node.holds(action.key):
             self._info.counters[metrics.SPAWNS_DROPPED] += 1
             return False
-        if (action.spec.directory == SCRATCH or action.spec.files is not None) and self._info.config.mode != "system":
+        if action.spec.directory == SCRATCH or action.spec.files is not None:
             try:
-                scratch = os.fsencode(self._spool.make_scratch(action.key))
+                is_system = self._info.config.mode == "system"  # then the launcher has them
+                scratch = SCRATCH if is_system else os.fsencode(self._spool.make_scratch(action.key))
             except OSError as error:
                 self._settler.not_started(action.key, "its scratch directory cannot be made", error)
                 return False
@@ -459,7 +467,9 @@ class TaskStarter:
             b"PEERLOAD_HOME": action.home.encode(),
             **{
                 name.encode(): os.fsencode(value)
-                for name, value in self._environments.variables(action.key, own).items()
+                for name, value in (
+                    self._environments.variables(action.key, own) | self._mps.variables(action.key)
+                ).items()
             },
         }
         if trace := child_traceparent(own.get(TRACEPARENT, b""), action.key):
@@ -490,6 +500,7 @@ class TaskEffects:
     _gpus: Gpus
     _files: AttemptFiles
     _environments: Environments
+    _mps: MpsDaemons
     _settler: ExitSettler
     _background: BackgroundTasks
 
@@ -510,6 +521,8 @@ class TaskEffects:
         spec = action.spec
         if (spec.files is not None and not self._files.is_ready(action.key)) or not self._environments.is_ready(action):
             self._background.start(self._stage_own(action))
+        elif self._mps.is_awaited(action.key):
+            self._background.start(self._start_mps(action))
         elif self._starter.start(action) and action.devices:
             self._gpus.wake()
 
@@ -522,6 +535,13 @@ class TaskEffects:
         except asyncio.CancelledError:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise  # the agent stops; else a signal has ended it, which was reported
+        else:
+            self.spawn(action)
+
+    async def _start_mps(self, action: actions.SpawnTask) -> None:
+        """Start an attempt when the daemon of MPS of its GPU runs; one that asks for nothing less than MPS is not started without."""
+        if why := await self._mps.start(action):
+            self._settler.never_started(action.key, f"MPS does not work: {why}")
         else:
             self.spawn(action)
 
@@ -568,6 +588,7 @@ class TaskEffects:
         """End background work; staging goes on with the next start of its attempt."""
         await self._background.close()
         await self._environments.close()
+        self._mps.close()
         await self._files.close()
 
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from peerload.agent.inbox import Inbox
     from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.joining.renewal import CertificateRenewal
+    from peerload.agent.launcher.mps import MpsDaemons
     from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
@@ -105,7 +106,8 @@ class ExitRecords:
             self._info.counters[metrics.OUTPUTS_UNREADABLE] += lost
         full = self._info.config.node if self._disk.is_full else ""
         found = await asyncio.to_thread(with_shortages, self._spool, found, full)
-        return tuple([(key, await self._files.settled(key, self.with_energy(key, exit_))) for key, exit_ in found])
+        settled = [self._files.settled(key, self.with_energy(key, exit_)) for key, exit_ in found]
+        return tuple(zip([key for key, _ in found], await asyncio.gather(*settled), strict=True))
 
 
 class ExitSettler:
@@ -120,8 +122,10 @@ class ExitSettler:
         fetches: StdinFetches,
         output: TaskOutputs,
         gpus: Gpus,
+        mps: MpsDaemons,
         run: RunState,
     ) -> None:
+        self._mps = mps
         self._records = records
         self._inbox = inbox
         self._node = node
@@ -150,7 +154,7 @@ class ExitSettler:
     async def _settle(self, event: events.TaskEnded) -> None:
         ((key, exit_),) = await self._records.settled(((event.key, event.exit),))
         if exit_.exit_code and self._holds_devices(key):  # if its card has failed, that is told before its end
-            await self._gpus.read_anew()
+            await asyncio.gather(self._gpus.read_anew(), self._mps.look(key))
         self._output.attempts_ended(((key, exit_),))
         self._inbox.put(events.TaskEnded(key, exit_))
 
@@ -163,6 +167,10 @@ class ExitSettler:
         self._output.attempts_ended(ended)
         self._inbox.put(msgspec.structs.replace(event, ended=ended))
         then()
+
+    def never_started(self, key: str, reason: str) -> None:
+        """An attempt was not started, and may be tried again."""
+        self._inbox.put(events.TaskLost(key, reason, never_started=True))
 
     def not_started(self, key: str, what: str, error: Exception) -> None:
         """The launcher was not asked to start this attempt: the node is short of something, or it never can be started."""

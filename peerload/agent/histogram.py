@@ -15,10 +15,10 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count a value. From one thread only; another may read."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, so often. From one thread only; another may read."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
 
     def told(self) -> dict[str, object]:
         """As the answer to `stats` has it: bounds, counts of each bucket (one more than bounds), sum."""

@@ -44,17 +44,13 @@ class Inbox:
         self._schedule()
 
     def put(self, event: Event) -> None:
-        """Queue an event. From the loop's thread only; other threads use `put_threadsafe`."""
+        """Queue an event. From the loop's thread only."""
         if len(self._events) >= self._events_max and _may_be_lost(event):
             self.dropped += 1
             return
         self._events.append(event)
         self.put_count += 1
         self._schedule()
-
-    def put_threadsafe(self, event: Event) -> None:
-        """Queue an event from any thread."""
-        self._loop.call_soon_threadsafe(self.put, event)
 
     def _schedule(self) -> None:
         if self._events and not self._scheduled and self._consume is not None:

@@ -38,7 +38,7 @@ class ProgramTask(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """What a node can hold."""
+    """Limits of a node: memory and number of tasks."""
 
     mem_bytes: float = math.inf
     tasks: float = math.inf
@@ -58,7 +58,7 @@ class Program(NamedTuple):
         return execution, sum(cost for (one, other), cost in self.apart.items() if places[one] != places[other])
 
     def fits(self, places: tuple[int, ...] | list[int]) -> bool:
-        """Whether the nodes can hold what is assigned to them, and run it."""
+        """True if each node can hold and run its tasks."""
         for node, limit in enumerate(self.limits):
             here = [task for task, place in zip(self.tasks, places, strict=True) if place == node]
             if len(here) > limit.tasks or sum(task.mem_bytes for task in here) > limit.mem_bytes:
@@ -67,7 +67,7 @@ class Program(NamedTuple):
 
     @property
     def is_limited(self) -> bool:
-        """Whether some node cannot hold all tasks."""
+        """True if a node cannot hold all tasks."""
         mem_bytes = sum(task.mem_bytes for task in self.tasks)
         return any(limit.tasks < len(self.tasks) or limit.mem_bytes < mem_bytes for limit in self.limits)
 

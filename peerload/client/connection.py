@@ -193,7 +193,7 @@ class AgentConnection:
 def agent_silent(timeout_s: float | None, pid: int = 0) -> AgentSilent:
     """The error where an agent has not answered. ``pid``: its process, 0 if that is not known."""
     who = f"the agent (pid {pid})" if pid > 0 else "the agent"
-    hint = f"what it does:  ps -o stat,cmd -p {pid}        if it was stopped (T):  kill -CONT {pid}" if pid > 0 else ""
+    hint = f"its state:  ps -o stat,cmd -p {pid}        if it was stopped (T):  kill -CONT {pid}" if pid > 0 else ""
     return AgentSilent(f"{who} does not answer", why=f"nothing from it for {timeout_s or 0:g} s", hint=hint)
 
 

@@ -432,7 +432,7 @@ class _Session:
         self._waiting.insert(0, made)
 
     def _input_refused(self, made: PendingCall, body: dict[str, Any]) -> None:
-        """The agent refuses its input: cancel it. If it has ended all the same, its outcome counts."""
+        """The agent refuses the input of a call: cancel the task. If it has ended, its outcome counts."""
         made.problem = refusal(body)
         self.cancel(made)
 

@@ -168,7 +168,7 @@ def freeze(
 
 
 def sender(fields: dict[str, Any], wanted: Mapping[str, Any]) -> Callable[[str], None] | None:
-    """What brings the files of a submission to the agent at a socket; None if nothing travels. Raises StagingFailed."""
+    """A function that sends the files of a submission to the agent at a socket; None if nothing travels. Raises StagingFailed."""
     spec, terms = fields["spec"], fields.get("terms", {})
     if wanted.get("env") is not None:
         add_lock(spec, wanted["env"])

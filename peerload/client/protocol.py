@@ -35,7 +35,7 @@ _REFUSALS: dict[str, type[BadRequest]] = {
 
 
 class Protocol:
-    """One connection to an agent. ``has_answered``: the agent has said anything at all."""
+    """One connection to an agent. ``has_answered``: the agent has sent data."""
 
     __slots__ = ("_buffer", "_requests", "_size", "has_answered")
 
@@ -61,7 +61,7 @@ class Protocol:
         return min((frame.HEADER_BYTES if self._size is None else self._size) - len(self._buffer), READ_BYTES_MAX)
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes from the agent; none at all mean that it has closed the connection. Raises AgentUnavailable."""
+        """Take bytes from the agent; b"" means that it closed the connection. Raises AgentUnavailable."""
         if not data:
             raise agent_gone("the agent closed the connection")
         self._buffer += data

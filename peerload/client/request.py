@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 Word = str | bytes
 GPU_WAITS = ("schedule", "queue")
-GPU_SHARES = ("auto", "exclusive", "time")
+GPU_SHARES = ("auto", "exclusive", "time", "mps")
 """The values of peerload.model."""
 
 
 class RunRequest(TypedDict, total=False):
     """The options of a task, as the flags of `peerload submit`: cpus (1), mem (bytes, or ``"8G"``), gpus, gpu_mem (of each GPU),
     gpu_prefer (numbers, names or patterns of models to take first), gpu_wait (``"schedule"`` or ``"queue"``), gpu_share (``"auto"``,
-    ``"exclusive"`` or ``"time"``), time_limit_s, name, node (only this one), exclude (not these nodes), labels (only nodes that have
+    ``"exclusive"``, ``"time"`` or ``"mps"``), gpu_pct (of the multiprocessors, under MPS), time_limit_s, name, node (only this one), exclude (not these nodes), labels (only nodes that have
     all of these), directory (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit`
     sends), priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids),
     retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel), snapshot
@@ -41,6 +41,7 @@ class RunRequest(TypedDict, total=False):
     gpu_prefer: str | Sequence[str]
     gpu_wait: str
     gpu_share: str
+    gpu_pct: int
     time_limit_s: float
     name: str
     node: str
@@ -158,7 +159,7 @@ def _umask() -> int:
 
 
 def _devices(wanted: RunRequest) -> dict[str, Any]:
-    gpus, terms = wanted.get("gpus", 0), _given(wanted, "gpu_prefer", "gpu_wait", "gpu_share")
+    gpus, terms = wanted.get("gpus", 0), _given(wanted, "gpu_prefer", "gpu_wait", "gpu_share", "gpu_pct")
     if not gpus:
         if terms:
             raise BadRequest(f"{min(terms)} is about GPUs, and no GPU is requested", hint="add  gpus=1")

@@ -1,4 +1,4 @@
-"""Check of one configuration file: every mistake, each with its key, the problem and what is allowed; list of the
+"""Check of one configuration file: every mistake, each with its key, the problem and the allowed values; list of the
 settings in force.
 
 `load` stops at the first mistake, since an agent must not start with one. Whoever writes a file wants to know all of

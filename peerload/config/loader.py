@@ -10,6 +10,7 @@ import difflib
 import functools
 import os
 import re
+import shutil
 import socket
 import stat
 import time
@@ -161,8 +162,12 @@ def _choices(key: str) -> str:
     return f"it may be {' or '.join(map(str, kind.values))}" if isinstance(kind, msgspec.inspect.LiteralType) else ""
 
 
-def gpu_config(settings: GpuSettings) -> GpuConfig:
-    """Core configuration of the table `[gpu]`. Raises ConfigError."""
+MPS_CONTROL = "nvidia-cuda-mps-control"
+"""The program of NVIDIA's driver that starts the daemon of MPS, and commands it."""
+
+
+def gpu_config(settings: GpuSettings, *, by_user: bool = False) -> GpuConfig:
+    """Core configuration of the table `[gpu]`. by_user: tasks run as their users. Raises ConfigError."""
     return GpuConfig(
         tasks_max=settings.max_tasks,
         activity_max=settings.max_activity,
@@ -170,6 +175,9 @@ def gpu_config(settings: GpuSettings) -> GpuConfig:
         reserve_bytes=int(_with_unit("gpu.reserve", settings.reserve, functools.partial(units.size, least=0))),
         settle_s=settings.settle_s,
         starve_after_s=_with_unit("gpu.starve_after", settings.starve_after, units.duration),
+        mps="off" if settings.mps == "auto" and shutil.which(MPS_CONTROL) is None else settings.mps,
+        pct_oversubscribe=settings.pct_oversubscribe,
+        mps_by_user=by_user,
     )
 
 
@@ -278,7 +286,7 @@ def configured_devices(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:
         for number, name in enumerate(one.ids):
             device = Device(f"{one.kind}:{name}", one.kind, number)
             if device.id in found or one.kind == GPU:
-                why = "a GPU is found by itself" if one.kind == GPU else "it is named twice"
+                why = "GPUs are detected automatically" if one.kind == GPU else "it is named twice"
                 raise ConfigError("device", f"{one.kind} {name} cannot be used", why=why)
             found[device.id] = device
     if len(found) > DEVICES_MAX // 2:

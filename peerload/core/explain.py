@@ -164,7 +164,8 @@ class WaitReasons:
             run_s = node.state.run_s_max(task, ledger.devices.models)
             learned = node.state.learned_gpu_bytes(task, ledger.devices.models)
             waited_s = ledger.now_s - task.arrived_s
-            ask = DeviceRequest(request, ledger.devices.config, learned, run_s)
+            owner = ledger.devices.mps_owner(task.spec, is_local=True)
+            ask = DeviceRequest(request, ledger.devices.config, learned, run_s, owner)
             kept = None if ignores_turn else ledger.kept
             words.append(devices_reason(ledger, request, ask, task.task, waited_s, kept, self._names))
         words.append(cores_reason(ledger, request, self._names))

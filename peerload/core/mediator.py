@@ -46,6 +46,9 @@ class Mediator(Protocol):
     def task_ended(self, record: TaskRecord, /) -> None:
         """A task has ended, and its end is on its way to the disk."""
 
+    def is_awaited(self, array: str, /) -> bool:
+        """True if other tasks, or other homes, are told when members of this array end."""
+
     def task_left(self, task: HomeTask, /) -> None:
         """A task is over and leaves memory."""
 

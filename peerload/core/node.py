@@ -11,6 +11,7 @@ draws from any chance but the one given, or does I/O. Waiting is an action (`Set
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
@@ -36,9 +37,9 @@ from peerload.core.tasks.eligibility import Eligibility
 from peerload.core.tasks.home import Home
 from peerload.core.tasks.queue import WaitingQueue
 from peerload.core.tasks.submission import SubmissionLog
-from peerload.core.work import HomePhase, HomeTask, RemotePhase
+from peerload.core.work import HomePhase, HomeTask, RemotePhase, UntouchedMembers
 from peerload.model import events, messages, metrics, rules, timers
-from peerload.model.task import TaskState
+from peerload.model.task import TaskState, member_of, submission_of, task_home
 
 if TYPE_CHECKING:
     import random
@@ -166,7 +167,7 @@ class Node:
     @property
     def has_work(self) -> bool:
         """True if a task of this home has not ended, or one of another is here: the machine must not sleep."""
-        return bool(self.home.tasks or self.executor.guests or self.ledger.inbound)
+        return bool(self.home.number or self.executor.guests or self.ledger.inbound)
 
     def holds(self, key: str) -> bool:
         """True if this attempt is to run here."""
@@ -198,6 +199,9 @@ class Node:
             case events.DevicesSampled():
                 for key, device in self.ledger.devices.read(event.readings, event.at_s):
                     self.runs.strayed(key, device)
+            case events.MpsReported():
+                self.ledger.devices.mps_reported(event.device, event.why, is_fault=event.is_fault)
+                self.runs.fill()
             case events.DevicesFound():
                 self.own_profile.set_devices(event.devices)
                 self.sharing.information.announce()
@@ -277,7 +281,7 @@ class Node:
                 self.executor.cancel(event)
             case events.CoresEnforced():
                 self.own_profile.change(enforces_cores=True)
-                self.ledger.recount(self.queue.oldest_first())
+                self.ledger.recount(self.queue.as_it_is())
             case events.PricesRead():
                 self.dispatch.prices_changed(event.prices)
             case events.DiskRoomChanged():
@@ -319,7 +323,10 @@ class Node:
         for run in event.past:
             self.state.history.learn(run.spec, run.exit)
         self.eligibility.restore(event.fates, event.groups)
-        queued = [task for row in event.tasks if (task := self._restored(row)).record.state is TaskState.QUEUED]
+        apart = [members for members in event.members if _is_doubtful(members, event)]
+        together = [members for members in event.members if not _is_doubtful(members, event)]
+        rows = chain(event.tasks, *(members.rows() for members in apart))
+        queued = [task for row in rows if (task := self._restored(row)).record.state is TaskState.QUEUED]
         for record in event.executions:
             guest = self.executor.adopt(record)
             if guest.phase is not RemotePhase.ENDED:
@@ -330,14 +337,21 @@ class Node:
         self.eligibility.restored()
         if event.commits_lost:
             self.handoff.leases.commits_lost(queued)
-        for task in queued:
-            if task.phase is HomePhase.HELD or task.phase is HomePhase.OVER:
-                continue
-            if not self.handoff.lost_attempts.rest_after_restart(task):
-                self.dispatch.arrives(task)
+        works: list[HomeTask | UntouchedMembers] = [*queued, *map(self._restored_members, together)]
+        for work in sorted(works, key=_submitted_before) if together else works:
+            self._restored_arrives(work)
         self.client_binding.restored()
         self.membership.start(event.known, event.seeds)
         self.state.set_timer_in(self.state.config.floor_kept_s, timers.Fences())
+
+    def _restored_arrives(self, work: HomeTask | UntouchedMembers) -> None:
+        if isinstance(work, UntouchedMembers):
+            for _ in self.dispatch.arrive_together(work):
+                pass
+        elif work.phase in (HomePhase.HELD, HomePhase.OVER):
+            return
+        elif not self.handoff.lost_attempts.rest_after_restart(work):
+            self.dispatch.arrives(work)
 
     def _restored(self, row: events.TaskRow) -> HomeTask:
         """One task of this home, in the phase that goes with its durable state; a queued one is for the caller."""
@@ -349,6 +363,13 @@ class Node:
         elif phase in (HomePhase.AWAY, HomePhase.UNKNOWN):
             self.handoff.leases.restored(task)
         return task
+
+    def _restored_members(self, row: events.MembersRow) -> UntouchedMembers:
+        """Members of a uniform array of which nothing had become."""
+        spec, now_s = self.submissions.shared(row.spec), self.state.now.boot_s
+        block = UntouchedMembers(self.home, row.members, row.record, row.key, spec, now_s, row.terms)
+        self.home.adopt_members(block)
+        return block
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
@@ -364,6 +385,8 @@ class Node:
     def _message(self, event: events.MessageReceived) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line a message
         src = event.src
         message: Any = event.message
+        if self.home.untouched:
+            self._touch_named(message)
         if self.authorisation.verdict(src, message) is DROPPED:
             task = getattr(message, "task", "what it does not have")
             self.state.count(
@@ -461,10 +484,20 @@ class Node:
                     self.state.broken(rules.ROLES_CHECKED, src, "a state told in another's name")
             case messages.DirectoryTold():
                 self.membership.directory_told(src, message)
+            case messages.Wake():
+                self.membership.waking.asked_for(message.node)
             case messages.Leaving():
                 self.membership.left(src)
             case _:
                 self.state.count(metrics.MESSAGES_UNKNOWN)
+
+    def _touch_named(self, message: Any) -> None:  # noqa: ANN401 -- any message may name tasks
+        """Make the tasks of this home that a message names tasks of their own: of a database that was put back from a copy, an
+        untouched one may have an attempt elsewhere."""
+        for named in (message, *getattr(message, "renewals", ())):
+            task = getattr(named, "task", "")
+            if isinstance(task, str) and "." in task and task_home(task) == self.state.node:
+                self.home.member(task)
 
     def _declined(self, src: str, message: messages.Decline) -> None:
         if message.code in messages.DECLINES_LASTING:
@@ -554,6 +587,19 @@ class Node:
                 assert_never(timer)
 
 
+def _is_doubtful(members: events.MembersRow, event: events.AgentStarted) -> bool:
+    """True if each member has to be looked at: another node may have it, or this one cannot run it."""
+    is_older = submission_of(members.record.task) <= event.attempts_up_to
+    return event.commits_lost or is_older or not members.directory_here
+
+
+def _submitted_before(work: HomeTask | UntouchedMembers) -> tuple[int, int]:
+    """The place in the order of submission."""
+    if isinstance(work, UntouchedMembers):
+        return submission_of(work.task), work.members[0]
+    return submission_of(work.task), member_of(work.task)
+
+
 def _phase_of(record: TaskRecord, here: str) -> HomePhase:
     match record.state:
         case TaskState.HELD:
@@ -593,9 +639,14 @@ class _Mediator:
     def task_ended(self, record: TaskRecord) -> None:
         self._node.eligibility.remote_status.ended(record)
 
+    def is_awaited(self, array: str) -> bool:
+        return self._node.eligibility.is_awaited(array)
+
     def task_left(self, task: HomeTask) -> None:
         self._node.eligibility.left(task)
         self._node.client_binding.left(task)
+        if task.record.node != self._node.state.node:
+            self._node.sharing.sender.room_freed(task.record.node)
         self._node.sharing.sender.place_next()
 
     def submission_checked(self, event: events.TaskSubmitted) -> None:

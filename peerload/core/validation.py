@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask, story
 from peerload.model.errors import InvariantBroken
-from peerload.model.task import TaskState
+from peerload.model.task import TaskState, member_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,6 +62,16 @@ def validate_tasks(home: Home, runs: RunningTasks, node: str) -> None:
         _hold(task, not (is_queued and is_stranded), "it is in the queue and stranded")
         is_offered = is_queued and task.phase is HomePhase.OFFERED
         _hold(task, task.withheld or not is_offered, "an offer is out, and it may start here")
+    untouched = [(array, block) for array, blocks in home.untouched.items() for block in blocks]
+    for array, block in untouched:
+        _hold(
+            block, bool(block.members) and block.task == array, "nobody is left of it, or it is found by another name"
+        )
+        members = home.arrays.get(array, {})
+        is_apart = not any(block.members[0] <= member_of(name) <= block.members[-1] for name in members)
+        _hold(block, is_apart, "another task lies between its members")
+    if home.number != len(home.tasks) + sum(block.count for _, block in untouched):
+        raise InvariantBroken(f"{home.number} tasks are counted")
     for tasks in (home.by_id.values(), home.stranded.values(), *(each.values() for each in home.elsewhere.values())):
         for task in tasks:
             _hold(task, home.tasks.get(task.uid) is task, "it is over, and a table still has it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -11,7 +11,7 @@ from peerload.model.devices import GpuShare
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Need, Staging
 from peerload.model.submit_options import NO_TERMS
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, execution_key
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, execution_key, member_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -194,6 +194,8 @@ class Work:
         "uid",
         "withheld",
     )
+    count = 1
+    """Number of tasks that this stands for."""
     killed_because = ""
     started_s = 0.0
     devices: tuple[str, ...] = ()
@@ -286,6 +288,57 @@ class HomeTask(Work):
     def need(self) -> Need:
         """The need that is sent with probes."""
         return Need(self.spec.request, self.spec.placement, self.record.migrations)
+
+
+class UntouchedMembers(Work):
+    """Members of a uniform array of this home, next to each other in the queue, that wait and of which nothing else has become:
+    one object for all. Whoever is about to start, offer, change or show one of them has it made a task first (`Home.touch`).
+
+    task: the name of the array; ``order``: that of the first; members: their numbers; no other member of this array lies between
+    the first and the last of them; record: what their records have in common; uid_key: their uids are derived from it.
+    """
+
+    __slots__ = ("home", "members", "record", "terms", "uid_key")
+
+    def __init__(
+        self,
+        home: MemberTable,
+        members: range,
+        record: TaskRecord,
+        uid_key: bytes,
+        spec: TaskSpec,
+        arrived_s: float,
+        terms: SubmitOptions,
+    ) -> None:
+        super().__init__(record.task, b"", spec, arrived_s, is_local=True)
+        self.home = home
+        self.members = members
+        self.record = record
+        self.uid_key = uid_key
+        self.terms = terms
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        """Number of tasks that this stands for."""
+        return len(self.members)
+
+    def split(self, members: range) -> UntouchedMembers:
+        """Some of these members as an object of their own."""
+        return UntouchedMembers(self.home, members, self.record, self.uid_key, self.spec, self.arrived_s, self.terms)
+
+    def member(self, number: int) -> HomeTask:
+        """One of them as a task of its own."""
+        record = member_record(self.record, self.uid_key, number)
+        task = HomeTask(record, self.spec, self.arrived_s, self.terms)
+        task.keys = self.keys
+        return task
+
+
+class MemberTable(Protocol):
+    """Makes members of uniform arrays tasks of their own."""
+
+    def touch(self, block: UntouchedMembers, member: int, /) -> HomeTask:
+        """Make this member a task of its own, in the same place of the queue."""
 
 
 class RemoteTask(Work):

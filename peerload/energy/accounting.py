@@ -1,4 +1,4 @@
-"""Whose joules they were: tasks + other + idle = node. Pure.
+"""Accounting of energy: tasks + other + idle = node. Pure.
 
 The idle joules of a window are those that the machine would have drawn anyway. The rest is divided by processor time: of the
 tasks by what their processes used, of everything else together as ``other``; the joules of a GPU by who holds it.

@@ -6,12 +6,12 @@ import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.energy.envelope import slope_at
-from peerload.model.power import estimated_curve
+from peerload.model.load import LoadReport
+from peerload.model.power import TaskCost, estimated_curve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from peerload.model.load import LoadReport
     from peerload.model.power import PowerCurve
     from peerload.model.resources import Profile
 
@@ -70,13 +70,31 @@ class Candidate(NamedTuple):
         return (self.curve.watts_at(top) - self.curve.watts_at(top - cpus)) * (work_s or 1.0) / self.speed
 
     def cost(self, work_s: float, cpus: float) -> float:
-        """Joules times their price."""
-        return self.joules(work_s, cpus) * self.weight
+        """Joules, also to wake, times their price."""
+        return (self.joules(work_s, cpus) + self.wake_j) * self.weight
+
+    @property
+    def wake_j(self) -> float:
+        """Joules that it draws until it is awake."""
+        return self.curve.watts_at(0.0) * self.wake_s
+
+    def told_cost(self, work_s: float, cpus: float) -> TaskCost:
+        """The cost of a task there, for people."""
+        joules, quality = self.joules(work_s, cpus), self.curve.quality
+        return TaskCost(self.node, joules, quality, self.price, self.wake_s, self.wake_j)
 
     def joules(self, work_s: float, cpus: float) -> float:
         """Along the envelope, with the power at which the node wakes."""
         slope = slope_at(self.curve, self.busy, self.threads_max)
         return slope * cpus * (work_s or 1.0) / self.speed
+
+
+def sleepers(
+    asleep: Mapping[str, float], profile_of: Callable[[str], Profile | None], cpus: float, price: float | None
+) -> list[Candidate]:
+    """Nodes that are asleep, each with the seconds that it takes to wake, at the price of others."""
+    told, found = LoadReport(is_asleep=True), [(profile_of(name), wake_s) for name, wake_s in asleep.items()]
+    return [Candidate.of(one, told, 0.0, cpus, price)._replace(wake_s=wake_s) for one, wake_s in found if one]
 
 
 def guarded(candidates: Sequence[Candidate], work_s: float, cpus: float, slack: float) -> list[Candidate]:

@@ -121,7 +121,7 @@ def decoded(document: bytes, cpu: str) -> PowerProfile:
 
 
 def _reason(document: bytes) -> str:
-    """What is wrong with the curve of a document that is one but for that; "" if it is something else."""
+    """Reason why the document is not a profile; "" if its curve is not the reason."""
     try:
         watts = msgspec.json.decode(document)["curve"]["watts"]
         if any(not isinstance(value, int | float) or isinstance(value, bool) for value in watts):

@@ -46,7 +46,7 @@ def identity_of(directory: bytes) -> str:
 
 
 def identity_in(table: bytes, boot: bytes, path: bytes) -> str:
-    """The same for a path without links. table: /proc/self/mountinfo; boot: names this machine until it is started anew."""
+    """As `identity_of`, for a path without links. table: /proc/self/mountinfo; boot: id of this boot of the machine."""
     found: tuple[int, bytes, list[bytes], bytes] | None = None
     for line in table.splitlines():
         mount, _, source = line.partition(b" - ")

@@ -138,10 +138,10 @@ class BlockStore:
             wanted = set(self.missing(digests))
             new = {digest: block for digest, block in zip(digests, blocks, strict=True) if digest in wanted}
             size = sum(map(len, new.values()))
-            if self._size_bytes + size > self._limit_bytes:
+            if self.needs_room(size):
                 raise NoRoom(
                     "the file cache is full",
-                    why=f"{self._size_bytes} of {self._limit_bytes} bytes are in use",
+                    why=f"{self._size_bytes} of {self.limit_bytes} bytes are in use",
                     hint="what is in it:  peerload files        a larger one:  cache of [files] in the settings",
                 )
             self._check_disk(size)
@@ -341,16 +341,26 @@ class BlockStore:
 
     # -- room ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def limit_bytes(self) -> int:
+        """The most that it may have now."""
+        return self._limit_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all blocks."""
+        return self._size_bytes
+
     def needs_room(self, size_bytes: int) -> bool:
         """True if so much more does not fit."""
-        return self._size_bytes + size_bytes > self._limit_bytes
+        return self._size_bytes + size_bytes > self.limit_bytes
 
     def collect(self, pinned: Collection[bytes], room_bytes: int = 0, *, everything: bool = False) -> int:
         """Remove what no manifest needs, and manifests that are not pinned, the least recently used first, until there is
         so much room (everything: all of them) → the number of bytes that were removed."""
         with self._lock:
             rows = self._execute("SELECT id FROM manifests ORDER BY used_at DESC")
-            target = 0 if everything else max(int(self._limit_bytes * TARGET_SHARE) - room_bytes, 0)
+            target = 0 if everything else max(int(self.limit_bytes * TARGET_SHARE) - room_bytes, 0)
             kept: set[bytes] = set()
             named: set[bytes] = set()
             size = 0
@@ -397,7 +407,7 @@ class BlockStore:
         with self._lock:
             ((blocks,),) = self._execute("SELECT count(*) FROM blocks")
             rows = self._execute("SELECT id, size, count, used_at FROM manifests ORDER BY used_at DESC LIMIT 1000")
-            return StoreUsage(self._size_bytes, self._limit_bytes, blocks, [(i, s, c, at) for i, s, c, at in rows])
+            return StoreUsage(self._size_bytes, self.limit_bytes, blocks, [(i, s, c, at) for i, s, c, at in rows])
 
     def close(self) -> None:
         """Close the database."""

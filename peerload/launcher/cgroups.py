@@ -12,7 +12,7 @@ import os
 import signal
 import time
 
-from peerload.launcher.containment import REPORT_S, kill_one, read, read_short, write
+from peerload.launcher.containment import REPORT_S, SHORT_BYTES, kill_one, read, read_short, write
 from peerload.launcher.record_log import log_line
 
 ROOT_PREFIX = "peerload."
@@ -22,6 +22,8 @@ FREEZE_LOOK_S = 0.0005
 call."""
 IDLE_MAX = 64
 """Empty directories kept for the next tasks."""
+OPEN_MAX = 12
+"""Directories whose files are kept open, three of each."""
 END_LOOK_S_MAX = 0.05
 SUBGROUP = "peerload-agent"
 """The cgroup that the service of an agent has for the agent and its launcher, beside those of tasks."""
@@ -61,6 +63,8 @@ class Cgroup2:
         self._paths: dict[str, str] = {}
         self._used_before: dict[str, float] = {}
         self._idle: list[str] = []
+        self._files: dict[str, tuple[int, int, int]] = {}
+        """The open files of directories: cgroup.procs, cgroup.events, cpu.stat."""
         self._made = 0
         self._frozen: set[str] = set()
         self._fresh: set[str] = set()
@@ -158,10 +162,13 @@ class Cgroup2:
             path = self._idle.pop()
             try:
                 self._begin_in(path, forks=forks)
-            except FileNotFoundError:  # a service manager tidies up what is empty
+            except OSError as error:  # a service manager tidies up what is empty
+                if error.errno not in {errno.ENOENT, errno.ENODEV}:
+                    raise
+                self._close_files(path)
                 continue
             self._paths[key] = path
-            self._used_before[key] = _cpu_s(path)
+            self._used_before[key] = self._cpu_s(path)
             return
         self._made += 1
         path = f"{self._paths[inside] if inside else self.root}/{self._made}"
@@ -180,8 +187,39 @@ class Cgroup2:
     def _begin_in(self, path: str, *, forks: bool) -> None:
         if forks:
             self._birthplace = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        elif path in self._files:
+            os.write(self._files[path][0], b"0")
         else:
             write(path + "/cgroup.procs", b"0")
+
+    def _open_files(self, path: str) -> None:
+        """Keep the files of a directory open that is used again and again."""
+        if path in self._files or len(self._files) >= OPEN_MAX:
+            return
+        names = (("cgroup.procs", os.O_WRONLY), ("cgroup.events", os.O_RDONLY), ("cpu.stat", os.O_RDONLY))
+        fds: list[int] = []
+        try:
+            for name, mode in names:
+                fds.append(os.open(f"{path}/{name}", mode | os.O_CLOEXEC))
+        except OSError:  # short of descriptors, say
+            for fd in fds:
+                os.close(fd)
+        else:
+            self._files[path] = fds[0], fds[1], fds[2]
+
+    def _close_files(self, path: str) -> None:
+        for fd in self._files.pop(path, ()):
+            os.close(fd)
+
+    def _events(self, path: str) -> bytes:
+        files = self._files.get(path)
+        return read_short(path + "/cgroup.events") if files is None else _read_open(files[1])
+
+    def _cpu_s(self, path: str) -> float:
+        """The processor seconds that a cgroup has counted, -1 where it counts none."""
+        files = self._files.get(path)
+        words = (read_short(path + "/cpu.stat") if files is None else _read_open(files[2])).split(maxsplit=2)
+        return int(words[1]) / 1e6 if words[:1] == [b"usage_usec"] else -1.0
 
     def leave(self) -> None:
         """See `Units`."""
@@ -223,7 +261,7 @@ class Cgroup2:
 
     def cpu_s(self, key: str) -> float:
         """See `Units`. What the directory was used for before does not count."""
-        counted_s = _cpu_s(self._paths[key])
+        counted_s = self._cpu_s(self._paths[key])
         return counted_s - self._used_before.get(key, 0.0) if counted_s >= 0 else -1.0
 
     def close(self, key: str) -> bool:
@@ -231,7 +269,7 @@ class Cgroup2:
         path = self._paths.get(key)
         if path is None:
             return True
-        if b"populated 0" not in read_short(path + "/cgroup.events") and os.path.isdir(path):  # noqa: PTH112 -- gone: with the unit it was inside of
+        if b"populated 0" not in self._events(path) and os.path.isdir(path):  # noqa: PTH112 -- gone: with the unit it was inside of
             self.kill(key)
             return False
         if key in self._frozen:
@@ -240,8 +278,11 @@ class Cgroup2:
         self._used_before.pop(key, None)
         if key not in self._fresh and len(self._idle) < IDLE_MAX:
             self._idle.append(path)
-        elif not removed_all(path):
-            log_line(f"cannot remove cgroup: {path}")
+            self._open_files(path)
+        else:
+            self._close_files(path)
+            if not removed_all(path):
+                log_line(f"cannot remove cgroup: {path}")
         self._fresh.discard(key)
         return True
 
@@ -382,7 +423,9 @@ def _divides_memory(path: str) -> bool:
     return True
 
 
-def _cpu_s(path: str) -> float:
-    """The processor seconds that a cgroup has counted, -1 where it counts none."""
-    words = read_short(path + "/cpu.stat").split(maxsplit=2)
-    return int(words[1]) / 1e6 if words[:1] == [b"usage_usec"] else -1.0
+def _read_open(fd: int) -> bytes:
+    """The present content of an open file of the kernel; empty if it is gone."""
+    try:
+        return os.pread(fd, SHORT_BYTES, 0)
+    except OSError:
+        return b""

@@ -30,6 +30,8 @@ class Exits:
         if not self.ended:
             self._log.rewrite([])
         self._wake = -1
+        self.may_wait = True
+        """False if there is an exit that has to be reported now."""
         self._new: list[list[Any]] = []
         self._reportable: list[EndedEvent] = []
         self._to_sync: list[EndedEvent] = []
@@ -57,18 +59,18 @@ class Exits:
         return {event.key for event in self._to_sync + self._in_sync}
 
     @property
-    def is_syncing(self) -> bool:
-        """True if a sync is running."""
-        return bool(self._in_sync)
+    def has_unreported(self) -> bool:
+        """True if there are exits that can be reported."""
+        return bool(self._reportable)
 
-    def flush(self) -> list[EndedEvent]:
-        """Write all new records with one write. → the events that can be reported now."""
+    def write(self) -> None:
+        """Write all new records with one write; sync those that need it."""
         if self._new:
             self._log.append(self._new)
             self._new.clear()
             self._compact()
         if self._sync_is_done:
-            self._sync_is_done = False
+            self._sync_is_done = self.may_wait = False
             self._reportable += self._in_sync
             self._in_sync = []
         if self._to_sync and not self._in_sync:
@@ -77,6 +79,10 @@ class Exits:
                 _thread.start_new_thread(self._sync, ())
             except RuntimeError:  # the limit of processes is reached: leases wait for the disk this time
                 self._sync()
+
+    def reportable(self) -> list[EndedEvent]:
+        """The events that can be reported now, each once."""
+        self.may_wait = True
         events, self._reportable = self._reportable, []
         return events
 

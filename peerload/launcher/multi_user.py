@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import select
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from peerload.launcher.containment import Units
     from peerload.launcher.fs_credentials import AgentCredentials
@@ -30,10 +30,16 @@ class MultiUser(Protocol):
     enforces_cores: bool
 
     def open(
-        self, epoll: select.epoll, events: list[LauncherEvent], units: Units, root_name: str, own_children: set[int]
+        self,
+        epoll: select.epoll,
+        events: list[LauncherEvent],
+        units: Units,
+        root_name: str,
+        own_children: set[int],
+        kept: Collection[str],
     ) -> None:
         """Begin. events: collects what the agent is told. root_name: of the cgroups of the units. own_children: pids of
-        children that are no tasks, to be kept up to date."""
+        children that are no tasks, to be kept up to date. kept: ended attempts that the agent has not forgotten."""
 
     def close(self) -> None:
         """Clean up; no task is left."""
@@ -61,6 +67,9 @@ class MultiUser(Protocol):
 
     def release(self, key: str) -> None:
         """Release what an attempt had; nothing of it is left."""
+
+    def forget(self, key: str) -> None:
+        """Release the directory of an attempt with files, which the agent needs no longer."""
 
     def ready(self, masks: dict[int, int]) -> None:
         """Handle what epoll reported of children, and what is due."""

@@ -19,6 +19,8 @@ VERSION_MIN = 9
 FRAME_BYTES_MAX = 4 << 20
 HEADER_BYTES = 4
 UMASK_MAX = 0o7777
+SHAPES_MAX = 16
+"""Shapes of messages of one type that are remembered."""
 KEY_CHARS_MAX = 128
 NODE_CHARS_MAX = 64
 """More of a node's name is not repeated in reasons."""
@@ -57,6 +59,8 @@ class MessageType(type):
     converters: dict[str, tuple[Any, Callable[[Any], Any]]]
     """Of each field its type, a value of which needs no check, and the function that checks what was received; filled in from
     `_CONVERTERS`."""
+    shapes: dict[tuple[str, ...], tuple[tuple[type, ...], tuple[tuple[str, Callable[[Any], Any]], ...]]]
+    """Of messages seen before: by their keys the types of their values, and the fields that need a look inside."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> "MessageType":
         """A class with defaults and match arguments."""
@@ -65,6 +69,7 @@ class MessageType(type):
         body["defaults"] = defaults = {name: body.pop(name) for name in names if name in body}
         body["omitted"] = {name: value for name, value in defaults.items() if name not in _SENT_ALWAYS}
         body["names"] = body["__match_args__"] = names
+        body["shapes"] = {}
         return super().__new__(cls, name, bases, body)
 
 
@@ -153,7 +158,7 @@ class SpawnRequest(Message):
     environment: None if it cannot be read. deadline_s: CLOCK_BOOTTIME, 0 = none. ts: of the message that granted the lease.
     frozen_s_max: 0 = the launcher's own. once: its exit is on the disk before it is reported. input: the file that feeds its
     stdin. terminal: rows and columns. run: the run of the launcher that this was meant for. inside: key of the task whose
-    environment, directory and containment it shares. cpus, cpus_max: its share of the processors, and the most of them that it
+    environment, directory and containment it shares. after: key of the attempt that has to end first. cpus, cpus_max: its share of the processors, and the most of them that it
     gets (0 = no bound), where they are enforced. The rest is for a launcher that serves all users: user at the node home, with
     this uid (-1: not known); kept: names of variables that a task of another user gets all the same.
     """
@@ -176,6 +181,7 @@ class SpawnRequest(Message):
     terminal: list[int] | None = None
     run: str = ""
     inside: str = ""
+    after: str = ""
     home: str = ""
     user: str = ""
     uid: int = -1
@@ -289,7 +295,22 @@ class FileAppend(Message):
     node: str = ""
 
 
-UserRequest = DirectoryCheck | FileCheck | FileAppend
+class FilesJob(Message):
+    """Do, as a user, what the agent asks for at its ``socket``, with the files in ``directory``: "-" is the scratch directory of
+    the attempt ``key``, which is made now with ``makes``, and kept until `ForgetRequest`."""
+
+    socket: str
+    key: str
+    directory: bytes
+    makes: bool
+    home: str
+    user: str
+    uid: int = -1
+    id: int = 0
+    node: str = ""
+
+
+UserRequest = DirectoryCheck | FileCheck | FileAppend | FilesJob
 Request = (
     ListRequest
     | SpawnRequest
@@ -422,6 +443,7 @@ REQUESTS: dict[str, type[Request]] = {
     "may": DirectoryCheck,
     "check": FileCheck,
     "append": FileAppend,
+    "files": FilesJob,
 }
 EVENTS: dict[str, type[LauncherEvent]] = {
     "listed": ListedEvent,
@@ -472,8 +494,11 @@ def exit_fields(record: ExitRecord) -> dict[str, Any]:
 
 
 def _fields_of(message: Any) -> dict[str, Any]:  # noqa: ANN401 -- any of the types above
-    values, omitted = message.__dict__, type(message).omitted
-    return {name: values[name] for name in type(message).names if name not in omitted or values[name] != omitted[name]}
+    fields: dict[str, Any] = message.__dict__.copy()
+    for name, default in type(message).omitted.items():
+        if fields[name] == default:
+            del fields[name]
+    return fields
 
 
 def _listed_fields(event: ListedEvent) -> dict[str, Any]:
@@ -493,7 +518,8 @@ def decode_requests(body: bytes) -> Iterator[Request]:
         kind = REQUESTS.get(_text(raw.get("do")))
         if kind is None:
             raise LauncherProtocolError(f"unknown request {str(raw.get('do'))[:40]!r}")
-        yield _checked(_built(kind, raw))
+        request = _built(kind, raw)
+        yield request if kind is ForgetRequest else _checked(request)  # there are as many of these as tasks
 
 
 def decode_events(body: bytes) -> list[LauncherEvent]:
@@ -546,6 +572,16 @@ def _listed(raw: dict[str, Any]) -> ListedEvent:
 
 def _built(kind: Any, raw: dict[str, Any]) -> Any:  # noqa: ANN401 -- an instance of ``kind``
     """A message of this type. Raises LauncherProtocolError."""
+    message = object.__new__(kind)
+    keys, types = tuple(raw), tuple(map(type, raw.values()))
+    found = kind.shapes.get(keys)
+    if found is not None and found[0] == types:  # as nearly all are
+        message.__dict__ = values = kind.defaults | raw
+        values.pop("do", None)
+        values.pop("is", None)
+        for name, converted in found[1]:
+            values[name] = converted(raw[name])
+        return message
     values, converters = kind.defaults.copy(), kind.converters
     for name, value in raw.items():
         if name in converters:
@@ -556,7 +592,13 @@ def _built(kind: Any, raw: dict[str, Any]) -> Any:  # noqa: ANN401 -- an instanc
                 raise LauncherProtocolError(f"{name}: {error}") from None
     if len(values) < len(converters):
         raise LauncherProtocolError(f"{', '.join(converters.keys() - values)} is missing")
-    message = object.__new__(kind)
+    if len(kind.shapes) < SHAPES_MAX and all(name in converters or name in {"do", "is"} for name in keys):
+        inside = tuple(
+            (name, converters[name][1])
+            for name in keys
+            if name in converters and type(raw[name]) is not converters[name][0]
+        )
+        kind.shapes[keys] = types, inside
     message.__dict__ = values
     return message
 
@@ -564,10 +606,9 @@ def _built(kind: Any, raw: dict[str, Any]) -> Any:  # noqa: ANN401 -- an instanc
 def _checked(request: Request) -> Request:
     """Check that the values of a request are in range → the request. Raises LauncherProtocolError."""
     match request:
+        case SpawnRequest() | FilesJob() if not _is_named(request):
+            raise LauncherProtocolError("key or argv")
         case SpawnRequest():
-            key = request.key
-            if not 0 < len(key) <= KEY_CHARS_MAX or not key.isprintable() or "/" in key or not request.argv:
-                raise LauncherProtocolError("key or argv")
             is_small = 0 <= request.memory_bytes_max < SIZE_BYTES_MAX and 0 <= request.output_bytes_max < SIZE_BYTES_MAX
             if not is_small or not 0 <= request.umask <= UMASK_MAX:
                 raise LauncherProtocolError("a size or umask")
@@ -579,11 +620,18 @@ def _checked(request: Request) -> Request:
             raise LauncherProtocolError("size")
         case UsageRequest(_, keys, _, _) if len(keys) > USAGE_KEYS_MAX:
             raise LauncherProtocolError("too many keys")
-        case DirectoryCheck() | FileCheck() | FileAppend() if request.id < 1:
+        case DirectoryCheck() | FileCheck() | FileAppend() | FilesJob() if request.id < 1:
             raise LauncherProtocolError("id is missing")
         case FileAppend() if not 0 <= request.at < SIZE_BYTES_MAX or not 0 <= request.umask <= UMASK_MAX:
             raise LauncherProtocolError("at or umask")
     return request
+
+
+def _is_named(request: SpawnRequest | FilesJob) -> bool:
+    """True if its key can be the name of a file, too, and what is to be started has a name."""
+    key = request.key
+    is_name = 0 < len(key) <= KEY_CHARS_MAX and key.isprintable() and "/" not in key and not key.startswith(".")
+    return is_name and (isinstance(request, FilesJob) or bool(request.argv))
 
 
 def _text(value: object) -> str:

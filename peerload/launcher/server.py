@@ -22,6 +22,7 @@ from peerload.launcher.cgroups import ROOT_PREFIX, cgroup_units
 from peerload.launcher.control_socket import EVENTS_PER_FRAME_MAX, AgentSocket, claim_store
 from peerload.launcher.exit_records import Exits
 from peerload.launcher.fs_credentials import OwnCredentials
+from peerload.launcher.lanes import HARMLESS, WAIT_S_MAX, Lanes
 from peerload.launcher.leases import CHECK_S, LeaseTimers
 from peerload.launcher.memory_limits import memory_limits
 from peerload.launcher.orphan_cleanup import Watchdog, kill_leftovers, note_units
@@ -32,9 +33,11 @@ from peerload.launcher.protocol import (
     DirectoryCheck,
     EndedEvent,
     EvictRequest,
+    ExitRecord,
     ExpiredEvent,
     FileAppend,
     FileCheck,
+    FilesJob,
     ForgetRequest,
     LauncherProtocolError,
     LeaseRequest,
@@ -72,6 +75,9 @@ STOP_GRACE_S = 2.0
 STARTS_HELD_S = 0.004
 """Starts are reported after so long, or with whatever else there is to report: the end of a short task, by one frame that wakes
 the agent once."""
+ENDS_HELD_S = 0.05
+"""So are ends, while the next task has started already in the room of each, and half of those that waited still wait: many are
+recorded with one commit. They are written at once, as all are."""
 LOCK_S_MAX = 0.3
 """A directory may seem locked for this long after a launcher was killed: a process that it was starting still has its
 lock."""
@@ -114,10 +120,13 @@ class Launcher:
             os.close(self._lock)
             raise
         self._holes = HolePuncher()
+        self._lanes: Lanes[SpawnRequest] = Lanes()
         self._tasks: dict[str, LaunchedTask] = {}
         self._by_pidfd: dict[int, LaunchedTask] = {}
         self._events: list[LauncherEvent] = []
-        self._starts_due_s = 0.0
+        self._report_due_s = 0.0
+        self._waited = 0
+        """Number of attempts that waited for others when the last ends were reported, or of those that have come since if more."""
         self._kill_at_s = 0.0
         self._stopping = False
         self._watchdog: Watchdog | None = None
@@ -139,7 +148,8 @@ class Launcher:
         note_units(self._directory, self._units.name, self._units.root, self._memory.root)
         self._epoll = select.epoll()
         if self._system is not None:
-            self._system.open(self._epoll, self._events, self._units, ROOT_PREFIX + self._run, self._own_children)
+            kept, root_name = self._exits.ended.keys(), ROOT_PREFIX + self._run
+            self._system.open(self._epoll, self._events, self._units, root_name, self._own_children, kept)
         self._input = LauncherStdin(self._epoll, self._events, self._access)
         if self._wants_cores:
             from peerload.launcher.cgroup_limits import CPU, CgroupLimits  # noqa: PLC0415 -- only where it is wanted
@@ -230,8 +240,8 @@ class Launcher:
         due_at_s = self._reaper.due_at_s()
         if self._kill_at_s:
             due_at_s.append(self._kill_at_s)
-        if self._starts_due_s:
-            due_at_s.append(self._starts_due_s)
+        if self._report_due_s:
+            due_at_s.append(self._report_due_s)
         if self._tasks:
             due_at_s.append(now_s + LIMIT_EVERY_S)
         if self._system is not None:
@@ -254,6 +264,7 @@ class Launcher:
                 self._start_watchdog()
             for task in self._tasks.values():
                 if task.limit_due_s <= now_s:
+                    self._give_back(task.key, now_s - task.limit_due_s + LIMIT_EVERY_S)
                     for capture in task.captures:
                         capture.limit(self._holes)
                 if task.memory_bytes_max and not task.ended_at and self._memory.is_out_of_memory(task.key):
@@ -285,6 +296,25 @@ class Launcher:
             self._report_lost(task.key, failure[1], never_started=True, shortage=failure[1])
         else:
             self._exits.add(task.key, record, is_synced=task.is_synced)
+        if not self._start_next(task.key):
+            self._exits.may_wait = False
+
+    def _start_next(self, key: str) -> bool:
+        """Start the next task in the lane of one that has ended. → whether there was one."""
+        request = self._lanes.next(key)
+        while request is not None and not self._stopping:
+            self._start(request)
+            if request.key in self._tasks:
+                return True
+            request = self._lanes.next(request.key)
+        return False
+
+    def _give_back(self, key: str, ran_s: float) -> None:
+        """Give back what waits behind a task that takes longer than was expected."""
+        if ran_s >= WAIT_S_MAX:
+            for following in self._lanes.behind(key):
+                del self._lanes.waiting[following]
+                self._report_lost(following, "the task before it takes longer than expected", never_started=True)
 
     def _unit_closed(self, key: str) -> None:
         """Release what an attempt had; not even its unit is left."""
@@ -329,10 +359,16 @@ class Launcher:
                 self._spawn(request)
             case ForgetRequest(key):
                 self._exits.forget(key)
+                if self._system is not None and key not in self._tasks:
+                    self._system.forget(key)
             case SignalRequest(key, number):
                 task = self._tasks.get(key)
                 if task is not None and not self._would_thaw(task, number):
                     self._signal(task, number)
+                elif number not in HARMLESS and self._lanes.waiting.pop(key, None) is not None:
+                    now_at = time.time()  # as if the signal had come right after the start
+                    self._exits.add(key, ExitRecord(128 + number, now_at, now_at, signal=number), is_synced=False)
+                    self._exits.may_wait = False
             case LeaseRequest(key, deadline_s, ts):
                 task = self._tasks.get(key)
                 if task is not None:
@@ -356,7 +392,7 @@ class Launcher:
                 self._agent.listen_again()
             case StopRequest():
                 self._stop()
-            case DirectoryCheck() | FileCheck() | FileAppend():
+            case DirectoryCheck() | FileCheck() | FileAppend() | FilesJob():
                 if self._system is None:
                     raise LauncherProtocolError("this launcher serves one user")
                 self._system.carry_out(request)
@@ -371,6 +407,8 @@ class Launcher:
     def _list(self) -> None:
         """Send everything known, in parts; events follow only from here on. An exit that has to be synced first still
         counts as running."""
+        self._exits.write()
+        self._exits.reportable()  # it is listed
         self._events.clear()
         self._agent.listed = True
         unsynced = self._exits.unsynced()
@@ -382,6 +420,7 @@ class Launcher:
             )
             for task in tasks
         ]
+        running += [ListedTask(key, time.time(), 0.0, 0.0, False, 0.0) for key in self._lanes.waiting]  # they run soon
         running += [ListedTask(key, self._exits.ended[key].started_at, 0.0, 0.0, False, 0.0) for key in unsynced]
         ended = [(key, record) for key, record in self._exits.ended.items() if key not in unsynced]
         step = EVENTS_PER_FRAME_MAX
@@ -405,26 +444,40 @@ class Launcher:
 
     def _flush(self) -> None:
         """Write exits to the disk first, then to the agent: everything of one turn in one write each."""
-        self._events += self._exits.flush()
-        if self._events and all(type(event) is StartedEvent for event in self._events):
-            now_s = time.monotonic()
-            self._starts_due_s = self._starts_due_s or now_s + STARTS_HELD_S
-            is_held = now_s < self._starts_due_s
-        else:
-            is_held = False
-        if not is_held:
-            self._starts_due_s = 0.0
+        self._exits.write()
+        if self._is_due():
+            self._report_due_s = 0.0
+            self._waited = len(self._lanes.waiting)
+            self._events += self._exits.reportable()
             if self._agent.listed:
                 self._agent.send(self._events)
             self._events.clear()
         self._agent.flush()
 
+    def _is_due(self) -> bool:
+        """True if what there is to report has to be reported now."""
+        if self._stopping or not (self._exits.may_wait and all(type(event) is StartedEvent for event in self._events)):
+            return True
+        has_ends = self._exits.has_unreported
+        if not self._events and not has_ends:
+            return False
+        now_s = time.monotonic()
+        if not self._report_due_s:
+            self._report_due_s = now_s + (ENDS_HELD_S if has_ends else STARTS_HELD_S)
+        return now_s >= self._report_due_s or (has_ends and 2 * len(self._lanes.waiting) <= self._waited)
+
     # -- tasks ---------------------------------------------------------------------------------------------------
 
     def _spawn(self, request: SpawnRequest) -> None:
-        key = request.key
         if self._is_settled(request):
             return
+        if request.after and self._lanes.add(request, self._tasks):
+            self._waited = max(self._waited, len(self._lanes.waiting))
+        else:
+            self._start(request)
+
+    def _start(self, request: SpawnRequest) -> None:
+        key = request.key
         if 0 < request.deadline_s <= boot_s():
             # Its home may have given it to another by now.
             self._report_lost(key, "its lease ran out before it could be started", never_started=True)
@@ -469,6 +522,7 @@ class Launcher:
         if isinstance(why, CannotStart):
             record = failed(started_at, why.exit_code, why.reason)
             self._exits.add(key, record, is_synced=request.once)
+            self._exits.may_wait = False
         elif isinstance(why, SpawnRefused):
             self._report_lost(key, f"policy: {why}", never_started=True)
         elif shortage := SHORTAGES.get(why.errno or 0, ""):
@@ -496,7 +550,9 @@ class Launcher:
         """True if there is nothing to start: it was started, or must not be."""
         key = request.key
         known = self._tasks.get(key)
-        if known is not None:
+        if key in self._lanes.waiting:
+            pass
+        elif known is not None:
             self._events.append(StartedEvent(key, known.pid, known.started_at))
         elif key in self._exits.ended:
             if key not in self._exits.unsynced():

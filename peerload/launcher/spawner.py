@@ -102,7 +102,7 @@ class Spawner:
             self._spawns.append([[key, 0, 0, self._boot, [request.stdout, request.stderr], self._run]])
         try:
             units = self._units
-            forks = self._system is None and isinstance(units, Cgroup2) and units.prefers_fork()
+            forks = not request.after and self._system is None and isinstance(units, Cgroup2) and units.prefers_fork()
             units.enter(key, is_fresh=limit_bytes > 0, inside=inside, forks=forks)
             try:
                 pid = self._start_process(request, units.fork if forks and isinstance(units, Cgroup2) else None)

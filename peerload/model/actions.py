@@ -7,6 +7,8 @@ alone (`granted`): it is worth nothing when it comes late.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from peerload.model import rules
@@ -15,8 +17,11 @@ from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
 from peerload.model.power import TaskCost
 from peerload.model.submit_options import CompletionJob, GroupSettings, TaskOutcome
-from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
+from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec, member_record
 from peerload.model.timers import Timer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -53,6 +58,30 @@ class PutTask(msgspec.Struct, frozen=True, gc=False, tag=True):
     record: TaskRecord
     at: float
     reason: str
+
+
+class PutMembers(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Keep members of a uniform array that have the same record but for name and uid: new ones, or untouched ones that are
+    cancelled. record: with the name of the array, without a uid; key: their uids are derived from it; first, last, step: which
+    members; ``at`` and ``reason`` as in `PutTask`."""
+
+    record: TaskRecord
+    key: bytes
+    first: int
+    last: int
+    step: int
+    at: float
+    reason: str
+
+    @property
+    def members(self) -> range:
+        """The numbers of the members."""
+        return range(self.first, self.last + 1, self.step)
+
+    def rows(self) -> Iterator[PutTask]:
+        """A row for each member, with the same meaning."""
+        for member in self.members:
+            yield PutTask(member_record(self.record, self.key, member), self.at, self.reason)
 
 
 class PutExecution(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -125,7 +154,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "launcher": ("lost", "ready", "silent", "answers", "short", "recovered"),
     "disk": ("low", "full", "ok"),
     "energy": ("prices read", "prices refused", "control failed", "asleep", "not asleep", "awake"),
-    "gpu": ("found", "ok", "degraded", "sick", "unknown"),
+    "gpu": ("found", "ok", "degraded", "sick", "unknown", "mps", "mps-failed", "mps-unused"),
     "files": ("staged", "returned"),
     "environment": ("building", "built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
@@ -178,6 +207,7 @@ Row = (
     | PutMaking
     | PutSubmission
     | PutTask
+    | PutMembers
     | PutExecution
     | DropExecution
     | PutFloor
@@ -250,7 +280,7 @@ class SendGossip(_Action, frozen=True):
 class SpawnTask(_Action, frozen=True):
     """Start the process of this attempt. ``deadline_s``: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never; ``ts``:
     what that was granted for, kept with it; frozen_s_max: it is ended after so long in the freezer; devices: the ids of
-    those that it is given."""
+    those that it is given; after: the key of the attempt whose end it waits for, "" = none."""
 
     key: str
     task: str
@@ -261,6 +291,7 @@ class SpawnTask(_Action, frozen=True):
     ts: float = 0.0
     frozen_s_max: float = 0.0
     devices: tuple[str, ...] = ()
+    after: str = ""
 
 
 class LookAtDevices(_Action, frozen=True):
@@ -378,6 +409,17 @@ class TaskChanged(_Action, frozen=True):
     reason: str
 
 
+class MembersCancelled(_Action, frozen=True):
+    """Untouched members of a uniform array have ended: as many `TaskChanged` in one. row: what was made durable of it."""
+
+    row: PutMembers
+
+    def changes(self) -> Iterator[TaskChanged]:
+        """A change for each member, with the same meaning."""
+        for row in self.row.rows():
+            yield TaskChanged(row.record, running=False, reason=row.reason)
+
+
 class AttemptGone(_Action, frozen=True):
     """No process of this attempt, whose end was asked for (EndAsked), is left."""
 
@@ -439,6 +481,7 @@ OUTWARD: tuple[type, ...] = (
     Answer,
     AnswerPart,
     TaskChanged,
+    MembersCancelled,
     AttemptGone,
 )
 
@@ -465,6 +508,7 @@ Action = (
     | Answer
     | AnswerPart
     | TaskChanged
+    | MembersCancelled
     | AttemptGone
     | SetTimer
     | ClearTimer

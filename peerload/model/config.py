@@ -40,6 +40,12 @@ class GpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """For so long nobody joins a task whose need is not known, unless its memory was seen to stand still before."""
     starve_after_s: Annotated[float, Meta(gt=0.0, le=1e9)] = 900.0
     """A task that has waited for so long is not overtaken any more."""
+    mps: Literal["off", "auto", "require"] = "off"
+    """Sharing by MPS: never; by tasks that ask for it, and by those that would share a GPU anyway; or there is no other sharing."""
+    pct_oversubscribe: Annotated[float, Meta(ge=1.0, le=48.0)] = 2.0
+    """Bound on the shares of multiprocessors promised to tasks under MPS, in whole GPUs."""
+    mps_by_user: bool = False
+    """Tasks of different users run as different users, who cannot share a daemon of MPS."""
     release_s_max: Annotated[float, Meta(gt=0.0, le=3600.0)] = 5.0
     """An ended task's GPU is given away when its processes are gone from it; what is left after this counts as foreign."""
 
@@ -100,6 +106,11 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     probes_per_search_max: Limit = 64
     stranded_backoff_s: Positive = 0.5
     """A task that its home cannot run now is asked about again after this, doubling up to the next."""
+    full_s_min: Positive = 0.02
+    """A node that had no room for a task which its home cannot run is not asked for such room for so long, twice as long each time …"""
+    full_s_max: Positive = 2.0
+    """… up to this, or until it says that it has room or ends a task of this home."""
+    full_kept_max: Limit = 4096
     stranded_backoff_s_max: Positive = 15.0
     decline_memory_s: Positive = 60.0
     """A decline for a lasting reason is remembered per node and reason for this long."""
@@ -108,6 +119,12 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A receiver-side retry timer never waits less than this, however short tasks are."""
     retry_s_max: Positive = 2.0
     """A receiver-side retry timer never waits longer than this, however long tasks take."""
+
+    # starting
+    ahead_s: Annotated[float, Meta(ge=0.0, le=60.0)] = 0.0
+    """Expected work that may wait at the launcher behind an attempt (`core/coordination/runs.py`); 0 = none."""
+    ahead_max: Limit = 16
+    """Attempts that may wait there behind one."""
 
     # load
     counts_foreign: bool = True
@@ -156,6 +173,11 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A task whose client must be there is cancelled if that is not back so long after a restart of the agent."""
     members_at_a_time: Limit = 250
     """Members of an array that is being submitted that go to the disk together, before other requests have their turn."""
+    uniform_array_min: Limit = 100
+    """Members that an array has at least for those that nothing has become of to be one object in memory, and one row on its
+    way to the disk."""
+    uniform_at_a_time: Limit = 2500
+    """Such members that are kept, or cancelled, before other requests have their turn."""
     environments_kept_max: Limit = 64
     """Distinct environments kept once in memory, however many tasks share them."""
     tokens_kept_max: Limit = 100_000
@@ -182,7 +204,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[gpu]` of the config file. mem_threshold, reserve: of a card's memory no more than this share, less the
     reserve, is promised to tasks; max_activity: bound on the work on one card, in whole GPUs (a task counts for its fraction,
-    else for half); exclude: cards that are left alone: numbers, or beginnings of their names."""
+    else for half); exclude: cards that are left alone: numbers, or beginnings of their names; mps: whether tasks share cards by MPS
+    ("require": by nothing else); pct_oversubscribe: bound on the multiprocessors promised under MPS, in whole cards."""
 
     max_tasks: Annotated[int, Meta(ge=1, le=48)] = GpuConfig().tasks_max
     max_activity: Annotated[float, Meta(gt=0.0, le=48.0)] = GpuConfig().activity_max
@@ -191,6 +214,8 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = GpuConfig().settle_s
     starve_after: str = "15m"
     exclude: Annotated[tuple[str | int, ...], Meta(max_length=64)] = ()
+    mps: Literal["auto", "off", "require"] = "auto"
+    pct_oversubscribe: Annotated[float, Meta(ge=1.0, le=48.0)] = GpuConfig().pct_oversubscribe
 
 
 class LoadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -348,7 +373,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     files: FilesSettings = FilesSettings()
     """Files that travel with tasks: a table of the config file."""
     hooks: HooksSettings = HooksSettings()
-    """Whom to notify of ends of tasks and losses of nodes: a table of the config file."""
+    """Targets of notifications about ended tasks and lost nodes: a table of the config file."""
     web: WebSettings = WebSettings()
     """The web server that the agent runs: a table of the config file."""
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()

@@ -25,6 +25,8 @@ LINKS_MAX = DEVICES_MAX
 RUNS_SEEN_MAX = 256
 """Attempts seen on one device at a time."""
 MIB = 1 << 20
+MPS_CAPABILITY = 7.0
+"""Capability for computing of a GPU that keeps the memory of the clients of MPS apart."""
 
 DeviceId = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,30}:[!-~]{1,80}\Z")]
 """`nvidia:GPU-<uuid>`, `nvidia:MIG-<uuid>`, `fpga:<name>`: who makes it (or its kind), and its own name."""
@@ -44,11 +46,13 @@ class GpuWait(enum.StrEnum):
 
 class GpuShare(enum.StrEnum):
     """With whom a task shares its GPUs. auto: with others, if its need is known, else a GPU of its own at first;
-    exclusive: with nobody; time: with others, in turns, also if its need is not known."""
+    exclusive: with nobody; time: with others, in turns, also if its need is not known; mps: with others at the same time, by NVIDIA's
+    Multi-Process Service."""
 
     AUTO = "auto"
     EXCLUSIVE = "exclusive"
     TIME = "time"
+    MPS = "mps"
 
 
 class Health(enum.IntEnum):
@@ -71,6 +75,8 @@ class DeviceMode(enum.IntEnum):
     FREE = 0
     EXCLUSIVE = 1
     TIME = 2
+    MPS = 3
+    """Shown by the node itself alone; others are told TIME."""
 
 
 class Nearness(enum.IntEnum):
@@ -113,6 +119,11 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def name(self) -> str:
         """Its name in its driver, without that of the maker."""
         return self.id.partition(":")[2]
+
+    @property
+    def has_mps(self) -> bool:
+        """True if MPS works on devices of this kind: whole NVIDIA cards since Volta."""
+        return self.id.startswith("nvidia:GPU-") and self.capability >= MPS_CAPABILITY
 
     @property
     def mark(self) -> int:

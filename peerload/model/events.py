@@ -16,10 +16,11 @@ from peerload.model.messages import Advice, Identity, Membership, Ownership
 from peerload.model.power import PowerCurve
 from peerload.model.resources import Profile
 from peerload.model.submit_options import NO_TERMS, GroupSettings, SubmitOptions, TaskOutcome
-from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec
+from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec, member_record
 from peerload.model.timers import Timer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
 
@@ -31,7 +32,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     """One acknowledged `submit`: a task, or an array of tasks with one spec.
 
     counter: the number in the id; indices: () for a single task, else the array's; each: where its members run different
-    commands, that of member i is each[i - 1]; token: the client's own, unique
+    commands, that of member i is each[i - 1]; uid_key: of a uniform array, see `PutMembers`; token: the client's own, unique
     for 7 days, so that repeating a submit is safe; digest: of the payload, to tell a repeat from a mistake; terms: what
     only this home has to know.
     """
@@ -44,6 +45,7 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     submitted_at: float
     terms: SubmitOptions = NO_TERMS
     each: tuple[tuple[bytes, ...], ...] = ()
+    uid_key: bytes = b""
 
     def spec_of(self, member: int) -> TaskSpec:
         """The spec of a member; ``member``: its number, of a single task any."""
@@ -58,6 +60,31 @@ class TaskRow(msgspec.Struct, frozen=True, gc=False):
     spec: TaskSpec
     directory_here: bool = True
     terms: SubmitOptions = NO_TERMS
+
+
+class MembersRow(msgspec.Struct, frozen=True, gc=False):
+    """Untouched members of a uniform array as the store had them at start: they wait, and nothing else has become of them.
+    record, key, first, last, step: as in `PutMembers`; the rest as in `TaskRow`."""
+
+    record: TaskRecord
+    key: bytes
+    first: int
+    last: int
+    step: int
+    spec: TaskSpec
+    directory_here: bool = True
+    terms: SubmitOptions = NO_TERMS
+
+    @property
+    def members(self) -> range:
+        """The numbers of the members."""
+        return range(self.first, self.last + 1, self.step)
+
+    def rows(self) -> Iterator[TaskRow]:
+        """A row for each member, with the same meaning."""
+        for member in self.members:
+            record = member_record(self.record, self.key, member)
+            yield TaskRow(record, self.spec, self.directory_here, self.terms)
 
 
 class PastRun(msgspec.Struct, frozen=True):
@@ -75,7 +102,7 @@ that of the date as it is now: whatever date was set since, the time from then t
 class AgentStarted(_Event, frozen=True):
     """The first event: what was durable, and what the launcher still knows.
 
-    tasks: unfinished ones of this home; executions: attempts for other homes without a ResultAck; floors: per uid the
+    tasks: unfinished ones of this home, and members: those of them that are kept together; executions: attempts for other homes without a ResultAck; floors: per uid the
     highest attempt never to be started (again), why, and the task's home; counter: the last task number used; running / ended: attempts
     (by execution key) that the launcher has alive or has an exit record of; frozen: of those alive, the ones it holds
     still. A START that is in neither has died.
@@ -105,6 +132,7 @@ class AgentStarted(_Event, frozen=True):
     revoked: tuple[tuple[str, float], ...] = ()
     attempts_from: int = 1
     attempts_up_to: int = 0
+    members: tuple[MembersRow, ...] = ()
 
 
 class TaskSubmitted(_Event, frozen=True):
@@ -508,6 +536,14 @@ class DevicesSampled(_Event, frozen=True):
     readings: tuple[DeviceReading, ...]
 
 
+class MpsReported(_Event, frozen=True):
+    """MPS of a GPU works (why ""), or not: its daemon cannot be had, or its server has ended under its tasks (is_fault)."""
+
+    device: str
+    why: str = ""
+    is_fault: bool = False
+
+
 class SpeedMeasured(_Event, frozen=True):
     """The speed of this node was measured (`Profile.speed`)."""
 
@@ -588,6 +624,7 @@ Event = (
     | LoadSampled
     | DevicesFound
     | DevicesSampled
+    | MpsReported
     | DirectoryFound
     | SpeedMeasured
     | PowerMeasured

@@ -189,6 +189,12 @@ class CertificateTold(_Message, frozen=True, tag="certificate"):
     certificate: Annotated[bytes, Meta(max_length=8192)]
 
 
+class Wake(_Message, frozen=True, tag="wake"):
+    """This node is asleep, and you are on its network: send it a magic packet."""
+
+    node: NodeName
+
+
 class Leaving(_Message, frozen=True, tag="leaving"):
     """The agent stops on purpose. Its running tasks run on."""
 
@@ -632,10 +638,12 @@ class InputEnd(_Message, frozen=True, tag="input-end"):
 
 class BlocksRequest(_Message, frozen=True, tag="blocks-request"):
     """any → any: send the blocks with these SHA-256 digests. Who knows a digest may have its block. verify: make sure that
-    they are intact: one was not."""
+    they are intact: one was not. task: the uid of a task that needs them; a node that serves all users of its machine looks
+    among the files of that task's user, if the task is between both nodes."""
 
     digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=BLOCKS_MAX)]
     verify: bool = False
+    task: Annotated[bytes, Meta(max_length=16)] = b""
 
 
 class Blocks(_Message, frozen=True, tag="blocks"):
@@ -717,6 +725,7 @@ Membership = (
     | Trust
     | CertificateRequest
     | CertificateTold
+    | Wake
     | Leaving
     | WrongBoot
     | NameTaken

@@ -523,6 +523,15 @@ GPU_TEMPERATURE = "gpu_temperature_celsius"
 GPU_POWER = "gpu_power_watts"
 """Power; by `gpu`."""
 
+POWER = "power_watts"
+"""Power of the node, with its GPUs; by `source` and `quality`: measured, derived, estimated."""
+
+ENERGY = "energy_joules_total"
+"""Energy of the node since the agent's start; by `of`: tasks, other programs, idle."""
+
+ENERGY_GAP = "energy_gap_seconds_total"
+"""Time since the agent's start whose energy is not known."""
+
 GPU_TASKS = "gpu_tasks"
 """Tasks on a GPU; by `gpu`."""
 

@@ -35,12 +35,15 @@ class Quality(enum.StrEnum):
 
 class TaskCost(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Joules that a task would take on a node as its power curve has it; of a task of unknown duration, for one second of
-    work. price: of a kWh there now, None = not known."""
+    work. price: of a kWh there now, None = not known; wake_s: time that the node takes to wake; wake_joules: what it draws meanwhile,
+    not counted in joules."""
 
     node: str
     joules: float
     quality: Quality = Quality.ESTIMATED
     price: float | None = None
+    wake_s: float = 0.0
+    wake_joules: float = 0.0
 
 
 class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -103,7 +106,7 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return float(next((count for count in counts if not self.exceeds_cap(count)), 0))
 
     def limited_as(self, other: PowerCurve | None) -> PowerCurve:
-        """The same, with what is not measured as of another curve of this node: how it sleeps."""
+        """A copy with the fields about sleep of another curve of this node; they are not measured."""
         if other is None:
             return self
         limits = {name: getattr(other, name) for name in ("off_w", "wake_s", "may_sleep")}

@@ -31,10 +31,10 @@ NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
 
 
 OVERCOMMIT_SHARE = 0.8
-"""Share of its cores that a task that overcommits has for sure."""
+"""Share of the requested cores that is guaranteed to a task that overcommits."""
 Builder = Literal["pip", "uv", "conda"]
 BUILDERS: dict[str, str] = {"pip": "uv, or Python with venv", "uv": "uv", "conda": "micromamba, mamba or conda"}
-"""What builds an environment, by the kind of its lock."""
+"""Programs that build an environment, by the kind of its lock file."""
 
 
 class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -56,6 +56,8 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     gpu_wait: GpuWait = GpuWait.SCHEDULE
     gpu_wait_s_max: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
     gpu_share: GpuShare = GpuShare.AUTO
+    gpu_pct: Annotated[int, Meta(ge=0, le=100)] = 0
+    """Bound on its share of a GPU's multiprocessors under MPS, in percent; 0: none."""
     gpu_oom_retries: Annotated[int, Meta(ge=0, le=OOM_RETRIES_MAX)] = 2
     overcommit: bool = False
     devices: Annotated[
@@ -68,6 +70,10 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
             raise ValueError(f"a fraction ({self.gpu_fraction:g}) is of one GPU, and {self.gpus} are asked for")
         if self.gpu_fraction < 1.0 and self.gpu_share is GpuShare.EXCLUSIVE:
             raise ValueError("a fraction of a GPU is shared with others, and exclusive is asked for")
+        if self.gpu_share is GpuShare.MPS and self.gpus != 1:
+            raise ValueError(f"MPS shares one GPU, and {self.gpus} are asked for")
+        if self.gpu_pct and self.gpu_share is not GpuShare.MPS:
+            raise ValueError("a share of the multiprocessors (gpu_pct) is for gpu_share mps")
         if self.devices and len({kind for kind, _ in self.devices} | {GPU}) <= len(self.devices):
             raise ValueError("a kind of device is asked for twice, or gpu as one of the others")
 
@@ -127,3 +133,5 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """True if it has the key of the cluster's CA, and so can let others in."""
     builders: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
     """The kinds of environments that it can build."""
+    mps: Literal["", "home", "any"] = ""
+    """Tasks that it runs under MPS: none, those of its own users, or any."""

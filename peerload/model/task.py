@@ -7,13 +7,17 @@ started is a view kept in memory, told by the node that runs it.
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Literal
+from hashlib import blake2s
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from peerload.model.power import Quality
 from peerload.model.resources import Builder, Name, Placement, ResourceRequest, Speed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ARGV_ITEMS_MAX = 32_768
 ARGV_BYTES_MAX = 1 << 20
@@ -414,6 +418,30 @@ def submission_of(task: str) -> int:
 def member_of(task: str) -> int:
     """The member's number in a task id: 7 in ``ws1/42.7``; 0 for a task that is in no array."""
     return int(task.rpartition(".")[2]) if "." in task else 0
+
+
+def ranges(numbers: Sequence[int]) -> list[range]:
+    """Ascending numbers as ranges with a step."""
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:  # as with most arrays
+        return [range(numbers[0], numbers[-1] + 1)]
+    found: list[range] = []
+    for number in numbers:
+        last = found[-1] if found else range(0)
+        if last and (len(last) == 1 or number == last[-1] + last.step):
+            found[-1] = range(last[0], number + 1, number - last[-1])
+        else:
+            found.append(range(number, number + 1))
+    return found
+
+
+def member_record(record: TaskRecord, key: bytes, member: int) -> TaskRecord:
+    """The record of a member of a uniform array, from the one that its untouched members have in common."""
+    return msgspec.structs.replace(record, task=f"{record.task}.{member}", uid=member_uid(key, member))
+
+
+def member_uid(key: bytes, member: int) -> bytes:
+    """The uid of a member of a uniform array, derived from the array's secret: no other node can guess it."""
+    return blake2s(key + b"%d" % member, digest_size=16).digest()
 
 
 def execution_key(uid: bytes, attempt: int) -> str:

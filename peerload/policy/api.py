@@ -10,6 +10,7 @@ Sources are named as in docs/references.md.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -20,7 +21,7 @@ from peerload.model.resources import Placement, Profile, ResourceRequest
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 # -- what a policy sees ----------------------------------------------------------------------------------------------
 
@@ -184,6 +185,10 @@ class NodeView(LoadView, Protocol):
         """True if the task in question could start on this node now."""
 
     @property
+    def asleep(self) -> Mapping[str, float]:
+        """Nodes asleep that could run the task in question, with the seconds that each takes to wake; of a home that places all."""
+
+    @property
     def cpus_started(self) -> float:
         """Cores asked for by what runs here and by what is on its way here."""
 
@@ -200,6 +205,9 @@ class NodeView(LoadView, Protocol):
 
     def report(self, node: str) -> KnownReport | None:
         """Newest unexpired report of a peer."""
+
+    def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
+        """Peers in the order of their names, each with its newest unexpired report, if that is no older."""
 
 
 # -- what a location policy proposes ----------------------------------------------------------------------------------
@@ -235,6 +243,8 @@ class Keep(msgspec.Struct, frozen=True, gc=False):
     reason: str
     compared: tuple[TaskCost, ...] = ()
     """As of `Transfer`."""
+    wakes: str = ""
+    """A node asleep that is woken for the task, which waits for it."""
 
 
 class Broadcast(msgspec.Struct, frozen=True, gc=False):

@@ -76,15 +76,11 @@ def _uniform(peers: Sequence[str], asked: Collection[str], rng: random.Random) -
 
 
 def _by_report(view: NodeView, asked: Collection[str], rng: random.Random, wanted: str) -> str | None:
-    willing: list[str] = []
-    unheard: list[str] = []
-    for peer in view.peers:
-        if peer in asked:
-            continue
-        known = view.report(peer)
-        if known is None:
-            unheard.append(peer)
-        elif known.report.accepts if wanted == "accepts" else known.report.gives:
-            willing.append(peer)
-    pool = willing or unheard
+    if wanted == "accepts":
+        pool = [peer for peer, report in view.reports() if report.accepts and peer not in asked]
+    else:
+        pool = [peer for peer, report in view.reports() if report.gives and peer not in asked]
+    if not pool:
+        heard = {peer for peer, _ in view.reports()}
+        pool = [peer for peer in view.peers if peer not in heard and peer not in asked]
     return pool[rng.randrange(len(pool))] if pool else None

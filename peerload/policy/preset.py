@@ -66,5 +66,5 @@ class PolicySet(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_central(self) -> bool:
-        """Whether all tasks pass through a head node."""
+        """True if all tasks pass through a head node."""
         return CENTRAL in self.classes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -9,8 +10,9 @@ import msgspec
 from peerload.model.load import Thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
+    from peerload.model.load import LoadReport
     from peerload.policy.api import KnownReport, RunningView
     from peerload.policy.preset import PolicySet
 
@@ -53,6 +55,7 @@ class IdleNode:
     idle_list: Sequence[str] = ()
     busy_list: Sequence[str] = ()
     starts_here = False
+    asleep: Mapping[str, float] = {}
     cpus_started = 0.0
     backlog = 0
     price = None
@@ -65,6 +68,11 @@ class IdleNode:
         """Return None: no peer has reported."""
         del node
         return None
+
+    def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
+        """Return nothing."""
+        del age_s_max
+        return iter(())
 
 
 def doubts(preset: PolicySet, file: str = "", thresholds_written: Container[str] = ()) -> list[LintWarning]:

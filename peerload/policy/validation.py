@@ -63,8 +63,10 @@ def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None
 
 def valid_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
     """Validate a step of a search: names and reasons are texts."""
-    if isinstance(answer, Transfer | Keep) and not all(isinstance(cost, TaskCost) for cost in answer.compared):
+    if isinstance(answer, (Transfer, Keep)) and not all(isinstance(cost, TaskCost) for cost in answer.compared):
         raise TypeError("what was compared is no costs")
+    if isinstance(answer, Keep) and not isinstance(answer.wakes, str):
+        raise TypeError("what is woken has no name")
     match answer:
         case Probe(nodes=tuple() as nodes) if all(isinstance(node, str) for node in nodes):
             return answer

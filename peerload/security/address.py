@@ -69,7 +69,7 @@ def parse_address(key: str, text: str, *, loopback_only: bool) -> tuple[str, int
 
 
 NETWORK_BITS = 64
-"""Bits of an IPv6 address that do not identify a client: whoever has one address of a network has all of them."""
+"""Bits of an IPv6 address that do not identify a client: a client can use all addresses of its network."""
 
 
 def network_of(address: str) -> str:

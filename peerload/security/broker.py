@@ -151,17 +151,17 @@ _VERIFY_ERRORS = {
     9: "its certificate is not valid yet; compare the clocks",
     10: "its certificate has expired",
     18: "its certificate is self-signed",
-    19: "its certificate is of a CA that is not trusted (mqtt_ca)",
-    20: "its certificate is of a CA that is not trusted (mqtt_ca)",
-    21: "its certificate is of a CA that is not trusted (mqtt_ca)",
+    19: "its certificate was issued by a CA that is not trusted (mqtt_ca)",
+    20: "its certificate was issued by a CA that is not trusted (mqtt_ca)",
+    21: "its certificate was issued by a CA that is not trusted (mqtt_ca)",
     62: "its certificate is for another name than its address",
     64: "its certificate is for another address",
 }
 """Text of OpenSSL's verification errors (X509_V_ERR_…)."""
 _TLS_ERRORS = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate, and this node has none",
-    "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refuses this node, perhaps for want of a certificate",
-    "TLSV1_ALERT_UNKNOWN_CA": "it says that this node's certificate is of a CA that it does not trust",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refuses this node, perhaps because it shows no certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the CA of this node's certificate",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it says that this node's certificate has expired",
     "SSLV3_ALERT_CERTIFICATE_REVOKED": "it says that this node's certificate was revoked",
     "SSLV3_ALERT_BAD_CERTIFICATE": "it refuses this node's certificate",

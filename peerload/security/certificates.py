@@ -39,7 +39,7 @@ CA_LIFE = timedelta(days=3650)
 NODE_LIFE = timedelta(days=90)
 BROKER_LIFE = timedelta(days=730)
 BROKER_MARK = "peerload:broker"
-"""A name in certificates of brokers: no certificate of a node has it."""
+"""A name in the certificates of brokers, which no node's certificate has."""
 RENEWED_AT = 2 / 3
 """Part of a certificate's life after which it is renewed."""
 

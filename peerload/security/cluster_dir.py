@@ -86,7 +86,7 @@ def make(directory: Path, name: str) -> ClusterDirectory:
     if os.path.lexists(directory):
         why = "it exists"
         hint = "name another directory: replacing the key would lock out every member"
-        raise BadRequest(f"no cluster is made in {directory}", why=why, hint=hint)
+        raise BadRequest(f"no cluster was created in {directory}", why=why, hint=hint)
     now = _now()
     cluster_id = secrets.token_hex(ID_BYTES)
     authority = certificates.make_ca(name, cluster_id, now)
@@ -126,7 +126,7 @@ def _make_directory(directory: Path, name: str, cluster_id: str, authority: KeyP
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_directory(directory, {file: data for file, data in contents.items() if data})
     except OSError as error:
-        raise BadRequest(f"no cluster is made in {directory}", why=str(error.strerror)) from None
+        raise BadRequest(f"no cluster was created in {directory}", why=str(error.strerror)) from None
 
 
 def read(directory: Path, *, is_local: bool = False) -> ClusterDirectory:
@@ -143,7 +143,7 @@ def read(directory: Path, *, is_local: bool = False) -> ClusterDirectory:
     if kind != FORMAT:
         raise _unusable(directory, f"it has format {kind!r}", "it was made by a newer peerload: upgrade this one")
     if certified.name != cluster_id or len(key) != KEY_BYTES or not _NAME.fullmatch(name):
-        raise _unusable(directory, "its files do not belong together", _COPY_ANEW)
+        raise _unusable(directory, "its files do not match each other", _COPY_ANEW)
     if not is_local:  # all its nodes share one clock, which may be wrong
         _check_clock(directory, certified)
     return ClusterDirectory(
@@ -240,7 +240,7 @@ def _read_file(directory: Path, name: str, handle: int) -> bytes:
 
 
 def _check_private(path: Path, status: os.stat_result, *, is_directory: bool) -> None:
-    """Check that a path is its owner's alone: its content is trusted, and whoever reads it is a member."""
+    """Check that only the owner can read and change a path: its content is trusted, and its reader is a member."""
     if not (stat.S_ISDIR if is_directory else stat.S_ISREG)(status.st_mode):
         raise _unusable(path, "it is not a directory" if is_directory else "it is not a regular file")
     if status.st_uid != os.getuid():

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 INVITES_MAX = 100
 """Open invitations at a time."""
 USES_MAX = 1000
-LIFE_S_MAX = 7 * 86_400.0
 FILE_BYTES_MAX = 1 << 20
 CLOCK_BACK_S_MAX = 60.0
 """An invitation made so much later than now shows that the clock was set back: it counts as expired."""

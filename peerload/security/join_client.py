@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CONNECT_S = 5.0
 ANSWERS_WITHIN_S = 15.0
-_NOT_LET_IN = "the cluster does not let this machine in"
+_NOT_LET_IN = "the cluster refuses this machine"
 _NEW = "a new token, on a machine of the cluster:  peerload invite"
 
 
@@ -152,7 +152,7 @@ def _connection(address: str, context: ssl.SSLContext):  # type: ignore[no-untyp
             plain.settimeout(ANSWERS_WITHIN_S)
             with context.wrap_socket(plain) as link:
                 if link.selected_alpn_protocol() != join.PROTOCOL:
-                    raise LinkUnavailable("", "no answer", why=f"{address}: the node there lets nobody in")
+                    raise LinkUnavailable("", "no answer", why=f"{address}: the node there cannot admit machines")
                 yield link, _own_address(link)
     except TimeoutError:
         raise LinkUnavailable("", "no answer", why=f"{address} does not answer") from None
@@ -200,9 +200,9 @@ def _read(link: ssl.SSLSocket, size: int) -> bytes:
 
 def _impostor(address: str) -> BadRequest:
     return BadRequest(
-        f"{address} is not of the cluster of this token",
+        f"{address} does not belong to the token's cluster",
         why="it has the certificate of another CA; nothing was sent to it",
-        hint="another cluster may run there, or somebody is in between;  " + _NEW,
+        hint="another cluster may run there, or the connection is intercepted;  " + _NEW,
     )
 
 

@@ -19,7 +19,7 @@ import copy
 import heapq
 import math
 import random
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
@@ -37,9 +37,10 @@ from peerload.model.task import SCRATCH, Exit, TaskSpec
 from peerload.sim.cpu_use import SAMPLE, CpuUse, check_modelled, readings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from peerload.model.actions import Action
+    from peerload.model.load import LoadReport
     from peerload.model.task import TaskRecord
     from peerload.policy.preset import PolicySet
     from peerload.sim.utilization import UtilizationMonitor
@@ -151,6 +152,35 @@ class _PendingTask:
         self.node = arrival.node
 
 
+class _Listeners:
+    """Index of the nodes that may heed an announcement. changed: those that have handled an event since the last one: only they
+    are looked at again."""
+
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self.changed: set[str] = set()
+        self._nodes = nodes
+        self._attentive: set[str] = set()
+        self._hinted: defaultdict[str, set[str]] = defaultdict(set)
+        """By name of a node: those that remember it as busy."""
+        self._hints: dict[str, tuple[str, ...]] = {}
+
+    def of(self, src: str, report: LoadReport) -> list[str]:
+        """The nodes that do something about this report, in the order in which they were made."""
+        for name in self.changed:
+            sharing, before = self._nodes[name].sharing, self._hints.get(name, ())
+            (self._attentive.add if sharing.is_attentive() else self._attentive.discard)(name)
+            hints = self._hints[name] = tuple(sharing.busy_hints)
+            if hints != before:
+                for busy in before:
+                    self._hinted[busy].discard(name)
+                for busy in hints:
+                    self._hinted[busy].add(name)
+        self.changed.clear()
+        found = {name for name in self._attentive | self._hinted[src] if name != src}
+        heeding = {name for name in found if self._nodes[name].sharing.heeds(src, report)}
+        return [name for name in self._nodes if name in heeding] if heeding else []
+
+
 HEAD = "head"
 """Node without slots at which all tasks are submitted, and which places them, if the preset is a central one."""
 
@@ -220,6 +250,7 @@ class QueueingModel:
         config = msgspec.structs.replace(config, reports_kept_max=kept_max)
         if self._head:
             profiles = [*profiles, Profile(HEAD, 0, 0.0, slots_fixed=True)]
+        self._listeners = _Listeners(self.nodes)
         for profile in profiles:
             name = profile.node
             if watch is not None:
@@ -374,6 +405,7 @@ class QueueingModel:
 
     def _handle(self, name: str, event: events.Event) -> None:
         node = self.nodes[name]
+        self._listeners.changed.add(name)
         if self._cpu_use is not None:
             self._cpu_use.before(name, self.now_s)
         for action in node.handle(self._instant, event):
@@ -384,16 +416,15 @@ class QueueingModel:
         if self._watch is not None:
             self._watch.look(self.now_s, name, node.ledger, node.ledger.waiting + len(node.home.stranded))
 
-    def _who_heeds(self, event: events.Event) -> Iterator[str]:
-        """Note an announcement where all can read it → the nodes that do something about it, one after the other."""
+    def _who_heeds(self, event: events.Event) -> list[str]:
+        """Note an announcement where all can read it → the nodes that do something about it."""
         assert isinstance(event, events.MessageReceived)
         src, message = event.src, event.message
         report = message.report if isinstance(message, State) else None
-        if report is not None:
-            self._directory.announced[src] = HeardReport(report, self.now_s)
-        for name, node in self.nodes.items():
-            if name != src and (report is None or node.sharing.heeds(src, report)):
-                yield name
+        if report is None:
+            return [name for name in self.nodes if name != src]
+        self._directory.announced[src] = HeardReport(report, self.now_s)
+        return self._listeners.of(src, report)
 
     def _delivered(self, dst: str, received: events.Event, delay_s: float) -> None:
         at_s = self.now_s + delay_s
@@ -476,6 +507,7 @@ class QueueingModel:
                 | actions.ForgetPeer()
                 | actions.WakePeer()
                 | actions.AttemptGone()
+                | actions.MembersCancelled()
                 | actions.AnswerPart()
                 | actions.SendGossip()
                 | actions.LookAtDevices()

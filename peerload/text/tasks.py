@@ -309,11 +309,11 @@ def _decided(decision: object, now: float) -> list[str]:
 
 
 def _cost_text(cost: dict[str, Any]) -> str:
-    """``812 J at 0.31 a kWh, estimated``."""
+    """``812 J and 60 J to wake in 5 s at 0.31 a kWh, estimated``."""
     price = f" at {number_text(cost['price'])} a kWh" if cost.get("price") is not None else ""
-    return (
-        f"{cost['joules']:.4g} J{price}{'' if cost.get('quality') == 'measured' else ', ' + str(cost.get('quality'))}"
-    )
+    wake = f" and {cost['wake_joules']:.4g} J to wake in {cost['wake_s']:.3g} s" if cost.get("wake_s") else ""
+    quality = "" if cost.get("quality") == "measured" else f", {cost.get('quality')}"
+    return f"{cost['joules']:.4g} J{wake}{price}{quality}"
 
 
 def _yes(value: object) -> str:

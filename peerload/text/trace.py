@@ -23,7 +23,7 @@ _ELSEWHERE = {
     "parked": "runs",
     "ended": "output home",
 }
-"""What begins with each state of an attempt; any other state ends it."""
+"""Name of the span that begins with each state of an attempt; any other state ends a span."""
 _CHORES = {"saved": "output file written", "notified": "notified", "abandoned": "given up", "postponed": "postponed"}
 
 

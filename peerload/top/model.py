@@ -202,7 +202,6 @@ class TopModel:
         self.ended: dict[str, dict[str, Any]] = {}
         self.counts: dict[str, int] = {}
         self.events: collections.deque[dict[str, Any]] = collections.deque(maxlen=EVENTS_KEPT)
-        self.events_missed = 0
         self.cluster: dict[str, Series] = {key: Series() for key in ("cpu", "mem", "gpu", "gpu_mem")}
         self.sums: dict[str, float] = {}
         self.used: dict[str, dict[str, Any]] = {}
@@ -252,7 +251,7 @@ class TopModel:
         self.events.clear()
         for series in self.cluster.values():
             series.clear()
-        self._last_event = self.events_missed = 0
+        self._last_event = 0
 
     def take_usage(self, told: Iterable[Mapping[str, Any]]) -> None:
         """Take the current usage of some tasks; that of tasks that run no more is dropped."""
@@ -306,8 +305,6 @@ class TopModel:
             at = int(number(event.get("number")))
             if at <= self._last_event:
                 continue
-            if self._last_event and at > self._last_event + 1:
-                self.events_missed += at - self._last_event - 1
             self._last_event = at
             self.events.append(event)
 

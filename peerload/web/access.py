@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -51,12 +52,27 @@ def secret_of(directory: Path, right: ViewerRight) -> str:
     else:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
-    for place in (directory, path):
-        status = place.lstat()
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or place.is_symlink():
-            why = "others can read it, it belongs to another user, or it is a link"
-            raise PeerloadError(f"{place} cannot be trusted", why=why, hint=f"chmod go= {place}")
-    found = path.read_text(encoding="ascii")[:TOKEN_BYTES_MAX].strip()
+    return read_secret(directory, right, os.geteuid())
+
+
+def read_secret(directory: Path, right: ViewerRight, uid: int) -> str:
+    """The secret for this right in the directory of that user. Raises PeerloadError if others could read or change it."""
+    path, found = directory / NAMES[right], ""
+    place, why = directory, ""
+    try:
+        status = directory.lstat()
+        if status.st_uid == uid and stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077:
+            place = path
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
+                status = os.fstat(descriptor)
+                if status.st_uid == uid and stat.S_ISREG(status.st_mode) and not status.st_mode & 0o077:
+                    found = file.read(TOKEN_BYTES_MAX).strip()
+    except OSError as error:
+        why = error.strerror or ""
+    if not found:
+        why = why or "others can read it, it belongs to another user, it is a link, or it is empty"
+        raise PeerloadError(f"{place} cannot be trusted", why=why, hint=f"make it yours alone:  chmod go= {place}")
     if len(found) < 32:  # noqa: PLR2004 -- shorter than what is written above
         raise PeerloadError(f"{path} holds no token", hint=f"make another:  rm {path}")
     return found

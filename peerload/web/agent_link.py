@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from peerload.web.http import Response
 
 TIMEOUT_S = 10.0
+TAIL_BYTES = 1 << 20
+"""Of each stream of an output; what was written before is not sent."""
 
 
 class AgentLink:
@@ -36,8 +38,8 @@ class AgentLink:
         return found[0]
 
     def output(self, task: str, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
-        """The pieces of the output of a task, then its end as ``{"end": …}``. Raises PeerloadError."""
-        fields: dict[str, object] = {"task": task, "follow": follow}
+        """The last pieces of the output of a task so far, those that follow, then its end as ``{"end": …}``. Raises PeerloadError."""
+        fields: dict[str, object] = {"task": task, "follow": follow, "tail_bytes": TAIL_BYTES}
         return self._client.stream(Stream("output", fields, lambda piece: [piece], lambda end: [{"end": end}]))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 import secrets
 import time
@@ -27,7 +28,8 @@ log = logging.getLogger("peerload.web")
 
 EVERY_S = 1.0
 UPDATES_KEPT_MAX = 64
-UPDATES_BYTES_MAX = 8 << 20
+UPDATES_BYTES_MAX = 1 << 20
+"""Beyond this a snapshot is shorter, or nearly."""
 ENDED_MAX = 100
 """Ended tasks that are shown."""
 EVENTS_MAX = 50
@@ -90,14 +92,15 @@ class LiveFeed:
         self._updates_bytes = 0
         self._revision = ""
         self._tables: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
+        self._told_s: dict[str, float] = {}
         self._rest: dict[str, Any] = {"ended": [], "counts": {}, "agent": {}, "away": None}
         self._last_event = 0
         self._changed = asyncio.Condition()
         self._looking = asyncio.Lock()
         self._viewers = 0
         self._poll: asyncio.Task[None] | None = None
-        self._snapshot: tuple[int, bytes] = (-1, b"")
-        self._looked_at = 0.0
+        self._snapshot: tuple[int, float, bytes] = (-1, 0.0, b"")
+        self._looked_at = -math.inf
 
     async def close(self) -> None:
         """Stop asking the agent."""
@@ -107,8 +110,7 @@ class LiveFeed:
 
     async def snapshot(self) -> dict[str, Any]:
         """Everything, not older than a second. Raises PeerloadError if the agent is away."""
-        if time.monotonic() - self._looked_at > EVERY_S:
-            await self._look()
+        await self._look()
         if self._rest["away"]:
             raise PeerloadError(self._rest["away"]["what"], why=self._rest["away"]["why"])
         return self._everything()
@@ -120,6 +122,7 @@ class LiveFeed:
             if self._poll is None:
                 self._poll = asyncio.get_running_loop().create_task(self._keep_looking())
             yield f"retry: {RETRY_MS}\n\n".encode()
+            await self._look()  # what is known may be of the last viewer's time
             async with self._changed:
                 await self._changed.wait_for(lambda: self._number > 0)
             epoch, _, number = last_id.partition("-")
@@ -147,25 +150,28 @@ class LiveFeed:
     async def _keep_looking(self) -> None:
         try:
             while self._viewers:
-                try:
-                    await self._look()
-                except Exception:
-                    log.exception("cannot take in what the agent answered")
+                await self._look()
                 await asyncio.sleep(EVERY_S)
         finally:
             self._poll = None
 
     async def _look(self) -> None:
-        """Ask the agent what has changed, and tell the viewers. One asks at a time: each answer builds on the one before."""
+        """Ask the agent what has changed, and tell the viewers, unless somebody just has. One asks at a time: each answer builds
+        on the one before."""
         async with self._looking:
-            await self._ask()
+            if time.monotonic() - self._looked_at >= EVERY_S / 2:
+                try:
+                    await self._ask()
+                except Exception:
+                    log.exception("cannot take in what the agent answered")
 
     async def _ask(self) -> None:
         try:
             told = await self._agent.ask(
                 "overview", since=self._revision, events_after=self._last_event, events_max=EVENTS_MAX
             )
-            changes = await self._merge(told)
+            ended = await self._ended(told)
+            changes = self._merge(told, ended)
         except PeerloadError as error:
             away = {"what": error.what, "why": error.why}
             changes = {"away": away} if self._rest["away"] != away else {}
@@ -186,24 +192,29 @@ class LiveFeed:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _merge(self, told: dict[str, Any]) -> dict[str, Any]:
+    async def _ended(self, told: dict[str, Any]) -> list[dict[str, Any]]:
+        """The ended tasks after this answer: asked for only if some may have ended. Raises PeerloadError."""
+        has_ended = any(event["what"] == "task" and event["state"] in FINAL for event in told["events"])
+        if not (told["complete"] or has_ended or told["tasks_gone"]):  # some come and end between two looks
+            return list(self._rest["ended"])
+        found = await self._agent.ask("history", limit=ENDED_MAX)
+        return [{key: task.get(key) for key in ENDED_KEYS} for task in found["tasks"]]
+
+    def _merge(self, told: dict[str, Any], ended: list[dict[str, Any]]) -> dict[str, Any]:
         """Take in an answer → what viewers have to be told; with `snapshot`: everything is new."""
         changes: dict[str, Any] = {}
         told["nodes"] = [_brief_node(node) for node in told["nodes"]]
+        told_s = self._told_s | dict.fromkeys((node["node"] for node in told["nodes"]), time.monotonic())
         for name, key in TABLES.items():
             table = self._tables[name]
             if told["complete"]:
                 table.clear()
-            new = [item for item in told[name] if _differs(table.get(item[key]), item)]
+            new = [item for item in told[name] if table.get(item[key]) != item]  # this node is told in every answer
             gone = [item for item in told[f"{name}_gone"] if table.pop(item, None) is not None]
             table.update({item[key]: item for item in new})
             changes |= {name: new} if new else {}
             changes |= {f"{name}_gone": gone} if gone else {}
-        ended = self._rest["ended"]
-        has_ended = any(event["what"] == "task" and event["state"] in FINAL for event in told["events"])
-        if told["complete"] or has_ended or "tasks_gone" in changes:  # some come and end between two looks
-            found = await self._agent.ask("history", limit=ENDED_MAX)
-            ended = [{key: task.get(key) for key in ENDED_KEYS} for task in found["tasks"]]
+        self._told_s = {node: told_s[node] for node in self._tables["nodes"]}
         rest = {"ended": ended, "counts": told["counts"], "agent": told["agent"], "away": None}
         changes |= {key: value for key, value in rest.items() if self._rest[key] != value}
         self._rest = rest
@@ -214,12 +225,18 @@ class LiveFeed:
         return changes | ({"snapshot": True} if told["complete"] else {})
 
     def _everything(self) -> dict[str, Any]:
-        return {name: list(table.values()) for name, table in self._tables.items()} | self._rest | {"now": time.time()}
+        now_s, tables = time.monotonic(), {name: list(table.values()) for name, table in self._tables.items()}
+        tables["nodes"] = [  # what nothing was heard of since then is older now
+            node | {"age_s": round((node["age_s"] or 0.0) + now_s - self._told_s[node["node"]], 2)}
+            for node in tables["nodes"]
+        ]
+        return tables | self._rest | {"now": time.time()}
 
     def _encoded_snapshot(self) -> bytes:
-        if self._snapshot[0] != self._number:
-            self._snapshot = self._number, self._event("snapshot", self._everything())
-        return self._snapshot[1]
+        number, made_s, _ = self._snapshot
+        if number != self._number or time.monotonic() - made_s > EVERY_S:
+            self._snapshot = self._number, time.monotonic(), self._event("snapshot", self._everything())
+        return self._snapshot[2]
 
     def _event(self, kind: str, data: dict[str, Any]) -> bytes:
         raw = json.dumps(data, separators=(",", ":"))  # of one line, as an event's data has to be
@@ -232,8 +249,3 @@ def _brief_node(node: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value := brief[key], float):
             brief[key] = round(value, 2)
     return brief
-
-
-def _differs(known: dict[str, Any] | None, item: dict[str, Any]) -> bool:
-    """True if an item is new. This node is told in every answer, although it may be as it was."""
-    return known is None or known != item

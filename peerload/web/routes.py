@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from peerload.web.http import Request
     from peerload.web.live import LiveFeed
 
-TASK_PATH = re.compile(r"/api/v1/tasks/([a-z0-9-]{1,40}/\d{1,19}(?:\.\d{1,19})?)(?:/([a-z]+))?")
+TASK_PATH = re.compile(r"/api/v1/tasks/([a-z0-9-]{1,40}/[0-9]{1,19}(?:\.[0-9]{1,19})?)(?:/([a-z]+))?")
 NODE_PATH = re.compile(r"/api/v1/nodes/([a-z0-9-]{1,40})/(drain|undrain)")
 ACTIONS = {"cancel": "cancel", "hold": "hold", "release": "release"}
 HISTORY_MAX = 1000
-LOG_BYTES_MAX = 1 << 20
-"""The end of an output that is sent."""
+TASKS_MAX = 10_000
+ALL_KEPT_S = 4.0
+"""The page asks every five seconds."""
 SIGN_IN = "with a token, as  Authorization: Bearer TOKEN;  a browser:  peerload web --open"
 _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
@@ -43,6 +45,8 @@ class Routes:
         self._feed = feed
         self.port = port
         self._scheme = scheme
+        self._asking_all = asyncio.Lock()
+        self._all_said: tuple[dict[str, Any], float, dict[str, Any]] = ({}, 0.0, {})
         self._page = Path(__file__).with_name("page.html").read_bytes()
         sources = {b"script": "", b"style": ""}
         for kind, text in _INLINE.findall(self._page):
@@ -103,10 +107,21 @@ class Routes:
         if path == "/api/v1/cluster":
             return json_response({"v": 1} | await self._feed.snapshot())
         if (asked := _asked(request)) is not None:
-            return json_response({"v": 1} | await agent.ask(asked[0], **asked[1]))
+            return json_response({"v": 1} | await self._agent_says(*asked))
         if found := TASK_PATH.fullmatch(path):
             return await self._task(request, found[1], found[2])
         return error_response(404, "no such page", why=path)
+
+    async def _agent_says(self, verb: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """The answer of the agent. One for which it asks all nodes is kept for a moment, for all viewers."""
+        if not fields.get("cluster"):
+            return await self._agent.ask(verb, **fields)
+        async with self._asking_all:
+            kept, at_s, told = self._all_said
+            if kept != fields or time.monotonic() - at_s > ALL_KEPT_S:
+                told = await self._agent.ask(verb, **fields)
+                self._all_said = fields, time.monotonic(), told
+            return told
 
     async def _task(self, request: Request, task: str, part: str | None) -> Response:
         if part is None:
@@ -186,7 +201,8 @@ def _asked(request: Request) -> tuple[str, dict[str, Any]] | None:
         case "/api/v1/nodes":
             return "nodes", {}
         case "/api/v1/tasks":
-            return "tasks", {"cluster": "cluster" in request.query}
+            limit = min(max(_whole(request, "limit", TASKS_MAX), 1), TASKS_MAX)
+            return "tasks", {"cluster": "cluster" in request.query, "limit": limit}
         case "/api/v1/samples":
             return "samples", {"since": float(_whole(request, "since", 0))}
         case "/api/v1/history":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import http.client
 import ipaddress
 import json
 import logging
@@ -15,25 +14,33 @@ import ssl
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 from peerload.model.errors import ConfigError
-from peerload.web.access import LOOPBACK_NAMES, Access, ViewerRight, secret_of
+from peerload.web.access import LOOPBACK_NAMES, Access, ViewerRight, read_secret
 from peerload.web.agent_link import AgentLink
 from peerload.web.http import HttpServer
 from peerload.web.live import LiveFeed
 from peerload.web.routes import Routes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 HEADERS = (("X-Content-Type-Options", "nosniff"), ("Cross-Origin-Resource-Policy", "same-origin"))
 PORT_DEFAULT = 7118
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 -- names for what is refused without TLS
+ADDRESS = "address"
+"""Beside the secrets: the URL at which the last server that uses them listens."""
+ADDRESS_BYTES_MAX = 400
+LISTENS = "0A"
+"""State of a socket in /proc/net/tcp."""
 log = logging.getLogger("peerload.web")
 
 
 class ServerSettings(NamedTuple):
-    """Settings of one server. listen: HOST:PORT, or the path of a Unix socket; tokens: directory of its secrets; hosts: names under
-    which it may be addressed besides; certificate, key: PEM files for TLS, "": none."""
+    """Settings of one server. listen: HOST:PORT, or the path of a Unix socket, "": PORT_DEFAULT on loopback, or any other port if it
+    is taken; tokens: directory of its secrets; hosts: names under which it may be addressed besides; certificate, key: PEM files
+    for TLS, "": none."""
 
     socket: str
     listen: str
@@ -49,7 +56,7 @@ class ServerSettings(NamedTuple):
 
     def address(self) -> tuple[str, int]:
         """Host and port. Raises ConfigError."""
-        host, _, port = self.listen.rpartition(":")
+        host, _, port = (self.listen or f"127.0.0.1:{PORT_DEFAULT}").rpartition(":")
         if not host or not port.isdigit() or int(port) > 65_535:  # noqa: PLR2004 -- ports
             hint = f"127.0.0.1:{PORT_DEFAULT}, or the path of a socket"
             raise ConfigError("web.listen", f"{self.listen!r} is no address", hint=hint)
@@ -79,37 +86,25 @@ async def serve(settings: ServerSettings, ready: Callable[[str, Access], None]) 
             tls.load_cert_chain(settings.certificate, settings.key or None)
         except OSError as error:
             raise ConfigError("web.tls_cert", "the certificate cannot be used", why=str(error)) from None
-    host, port = ("", 0) if settings.is_unix else settings.address()
-    hosts = (*settings.hosts, *(() if host in ("", "0.0.0.0", "::") else (f"[{host}]" if ":" in host else host,)))  # noqa: S104
+    host = "" if settings.is_unix else settings.address()[0]
+    hosts = (*settings.hosts, *(() if host in ("", *WILDCARDS) else (f"[{host}]" if ":" in host else host,)))
     access = Access(
         settings.tokens, hosts, f"peerload_{zlib.crc32(bytes(settings.tokens)):x}", is_secure=tls is not None
     )
     agent = AgentLink(settings.socket)
     feed = LiveFeed(agent)
-    scheme = "https" if tls is not None else "http"
-    routes = Routes(agent, access, feed, port=port, scheme=scheme)
+    routes = Routes(agent, access, feed, port=0, scheme="http" if tls is None else "https")
     server = HttpServer(routes.answer, HEADERS)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     if os.environ.get("PEERLOAD_WEB_CHILD"):  # nothing is ever written there: it ends with the agent that started this
         asyncio.get_running_loop().add_reader(0, stopped.set)
-    connected = server.serve(is_local=settings.is_unix)
-    try:
-        if settings.is_unix:
-            listener = await _listen_unix(settings.listen, connected)
-            where = settings.listen
-        else:
-            listener = await asyncio.start_server(connected, host, port, ssl=tls)
-            port = listener.sockets[0].getsockname()[1]
-            routes.port = port
-            name = f"[{host}]" if ":" in host else host
-            where = f"{scheme}://{LOOPBACK_NAMES[0] if name == 'localhost' else name}:{port}/"
-    except OSError as error:
-        hint = "another web server may be there:  peerload web --open        another place:  --listen 127.0.0.1:0"
-        raise ConfigError(
-            "web.listen", f"cannot listen at {settings.listen}", why=error.strerror or "", hint=hint
-        ) from None
+    listener, where = await _listen(settings, server.serve(is_local=settings.is_unix), tls)
+    if not settings.is_unix:
+        routes.port = listener.sockets[0].getsockname()[1]
+        with contextlib.suppress(OSError):  # such as a full disk: `--open` does not find it then
+            await asyncio.to_thread((settings.tokens / ADDRESS).write_text, where, encoding="ascii")
     ready(where, access)
     await stopped.wait()
     listener.close()
@@ -118,6 +113,31 @@ async def serve(settings: ServerSettings, ready: Callable[[str, Access], None]) 
     if settings.is_unix:
         with contextlib.suppress(OSError):
             os.unlink(settings.listen)  # noqa: PTH108 -- as below
+
+
+async def _listen(
+    settings: ServerSettings, connected: Callable[..., Awaitable[None]], tls: ssl.SSLContext | None
+) -> tuple[asyncio.Server, str]:
+    """Listen as the settings say → where. Raises ConfigError."""
+    try:
+        if settings.is_unix:
+            return await _listen_unix(settings.listen, connected), settings.listen
+        host, port = settings.address()
+        try:
+            listener = await asyncio.start_server(connected, host, port, ssl=tls)
+        except OSError as error:
+            if settings.listen or error.errno != errno.EADDRINUSE:
+                raise
+            listener = await asyncio.start_server(connected, host, 0, ssl=tls)
+    except OSError as error:
+        hint = "another web server may be there:  peerload web --open        another place:  --listen 127.0.0.1:0"
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError("web.listen", f"cannot listen at {settings.listen}", why=why, hint=hint) from None
+    name = f"[{host}]" if ":" in host else LOOPBACK_NAMES[0] if host == "localhost" else host
+    if host in WILDCARDS and settings.hosts:
+        name = settings.hosts[0]
+    scheme = "http" if tls is None else "https"
+    return listener, f"{scheme}://{name}:{listener.sockets[0].getsockname()[1]}/"
 
 
 async def _listen_unix(path: str, connected: Callable[..., object]) -> asyncio.Server:
@@ -134,16 +154,6 @@ async def _listen_unix(path: str, connected: Callable[..., object]) -> asyncio.S
         os.umask(old)
 
 
-def settings(
-    socket: str, listen: str, tokens: str, hosts: tuple[str, ...], certificate: str, key: str
-) -> ServerSettings:
-    """The settings of a server. Raises ConfigError."""
-    made = ServerSettings(socket, listen, Path(tokens), hosts, certificate, key)
-    if not made.is_unix:
-        made.address()
-    return made
-
-
 def run(settings: ServerSettings, told: Callable[[str], object]) -> int:
     """Serve until told to stop. told: gets the URL of one visit, once."""
     logging.basicConfig(format="%(levelname)s %(message)s")
@@ -155,14 +165,23 @@ def run(settings: ServerSettings, told: Callable[[str], object]) -> int:
     return 0
 
 
-def running(settings: ServerSettings) -> str:
-    """The URL of one visit to the server that runs with these settings already; "" if none does."""
-    if settings.is_unix:
+def running(tokens: Path) -> str:
+    """The URL of one visit to the server that runs with the secrets in this directory; "" if none does, or somebody else has its
+    port. Raises PeerloadError if they cannot be trusted."""
+    try:
+        owner = tokens.stat().st_uid
+        with (tokens / ADDRESS).open(encoding="ascii", errors="replace") as file:
+            url = urlsplit(file.read(ADDRESS_BYTES_MAX))
+        port = url.port or 0
+    except (OSError, ValueError):
         return ""
-    host, port = settings.address()
-    token = secret_of(settings.tokens, ViewerRight.ACT)
-    kind = http.client.HTTPSConnection if settings.certificate else http.client.HTTPConnection
-    connection = kind(host, port, timeout=5)
+    if listeners(port) != {owner}:
+        return ""
+    import http.client  # noqa: PLC0415 -- a server needs no client
+
+    token = read_secret(tokens, ViewerRight.ACT, owner)
+    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    connection = kind(url.hostname or "", port, timeout=5)
     try:
         connection.request("POST", "/api/v1/codes", headers={"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
@@ -173,5 +192,16 @@ def running(settings: ServerSettings) -> str:
         connection.close()
     if answer.status != http.HTTPStatus.OK:
         return ""
-    scheme = "https" if settings.certificate else "http"
-    return f"{scheme}://{host}:{port}/login?code={json.loads(body)['code']}"
+    return f"{url.geturl()}login?code={json.loads(body)['code']}"
+
+
+def listeners(port: int) -> set[int]:
+    """The users that listen at this port of this machine, at any address: who asks with a token has to know."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
+                words = line.split()
+                if words[3] == LISTENS and words[1].endswith(f":{port:04X}"):
+                    found.add(int(words[7]))
+    return found

@@ -386,7 +386,7 @@ class Files(_Request, frozen=True, tag="files"):
 
 
 class Power(_Request, frozen=True, tag="power"):
-    """What this node draws → node watts quality scope source sources (name scope quality watts why of each) curve (watts cores
+    """Power of this node → node watts quality scope source sources (name scope quality watts why of each) curve (watts cores
     threads smt_gain all_core quality)."""
 
 
@@ -414,7 +414,7 @@ class Stats(_Request, frozen=True, tag="stats"):
 
 
 class ReadSamples(_Request, frozen=True, tag="samples"):
-    """What this node knew of the cluster in the last hours, after `since` (Unix s) → every_s keys samples: a list of numbers each,
+    """History of the cluster's load as this node saw it, after `since` (Unix s) → every_s keys samples: a list of numbers each,
     in the order of keys."""
 
     since: float = 0.0

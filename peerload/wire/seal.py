@@ -99,11 +99,6 @@ class Sealer:
         """Name of the node that seals."""
         return self._own[0]
 
-    @property
-    def overhead_bytes(self) -> int:
-        """Number of bytes by which sealing makes a message longer."""
-        return len(self._header) + COUNTER_BYTES + TAG_BYTES
-
     def use(self, keys: Sequence[bytes]) -> None:
         """Seal with the first of these keys, and open with all of them. The counter goes on, whatever the key."""
         if tuple(keys) == self._keys:

@@ -50,11 +50,10 @@ class LeastKnown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Choose the best of the nodes that have not declined."""
         del task
         declined = {reply.node for reply in replies}
-        known = [(view.report(peer), peer) for peer in view.peers if peer not in declined]
         fresh = [
-            (told.report.load, peer)
-            for told, peer in known
-            if told is not None and told.age_s <= self.age_s_max and told.report.accepts
+            (report.load, peer)
+            for peer, report in view.reports(self.age_s_max)
+            if report.accepts and peer not in declined
         ]
         if not fresh:
             return Keep("no fresh report says that there is room")

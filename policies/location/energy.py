@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.energy.plan import Candidate, guarded, plan
+from peerload.energy.plan import Candidate, guarded, plan, sleepers
 from peerload.model.power import TaskCost
 from peerload.policy.api import Keep, Probe, Transfer
 
@@ -57,13 +57,14 @@ class _Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             best = min(sorted(shares), key=lambda name: shares[name])
             return Keep("this node is the best for it") if best == here else Transfer(best)
         best, compared = self._best(view, task, _candidates(view, loads, task.request.cpus))
+        if best in view.asleep:
+            return Keep(f"{best} is woken for it", compared, wakes=best)
         return Keep("this node is the best for it", compared) if best == here else Transfer(best, compared=compared)
 
     def _to_ask(self, view: NodeView) -> tuple[str, ...]:
         """Nodes without a report, or with one that says that there is room; then the others."""
-        known = {peer: view.report(peer) for peer in view.peers}
-        full = [peer for peer, told in known.items() if told is not None and not told.report.accepts]
-        return tuple(sorted(known, key=lambda peer: (peer in full, peer))[: self.probes])
+        full = {peer for peer, report in view.reports() if not report.accepts}
+        return tuple(sorted(view.peers, key=lambda peer: (peer in full, peer))[: self.probes])
 
     def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
         raise NotImplementedError
@@ -119,8 +120,9 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
 
     def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
         work_s, cpus, planned = task.expected_s * view.speed, task.request.cpus, self._planned
-        slack = self.slack if task.slack is None else task.slack
-        allowed = guarded(candidates, work_s, cpus, slack)
+        if work_s and view.asleep:
+            candidates = candidates + sleepers(view.asleep, view.profile, cpus, candidates[0].price)
+        allowed = guarded(candidates, work_s, cpus, self.slack if task.slack is None else task.slack)
         backlog = view.backlog
         is_current = (planned.backlog, planned.work_s) == (backlog, work_s)
         chosen = [one for one in allowed if is_current and planned.counts.get(one.node)]
@@ -135,9 +137,7 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
         if chosen:
             planned.counts[best] -= 1
             planned.backlog, planned.work_s = backlog - 1, work_s
-        return best, tuple(
-            TaskCost(one.node, one.joules(work_s, cpus), one.curve.quality, one.price) for one in allowed
-        )
+        return best, tuple(one.told_cost(work_s, cpus) for one in allowed)
 
 
 def _candidates(view: NodeView, loads: Mapping[str, LoadReport | None], cpus: float) -> list[Candidate]:

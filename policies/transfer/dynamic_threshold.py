@@ -36,8 +36,7 @@ class DynamicThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def thresholds(self, view: NodeView) -> Thresholds:
         """All four at T, unless set by hand."""
-        known = [view.report(peer) for peer in view.peers]
-        loads = [told.report.load for told in known if told is not None]
+        loads = [report.load for _, report in view.reports()]
         threshold = max(self.factor * fmean([view.load, *loads]) / view.load_unit, self.threshold_min)
         chosen = (self.send_at, self.accept_below, self.receive_below, self.give_above)
         return Thresholds(*(threshold if given is None else given for given in chosen))

@@ -1,7 +1,8 @@
 """The same work by peerload and by the tools that one would use instead: task-spooler, GNU parallel, HyperQueue, Dask, Ray, Celery, jobd.
 
 `python tests/bench/bench_peers.py`; all alternate within each round. It sets the tools up in a temporary directory (``--tools DIR``
-keeps it for the next time) from the package indices of this machine, and prints why one is skipped. Two parts: a batch of /bin/true
+keeps it for the next time) from the package indices of this machine, and prints why one is skipped; so is one that does not answer
+in time. ``--minutes``: no round begins after so long, so that it ends soon after on a busy machine, too. Two parts: a batch of /bin/true
 on 2 slots, and sleeping tasks that are placed on WORKERS workers of 2 slots each, as a burst and as a stream of arrivals.
 """
 
@@ -12,6 +13,7 @@ import itertools
 import json
 import os
 import random
+import select
 import statistics
 import subprocess
 import sys
@@ -54,7 +56,9 @@ PLACES = ("Dask", "HyperQueue")
 """Tools with workers of their own, whose placement is compared."""
 TASK_S = 0.2
 BURST, STREAM_S, LOAD = 60, 15.0, 0.7
-PATIENCE_S = 300.0
+PATIENCE_S = 120.0
+INSTALL_S = 150.0
+MINUTES = 6
 STAMP_C = r"""
 #include <fcntl.h>
 #include <stdio.h>
@@ -107,7 +111,11 @@ class Tool:
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        came, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
+        line = self._process.stdout.readline() if came else ""
+        if not came:
+            self._process.terminate()
+            raise ValueError(f"no answer within {PATIENCE_S:g} s")
         if not line:
             raise ValueError((self._log.read_text(errors="replace").strip().splitlines() or ["it ended"])[-1][:200])
         return json.loads(line)
@@ -171,21 +179,13 @@ def set_up(tools: Path) -> dict[str, str]:
             subprocess.run(["apt-get", "download", package], cwd=debs, capture_output=True, check=False)
         for deb in debs.glob("*.deb"):
             subprocess.run(["dpkg-deb", "-x", deb, tools / "root"], check=True)
+    pip = [tools / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for name, wheels in WHEELS.items():
-        done = subprocess.run(
-            [
-                tools / "venv" / "bin" / "python",
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-                *wheels,
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            done = subprocess.run([*pip, *wheels], capture_output=True, text=True, check=False, timeout=INSTALL_S)
+        except subprocess.TimeoutExpired:
+            skipped[name] = f"not installed within {INSTALL_S:g} s"
+            continue
         if done.returncode:
             skipped[name] = (done.stderr.strip().splitlines() or ["pip failed"])[-1][:200]
     programs = {"task-spooler": "tsp", "GNU parallel": "parallel", "Celery, redis": "redis-server"}
@@ -223,7 +223,9 @@ def tree_cpu_s(pids: Sequence[int]) -> float:
     return sum(of[pid][1] for pid in below if pid in of) / os.sysconf("SC_CLK_TCK")
 
 
-def batches(tools: Path, skipped: dict[str, str], rounds: int, count: int) -> dict[str, dict[str, float]]:
+def batches(
+    tools: Path, skipped: dict[str, str], rounds: int, count: int, until_s: float
+) -> dict[str, dict[str, float]]:
     """Rate over the floor, and processor time over the floor's, of each tool."""
     taken: dict[str, list[tuple[float, float, float]]] = {}
     names = ["task-spooler", "GNU parallel", *WHEELS]
@@ -233,10 +235,16 @@ def batches(tools: Path, skipped: dict[str, str], rounds: int, count: int) -> di
     ):
         everybody: list[Tool | Peerload] = [Peerload(nodes), *started]
         for number, tool in itertools.product(range(rounds + 1), everybody):
+            if tool.name in skipped or (number > 1 and time.monotonic() > until_s):
+                continue
             tasks = min(SLOW.get(tool.name, count), count)
             spawned_s, before_s = bare_loop_s(200), tree_cpu_s(tool.pids)
             began_s = time.perf_counter()
-            tool.batch(tasks)
+            try:
+                tool.batch(tasks if number else tasks // 5)
+            except ValueError as error:
+                skipped[tool.name] = str(error)
+                continue
             took_s, spent_s = time.perf_counter() - began_s, tree_cpu_s(tool.pids) - before_s
             spawned_s = (spawned_s + bare_loop_s(200)) / 2 / 200
             if number:  # the first is to warm up
@@ -297,7 +305,9 @@ def placed(tool: Tool | Peerload, stamp: str, tasks: Sequence[tuple[float, float
     }
 
 
-def placement(tools: Path, skipped: dict[str, str], rounds: int, workers: int) -> dict[str, dict[str, float]]:
+def placement(
+    tools: Path, skipped: dict[str, str], rounds: int, workers: int, until_s: float
+) -> dict[str, dict[str, float]]:
     """Medians of `placed`, for a burst and a stream, of peerload and the tools with workers."""
     taken: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="pl-bench-") as name:
@@ -307,7 +317,9 @@ def placement(tools: Path, skipped: dict[str, str], rounds: int, workers: int) -
             everybody: list[Tool | Peerload] = [Peerload(nodes), *started]
             for tool in everybody:
                 tool.batch(4 * workers)
-            for _, kind, tool in itertools.product(range(rounds), ("burst", "stream"), everybody):
+            for number, kind, tool in itertools.product(range(rounds), ("burst", "stream"), everybody):
+                if number and time.monotonic() > until_s:
+                    break
                 row = placed(tool, f"{name}/stamp", arrivals(kind == "burst", workers), workers)
                 taken.setdefault(f"{kind}, {tool.name}", []).append(row)
     return {what: {key: statistics.median(row[key] for row in rows) for key in rows[0]} for what, rows in taken.items()}
@@ -320,13 +332,15 @@ def main() -> int:
         rounds=3,
         tasks=(int, TASKS, "tasks in a batch (default: %(default)s)"),
         workers=(int, WORKERS, "workers of the placement (default: %(default)s)"),
+        minutes=(float, MINUTES, "no round begins after so many (default: %(default)s)"),
         tools=(str, "", "keep the tools in this directory, and use what is there"),
     )
+    began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="pl-peers-") as made:
         tools = Path(options.tools or made).resolve()
         skipped = set_up(tools)
-        rates = batches(tools, skipped, options.rounds, options.tasks)
-        places = placement(tools, skipped, options.rounds, options.workers)
+        rates = batches(tools, skipped, options.rounds, options.tasks, began_s + 30 * options.minutes)
+        places = placement(tools, skipped, options.rounds, options.workers, began_s + 60 * options.minutes)
     text = [
         f"{options.tasks} x /bin/true, {SLOTS} slots, medians of {options.rounds}; CPU with the tasks' own",
         f"  {'':14} {'tasks/s':>8} {'of floor':>9} {'peerload is':>12} {'CPU ms/task':>12}",

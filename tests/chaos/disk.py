@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
+from peerload.model.actions import PutExecution, PutFloor, PutMembers, PutSubmission, PutTask
 from peerload.model.task import ExecutionState, FenceKind, TaskState
 from tests.chaos.engine.store import SimStore
 
@@ -34,6 +34,8 @@ def points(rows: Iterable[Row], node: str, disk: SimStore) -> list[str]:
         match row:
             case PutSubmission():
                 found.append("D1")
+            case PutMembers():
+                found += ["D7"] if row.record.state is TaskState.CANCELLED else []
             case PutTask():
                 found += _task_point(row.record, node, disk.tasks.get(row.record.task))
             case PutExecution():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.actions import DropExecution, PutExecution, PutTask
+from peerload.model.actions import DropExecution, PutExecution, PutMembers, PutTask
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Commit, Park, RenewOk
 from peerload.model.task import ExecutionState, Guarantee, TaskState, execution_key
@@ -134,6 +134,9 @@ class Invariants:
     def durable(self, machine: Machine, row: Row) -> None:
         """A row is on disk."""
         match row:
+            case PutMembers():
+                for one in row.rows():
+                    self.durable(machine, one)
             case PutTask():
                 self._task(machine, row.record)
             case PutExecution():

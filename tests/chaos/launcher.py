@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.launcher.lanes import Lanes
 from peerload.model import events
 from peerload.model.task import Exit, Guarantee, Usage
 
@@ -25,6 +26,8 @@ SURVIVES = 0.5
 SHORT_AFTER = 0.5
 """A process with too little memory fails after this part of its time."""
 SIGKILL = 9
+GIVEN_BACK_S = 6.0
+"""What was given ahead is given back after so long."""
 SHORT = "no more processes can be made"
 FOREVER_S = float("inf")
 
@@ -85,6 +88,7 @@ class Launcher:
         self._machine = machine
         self._rng = rng
         self.running: dict[str, Process] = {}
+        self._lanes: Lanes[SpawnTask] = Lanes()
         self.ended: dict[str, Exit] = {}
         self._synced: set[str] = set()
         self.generation = 1
@@ -112,6 +116,7 @@ class Launcher:
         self._hear_all()
         wall_s = self._machine.clock.wall_s
         running = tuple((process.key, wall_s(process.started_s), process.ts) for process in self.running.values())
+        running += tuple((key, wall_s(self._cluster.now_s), 0.0) for key in self._lanes.waiting)
         frozen = tuple(process.key for process in self.running.values() if process.frozen)
         return events.LauncherReady(running, tuple(self.ended.items()), frozen)
 
@@ -122,13 +127,42 @@ class Launcher:
 
     def spawn(self, action: SpawnTask) -> None:
         """Start a process, unless its lease has run out or it is known already."""
-        key, now_s = action.key, self._cluster.now_s
+        key = action.key
         if key in self.ended:
             self._tell(events.TaskEnded(key, self.ended[key]))
             return
         if key in self.running:
             self._tell(events.TaskStarted(key, self._machine.clock.wall_s(self.running[key].started_s)))
             return
+        if key in self._lanes.waiting:
+            return
+        if action.after and self._lanes.add(action, self.running):
+            self._cluster.gauges.count("given ahead")
+            self._cluster.after(GIVEN_BACK_S, self._give_back, key, self.generation)
+            return
+        self._start(action)
+
+    def _give_back(self, key: str, generation: int) -> None:
+        """What has waited for long behind another is given back, unless it was started."""
+        if generation != self.generation or key not in self._lanes.waiting:
+            return
+        if self.is_paused or self._machine.is_suspended:
+            self._cluster.after(GIVEN_BACK_S, self._give_back, key, generation)
+            return
+        del self._lanes.waiting[key]
+        self._cluster.gauges.count("given ahead and back")
+        self._tell(events.TaskLost(key, "the task before it takes longer than expected", never_started=True))
+
+    def _start_next(self, key: str) -> None:
+        """Start what follows in the lane of an attempt that has ended."""
+        while (action := self._lanes.next(key)) is not None:
+            key = action.key
+            self._start(action)
+            if key in self.running:
+                return
+
+    def _start(self, action: SpawnTask) -> None:
+        key, now_s = action.key, self._cluster.now_s
         if 0 < action.deadline_s <= self._machine.clock.boot_s(now_s):
             self._tell(events.TaskLost(key, "its lease ran out before it could be started", never_started=True))
             return
@@ -144,6 +178,10 @@ class Launcher:
 
     def signal(self, key: str, number: int) -> None:
         """SIGKILL ends it at once, SIGTERM when it executes next (a frozen one cannot obey), unless it ignores that."""
+        if (waiting := self._lanes.waiting.pop(key, None)) is not None:
+            self._cluster.gauges.count("signalled while given ahead")
+            self._finish(Process(waiting, self._cluster.next_serial(), self._cluster.now_s), 128 + number, number)
+            return
         process = self.running.get(key)
         if process is None or (process.stubborn and number != SIGKILL):
             return
@@ -243,17 +281,21 @@ class Launcher:
         self._rest(process)
         del self.running[process.key]
         self._tell(events.TaskLost(process.key, reason))
+        self._start_next(process.key)
 
-    def _end(self, process: Process, exit_code: int, signal: int, reason: str = "") -> None:
+    def _end(self, process: Process, exit_code: int, signal: int) -> None:
         self._rest(process)
         self.running.pop(process.key, None)
+        self._finish(process, exit_code, signal)
+        self._start_next(process.key)
+
+    def _finish(self, process: Process, exit_code: int, signal: int) -> None:
         clock = self._machine.clock
         ended_at = clock.wall_s(self._cluster.now_s)
         usage = Usage(memory_bytes_max=process.serial)
         exit_ = Exit(
             exit_code,
             signal,
-            reason,
             started_at=clock.wall_s(process.started_s),
             ended_at=ended_at,
             usage=usage,
@@ -316,7 +358,8 @@ class Launcher:
         self.end_left_overs()
 
     def end_left_overs(self) -> None:
-        """Whatever runs is gone."""
+        """Whatever runs is gone, and what waits is never started."""
+        self._lanes = Lanes()
         for process in list(self.running.values()):
             self._rest(process)
             del self.running[process.key]

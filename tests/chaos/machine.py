@@ -341,6 +341,9 @@ class Machine:
                 cluster.clients.answered(self, action)
             case actions.TaskChanged():
                 cluster.checker.shown(self, action)
+            case actions.MembersCancelled():
+                for change in action.changes():
+                    cluster.checker.shown(self, change)
             case actions.FindTasks():
                 found = tuple(self.disk.found(task) for task in action.tasks)
                 self.later(self.facts.disk_s, self.handle, events.TasksFound(found))

@@ -125,7 +125,7 @@ class Given:
     def end(self, key: str, exit_code: int = 0) -> list[str]:
         return self.when(events.TaskEnded(key, Exit(exit_code, started_at=WALL_S, ended_at=WALL_S + 1.0)))
 
-    def _shape(self, action: actions.Action) -> str:  # noqa: C901 -- one line an action
+    def _shape(self, action: actions.Action) -> str:  # noqa: C901 PLR0912 -- one line an action
         match action:
             case actions.Persist():
                 return "persist " + " ".join(_row(row) for row in action.rows)
@@ -141,6 +141,8 @@ class Given:
                 return f"refuse {type(action.error).__name__}" if action.error is not None else "answer"
             case actions.TaskChanged():
                 return f"changed {'running' if action.running and action.record.started_at else action.record.state}"
+            case actions.MembersCancelled():
+                return f"cancelled {len(action.row.members)}"
             case actions.SpawnTask():
                 return f"spawn {action.attempt}"
             case actions.SignalTask():
@@ -178,6 +180,8 @@ def _row(row: actions.Row) -> str:  # noqa: C901 PLR0912 -- one line a row
     match row:
         case actions.PutTask():
             return str(row.record.state)
+        case actions.PutMembers():
+            return f"{len(row.members)} {row.record.state}"
         case actions.PutExecution():
             return str(row.record.state)
         case actions.PutMaking():

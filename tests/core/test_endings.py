@@ -125,7 +125,7 @@ def test_released_tasks_come_back_some_at_a_time_in_order() -> None:
 
 
 def test_a_large_array_is_kept_before_it_is_answered_and_then_arrives() -> None:
-    x = Given(peers=())
+    x = Given(peers=(), config=CoreConfig(uniform_array_min=1000))
     members = batched_requests.TASKS_AT_A_TIME + 1
     assert x.submit(indices=tuple(range(members))) == ["timer request 0"]
     assert x.submit(token="token 1", indices=tuple(range(members))) == []  # said again: it will be answered

@@ -202,7 +202,7 @@ def test_nothing_is_timed_that_never_comes() -> None:
 
 
 def test_the_tables_of_tasks_become_small_again_and_keep_their_order() -> None:
-    x = Given(slots=1, peers=())
+    x = Given(slots=1, peers=(), config=CoreConfig(uniform_array_min=10_000))
     x.submit(indices=tuple(range(3000)))
     x.finish(1)
     x.submit(token="the other")

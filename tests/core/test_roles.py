@@ -261,6 +261,7 @@ ADVICE: list[Any] = [
     messages.ProfileRequest(("y",)),
     messages.ProfileTold(()),
     messages.Leaving(),
+    messages.Wake("z"),
     messages.DirectoryTold(b"/data", code="directory"),
     messages.State(Identity("y", "b", "another", "s", 9, "y:1"), Profile("y", 9, 9.0), ACCEPTS),
     messages.State(Identity("z", "b", "m", "z-store", 9, "z:1"), Profile("y", 9, 9.0), ACCEPTS),

@@ -267,3 +267,31 @@ def test_an_executor_fetches_from_the_sources_that_it_is_told_but_not_from_itsel
     x = Given(peers=("h",))
     x.hear("h", messages.Offer("h/1", UID, 1, spec(files=FILES), 60.0, sources=("y", "x", "h")))
     assert x.done(actions.StageFiles).sources == ("y",)
+
+
+def asked_by_a_holder(files: TaskFiles) -> Given:
+    """A home that y has taken a task with these files from, where a plain task and another with them wait; y asks for work."""
+    x = Given(peers=("y",))
+    x.submit()
+    x.submit(spec(files=files))
+    y = x.node.membership.get("y")
+    assert y is not None
+    x.hear("y", messages.GiveRequest(4, LoadReport(sequence=2), y.profile))
+    offer = x.sent(messages.Offer)
+    x.hear("y", messages.Accept(offer.task, offer.uid, 1, 5, 7.0, files=True))
+    x.submit()
+    x.submit(spec(files=files))
+    x.hear("y", messages.GiveRequest(5, LoadReport(sequence=3), y.profile))
+    return x
+
+
+def test_a_node_that_asks_for_work_gets_a_task_whose_files_it_has() -> None:
+    x = asked_by_a_holder(LARGE)
+    assert x.sent(messages.GiveReply).task == x.sent(messages.Offer).task == "x/4"
+    decided = x.done(actions.Decided)
+    assert (decided.task, decided.choice) == ("x/4", "y")
+    assert decided.reason == "y has room and its files, which saves 21.5 s"
+
+
+def test_small_files_give_no_task_to_a_node_that_asks_before_its_turn() -> None:
+    assert asked_by_a_holder(FILES).sent(messages.GiveReply).task == "x/3"

@@ -19,7 +19,7 @@ from peerload.agent.sensors.energy import EnergySensors, EnergyStore
 from peerload.energy.meter import DRIFT_S, Drift, IdlePower
 from peerload.launcher.protocol import TaskUsage, UsageEvent
 from peerload.model.config import AgentConfig, EnergySettings
-from peerload.model.devices import DeviceReading
+from peerload.model.devices import Device, DeviceReading
 from peerload.model.instant import Instant
 from peerload.model.power import PowerCurve, Quality, estimated_curve
 from peerload.model.resources import ResourceRequest
@@ -147,6 +147,11 @@ async def _conserved(root: Path) -> None:
     assert node["idle_joules"] == pytest.approx(600 * IDLE_W, rel=0.01)
     assert node["tasks_joules"] == pytest.approx(sum(usage.joules or 0.0 for usage in told.values()), rel=0.01)
     assert (node["gap_s"], node["quality"], node["source"]) == (0.0, "measured", "powercap")
+    counted = machine.agent.counters()
+    assert counted["energy_gap_seconds_total"] == 0.0
+    since_the_kill = sum(counted[f'energy_joules_total{{of="{name}"}}'] for name in ("tasks", "other", "idle"))
+    assert 0.1 * node["joules"] < since_the_kill < node["joules"]
+    assert list(machine.agent.gauges()) == ['power_watts{source="powercap",quality="measured"}']
 
 
 def test_without_a_sensor_joules_are_estimated_from_the_load(tmp_path: Path) -> None:
@@ -304,6 +309,41 @@ def test_energy_of_a_gpu_goes_to_who_holds_it(
             assert node["quality"] == quality
 
     asyncio.run(run())
+
+
+def test_cards_of_amd_and_intel_tell_their_power_by_hwmon(tmp_path: Path) -> None:
+    """One that tells watts, one that tells joules, one that is part of a processor, one that sleeps."""
+
+    async def story() -> None:
+        machine = Machine(tmp_path)
+        machine.tree.zone("intel-rapl:0", "package-0", tdp_w=100.0)
+        machine.tree.card(
+            1, "amdgpu", "0000:03:00.0", power1_average=10_000_000, device_gpu_metrics=bytes((0, 1, 1, 3))
+        )
+        machine.tree.card(2, "i915", "0000:04:00.0", energy1_input=0)
+        machine.tree.card(3, "amdgpu", "0000:05:00.0", power1_average=9_000_000, device_gpu_metrics=bytes((0, 1, 2, 3)))
+        machine.tree.card(4, "xe", "0000:06:00.0", energy1_input=7, device_power__runtime_status="suspended")
+        machine.gpus.devices = (Device("amd:0000:03:00.0", kind="amd"),)
+        machine.runs("a")
+        await machine.sample()
+        machine.ledger.devices.set_devices(machine.gpus.devices)
+        machine.ledger.devices.holding["a"] = ("amd:0000:03:00.0",)
+        machine.tree.card(1, "amdgpu", "0000:03:00.0", power1_average=50_000_000)
+        for number in range(1, 31):
+            machine.tree.card(2, "i915", "0000:04:00.0", energy1_input=number * 2 * 30 * 10**6)
+            machine.passes(SAMPLE_S, a=1.0)
+            await machine.sample()
+        node = machine.told()
+        host_j = 60 * (IDLE_W + CORE_W)
+        assert node["joules"] == pytest.approx(host_j + 60 * (50.0 + 30.0), rel=0.03)
+        assert machine.ends("a").joules == pytest.approx(60 * (CORE_W + 40.0), rel=0.05)
+        assert set(node["source"].split("+")) == {"powercap", "hwmon"}
+        told = {one["name"]: one["quality"] for one in machine.agent.power()["sources"]}  # type: ignore[attr-defined]
+        assert told["hwmon 0000:03:00.0"] == "derived"
+        assert told["hwmon 0000:04:00.0"] == "measured"
+        assert not [name for name in told if "05:00" in name or "06:00" in name]
+
+    asyncio.run(story())
 
 
 def test_a_damaged_file_is_begun_anew(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from peerload.agent.energy.controls import FILE, PowerControls
 from peerload.model.config import EnergySettings
+from tests.fakes.nvml import Machine, environment, load
 
 
 class NVMLError(Exception):
@@ -178,26 +180,60 @@ from pathlib import Path
 from peerload.agent.energy.controls import PowerControls
 from peerload.model.config import EnergySettings
 file, root = map(Path, sys.argv[1:])
+wanted = EnergySettings(cpufreq=str(root), cpu_governor="powersave", cpu_max_mhz=900, gpu_power_w=200, gpu_clock_mhz=1400)
 print("ready", flush=True)
 while True:
-    PowerControls(file, lambda: None).start(EnergySettings(cpufreq=str(root), cpu_governor="powersave", cpu_max_mhz=900))
+    assert not PowerControls(file).start(wanted)
 """
 
 
-def test_processes_that_are_killed_in_the_middle_leave_nothing_either(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.long)])
+def test_processes_that_are_killed_in_the_middle_leave_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+) -> None:
+    """Each start puts back what the one before, which was killed at any moment, has left: of processors, and of cards by the
+    stand-in for NVIDIA's library."""
     before, chance = cpufreq(tmp_path / "cpufreq"), random.Random(7)
-    file = tmp_path / FILE
-    for _ in range(3):
+    file, cards = tmp_path / FILE, Machine(tmp_path / "cards")
+    cards.gpu(0)
+    cards.gpu(1)
+    pynvml = load(monkeypatch, cards.path)
+    changed = 0
+    for _ in range(kills):
         process = subprocess.Popen(
-            [sys.executable, "-c", LOOP, str(file), str(tmp_path / "cpufreq")], stdout=subprocess.PIPE
+            [sys.executable, "-c", LOOP, str(file), str(tmp_path / "cpufreq")],
+            stdout=subprocess.PIPE,
+            env=os.environ | environment(cards.path),
         )
         with process:
             assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(chance.random() / 50)  # the moment at which it is killed
+            assert process.stdout.readline() == b"ready\n"
+            time.sleep(chance.random() / 10)  # the moment at which it is killed
             process.send_signal(signal.SIGKILL)
-        PowerControls(file, lambda: None).restore()
+        changed += tree(tmp_path / "cpufreq") != before or cards.settings(0) != (400_000, 0)
+        assert PowerControls(file, lambda: pynvml).restore() == []
         assert tree(tmp_path / "cpufreq") == before
+        assert (cards.settings(0), cards.settings(1), file.exists()) == ((400_000, 0), (400_000, 0), False)
+    assert changed or kills < 10
+
+
+def test_the_drivers_settings_are_put_back_and_no_permission_is_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = Machine(tmp_path / "cards")
+    cards.gpu(0)
+    cards.gpu(1, noset=1)
+    pynvml = load(monkeypatch, cards.path)
+    controls = PowerControls(tmp_path / FILE, lambda: pynvml)
+    said = controls.start(EnergySettings(gpu_power_w=200.0, gpu_clock_mhz=1400))
+    assert len(said) == 2
+    assert all("Insufficient Permissions" in words for words in said)
+    assert (cards.settings(0), cards.settings(1)) == ((200_000, 1400), (400_000, 0))
+    cards.gpu(1, noset=0)
+    assert controls.restore() == []
+    assert cards.settings(0) == (400_000, 0)
+    assert len(controls.start(EnergySettings(gpu_power_w=50.0))) == 2  # outside of what a card allows
+    assert cards.settings(0) == (400_000, 0)
 
 
 def test_what_may_not_be_set_is_told_and_changes_nothing(tmp_path: Path) -> None:

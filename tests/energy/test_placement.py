@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from peerload.core.work import HomePhase
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
+from peerload.model.gossip import MemberStatus
 from peerload.model.load import LoadReport
 from peerload.model.power import PowerCurve, Quality
 from peerload.model.resources import Profile, ResourceRequest
@@ -57,6 +59,54 @@ def test_an_idle_home_gives_its_task_to_the_node_where_it_costs_less_and_tells_t
     (decided,) = (action for action in x.last if isinstance(action, actions.Decided))
     compared = {cost.node: (cost.joules, cost.quality) for cost in decided.compared}
     assert compared == {"x": (2000.0, Quality.MEASURED), "y": (250.0, Quality.MEASURED)}
+
+
+OFF = PowerCurve((10.0, 20.0), 4, 4, may_sleep=True, wake_s=20.0, quality=Quality.MEASURED)
+
+
+def wakes(given: Given) -> list[str]:
+    return [action.node for action in given.last if isinstance(action, actions.WakePeer)]
+
+
+def compared(given: Given) -> dict[str, tuple[float, float]]:
+    (decided,) = (action for action in given.last if isinstance(action, actions.Decided))
+    return {cost.node: (cost.wake_s, cost.wake_joules) for cost in decided.compared}
+
+
+def test_a_node_that_sleeps_is_woken_where_that_costs_less_and_the_task_waits_for_it() -> None:
+    x = given(y=OFF)
+    x.rumour("y", MemberStatus.ASLEEP, 1)
+    x.submit(spec(est_s=300.0))  # 20 s later, and far less joules
+    assert wakes(x) == ["y"]
+    assert compared(x) == {"x": (0.0, 0.0), "y": (20.0, 200.0)}
+    assert x.task().phase is HomePhase.RESTING
+    x.after(8.0).rumour("y", MemberStatus.ALIVE, 2)
+    x.timer("rest", x.task().uid.hex())
+    answer(x, y=told())
+    assert offered(x) == ["y"]
+    assert x.node.membership.waking.took_s == {"y": 8.0}
+
+
+def test_a_node_that_sleeps_is_left_alone_where_waking_it_takes_longer_or_costs_more() -> None:
+    x = given(y=OFF)
+    x.rumour("y", MemberStatus.ASLEEP, 1)
+    x.submit(spec(est_s=100.0))  # 20 % later than here
+    assert wakes(x) == []
+    assert x.done(actions.SpawnTask)
+    x = given(CHEAP, y=OFF)
+    x.rumour("y", MemberStatus.ASLEEP, 1)
+    x.submit(spec(est_s=300.0))
+    assert wakes(x) == []
+
+
+def test_a_node_that_is_not_woken_keeps_no_task_for_ever() -> None:
+    x = given(y=OFF)
+    x.rumour("y", MemberStatus.ASLEEP, 1)
+    x.submit(spec(est_s=300.0))
+    for _ in range(3):
+        x.after(20.0).timer("wake", "y")
+    x.timer("rest", x.task().uid.hex())
+    assert x.done(actions.SpawnTask)
 
 
 def test_nobody_pulls_a_task_that_was_placed_by_energy() -> None:

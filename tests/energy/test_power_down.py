@@ -7,17 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, cast
 
+import msgspec
 import pytest
 
 from peerload.agent.energy import power_down
 from peerload.agent.energy.power_down import PowerDown
+from peerload.agent.views.metrics import MetricsView
 from peerload.core.membership.membership import PeerState
 from peerload.model import actions, events, messages
 from peerload.model.gossip import MembershipUpdate, MemberStatus
 from peerload.model.load import LoadReport
-from peerload.model.resources import Profile
+from peerload.model.resources import Placement, Profile, ResourceRequest
 from tests.core.given import SENDER, Given, spec
 
 
@@ -50,6 +52,9 @@ def test_a_node_that_sleeps_is_not_dead_and_nobody_suspects_it() -> None:
     assert "y" not in x.node.membership.gossip.shared.there
     x.after(1e6).timer("gossip", "sync", "")
     assert state(x) is PeerState.ASLEEP  # however long
+    figures = MetricsView(*[cast("Any", None)] * 6)
+    figures._node = x.node
+    assert figures._of_nodes()['peers{state="asleep"}'] == 1
     x.rumour("y", MemberStatus.ALIVE, 2)
     assert state(x) is PeerState.ALIVE
 
@@ -82,6 +87,39 @@ def test_a_node_that_never_wakes_is_asked_three_times_reported_and_avoided_until
     assert woken(x) == [{"y": "z", "z": "y"}[asked[0]]]
     x.rumour(asked[0], MemberStatus.ALIVE, 2)
     assert not x.node.membership.waking.failed
+
+
+def asked(given: Given) -> list[str]:
+    return [one.dst for one in given.last if isinstance(one, actions.Send) and isinstance(one.message, messages.Wake)]
+
+
+def test_a_home_on_another_network_asks_a_peer_on_that_of_the_sleeper() -> None:
+    x = gate()
+    x.node.state.identity = msgspec.structs.replace(x.node.state.identity, address="10.0.1.1:7117")
+    for name, address in (("y", "10.0.2.2:7117"), ("z", "10.0.2.3:7117"), ("w", "10.0.3.1:7117")):
+        x.meet(name)
+        if name == "y":
+            slept(x)
+        peer = x.node.membership.get(name)
+        assert peer is not None
+        peer.identity = msgspec.structs.replace(peer.identity, address=address)
+    x.submit(spec(request=ResourceRequest(), placement=Placement(node="y")))
+    assert (woken(x), asked(x)) == (["y"], ["z"])
+    x.after(60.0).timer("wake", "y")  # in vain: whoever is there is asked, too
+    assert (woken(x), asked(x)) == (["y"], ["z", "w"])
+
+
+def test_a_peer_that_is_asked_wakes_a_node_that_is_asleep_and_no_other_and_not_for_ever() -> None:
+    x = Given(policies=SENDER)
+    x.hear("y", messages.Wake("z"))
+    assert woken(x) == []
+    x.meet("z")
+    slept(x, "z")
+    for wanted in (["z"], []):
+        x.hear("y", messages.Wake("z"))
+        assert woken(x) == wanted
+    x.after(1.0).hear("y", messages.Wake("z"))
+    assert woken(x) == ["z"]
 
 
 def test_a_task_that_can_start_wakes_nobody() -> None:
@@ -210,8 +248,10 @@ def test_a_magic_packet_names_the_card_sixteen_times() -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("socket.socket", lambda *_: Socket())
+        patched.setattr(power_down, "_broadcasts", lambda: ["10.0.0.255", "255.255.255.255"])
         power_down.Waker("").wake(Profile("y", 1, 1.0, wake=("01:23:45:67:89:ab",)))
-    assert sent == [(packet, ("255.255.255.255", 9))]
+    assert sent == [(packet, ("10.0.0.255", 9)), (packet, ("255.255.255.255", 9))]
+    assert "255.255.255.255" in power_down._broadcasts()
 
 
 def test_the_resume_command_is_run_with_the_name_of_the_node(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ struct card {
   int on, parent, number;
   char uuid[96], name[96], cc[16];
   double total, reserved, used, util, lag, temp, power, energy, throttle, clock, ecc, pending, failed, lost, sm, mig, gi, ci;
-  double nomem, noutil, notemp, noprocmem, noprocs, noenergy, noevents, broken;
+  double nomem, noutil, notemp, noprocmem, noprocs, noenergy, noevents, noset, broken;
 };
 struct process { int card, kind; u32 pid, sm; double bytes; };
 
@@ -61,7 +61,7 @@ static void set(struct card *c, char *key, char *value) {
   TEXT(uuid) TEXT(name) TEXT(cc) NUMBER(total) NUMBER(reserved) NUMBER(used) NUMBER(util) NUMBER(lag) NUMBER(temp)
   NUMBER(power) NUMBER(energy) NUMBER(throttle) NUMBER(clock) NUMBER(ecc) NUMBER(pending) NUMBER(failed) NUMBER(lost)
   NUMBER(sm) NUMBER(mig) NUMBER(gi) NUMBER(ci) NUMBER(nomem) NUMBER(noutil) NUMBER(notemp) NUMBER(noprocmem)
-  NUMBER(noprocs) NUMBER(noenergy) NUMBER(noevents) NUMBER(broken)
+  NUMBER(noprocs) NUMBER(noenergy) NUMBER(noevents) NUMBER(noset) NUMBER(broken)
 }
 
 static int card_of(const char *word) { /* "2" is card 2, "2.1" its slice 1 */
@@ -296,6 +296,35 @@ result nvmlDeviceGetRemappedRows(handle h, u32 *correct, u32 *uncorrect, u32 *pe
   return OK;
 }
 #endif
+
+/* -- settings: kept in FAKE_NVML_STATE.INDEX, "LIMIT_MW LOCKED_MHZ", so that they outlive who sets them ------------- */
+
+static void settings_of(int index, u32 *limit, u32 *clock) {
+  char path[600];
+  snprintf(path, sizeof path, "%s.%d", getenv("FAKE_NVML_STATE"), index);
+  *limit = 400000; *clock = 0;
+  FILE *file = fopen(path, "r");
+  if (file) { if (fscanf(file, "%u %u", limit, clock) != 2) abort(); fclose(file); }
+}
+static result keep_settings(int index, u32 limit, u32 clock) {
+  char path[600], new[700];
+  snprintf(path, sizeof path, "%s.%d", getenv("FAKE_NVML_STATE"), index);
+  snprintf(new, sizeof new, "%s.%d.new", path, getpid());
+  FILE *file = fopen(new, "w");
+  fprintf(file, "%u %u\n", limit, clock);
+  fclose(file);
+  return rename(new, path) ? UNKNOWN : OK;
+}
+#define SETTINGS(h) LOOK(h); u32 limit, clock; if (SLICE) return NOT_SUPPORTED; settings_of(INDEX, &limit, &clock);
+result nvmlDeviceGetPowerManagementLimit(handle h, u32 *mw) { SETTINGS(h); *mw = limit; return OK; }
+result nvmlDeviceGetPowerManagementLimitConstraints(handle h, u32 *low, u32 *high) { LOOK(h); *low = 100000; *high = 400000; return OK; }
+result nvmlDeviceSetPowerManagementLimit(handle h, u32 mw) {
+  SETTINGS(h);
+  if (c->noset) return NO_PERMISSION;
+  return mw < 100000 || mw > 400000 ? INVALID : keep_settings(INDEX, mw, clock);
+}
+result nvmlDeviceSetGpuLockedClocks(handle h, u32 low, u32 high) { SETTINGS(h); return c->noset ? NO_PERMISSION : keep_settings(INDEX, limit, high); }
+result nvmlDeviceResetGpuLockedClocks(handle h) { SETTINGS(h); return c->noset ? NO_PERMISSION : keep_settings(INDEX, limit, 0); }
 
 /* -- processes ----------------------------------------------------------------------------------------------------- */
 

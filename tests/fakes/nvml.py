@@ -79,6 +79,12 @@ class Machine:
         self.unsay("xid ")
         self.say(f"xid {card} {code} {self._xids} {instances}")
 
+    def settings(self, index: int) -> tuple[int, int]:
+        """Power limit in mW and locked clock in MHz (0: not locked) that are in force on a card."""
+        file = Path(f"{self.path}.{index}")
+        limit, clock = map(int, file.read_text(encoding="ascii").split()) if file.exists() else (400_000, 0)
+        return limit, clock
+
     def write(self) -> None:
         """Change the machine at once."""
         lines = [f"{kind} {of} {_fields(values)}" for kind, all_ in (("gpu", self.gpus), ("slice", self.slices))

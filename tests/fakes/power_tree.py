@@ -50,6 +50,20 @@ class PowerTree:
         (chip / "name").write_text(f"{name}\n")
         (chip / "power1_input").write_text(f"{watts * 1e6:.0f}\n")
 
+    def card(self, number: int, name: str, place: str, **files: object) -> Path:
+        """Add the chip of a GPU, or change what it tells: files of the chip, and (``device_x``) of the device at this address."""
+        device, chip = self.root / "pci" / place, self.hwmon / f"hwmon{number}"
+        chip.mkdir(parents=True, exist_ok=True)
+        (device / "power").mkdir(parents=True, exist_ok=True)
+        (chip / "name").write_text(f"{name}\n")
+        if not (chip / "device").is_symlink():
+            (chip / "device").symlink_to(device)
+        for file, value in files.items():
+            of_device = file.startswith("device_")
+            path = device / file.removeprefix("device_").replace("__", "/") if of_device else chip / file
+            path.write_bytes(value if isinstance(value, bytes) else f"{value}\n".encode())
+        return chip
+
     def settings(self) -> str:
         """The table of the config file."""
         return f'[energy]\npowercap = "{self.powercap}"\nhwmon = "{self.hwmon}"\n'

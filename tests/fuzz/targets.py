@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 import msgspec
 
+from peerload.agent.files import user_work
 from peerload.agent.joining.enrollment import JoiningNode, JoinServer
+from peerload.agent.launcher.mps import KeeperState
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
 from peerload.agent.store.store import Store
@@ -32,7 +34,7 @@ from peerload.launcher.record_log import RecordLog
 from peerload.model import events, messages
 from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
 from peerload.model.config import CoreConfig
-from peerload.model.errors import BadRequest, ConfigError, PeerloadError, ProtocolError, StoreError
+from peerload.model.errors import BadRequest, ConfigError, PeerloadError, ProtocolError, StagingFailed, StoreError
 from peerload.model.events import Submission
 from peerload.model.gossip import (
     GossipAck,
@@ -393,12 +395,30 @@ def targets() -> dict[str, Target]:
         ),
         "settings": Target(more_targets.settings_text, (), (b'node = "a"\nslots = 3\n', b"[gpu]\nx = 1\n")),
         "manifest": Target(more_targets.manifest_of, (), more_targets.manifests()),
+        "user-work": Target(
+            user_work.decode,
+            (StagingFailed,),
+            tuple(
+                msgpack.packb(words)
+                for words in (
+                    ("read", [bytes(32)], 9),
+                    ("put", [b"x"]),
+                    ("done", [["a"], {"b": bytes(32)}]),
+                    ("failed", 28, "", "", ""),
+                )
+            ),
+        ),
         "energy-cases": Target(
             lambda raw: read_cases(raw, "cases.json"),
             (ConfigError,),
             (
                 b'{"format":"energy-cases/1","cases":[{"id":"a","nodes":[{"name":"n","cores":1,"watts":[1,2]}],"tasks":[],"runs":[]}]}',
             ),
+        ),
+        "mps-keeper": Target(
+            msgspec.json.Decoder(KeeperState).decode,
+            (msgspec.DecodeError, UnicodeDecodeError),
+            (b'{"device":"nvidia:GPU-1","at":1.5,"places":{"CUDA_MPS_PIPE_DIRECTORY":"/a"},"clients":[7],"faults":1}',),
         ),
         "power-profile": Target(
             lambda raw: decoded(raw, "cpu"),

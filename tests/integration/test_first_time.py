@@ -164,7 +164,7 @@ def test_a_launcher_that_stands_still_is_told_and_goes_on(agent: Agent) -> None:
     assert agent.wait(task)[task]["state"] == "done"
     wait_until(lambda: agent.call("nodes")["nodes"][0]["trouble"] is None)
     wait_until(lambda: what_happened(agent, "launcher")[-2:] == ["silent", "answers"])
-    assert "launcher  silent: it does not answer" in agent.cli("events", "--what", "launcher").stdout.decode()
+    assert "launcher  silent: " in agent.cli("events", "--what", "launcher").stdout.decode()
 
 
 # -- other nodes -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import resource
 import shutil
@@ -433,6 +434,64 @@ def test_there_is_one_launcher_of_a_directory(bench: Bench) -> None:
     assert second.wait(60) == ALREADY_RUNS
     assert second.stderr is not None
     assert b"another launcher runs in" in second.stderr.read()
+
+
+def held(agent: Agent, bench: Bench) -> Path:
+    """A task that ends when the file is there, and two that wait for it in a lane."""
+    gate = bench.directory / "gate"
+    agent.spawn("a", b"sh", b"-c", b'until [ -e "$0" ]; do sleep 0.01; done', os.fsencode(gate))
+    agent.spawn("b", b"echo", b"b", after="a")
+    agent.spawn("c", b"echo", b"c", after="b")
+    return gate
+
+
+def test_a_task_that_was_given_ahead_starts_when_the_one_before_has_ended(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    gate = held(agent, bench)
+    agent.spawn("d", b"true", after="unknown")  # nothing is before it
+    assert agent.ended("d")["exit_code"] == 0
+    assert not (bench.directory / "b.out").exists()
+    gate.touch()
+    exits = [agent.ended(key) for key in ("a", "b", "c")]
+    assert all(before["ended_at"] <= after["started_at"] for before, after in itertools.pairwise(exits))
+    assert (bench.directory / "c.out").read_bytes() == b"c\n"
+
+
+def test_what_waits_behind_a_task_that_takes_long_is_given_back_and_never_started(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    gate = held(agent, bench)
+    assert [agent.lost(key)["never_started"] for key in ("b", "c")] == [True, True]
+    gate.touch()
+    agent.ended("a")
+    agent.spawn("d", b"true", after="a")
+    agent.ended("d")
+    assert not (bench.directory / "b.out").exists()
+
+
+def test_a_signal_ends_a_task_that_was_given_ahead_before_its_turn(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    gate = held(agent, bench)
+    agent.send({"do": "signal", "key": "b", "signal": signal.SIGTERM})
+    assert agent.ended("b")["signal"] == signal.SIGTERM
+    gate.touch()
+    assert agent.ended("c")["exit_code"] == 0
+    assert not (bench.directory / "b.out").exists()
+
+
+def test_an_agent_that_connects_hears_that_waiting_tasks_run_and_then_their_ends(bench: Bench) -> None:
+    bench.launcher()
+    gate = held(bench.agent(), bench)
+    agent = bench.agent()
+    assert {key for key, _ in agent.listed()["running"]} == {"a", "b", "c"}
+    gate.touch()
+    told: dict[str, str] = {}
+    while told.keys() != {"a", "b", "c"}:
+        event = agent.next()
+        told |= {event["key"]: event["is"]} if event["is"] != "started" else {}
+    assert told["a"] == "ended"  # the others may have been given back before
 
 
 @pytest.mark.parametrize("by_signal", [True, False])

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.cli.doctor.broker import BrokerAccess, BrokerProbe, anybody_may_publish, probe_broker
-from peerload.cli.doctor.cluster import _of_tls
+from peerload.cli.doctor.broker import BrokerAccess, BrokerProbe, _of_tls, anybody_may_publish, probe_broker
 from peerload.cli.doctor.facts import DoctorInput
 from tests.integration.broker_fixtures import need_broker
 from tests.integration.cluster import Cluster
@@ -73,11 +72,10 @@ def test_doctor_says_that_the_rights_keep_a_node_silent(broker: TlsBroker, agent
     broker.stop()
     broker.start()
     try:
-        wait_until(lambda: finding(agents[0])[0] == "fail", what="doctor to say so")
-        wait_until(lambda: "passes on nothing" in finding(agents[0])[1], what="doctor to say why")
+        wait_until(lambda: "acl_file" in finding(agents[0])[2], what="doctor to say why")
         acl.write_text(as_it_was, encoding="utf-8")
         broker.stop()
-        wait_until(lambda: "the agent has none" in finding(agents[0])[1], what="doctor to say that it is away")
+        wait_until(lambda: "systemctl" in finding(agents[0])[2], what="doctor to say that it is away")
     finally:
         acl.write_text(as_it_was, encoding="utf-8")
         broker.start()
@@ -122,11 +120,11 @@ def test_doctor_tries_whether_anybody_may_publish(broker: TlsBroker, tmp_path: P
     left_s = (probe_broker(broker.url, way).ends_at or 0.0) - time.time()
     assert 729 * 86_400 < left_s < 731 * 86_400
     assert "certificate" in probe_broker(broker.url, way._replace(certificate=None)).why
-    assert "CA that is not trusted" in probe_broker(broker.url, way._replace(ca="system")).why
+    assert "mqtt_ca" in probe_broker(broker.url, way._replace(ca="system")).why
     expired = TlsBroker(cluster_of(), tmp_path / "expired", made_at=datetime.now(UTC) - timedelta(days=3650))
     expired.start()
     try:
-        assert "its certificate has expired" in probe_broker(expired.url, way).why
+        assert "expired" in probe_broker(expired.url, way).why
     finally:
         expired.stop()
     open_to_all = TlsBroker(cluster_of(), tmp_path / "open")
@@ -138,10 +136,10 @@ def test_doctor_tries_whether_anybody_may_publish(broker: TlsBroker, tmp_path: P
         open_to_all.stop()
     concern = _of_tls(facts, [], ["mqtts://me:***@broker.lab:8883"])
     assert concern is not None
-    assert (concern.result, "ANYBODY who reaches" in concern.says, "secret" in concern.says) == ("warn", True, False)
+    assert (concern.result, "broker.lab:8883" in concern.says, "secret" in concern.says) == ("warn", True, False)
     told = _of_tls(facts, [BrokerProbe("mqtt://broker.lab:1883", sends_password=True)], [])
     assert told is not None
-    assert "in the clear" in told.says
+    assert (told.result, "mqtts://" in told.fix) == ("warn", True)
     ending = _of_tls(facts, [BrokerProbe("mqtts://b:8883", ends_at=facts.now + 86_400.0)], [])
     assert ending is not None
     assert "broker-certificate" in ending.fix

@@ -183,7 +183,7 @@ def test_who_is_no_node_does_not_come_in(broker: TlsBroker, who: str, tmp_path: 
     ("who", "says"),
     [
         ("nobody", "it asks for a certificate, and this node has none"),
-        ("another cluster's", "it says that this node's certificate is of a CA that it does not trust"),
+        ("another cluster's", "it does not trust the CA of this node's certificate"),
         ("expired", "it says that this node's certificate has expired"),
     ],
 )
@@ -202,8 +202,8 @@ def test_the_agent_is_told_why_the_broker_refuses_it(
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("another CA", "of a CA that is not trusted (mqtt_ca)"),
-        ("the system's CAs", "of a CA that is not trusted (mqtt_ca)"),
+        ("another CA", "(mqtt_ca)"),
+        ("the system's CAs", "(mqtt_ca)"),
         ("another name", "for another name than its address"),
         ("another address", "for another"),
         ("a node's certificate", "for another name than its address"),

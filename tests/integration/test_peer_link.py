@@ -603,7 +603,7 @@ def test_an_output_stream_that_cannot_be_had(nodes: Nodes) -> None:
     with pytest.raises(LinkUnavailable, match="no address"):
         a.loop.run(fetch("unknown"))
     a.learn(msgspec.structs.replace(identity_of("gone"), address=CLOSED_PORT))
-    with pytest.raises(LinkUnavailable, match="no link to gone"):
+    with pytest.raises(LinkUnavailable, match="gone"):
         a.loop.run(fetch("gone"))
     b = nodes("b")
     a.learn(msgspec.structs.replace(identity_of("c"), address=b.address))
@@ -656,5 +656,5 @@ def test_who_is_shut_out_loses_every_link_and_stream_and_gets_no_other(
     for node, dst in ((a, "b"), (b, "a")):
         with pytest.raises(LinkUnavailable):
             node.loop.run(begun(node, dst), 30)
-    with pytest.raises(LinkUnavailable, match="a certificate that was revoked"):
+    with pytest.raises(LinkUnavailable, match="revoked"):
         a.loop.run(begun(a, "b"), 30)

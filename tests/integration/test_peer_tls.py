@@ -324,8 +324,8 @@ def test_why_somebody_was_not_let_in_is_logged_without_a_flood(
         answer_to.sendall(b"GET / HTTP/1.1\r\n\r\n")
         answer(answer_to)
     wait_until(lambda: total(a.counters, "peer_frames_dropped_total") == 5, what="all counted")
-    lines = [record.getMessage() for record in caplog.records if "connection refused" in record.getMessage()]
-    assert lines == ["connection refused: address=127.0.0.1 reason=it does not speak TLS"]
+    (refusal,) = [record for record in caplog.records if record.msg.startswith("connection refused: ")]
+    assert "address=127.0.0.1 " in refusal.getMessage()
 
 
 def test_a_certificate_made_anew_serves_new_links_and_leaves_the_old_ones(

@@ -221,9 +221,9 @@ def test_results_come_back_as_json_where_that_is_wanted(agent: Agent) -> None:
 def test_what_cannot_travel_is_said(executor: Executor) -> None:
     with pytest.raises(TypeError, match="cannot pickle"):
         executor.submit(len, threading.Lock()).result(60)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"the result cannot be sent: cannot pickle .*generator"):
+    with pytest.raises(TypeError, match=r"pickle .*generator"):
         executor.submit(lambda: (number for number in [1])).result(60)
-    with pytest.raises(ValueError, match="at most 5242880 come back"):
+    with pytest.raises(ValueError, match="5242880"):
         executor.submit(lambda: b"x" * (RESULT_BYTES_MAX + 1)).result(60)
 
     class Odd(Exception):

@@ -130,7 +130,7 @@ WORDS = {
     "globs": "exec $RUN printf '[%s]' '*' '?' '[a-z]' '~' '{a,b}'",
     "dollars": "exec $RUN printf '[%s]' '$HOME' '$(id)' '`id`' '${x}'",
     "backslashes": "exec $RUN printf '[%s]' '\\' '\\\\' 'a\\nb' '\\t'",
-    "operators": "exec $RUN printf '[%s]' '|' '&&' ';' '>' '<' '&' '!' '#'",
+    "operators": "exec $RUN printf '[%s]' '|' '&&' ';' '>' '<' '&' '!' '#' 2>/dev/null",  # there is a hint on stderr
     "leading dashes": "exec $RUN printf '[%s]' -- -n --help -x --node n9",
     "a lone dash": "exec $RUN printf '[%s]' - --",
     "not UTF-8": "exec $RUN printf '[%s]' \"$(printf 'a\\377b')\"",

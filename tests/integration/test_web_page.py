@@ -7,7 +7,9 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -172,6 +174,101 @@ def test_a_viewer_sees_what_happens(agents: list[Agent], browser: Browser) -> No
         wait_until(lambda: "hello" in browser.script(output), what="the live output")
         browser.script("document.getElementById('detail').close()")
         n1.call("cancel", tasks=[task], force=True)
+
+
+def test_a_page_shows_what_is_queued_elsewhere_and_follows_a_task_to_its_end(
+    agents: list[Agent], browser: Browser
+) -> None:
+    n1, n2 = agents
+    process, url = serve(n1)
+    with ended(process):
+        browser.open(url)
+        held, over = n2.submit("true", held=True), n2.submit("true", placement={"local": True})
+        n2.wait(over)
+        wait_until(lambda: browser.script(LIVE) == "live")
+        assert held not in rows(browser, "work")
+        browser.script("document.getElementById('everywhere').click()")
+        wait_until(lambda: held in rows(browser, "work"), what="the task of n2")
+        wait_until(lambda: over in rows(browser, "done"))
+        browser.script("document.getElementById('everywhere').click()")
+        wait_until(lambda: held not in rows(browser, "work"))
+
+        task = n1.submit("sh", "-c", "echo begun; while [ ! -e go ]; do sleep 0.1; done; exit 3", directory=b"-")
+        browser.script(f"location.hash = 'task={task}'")
+        fact = "return Object.fromEntries([...document.querySelectorAll('#d-body dt')].map(one => [one.innerText, one.nextSibling.innerText]))"
+        wait_until(lambda: browser.script(fact).get("State") == "running")
+        buttons = "return [...document.querySelectorAll('#d-actions button')].map(one => one.innerText)"
+        assert browser.script(buttons) == ["Cancel", "Hold", "Close"]
+        n1.call("cancel", tasks=[task], force=True)
+        wait_until(lambda: browser.script(fact).get("State") == "cancelled", what="the end of the task")
+        assert browser.script(buttons) == ["Close"]
+        browser.script("document.getElementById('detail').close()")
+        n2.call("cancel", tasks=[held], force=True)
+
+
+DAY_S = 86_400
+CLOCK = """
+const Real = Date; const offset = %d;
+window.Date = class extends Real { constructor(...given) { given.length ? super(...given) : super(Real.now() + offset); }
+  static now() { return Real.now() + offset; } };
+"""
+
+
+@pytest.mark.parametrize("viewer_s", [-7 * 3600, 3 * DAY_S], ids=["viewer 7 hours behind", "viewer 3 days ahead"])
+def test_clocks_that_are_wrong_change_no_age(browser: Browser, tmp_path: Path, viewer_s: int) -> None:
+    """The viewer's, and that of a node, which is 5 hours ahead."""
+    wall = tmp_path / "wall.so"
+    source = Path(__file__).resolve().parents[1] / "chaos_real" / "wall.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(wall), str(source)], check=True)
+    with Cluster() as cluster:
+        n1 = cluster.agent("n1")
+        cluster.environment |= {"LD_PRELOAD": str(wall), "WALL_OFFSET_S": str(5 * 3600)}
+        n2 = cluster.agent("n2", "--peer", n1.listen)
+        del cluster.environment["LD_PRELOAD"]
+        cluster.await_acquainted([n1, n2])
+        began = time.time()
+        task = n1.submit("sleep", "600", placement={"node": "n2"})
+        over = n1.submit("true", placement={"node": "n2"})
+        guest = n2.submit("sleep", "600", placement={"node": "n1"})
+        n1.wait(over)
+        n1.await_state(task, "running")
+        n2.await_state(guest, "running")
+        process, url = serve(n1)
+        hook = browser.devtools("Page.addScriptToEvaluateOnNewDocument", {"source": CLOCK % (viewer_s * 1000)})
+        browser.devtools("Emulation.setTimezoneOverride", {"timezoneId": "UTC"})
+        try:
+            with ended(process):
+                browser.open(url)
+                wait_until(lambda: {task, guest} <= rows(browser, "work").keys())
+                assert abs(browser.script("return Date.now()") / 1000 - time.time() - viewer_s) < 300
+                wait_until(lambda: over in rows(browser, "done"))
+                assert browser.script("return document.querySelectorAll('.tile.stale').length") == 0
+                for name in (task, guest):
+                    *_, registered, started, lasted, _ = rows(browser, "work")[name]
+                    for shown in (registered, started):
+                        assert re.fullmatch(r"\d\d:\d\d:\d\d", shown), "today, by the clock of n1"
+                        assert seconds_apart(shown, began) < 300
+                    assert re.fullmatch(r"[0-9.]+ s", lasted)
+                assert re.fullmatch(r"[0-9.]+ (ms|s)", rows(browser, "done")[over][-2])
+                browser.script(f"location.hash = 'task={task}'")
+                marks = "return [...document.querySelectorAll('#detail .span')].map(one => [one.children[1].innerText, one.children[2].innerText])"
+                wait_until(lambda: browser.script(marks))
+                own = [length for node, length in browser.script(marks) if node == "n1"]
+                assert all(re.fullmatch(r"(at )?[0-9.]+ (ms|s)", length) for length in own), own
+                os.kill(n2.pid, signal.SIGKILL)
+                dead = "return [...document.querySelectorAll('.tile.stale')].map(one => one.innerText).join()"
+                wait_until(lambda: re.search(r"heard [0-9.]+ s ago", browser.script(dead)), what="the dead node")
+                wait_until(lambda: rows(browser, "work")[task][2] == "unreachable")
+        finally:
+            browser.devtools("Page.removeScriptToEvaluateOnNewDocument", hook)
+            browser.devtools("Emulation.setTimezoneOverride", {"timezoneId": ""})
+
+
+def seconds_apart(shown: str, at: float) -> float:
+    """Between a time of the day that is shown and an instant, whatever day it was."""
+    hours, minutes, seconds = map(int, shown.split(":"))
+    apart = abs(hours * 3600 + minutes * 60 + seconds - at % DAY_S)
+    return min(apart, DAY_S - apart)
 
 
 LIVE = "return document.getElementById('link').innerText"

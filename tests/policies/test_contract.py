@@ -11,6 +11,7 @@ import itertools
 import random
 import re
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -260,8 +261,12 @@ class FrozenView:
         return Profile(node, self.__dict__["slots"], self.__dict__["cpus"]) if node in (*NAMES, "x") else None
 
     def report(self, node: str) -> api.KnownReport | None:
-        known: api.KnownReport | None = self.__dict__["reports"].get(node)
+        known: api.KnownReport | None = self.__dict__["told"].get(node)
         return known
+
+    def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
+        told = ((peer, self.report(peer)) for peer in self.__dict__["peers"])
+        return ((peer, known.report) for peer, known in told if known is not None and known.age_s <= age_s_max)
 
 
 class Waiting:
@@ -293,8 +298,9 @@ VIEWS = st.builds(
     FrozenView,
     node=st.just("x"),
     peers=st.lists(st.sampled_from(NAMES), unique=True).map(lambda names: tuple(sorted(names))),
-    reports=st.dictionaries(st.sampled_from(NAMES), st.builds(api.KnownReport, REPORTS, st.floats(0.0, 1e6))),
+    told=st.dictionaries(st.sampled_from(NAMES), st.builds(api.KnownReport, REPORTS, st.floats(0.0, 1e6))),
     starts_here=st.booleans(),
+    asleep=st.dictionaries(st.sampled_from(NAMES), POSITIVE),
     cpus_started=st.floats(0.0, 65_536.0),
     backlog=st.integers(0, 1000),
     price=st.none() | st.floats(-1e3, 1e3),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peerload.model.load import LoadReport
-from peerload.policy.api import Keep, KnownReport, Reply, Transfer
+from peerload.policy.api import Keep, Reply, Transfer
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import load_preset
 from peerload.sim.queueing_model import Arrival, CompletedTask, QueueingModel, profiles_of
@@ -50,9 +50,11 @@ class View:
         self.peers = sorted(reports)
         self._reports = reports
 
-    def report(self, node: str) -> KnownReport:
-        load, age_s, accepts = self._reports[node]
-        return KnownReport(LoadReport(load=load, accepts=accepts), age_s)
+    def reports(self, age_s_max: float) -> list[tuple[str, LoadReport]]:
+        told = [
+            (node, LoadReport(load=load, accepts=accepts), age) for node, (load, age, accepts) in self._reports.items()
+        ]
+        return [(node, report) for node, report, age_s in told if age_s <= age_s_max]
 
 
 def test_it_is_short() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -37,6 +38,10 @@ class View:
 
     def report(self, node: str) -> KnownReport | None:
         return self._told.get(node)
+
+    def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
+        told = ((peer, self._told[peer]) for peer in self.peers if peer in self._told)
+        return ((peer, known.report) for peer, known in told if known.age_s <= age_s_max)
 
 
 def made(kind: str, name: str, **parameters: Any) -> Any:

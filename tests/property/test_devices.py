@@ -19,7 +19,7 @@ def requests(draw: Any) -> ResourceRequest:
     prefer = tuple(map(str, draw(st.lists(st.integers(0, CARDS - 1), max_size=2, unique=True))))
     wait = draw(st.sampled_from(GpuWait))
     gpus = draw(st.integers(0, len(prefer) if wait is GpuWait.QUEUE and prefer else CARDS))
-    share = draw(st.sampled_from(GpuShare))
+    share = draw(st.sampled_from([share for share in GpuShare if share is not GpuShare.MPS or gpus == 1]))
     fraction = 1.0
     if gpus == 1 and share is not GpuShare.EXCLUSIVE:
         fraction = draw(st.sampled_from((1.0, 1.0, 0.25, 0.5)))

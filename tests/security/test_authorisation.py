@@ -15,7 +15,6 @@ from peerload.core.handoff.authorisation import (
     ANY_MEMBER,
     DROPPED,
     ITS_HOME,
-    OVER_BROKER,
     PASSED_OVER,
     TABLE,
     TAKEN,
@@ -65,9 +64,8 @@ def test_nobody_from_outside_and_no_node_itself_is_ever_heard() -> None:
 
 
 def test_a_broker_brings_advice_and_nothing_that_is_owned() -> None:
-    assert set(OVER_BROKER) == set(messages.ADVICE)
-    assert all(TABLE[kind] is ANY_MEMBER for kind in OVER_BROKER)
-    assert not set(OVER_BROKER) & set(get_args(messages.Ownership))
+    assert all(TABLE[kind] is ANY_MEMBER for kind in messages.ADVICE)
+    assert not set(messages.ADVICE) & set(get_args(messages.Ownership))
 
 
 def test_what_is_said_over_streams_is_said_there_alone() -> None:

@@ -81,9 +81,10 @@ def facts_of(machine: Machine) -> DoctorInput:
     return DoctorInput(machine.socket, environment=machine.environment)
 
 
-def result(look: Callable[[DoctorInput], Finding], facts: DoctorInput, says: str = "") -> str:
+def result(look: Callable[[DoctorInput], Finding], facts: DoctorInput, fix: str = "") -> str:
+    """The result of a check. fix: part of the command that it suggests."""
     found = look(facts)
-    assert says in found.says, found
+    assert fix in found.fix, found
     assert found.fix or found.result not in ("warn", "fail")
     return found.result
 
@@ -128,7 +129,7 @@ def test_members_that_have_just_joined_fail_nothing(members: list[Machine]) -> N
         told = json.loads(done.stdout)
         assert (done.returncode, told["failed"], told["mode"], done.stderr) == (0, 0, "user", ""), told
         assert [check["name"] for check in told["checks"]] == [check.name for check in security.CHECKS]
-        assert not [check for check in told["checks"] if "could not be looked at" in check["says"]]
+        assert not [check for check in told["checks"] if "the check itself failed" in check["says"]]
         passed = {check["name"] for check in told["checks"] if check["result"] == "ok"}
         assert passed >= {"agent", "state", "cluster", "settings", "socket", "code", "certificate", "gossip key"}
     text = members[1].done("doctor", "--security", "--quiet")
@@ -148,11 +149,11 @@ def test_without_an_agent_it_fails(tmp_path: Path) -> None:
 
 
 def test_a_ca_key_that_others_may_read(issuer: DoctorInput) -> None:
-    assert result(security.ca_key, issuer, "any member") == "warn"
+    assert result(security.ca_key, issuer, "--slots 0") == "warn"
     place = security.cluster_directory(issuer)
     assert place is not None
     with mode(place / "ca.key", 0o644):
-        assert result(security.ca_key, issuer, "others may read it") == "fail"
+        assert result(security.ca_key, issuer, "chmod go=") == "fail"
 
 
 @pytest.mark.parametrize(
@@ -167,13 +168,13 @@ def test_a_state_directory_that_is_open(facts: DoctorInput, name: str, bits: int
         path.write_bytes(b"")
         path.chmod(0o600)
     with mode(path, bits):
-        assert result(security.state, facts, "others may") == "fail"
+        assert result(security.state, facts, "chmod go") == "fail"
 
 
 def test_a_state_directory_that_others_may_replace(facts: DoctorInput) -> None:
     assert facts.state is not None
     with mode(facts.state.parent, 0o777):
-        assert result(security.state, facts, "put another in its place") == "fail"
+        assert result(security.state, facts, "chmod go-w") == "fail"
         assert security.state(facts).fix == f"chmod go-w {facts.state.parent}"
 
 
@@ -193,7 +194,7 @@ def test_what_belongs_to_somebody_else_is_not_mended_by_its_mode(facts: DoctorIn
     trust.write_bytes(kept or b"")
     os.chown(trust, 65534, -1)
     try:
-        assert result(security.state, facts, "somebody else's") == "fail"
+        assert result(security.state, facts, "chown") == "fail"
         assert "chown" in security.state(facts).fix
     finally:
         os.chown(trust, 0, -1)
@@ -205,7 +206,7 @@ def test_settings_that_others_may_change(facts: DoctorInput, members: list[Machi
     config = members[1].directory / "config" / "peerload" / "config.toml"
     assert result(security.settings, facts) == "ok"
     with mode(config, 0o666):
-        assert result(security.settings, facts, "others may change it") == "fail"
+        assert result(security.settings, facts, "chmod go") == "fail"
         assert security.settings(facts).fix == f"chmod go-w {config}"
 
 
@@ -215,7 +216,7 @@ def test_a_cluster_directory_that_is_open(facts: DoctorInput, name: str) -> None
     place = security.cluster_directory(facts)
     assert place is not None
     with mode(place / name, 0o755):
-        assert result(security.cluster, facts, "others may read it") == "fail"
+        assert result(security.cluster, facts, "chmod go=") == "fail"
 
 
 def test_a_cluster_directory_with_a_link_in_it(facts: DoctorInput) -> None:
@@ -225,7 +226,7 @@ def test_a_cluster_directory_with_a_link_in_it(facts: DoctorInput) -> None:
     key.rename(place / "kept")
     key.symlink_to(place / "kept")
     try:
-        assert result(security.cluster, facts, "it is a link") == "fail"
+        assert result(security.cluster, facts, "ls -l") == "fail"
     finally:
         key.unlink()
         (place / "kept").rename(key)
@@ -239,7 +240,7 @@ def test_a_key_of_gossip_that_is_old(issuer: DoctorInput, tmp_path: Path) -> Non
     shutil.copytree(place, copy)
     issuer.info["cluster_directory"] = str(copy)
     os.utime(copy / "seal.key", (1.0, 1.0))
-    assert result(security.gossip_key, issuer, "old") == "warn"
+    assert result(security.gossip_key, issuer, "rotate") == "warn"
 
 
 def test_code_that_others_may_change(facts: DoctorInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,11 +252,11 @@ def test_code_that_others_may_change(facts: DoctorInput, tmp_path: Path, monkeyp
     monkeypatch.setattr(peerload, "__file__", str(module))
     assert result(security.code, facts) == "ok"
     module.chmod(0o666)
-    assert result(security.code, facts, "others may change it") == "fail"
+    assert result(security.code, facts, "chmod go") == "fail"
     module.chmod(0o644)
     if os.getuid() == 0:
         os.chown(module, 65534, -1)
-        assert result(security.code, facts, "somebody else's") == "fail"
+        assert result(security.code, facts) == "fail"
     module.unlink()
     library = tmp_path / "library"
     library.mkdir()
@@ -264,20 +265,20 @@ def test_code_that_others_may_change(facts: DoctorInput, tmp_path: Path, monkeyp
     monkeypatch.setattr(security, "PACKAGES", ("library",))
     assert result(security.code, facts) == "ok"
     library.chmod(0o777)
-    assert result(security.code, facts, "others may change it") == "fail"
+    assert result(security.code, facts, "chmod go") == "fail"
 
 
 # -- dates -------------------------------------------------------------------------------------------------------------
 
 
 def test_dates_of_the_certificate(facts: DoctorInput) -> None:
-    assert result(security.certificate, facts, "valid for") == "ok"
+    assert result(security.certificate, facts) == "ok"
     facts.security["certificate"]["due_at"] = facts.now - DAY_S
-    assert result(security.certificate, facts, "should have been renewed") == "warn"
+    assert result(security.certificate, facts, "CA's key") == "warn"
     facts.checkup["certificate_until"] = facts.now - 1
-    assert result(security.certificate, facts, "expired") == "fail"
+    assert result(security.certificate, facts, "peerload join") == "fail"
     facts.info["cluster_local"] = True
-    assert result(security.certificate, facts, "do not count") == "skip"
+    assert result(security.certificate, facts) == "skip"
 
 
 # -- the local socket --------------------------------------------------------------------------------------------------
@@ -291,13 +292,13 @@ def test_a_socket_that_others_may_use(facts: DoctorInput) -> None:
         in_system_mode(facts)
         with mode(path, 0o660):
             os.chown(path, -1, 65534)
-            assert result(security.socket, facts, "is not the group") == "fail"
+            assert result(security.socket, facts, "chgrp") == "fail"
             os.chown(path, -1, 0)
         facts.checkup["security"]["mode"] = "user"
     with mode(path, 0o666):
-        assert result(security.socket, facts, "others may connect") == "fail"
+        assert result(security.socket, facts, "chmod") == "fail"
     with mode(path.parent, 0o777):
-        assert result(security.socket, facts, "put another in its place") == "fail"
+        assert result(security.socket, facts, "chmod go-w") == "fail"
 
 
 @pytest.mark.rule("L1")
@@ -342,26 +343,27 @@ def asked_as(user_id: int, path: str) -> bytes:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="this test has to be root to see what root must not be")
 def test_an_agent_with_too_many_rights(facts: DoctorInput) -> None:
-    assert result(security.users, facts, "as root") == "warn"
+    assert result(security.users, facts, "service install") == "warn"
     in_system_mode(facts)
-    assert result(security.users, facts, "as root") == "fail"
-    assert result(security.hardening, facts, "could gain rights") == "fail"
+    assert result(security.users, facts, "systemctl") == "fail"
+    assert result(security.hardening, facts, "systemctl") == "fail"
 
 
 @pytest.mark.parametrize(
-    ("administrators", "says", "expected"),
+    ("administrators", "named", "expected"),
     [
-        ({"may_be": False, "named": []}, "the agent is uid 4711", "ok"),
-        ({"may_be": False, "named": ["eve", "mallory"]}, "administrators: eve, mallory; nothing runs as them", "warn"),
-        ({"may_be": True, "named": []}, "may be administrators here", "warn"),
-        ({"may_be": True, "named": ["eve"]}, "(map_administrators = true): eve", "warn"),
+        ({"may_be": False, "named": []}, "4711", "ok"),
+        ({"may_be": False, "named": ["eve", "mallory"]}, "eve, mallory", "warn"),
+        ({"may_be": True, "named": []}, "map_administrators", "warn"),
+        ({"may_be": True, "named": ["eve"]}, "eve", "warn"),
     ],
 )
 def test_users_of_other_nodes_who_would_be_administrators(
-    facts: DoctorInput, administrators: dict[str, object], says: str, expected: str
+    facts: DoctorInput, administrators: dict[str, object], named: str, expected: str
 ) -> None:
     in_system_mode(facts, user_id=4711, administrators=administrators)
-    assert result(security.users, facts, says) == expected
+    assert result(security.users, facts) == expected
+    assert named in security.users(facts).says
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="what root alone may change is to be root's")
@@ -376,13 +378,13 @@ def test_a_policy_that_others_may_change(facts: DoctorInput, tmp_path: Path) -> 
     with process("sh", "-c", "sleep 60; :", *words) as facts.info["launcher_pid"]:
         assert result(security.settings, facts) == "ok"
         with mode(config, 0o666):
-            assert result(security.settings, facts, "others may change it") == "fail"
+            assert result(security.settings, facts, "chmod go") == "fail"
         with mode(tmp_path, 0o777):
-            assert result(security.settings, facts, "others may") == "fail"
+            assert result(security.settings, facts, "chmod go") == "fail"
         with mode(sock, 0o777):
-            assert result(security.settings, facts, "launcher.sock: others may change it") == "fail"
+            assert result(security.settings, facts, "launcher.sock") == "fail"
         os.chown(config, 65534, -1)
-        assert result(security.settings, facts, "somebody else's") == "fail"
+        assert result(security.settings, facts, "chown") == "fail"
 
 
 def test_what_may_not_be_looked_at_is_no_fault(facts: DoctorInput) -> None:
@@ -390,12 +392,13 @@ def test_what_may_not_be_looked_at_is_no_fault(facts: DoctorInput) -> None:
         raise PermissionError(13, "Permission denied", "/there")
 
     found = security._permitted(closed)(facts)
-    assert (found.result, "/there may not be looked at" in found.says) == ("skip", True)
+    assert (found.result, "/there" in found.says) == ("skip", True)
 
 
 def test_what_is_not_enforced(facts: DoctorInput) -> None:
     facts.checkup["launcher"] |= {"unenforced": ["a process that leaves"]}
-    assert result(security.enforcement, facts, "a process that leaves") == "warn"
+    assert result(security.enforcement, facts, "service install") == "warn"
+    assert "a process that leaves" in security.enforcement(facts).says
     facts.checkup["launcher"] |= {"unenforced": []}
     assert result(security.enforcement, facts) == "ok"
 
@@ -412,16 +415,16 @@ print('ready', flush=True)
 time.sleep(60)
 """
     with process(sys.executable, "-c", code, "0") as facts.info["pid"]:
-        assert result(security.hardening, facts, "can gain none") == "ok"
+        assert result(security.hardening, facts) == "ok"
     with process(sys.executable, "-c", code, "8") as facts.info["pid"]:
-        assert result(security.hardening, facts, "memory to a file") == "fail"
+        assert result(security.hardening, facts, "LimitCORE=0") == "fail"
 
 
 # -- brokers -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_broker_that_is_not_spoken_to_by_tls(facts: DoctorInput) -> None:
-    assert result(security.broker, facts, "no broker") == "skip"
+    assert result(security.broker, facts) == "skip"
     for url, expected in (
         ("mqtt://127.0.0.1:9", "ok"),
         ("mqtts://broker.lab", "ok"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 import re
@@ -163,3 +164,27 @@ def test_the_policy_of_the_page_can_be_written_and_played(
     (program,) = re.findall(r"^```python\n(import peerload.*?)^```", page, re.MULTILINE | re.DOTALL)
     exec(compile(program, "page", "exec"), {})
     assert "('mine.toml', " in capsys.readouterr().out
+
+
+def test_a_parquet_file_has_the_rows_of_the_csv_and_says_where_it_comes_from(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the extra parquet is not installed")
+    words = ["--policy", "none,threshold", *QUICK, "--seed", "7"]
+    files = tmp_path / "out.parquet", tmp_path / "out.csv"
+    assert main(["sim", *words, "--parquet", str(files[0]), "--csv", str(files[1])]) == 0
+    table = parquet.read_table(files[0])
+    rows = list(csv.DictReader(io.StringIO(files[1].read_text())))
+    assert [row["policy"] for row in table.to_pylist()] == ["none", "threshold"]
+    assert [row["mean_response"] for row in table.to_pylist()] == [float(row["mean_response"]) for row in rows]
+    assert table.column_names == list(rows[0])
+    metadata = table.schema.metadata
+    assert (metadata[b"peerload.seed"], metadata[b"peerload.version"]) == (b"7", __version__.encode())
+    assert metadata[b"peerload.command"].startswith(b"peerload sim --policy none,threshold ")
+
+
+def test_without_pyarrow_a_parquet_file_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("peerload.cli.simulate.work.run", lambda *_: pytest.fail("it was simulated"))
+    assert main(["sim", *QUICK, "--parquet", str(tmp_path / "out.parquet")]) == CANNOT
+    assert "pip install 'pyarrow" in capsys.readouterr().err

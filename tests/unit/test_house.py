@@ -20,6 +20,7 @@ TOP_LEVEL = {
     "deploy", "docs", "peerload", "policies", "pyproject.toml", "tests",
 }  # fmt: skip
 POLICY_LINES_MAX = 150
+FOLDER_FILES_MAX = 25
 
 
 def tracked_or_new() -> list[Path]:
@@ -113,6 +114,14 @@ def test_policies_stay_short() -> None:
     for path in sorted((ROOT / "policies").rglob("*.py")):
         lines = path.read_text(encoding="utf-8").count("\n")
         assert lines < POLICY_LINES_MAX, f"{path.relative_to(ROOT)} has {lines} lines"
+
+
+def test_a_folder_of_many_files_says_why() -> None:
+    for name in packages_on_disk():
+        folder = ROOT / name.replace("peerload_policies", "policies").replace(".", "/")
+        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        docstring = (folder / "__init__.py").read_text(encoding="utf-8") if len(files) > FOLDER_FILES_MAX else ""
+        assert len(files) <= FOLDER_FILES_MAX or f"More than {FOLDER_FILES_MAX} files, because" in docstring, name
 
 
 def test_the_version_is_one() -> None:

@@ -140,7 +140,8 @@ def overview(number: int, *, complete: bool = False, tasks: tuple[str, ...] = ()
     return empty | more | {"tasks": [{"id": name} for name in tasks]}
 
 
-def test_a_viewer_that_comes_back_misses_nothing_and_gets_nothing_twice() -> None:
+def test_a_viewer_that_comes_back_misses_nothing_and_gets_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerload.web.live.EVERY_S", 0.0)
     answers = [overview(1, complete=True, tasks=("a",)), *(overview(n, tasks=(f"t{n}",)) for n in range(2, 5))]
     agent = FakeAgent(overview=lambda: answers.pop(0), history=lambda: {"tasks": []})
 
@@ -154,18 +155,61 @@ def test_a_viewer_that_comes_back_misses_nothing_and_gets_nothing_twice() -> Non
     async def scenario() -> None:
         feed = LiveFeed(agent)  # type: ignore[arg-type]
         feed._poll = asyncio.current_task()  # the test looks itself
-        await feed._look()
         (first,) = await seen(feed, "", 1)
         assert "event: snapshot" in first
         last = re.search(r"id: (\S+)", first)
         assert last is not None
-        for _ in range(3):
+        for _ in range(2):
             await feed._look()
         updates = await seen(feed, last[1], 3)
         assert [re.findall(r'"id":"(\w+)"', update) for update in updates] == [["t2"], ["t3"], ["t4"]]
         for garbage in ("of-another-server", last[1] + "9" * 5000, "-", last[1].replace("-", "-x")):
+            answers.append(overview(5))
             (fresh,) = await seen(feed, garbage, 1)
             assert len(re.findall(r'"id":"(\w+)"', fresh)) == 4
+
+    asyncio.run(scenario())
+
+
+def test_who_looks_later_is_told_how_long_ago_a_node_was_heard() -> None:
+    dead = {"node": "n2", "state": "dead", "age_s": 5.0}
+    answers = [overview(1, complete=True) | {"nodes": [dead]}, overview(2, tasks=("a",))]
+    agent = FakeAgent(overview=lambda: answers.pop(0), history=lambda: {"tasks": []})
+
+    async def scenario() -> None:
+        feed = LiveFeed(agent)  # type: ignore[arg-type]
+        feed._poll = asyncio.current_task()  # the test looks itself
+        assert (await feed.snapshot())["nodes"][0]["age_s"] < 3600.0
+        feed._looked_at -= 3600.0
+        feed._told_s["n2"] -= 3600.0
+        stream = feed.events("")
+        await anext(stream)  # retry:
+        told = json.loads((await anext(stream)).decode().partition("data: ")[2])
+        assert told["nodes"][0]["age_s"] >= 3605.0
+        assert [task["id"] for task in told["tasks"]] == ["a"], "not what the last viewer saw"
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(scenario())
+
+
+def test_changes_are_told_although_the_list_of_ended_tasks_could_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerload.web.live.EVERY_S", 0.0)
+    answers = [overview(1, complete=True, tasks=("a",)), *[overview(2) | {"tasks_gone": ["a"]}] * 2]
+    histories: list[Any] = [{"tasks": []}, AgentUnavailable("slow"), {"tasks": [{"id": "a", "state": "done"}]}]
+
+    def history() -> dict[str, Any]:
+        found = histories.pop(0)
+        if isinstance(found, PeerloadError):
+            raise found
+        return dict(found)
+
+    async def scenario() -> None:
+        feed = LiveFeed(FakeAgent(overview=lambda: dict(answers.pop(0)), history=history))  # type: ignore[arg-type]
+        for _ in range(3):
+            await feed._look()
+        *_, (_, last) = feed._updates
+        told = json.loads(last.decode().partition("data: ")[2])
+        assert (told["tasks_gone"], told["ended"][0]["id"], told["away"]) == (["a"], "a", None)
 
     asyncio.run(scenario())
 

@@ -46,11 +46,19 @@ COMMANDING = (
     actions.SetLease,
     actions.SendResult,
     actions.TaskChanged,
+    actions.MembersCancelled,
     actions.StageFiles,
     actions.KeepOutput,
     actions.FetchOutput,
 )
-ABOUT_TASKS = (actions.PutTask, actions.PutSubmission, actions.PutExecution, actions.DropExecution, actions.PutFloor)
+ABOUT_TASKS = (
+    actions.PutTask,
+    actions.PutMembers,
+    actions.PutSubmission,
+    actions.PutExecution,
+    actions.DropExecution,
+    actions.PutFloor,
+)
 
 
 def tag(message: Message) -> str:

@@ -82,6 +82,7 @@ from peerload.model.messages import (
     TasksTold,
     Trust,
     Unpair,
+    Wake,
     WrongBoot,
 )
 from peerload.model.resources import Placement, Profile, ResourceRequest
@@ -121,6 +122,7 @@ SAMPLES: list[Message] = [
     CertificateRequest(),
     CertificateTold(b"PEM"),
     Leaving(),
+    Wake("ws2"),
     WrongBoot("x"),
     NameTaken(),
     DialBack(1 << 62),

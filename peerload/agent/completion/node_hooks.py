@@ -73,10 +73,15 @@ class NodeHooks:
         if self._settings.on_node_dead:
             journal.on_note(self._noted)
 
+    @property
+    def hears_ends(self) -> bool:
+        """True if a hook is run at the end of tasks."""
+        return bool(self._settings.on_end or self._settings.on_fail)
+
     def changed(self, action: TaskChanged) -> None:
         """A task of this home has a new record."""
         record = action.record
-        if not record.state.is_final or not (self._settings.on_end or self._settings.on_fail):
+        if not record.state.is_final or not self.hears_ends:
             return
         facts = outcome_of(record) | {"TASK_ID": record.task}
         self._put("on_end", facts)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.store import Store
     from peerload.core.handoff.executor import ExecutorHandoff
-    from peerload.core.work import HomeTask, RemoteTask
+    from peerload.core.work import HomeTask, RemoteTask, UntouchedMembers
     from peerload.model.config import AgentConfig
     from peerload.model.messages import Forward
     from peerload.model.submit_options import SubmitOptions
@@ -66,9 +66,9 @@ HOPS_MAX = 1
 class Right(enum.StrEnum):
     """Right that a verb requires."""
 
-    LOOK = "whoever may use the agent"
-    SUBMIT = "whoever may use the agent, as the user that it is here"
-    OWN = "the owner of each task that is named or told of; an administrator"
+    LOOK = "everybody who may use the agent"
+    SUBMIT = "everybody who may use the agent, as their user here"
+    OWN = "the owner of each named or listed task; an administrator"
     ADMIN = "an administrator"
     HERE = "an administrator, at this machine"
 
@@ -164,15 +164,15 @@ class Authorization:
         here and nothing else; or the account that `users` maps it to, but never an administrator.
         """
         if message.hops > HOPS_MAX:
-            why = f"it has come through {message.hops} nodes; at most {HOPS_MAX} is allowed, the last was {node}"
-            raise BadRequest("a request that was sent on is not sent on again", why=why)
+            why = f"it came through {message.hops} nodes, {HOPS_MAX} is allowed; the last one was {node}"
+            raise BadRequest("a forwarded request is not forwarded again", why=why)
         if not self.is_system:
             return Principal("", uid=self._own_uid, is_admin=True, node=node)
         account = self.mapped(node, message.user)
         if account is not None:
             return Principal(str(account.uid), account.name, account.uid, node=node)
         if not message.user or ":" in message.user:
-            raise NotAllowed("the request of a user without a name", why=f"{node} does not say whose it is")
+            raise NotAllowed("the forwarded request names no user", why=f"it came from {node}")
         return Principal(f"{node}:{message.user}", f"{message.user}@{node}", node=node)
 
     def mapped(self, node: str, user: str) -> Account | None:
@@ -197,7 +197,7 @@ class Authorization:
         tasks that this caller may not see."""
         right = RIGHTS[type(request)]
         if right is Right.HERE and caller.node:
-            why = f"it was asked for from {caller.node}"
+            why = f"the request came from {caller.node}"
             verb = _verb(request)
             self._security.report(
                 rules.ROLES_CHECKED, caller.node, f"asks for {verb}, which is for users of the machine itself"
@@ -210,7 +210,7 @@ class Authorization:
             self._security.report(
                 "L1", caller.user or f"uid {caller.uid}", f"asks for {verb}, which is for administrators"
             )
-            why = f"{caller.user or 'who asks'} is neither root nor in the group {self._config.admin_group}"
+            why = f"{caller.user or 'this user'} is neither root nor in the group {self._config.admin_group}"
             raise NotAllowed(f"peerload {verb} is for administrators", why=why, hint=f"sudo peerload {verb}")
         request = self._with_last_resolved(caller, request)
         if isinstance(request, control.Submit | control.RetryRequest):
@@ -230,18 +230,18 @@ class Authorization:
             hint = "submit it as a user; or, in the configuration file:  allow_root_tasks = true"
             raise NotAllowed("root submits no tasks here", why="they would run as root", hint=hint)
         if 0 < caller.uid < SYSTEM_UIDS_BELOW:
-            why = f"uid {caller.uid} is of the system"
-            raise NotAllowed("accounts of the system submit no tasks", why=why, hint="submit it as a user")
+            why = f"uid {caller.uid} is a system account"
+            raise NotAllowed("system accounts submit no tasks", why=why, hint="submit it as a user")
         if not caller.user:
             why = f"there is no account of uid {caller.uid}"
-            raise NotAllowed("nobody knows who submits this", why=why, hint="ask an administrator of this machine")
+            raise NotAllowed("the submitting user is unknown", why=why, hint="ask an administrator of this machine")
         if caller.node and (self._config.exec_allow or not self._config.accept_foreign):
             # as an account of this machine its tasks could not be told from those of a local user
             self._security.report("X2", f"{caller.user}, sent by {caller.node}", "submits a task here")
             setting = "exec_allow" if self._config.accept_foreign else "accept_foreign = false"
             why = f"it runs chosen tasks of other nodes, or none ({setting})"
             raise NotAllowed(
-                f"{self._config.node} is no home for users of other nodes", why=why, hint="submit it there"
+                f"{self._config.node} takes no submissions from users of other nodes", why=why, hint="submit it there"
             )
 
     def _with_last_resolved(self, caller: Principal, request: Any) -> Any:  # noqa: ANN401 -- of its own type again
@@ -298,7 +298,7 @@ class Authorization:
             terms = msgspec.structs.replace(terms, owner=owner)
         return spec, terms
 
-    def sees(self, caller: Principal, task: HomeTask) -> bool:
+    def sees(self, caller: Principal, task: HomeTask | UntouchedMembers) -> bool:
         """True if the caller may see this unfinished task of this home."""
         return caller.sees_all or owner_key(task.terms.owner, task.spec.user) == caller.who
 

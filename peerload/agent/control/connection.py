@@ -173,7 +173,7 @@ class Connection:
         try:
             raw = control.encode({"id": number, kind: body})
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise BadMessage("another node answers what no frame can hold", why=str(error)[:200]) from None
+            raise BadMessage("a response of another node exceeds a frame", why=str(error)[:200]) from None
         self._write(raw)
 
     def report_failure(self, number: int, error: Exception) -> None:
@@ -318,8 +318,8 @@ class LocalConnection(Connection, asyncio.Protocol):
                 return
 
     def _read_timed_out(self) -> None:
-        self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame that does not go on")
-        self._close_with(BadRequest("the request does not come to its end", hint="send it whole"))
+        self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame stopped before its end")
+        self._close_with(BadRequest("the request is incomplete", hint="send it whole"))
 
     def _no_request(self, error: PeerloadError) -> None:
         self._close_with(error)

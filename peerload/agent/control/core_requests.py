@@ -119,7 +119,14 @@ class Decisions:
             "reason": decision.reason,
             "inputs": inputs,
             "compared": [
-                {"node": one.node, "joules": one.joules, "quality": one.quality.value, "price": one.price}
+                {
+                    "node": one.node,
+                    "joules": one.joules,
+                    "quality": one.quality.value,
+                    "price": one.price,
+                    "wake_s": one.wake_s or None,
+                    "wake_joules": one.wake_joules or None,
+                }
                 for one in decision.compared
             ],
         }

@@ -197,7 +197,7 @@ class Quotas:
             used.output_bytes, used.output_at_s = self._store.output_bytes_of_owner(who), now_s
         if used.output_bytes > config.user_output_bytes_max:
             why = f"{used.output_bytes} bytes are kept of your tasks; at most {config.user_output_bytes_max}"
-            raise DiskFull("there is no room for more output of yours", why=why, hint="peerload clean --outputs")
+            raise DiskFull("your output exceeds its limit", why=why, hint="peerload clean --outputs")
         wait_s = used.submits.take(tasks, now_s)
         if wait_s:
             why = f"at most {config.user_submits_per_s:g} a second"

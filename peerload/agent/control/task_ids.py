@@ -106,7 +106,7 @@ class TaskIds:
         """The error for an id that no task has, or no longer has."""
         if self._store.was_removed(self.parse(ref).counter):
             why = "if there was one, it has ended and was removed since (retention, or peerload clean)"
-            return NoSuchTask(f"no such task: {ref}", why=why, hint="what there is:  peerload history")
+            return NoSuchTask(f"no such task: {ref}", why=why, hint="list ended tasks:  peerload history")
         return NoSuchTask(f"no such task: {ref}", hint="peerload ls")
 
     def whole_id(self, ref: str) -> str:

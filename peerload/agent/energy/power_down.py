@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from peerload.agent.event_loop import next_tick
 from peerload.model.events import MachineSleeping, MachineWoke
 
@@ -44,6 +46,7 @@ NOT_RUN, TIMED_OUT = 126, 124
 PORT = 9
 NET = Path("/sys/class/net")
 CARDS_MAX = 8
+NETWORKS_MAX = 16
 
 
 def cards() -> tuple[str, ...]:
@@ -62,6 +65,12 @@ def magic_packet(card: str) -> bytes:
     return b"\xff" * 6 + bytes.fromhex(card.replace(":", "")) * 16
 
 
+def _broadcasts() -> list[str]:
+    """Broadcast addresses of the networks of this machine. That of "all" reaches only the one with the default route."""
+    found = [one.broadcast for card in psutil.net_if_addrs().values() for one in card if one.family == socket.AF_INET]
+    return sorted({"255.255.255.255", *filter(None, found)})[:NETWORKS_MAX]
+
+
 class Waker:
     """Wakes other nodes. resume_cmd: run instead of sending magic packets, with PEERLOAD_NODE in its environment."""
 
@@ -76,13 +85,18 @@ class Waker:
             self._running.add(task)
             task.add_done_callback(self._running.discard)
             return
-        try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-                sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-                for card in profile.wake:
-                    sender.sendto(magic_packet(card), ("255.255.255.255", PORT))
-        except OSError as error:
-            log.warning("cannot send a magic packet: node=%s error=%s", profile.node, error.strerror)
+        why = "there is no network"
+        for place in _broadcasts():  # one of them may be down
+            try:
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                    sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+                    for card in profile.wake:
+                        sender.sendto(magic_packet(card), (place, PORT))
+                why = ""
+            except OSError as error:
+                why = why and str(error.strerror)
+        if why:
+            log.warning("cannot send a magic packet: node=%s error=%s", profile.node, why)
 
     async def _resume(self, node: str) -> None:
         code = await _run(self._resume_cmd, {"PEERLOAD_NODE": node})

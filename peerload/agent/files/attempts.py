@@ -11,37 +11,45 @@ import collections
 import functools
 import logging
 import os
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from peerload.agent.accounts.as_user import BUSY, POLICY, TaskUser
 from peerload.agent.event_loop import in_own_thread
-from peerload.agent.files.transfer import Fetch, FileTransfer
-from peerload.files import manifest as manifests
-from peerload.files import tree
-from peerload.files.beneath import DIRECTORY
-from peerload.files.place import Homecoming, make_tree
-from peerload.files.store import BlockStore, Damaged, NoRoom
-from peerload.model.errors import BadRequest, PeerloadError, StagingFailed
+from peerload.agent.files.caches import FileCache, FileCaches
+from peerload.agent.files.user_work import UserWork, WorkLost
+from peerload.files import work
+from peerload.files.manifest import decode_root
+from peerload.files.store import Damaged, NoRoom
+from peerload.files.tree import PART_PREFIX
+from peerload.launcher.protocol import FileCheck
+from peerload.model.errors import BadRequest, PeerloadError, SlowDown, StagingFailed
 from peerload.model.events import FilesStaged, OutputArrived
-from peerload.model.messages import Staging
+from peerload.model.messages import BlocksEnd, Staging
+from peerload.model.submit_options import owner_key
 from peerload.model.task import SCRATCH, Exit, Staged, TaskFiles, without_files
 from peerload.text.format import counted, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
     from pathlib import Path
 
+    from peerload.agent.files.transfer import Fetch
     from peerload.agent.inbox import Inbox
+    from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.event_log import EventLog
     from peerload.core.node import Node
+    from peerload.core.work import HomeTask
+    from peerload.files.manifest import Root
+    from peerload.files.store import BlockStore
     from peerload.model.actions import FetchOutput, KeepOutput, SpawnTask, StageFiles
+    from peerload.model.messages import Blocks, BlocksRequest
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskSpec
 
@@ -53,6 +61,7 @@ STAGING_S_MAX = 86_400.0
 """Bound on the time in which the files of one attempt have to be in place."""
 REPAIRS_MAX = 3
 """Times that damaged files in the cache are fetched again for one attempt: first block, manifest, files."""
+CONFLICTS_LOGGED_MAX = 1000
 CONFLICTS_NAMED_MAX = 5
 """Outputs kept beside others that an event names."""
 TASKS_REMEMBERED_MAX = 1024
@@ -60,12 +69,15 @@ TASKS_REMEMBERED_MAX = 1024
 
 
 class AttemptNote(msgspec.Struct):
-    """The note about an attempt. is_ready: its working directory is complete. directory, submitted_at: where its outputs come
-    home to, and when it was submitted; of a task of another home b"" and 0. result: of an ended one, once it is collected;
-    unplaced: why an output is missing; returned: what came home, for its event."""
+    """The note about an attempt. user: whose task it is. is_ready: its working directory is complete; run: of the launcher that
+    has it, where that serves all users. directory, submitted_at: where its outputs come home to, and when it was submitted; of a
+    task of another home b"" and 0. result: of an ended one, once it is collected; unplaced: why an output is missing; returned:
+    what came home, for its event."""
 
     task: str
     files: TaskFiles
+    user: TaskUser
+    run: str = ""
     directory: bytes = b""
     submitted_at: float = 0.0
     is_ready: bool = False
@@ -85,30 +97,32 @@ class AttemptFiles:
         limit_bytes: int,
         disk: DiskSpace,
         spool: Spool,
+        launcher: LauncherLink,
         links: PeerLinks,
         inbox: Inbox,
         info: AgentInfo,
         node: Node,
         event_log: EventLog,
     ) -> None:
-        is_system = info.config.mode == "system"
-        self.store = BlockStore(state / "files", limit_bytes, disk.low_bytes)
-        self.transfer = FileTransfer(self.store, links, self._make_room, info.counters, serves=not is_system)
+        self._own_name, directory = info.config.node, state / "files"
+        self._is_system = info.config.mode == "system"
+        self.caches = FileCaches(
+            directory, limit_bytes, disk.low_bytes, links, info.counters, self._in_use, has_users=self._is_system
+        )
+        self._launcher = launcher
+        self._user_work = UserWork(launcher, directory / "work") if self._is_system else None
         self._spool = spool
         self._links = links
         self._inbox = inbox
         self._node = node
         self._event_log = event_log
-        self._is_system = is_system
-        self._directory = state / "files" / "attempts"
+        self._directory = directory / "attempts"
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._notes: dict[str, AttemptNote] = {}
         self._staging: dict[str, asyncio.Task[None]] = {}
         self._removing: asyncio.Task[None] | None = None
         self._is_more_dropped = False
         self._placed: collections.OrderedDict[bytes, dict[str, bytes]] = collections.OrderedDict()
-        self._placing = threading.Lock()
-        self._pinned: frozenset[bytes] = frozenset()
         for path in self._directory.iterdir():
             try:
                 self._notes[path.name] = msgspec.msgpack.decode(path.read_bytes(), type=AttemptNote)
@@ -122,75 +136,98 @@ class AttemptFiles:
         """Check the files of a submission: they are all here, and on disk. Raises BadRequest."""
         if not spec.is_staged:
             return
-        if self._is_system:
-            raise BadRequest(
-                "files do not travel with tasks of the system's service yet",
-                why="this agent serves all users of the machine",
-                hint="an agent of your own:  peerload up        a shared directory needs no  --in, --out, --snapshot",
-            )
         if spec.files is not None and (not terms.files_home.startswith(b"/") or spec.directory != SCRATCH):
             why = "files_home is an absolute path, and directory is -"
             raise BadRequest("a task with files has a fresh working directory, and a home for its outputs", why=why)
         if spec.lock is not None and spec.placement.builder != spec.lock.kind:
             raise BadRequest("a task with an environment needs a node that builds it", why="builder of its placement")
+        cache = self.caches.of(owner_key(terms.owner, spec.user))
         for part in (spec.files, spec.lock):
-            if part is not None and not await self.transfer.in_thread(self._is_complete, part.manifest):
+            if part is not None and not await cache.transfer.in_thread(cache.is_complete, part.manifest):
                 raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
-        await self.transfer.in_slow_thread(self.store.sync)
+        await cache.transfer.in_slow_thread(cache.store.sync)
+        if self._is_system and spec.files is not None and (spec.files.outputs or spec.files.returns_changes):
+            pattern = terms.files_home.replace(b"%", b"%%") + b"/" + PART_PREFIX.encode()
+            why = await self._launcher.ask(FileCheck([pattern], self._own_name, spec.user, terms.owner))
+            if why.startswith(BUSY):
+                raise SlowDown("the working directory cannot be looked at now", why=why.removeprefix(BUSY))
+            if why:
+                shown = terms.files_home.decode("utf-8", "backslashreplace")
+                raise BadRequest(f"outputs cannot be written to {shown}", why=why.removeprefix(POLICY))
 
-    def _is_complete(self, manifest: bytes) -> bool:
-        return self.store.has(manifest) or not self.store.missing_of(manifest)
+    async def bring_manifest(self, manifest: bytes, action: StageFiles | SpawnTask) -> None:
+        """Fetch a manifest of an attempt and its blocks from its home, unless they are here. Raises PeerloadError, OSError."""
+        cache = self._cache(self.user_of(action))
+        if not await cache.transfer.in_thread(cache.is_complete, manifest):
+            fetch = cache.transfer.fetch(manifest, [action.home], _uid_in(action.key)).work
+            assert fetch is not None
+            await asyncio.shield(fetch)
 
-    async def keep(self, blocks: Sequence[bytes]) -> None:
-        """Keep blocks that a client sends. Raises StagingFailed, OSError."""
-        size = sum(map(len, blocks))
-        if self.store.needs_room(size):
-            self._pin()
-            await self.transfer.in_thread(self._make_room, size)
-        await self.transfer.in_thread(self.store.put, blocks)
+    def user_of(self, action: StageFiles | SpawnTask) -> TaskUser:
+        """The user of an attempt on this node."""
+        own = self._node.home.by_id.get(action.task) if action.home == self._own_name else None
+        return TaskUser(action.home, action.spec.user, -1 if own is None else own.terms.owner)
 
-    async def is_complete(self, manifest: bytes) -> bool:
-        """True if a manifest and all its blocks are here. Raises StagingFailed for one that is not valid."""
-        return await self.transfer.in_thread(self._is_complete, manifest)
+    def _cache(self, user: TaskUser) -> FileCache:
+        """The cache of a task's user. Raises NoRoom."""
+        is_foreign = user.home != self._own_name
+        return self.caches.of(f"{user.home}:{user.user}" if is_foreign else owner_key(user.uid, user.user))
 
-    async def bring_manifest(self, manifest: bytes, node: str) -> None:
-        """Fetch a manifest and its blocks from this node, unless they are here. Raises PeerloadError, OSError."""
-        if not await self.is_complete(manifest):
-            work = self.transfer.fetch(manifest, [node]).work
-            assert work is not None
-            await asyncio.shield(work)
+    async def serve(self, node: str, request: BlocksRequest) -> AsyncIterator[Blocks | BlocksEnd]:
+        """The blocks that a member asks for: where users are apart, of the user of a task between both nodes alone."""
+        cache = self.caches.of("") if not self._is_system else self._cache_for(node, request.task)
+        if cache is None:
+            yield BlocksEnd("they belong to no task between both nodes")
+            return
+        async for piece in cache.transfer.serve(node, request):
+            yield piece
+
+    def _cache_for(self, node: str, uid: bytes) -> FileCache | None:
+        task = self._node.home.tasks.get(uid)
+        if task is not None and node in (task.offered_to, task.record.node):
+            return self._cache(self._submitter(task))
+        prefix = uid.hex() + "-"
+        users = [note.user for key, note in self._notes.items() if key.startswith(prefix) and note.user.home == node]
+        return self._cache(users[0]) if uid and users else None
+
+    def _submitter(self, task: HomeTask) -> TaskUser:
+        return TaskUser(self._own_name, task.spec.user, task.terms.owner)
 
     # -- room ----------------------------------------------------------------------------------------------------------
 
-    def _pin(self) -> None:
-        """Note which manifests are in use. From the loop's thread."""
+    def _in_use(self) -> set[bytes]:
+        """The manifests that tasks and attempts need."""
         specs = [task.spec for task in self._node.home.tasks.values() if task.spec.is_staged]
         mine = {part.manifest for spec in specs for part in (spec.files, spec.lock) if part is not None}
         for note in self._notes.values():
             mine.add(note.files.manifest)
             if note.result is not None and note.result.outputs:
                 mine.add(note.result.outputs)
-        self._pinned = frozenset(mine | self.transfer.under_way)
+        return mine
 
-    def _make_room(self, size_bytes: int) -> None:
-        self.store.collect(self._pinned, size_bytes)
+    async def collect_garbage(self, caches: Sequence[FileCache]) -> int:
+        """Remove everything from these caches that no task needs → the number of bytes."""
+        self.caches.pin()
+        return sum(
+            [
+                await cache.transfer.in_slow_thread(cache.store.collect, self.caches.pinned, everything=True)
+                for cache in caches
+            ]
+        )
 
-    async def collect_garbage(self) -> int:
-        """Remove everything that no task needs → the number of bytes."""
-        self._pin()
-        return await self.transfer.in_slow_thread(self.store.collect, self._pinned, everything=True)
-
-    async def usage(self) -> dict[str, object]:
-        """The contents of the cache, for clients."""
-        self._pin()
-        found = await self.transfer.in_thread(self.store.usage)
+    async def usage(self, caches: Sequence[FileCache]) -> dict[str, object]:
+        """The contents of these caches, for clients."""
+        self.caches.pin()
+        found = [await cache.transfer.in_thread(cache.store.usage) for cache in caches]
+        in_use = self.caches.pinned
         return {
-            "size_bytes": found.size_bytes,
-            "limit_bytes": found.limit_bytes,
-            "blocks": found.blocks,
+            "size_bytes": sum(one.size_bytes for one in found),
+            "limit_bytes": found[0].limit_bytes if len(found) == 1 else self.caches.limit_bytes,
+            "blocks": sum(one.blocks for one in found),
             "snapshots": [
-                {"id": id_.hex(), "bytes": size, "files": count, "used_at": used_at, "in_use": id_ in self._pinned}
-                for id_, size, count, used_at in found.manifests
+                {"id": id_.hex(), "bytes": size, "files": count, "used_at": used_at, "in_use": id_ in in_use}
+                for one in found
+                for id_, size, count, used_at in one.manifests
             ],
         }
 
@@ -199,7 +236,12 @@ class AttemptFiles:
     def is_ready(self, key: str) -> bool:
         """True if the working directory of an attempt is complete."""
         note = self._notes.get(key)
-        return note is not None and note.is_ready
+        return note is not None and note.is_ready and note.run == self._run
+
+    @property
+    def _run(self) -> str:
+        """The run of the launcher that has the working directories; "" where the agent has them."""
+        return self._launcher.run if self._is_system else ""
 
     def has(self, key: str) -> bool:
         """True if an attempt has files, so that its outputs are to be collected."""
@@ -212,11 +254,10 @@ class AttemptFiles:
     async def _stage_offered(self, action: StageFiles) -> None:
         code = why = ""
         try:
-            if self._is_system:
-                code, why = "cannot", "its agent serves all users of the machine, and files do not travel to it yet"
-            elif action.spec.files is not None:
-                note = AttemptNote(action.task, action.spec.files)
-                await self._stage(action.key, note, [*action.sources, action.home], (action.uid, action.attempt))
+            if action.spec.files is not None:
+                note = AttemptNote(action.task, action.spec.files, self.user_of(action))
+                sources = (action.home,) if self._is_system else (*action.sources, action.home)
+                await self._stage(action.key, note, sources, action.attempt)
         except NoRoom as error:
             code, why = "cache", str(error)
         except StagingFailed as error:
@@ -232,11 +273,10 @@ class AttemptFiles:
         """Put the files of a task of this home in place. Raises PeerloadError, OSError; CancelledError if it is ended."""
         task = self._node.home.by_id.get(action.task)
         assert action.spec.files is not None
-        note = AttemptNote(action.task, action.spec.files)
+        note = AttemptNote(action.task, action.spec.files, self.user_of(action))
         if task is not None:
             note.directory, note.submitted_at = task.terms.files_home, task.record.submitted_at
-        work = self._begin(action.key, self._stage(action.key, note, [], None))
-        await work
+        await self._begin(action.key, self._stage(action.key, note, (), 0))
 
     def _begin(self, key: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -244,10 +284,9 @@ class AttemptFiles:
         task.add_done_callback(lambda _: self._staging.pop(key, None))
         return task
 
-    async def _stage(
-        self, key: str, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None
-    ) -> None:
+    async def _stage(self, key: str, note: AttemptNote, sources: Sequence[str], attempt: int) -> None:
         """sources: nodes to fetch from, the home of the attempt last; none if that is this node."""
+        cache = self._cache(note.user)
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(STAGING_S_MAX):
@@ -255,73 +294,102 @@ class AttemptFiles:
                 repairs_left = REPAIRS_MAX if sources else 0
                 while True:
                     try:
-                        await self._fetch_and_make(key, note, sources, offer)
+                        making = await self._fetch(key, cache, note, sources, attempt)
+                        await self._make(key, cache, note, sources, attempt, making)
                         break
                     except Damaged:  # in the cache here: others have it
                         if not repairs_left:
                             raise
                         repairs_left -= 1
-                        await self.transfer.in_slow_thread(self.store.drop_damaged, note.files.manifest)
+                        await cache.transfer.in_slow_thread(cache.store.drop_damaged, note.files.manifest)
         except BaseException:
             self.forget(key)
             raise
         note.in_s = time.monotonic() - began_s
-        note.is_ready = True
+        note.is_ready, note.run = True, self._run
         self._note(key, note)
         came = (
             f"{size_text(note.in_bytes)} fetched, {size_text(note.files.size_bytes)} in place after {note.in_s:.1f} s"
         )
         self._event_log.record("files", "staged", task=note.task, reason=came)
 
-    async def _fetch_and_make(
-        self, key: str, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None
-    ) -> None:
+    async def _fetch(
+        self, key: str, cache: FileCache, note: AttemptNote, sources: Sequence[str], attempt: int
+    ) -> asyncio.Future[None] | None:
+        """→ the making of the working directory, if that has begun meanwhile: one thread for each fetch that has its turn writes
+        each file as soon as its blocks are here."""
+        if not sources or await cache.transfer.in_thread(cache.is_complete, note.files.manifest):
+            return None
+        uid = _uid_in(key)
+        self.caches.pin()
+        fetch = cache.transfer.fetch(note.files.manifest, sources, uid)
+        is_first, fetch.is_counted = not fetch.is_counted, True
+        assert fetch.work is not None
         making: asyncio.Future[None] | None = None
+        step = fetch.begun if is_first and self._user_work is None else fetch.work
         try:
-            if sources and not await self.transfer.in_thread(self._is_complete, note.files.manifest):
-                self._pin()
-                fetch = self.transfer.fetch(note.files.manifest, sources)
-                is_first, fetch.is_counted = not fetch.is_counted, True
-                assert fetch.work is not None
-                step = fetch.begun if is_first else fetch.work
-                while not fetch.work.done() and not (step is making and step.done()):
-                    self._tell(note, sources, offer, fetch.done_bytes)
-                    await asyncio.wait({fetch.work, step}, timeout=TELL_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
-                    if step is fetch.begun and step.done() and not step.cancelled():
-                        # one thread for each fetch that has its turn: each file is written as soon as its blocks are here
-                        step = making = in_own_thread(functools.partial(self._make, key, note, fetch))
-                if fetch.work.done():
-                    fetch.work.result()
-                note.in_bytes += fetch.done_bytes if is_first else 0
-            if making is None:
-                making = asyncio.ensure_future(self.transfer.in_slow_thread(self._make, key, note))
-            while not (await asyncio.wait({making}, timeout=TELL_EVERY_S))[0]:
-                self._tell(note, sources, offer, note.files.size_bytes)
-            making.result()
-        finally:
+            while not fetch.work.done() and not (step is making and step.done()):
+                self._tell(uid, note, sources, attempt, fetch.done_bytes)
+                await asyncio.wait({fetch.work, step}, timeout=TELL_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                if step is fetch.begun and step.done() and not step.cancelled():
+                    blocks = _WhileWanted(cache.store, lambda: self._notes.get(key) is note, fetch)
+                    directory = os.fsencode(self._spool.make_scratch(key))
+                    make = functools.partial(work.make, directory, blocks, note.files.manifest, note.files.outputs)
+                    step = making = in_own_thread(make)
+            if fetch.work.done():
+                fetch.work.result()
+        except BaseException:
             if making is not None:
                 making.cancel()
+            raise
+        finally:
+            fetch.tasks.remove(uid)
+        note.in_bytes += fetch.done_bytes if is_first else 0
+        return making
 
-    def _tell(
-        self, note: AttemptNote, sources: Sequence[str], offer: tuple[bytes, int] | None, done_bytes: int
-    ) -> None:
+    def _tell(self, uid: bytes, note: AttemptNote, sources: Sequence[str], attempt: int, done_bytes: int) -> None:
         """Tell the home of an offered attempt that its files are on their way."""
-        if offer is not None:
-            self._links.send(sources[-1], Staging(note.task, *offer, done_bytes, note.files.size_bytes))
+        if sources:
+            self._links.send(sources[-1], Staging(note.task, uid, attempt, done_bytes, note.files.size_bytes))
 
-    def _make(self, key: str, note: AttemptNote, fetch: Fetch | None = None) -> None:
-        if self._spool.drop_scratch(key):
-            self._spool.remove_dropped()
-        directory = self._spool.make_scratch(key)
-        before = manifests.decode(note.files.manifest, self.store.read)
+    async def _make(
+        self,
+        key: str,
+        cache: FileCache,
+        note: AttemptNote,
+        sources: Sequence[str],
+        attempt: int,
+        making: asyncio.Future[None] | None,
+    ) -> None:
+        """making: it has begun already."""
+        uid, blocks = _uid_in(key), _WhileWanted(cache.store, lambda: self._notes.get(key) is note)
+        making = making or asyncio.create_task(
+            self._do("make", note.user, key, SCRATCH, note.files.manifest, note.files.outputs, blocks=blocks)
+        )
+        try:
+            while not (await asyncio.wait({making}, timeout=TELL_EVERY_S))[0]:
+                self._tell(uid, note, sources, attempt, note.files.size_bytes)
+        finally:
+            making.cancel()
+        making.result()
 
-        def read(digests: Sequence[bytes], bytes_max: int) -> list[bytes]:
-            here = digests if fetch is None else fetch.here(digests)
-            if self._notes.get(key) is not note:
-                raise StagingFailed("the files are not wanted any more")
-            return self.store.read_some(here, bytes_max)
-
-        make_tree(directory, before, note.files.outputs, read)
+    async def _do(
+        self,
+        name: str,
+        user: TaskUser,
+        key: str,
+        directory: bytes,
+        *values: object,
+        blocks: work.BlockAccess | None = None,
+    ) -> Any:  # noqa: ANN401 -- as the work has it
+        """Do a part of `files/work.py` in a directory, or in the scratch directory of an attempt. Raises StagingFailed, WorkLost,
+        OSError."""
+        cache, is_new = self._cache(user), name == "make"
+        if self._user_work is not None:
+            return await self._user_work.run(cache, user, key, directory, name, values, makes=is_new)
+        if directory == SCRATCH:
+            directory = os.fsencode(self._spool.make_scratch(key))
+        return await cache.transfer.in_slow_thread(work.WORK[name], directory, blocks or cache.store, *values)
 
     def ended_early(self, key: str) -> bool:
         """Stop the staging of an attempt. False if none is under way."""
@@ -339,58 +407,42 @@ class AttemptFiles:
         note = self._notes.get(key)
         if note is None:
             return exit_
-        exit_ = await self.transfer.in_slow_thread(self._settled, key, note, exit_)
-        if note.returned:
-            self._event_log.record("files", "returned", task=note.task, reason=note.returned)
-        return exit_
-
-    def _settled(self, key: str, note: AttemptNote, exit_: Exit) -> Exit:
         began_s = time.monotonic()
         if note.result is None:
-            note.result, note.unplaced = self._collected(key, note, is_success=exit_.exit_code == 0)
+            note.result, note.unplaced = await self._collected(key, note, is_success=exit_.exit_code == 0)
             try:
                 self._note(key, note)
             except OSError as error:  # they are collected again by the next agent
                 log.warning("cannot note the outputs of a task: task=%s error=%s", note.task, error)
-        staged, unplaced = note.result, note.unplaced
+        staged, unplaced, returned = note.result, note.unplaced, ""
         if not unplaced and staged.outputs and note.directory:
-            uid = bytes.fromhex(key.partition("-")[0])
-            unplaced, conflicts, note.returned = self._place(
-                uid, note.task, note.files, note.directory, note.submitted_at, staged.outputs, began_s
-            )
+            uid = _uid_in(key)
+            try:
+                unplaced, conflicts, returned = await self._place(
+                    uid, note.task, note.user, note.files, note.directory, note.submitted_at, staged.outputs, began_s
+                )
+            except (NoRoom, WorkLost, OSError) as error:
+                unplaced, conflicts = str(error), 0
             staged = msgspec.structs.replace(staged, conflicts=conflicts)
+        if returned:
+            self._event_log.record("files", "returned", task=note.task, reason=returned)
         exit_ = msgspec.structs.replace(exit_, staged=staged)
         return without_files(exit_, unplaced) if unplaced else exit_
 
-    def _collected(self, key: str, note: AttemptNote, *, is_success: bool) -> tuple[Staged, str]:
+    async def _collected(self, key: str, note: AttemptNote, *, is_success: bool) -> tuple[Staged, str]:
         staged = Staged(note.in_bytes, note.in_s)
         if not note.files.outputs and not note.files.returns_changes:
             return staged, ""
         try:
-            before = manifests.decode(note.files.manifest, self.store.read)
-            base = os.open(self._spool.make_scratch(key), DIRECTORY | os.O_CLOEXEC)
-            try:
-                after = tree.changed(
-                    base,
-                    before,
-                    note.files.outputs,
-                    lambda block: self.store.put([block])[0],
-                    needs_all=is_success,
-                )
-            finally:
-                os.close(base)
-            if not after.files and not after.links:
+            cache = self._cache(note.user)
+            values = note.files.manifest, note.files.outputs, is_success
+            id_ = await self._do("collect", note.user, key, SCRATCH, *values)
+            if not id_:
                 return staged, ""
-            id_, blocks = manifests.encode(after)
-            self.store.put(blocks)
-            self.store.missing_of(id_)
-            self.store.sync()
+            root = await cache.transfer.in_slow_thread(_kept, cache.store, id_)
         except (PeerloadError, OSError) as error:
             return staged, f"its outputs cannot be collected: {error}" if is_success else ""
-        return (
-            msgspec.structs.replace(staged, outputs=id_, out_bytes=after.size_bytes, out_count=len(after.files)),
-            "",
-        )
+        return msgspec.structs.replace(staged, outputs=id_, out_bytes=root.size_bytes, out_count=root.files), ""
 
     async def bring_home(self, node: str, action: KeepOutput | FetchOutput) -> tuple[str, OutputArrived]:
         """Fetch the outputs of an attempt from its node, and place them → an error that may pass, or ""; and the event that
@@ -400,21 +452,16 @@ class AttemptFiles:
         if task is None or task.spec.files is None:
             return "", event
         try:
-            if not await self.transfer.in_thread(self._is_complete, action.files):
-                self._pin()
-                work = self.transfer.fetch(action.files, [node], is_output=True).work
-                assert work is not None
-                await asyncio.shield(work)
-            record = task.record
-            unplaced, conflicts, returned = await self.transfer.in_slow_thread(
-                self._place,
-                action.uid,
-                action.task,
-                task.spec.files,
-                task.terms.files_home,
-                record.submitted_at,
-                action.files,
-                began_s,
+            user = self._submitter(task)
+            cache = self._cache(user)
+            if not await cache.transfer.in_thread(cache.is_complete, action.files):
+                self.caches.pin()
+                fetch = cache.transfer.fetch(action.files, [node], action.uid, is_output=True).work
+                assert fetch is not None
+                await asyncio.shield(fetch)
+            terms, at = task.terms, task.record.submitted_at
+            unplaced, conflicts, returned = await self._place(
+                action.uid, action.task, user, task.spec.files, terms.files_home, at, action.files, began_s
             )
             self._event_log.record("files", "returned", task=action.task, reason=returned or unplaced)
         except (NoRoom, OSError) as error:
@@ -425,10 +472,11 @@ class AttemptFiles:
             return str(error), event
         return "", msgspec.structs.replace(event, unplaced=unplaced, conflicts=conflicts)
 
-    def _place(
+    async def _place(
         self,
         uid: bytes,
         task: str,
+        user: TaskUser,
         files: TaskFiles,
         directory: bytes,
         submitted_at: float,
@@ -441,25 +489,25 @@ class AttemptFiles:
         self._placed.move_to_end(uid)
         while len(self._placed) > TASKS_REMEMBERED_MAX:
             self._placed.popitem(last=False)
+        cache, mark = self._cache(user), task
         try:
-            before = manifests.decode(files.manifest, self.store.read)
-        except StagingFailed:  # it is not kept any more: then nothing at home counts as unchanged
-            before = manifests.Manifest()
-        coming = Homecoming(directory, before, own, since=submitted_at, mark=task)
-        try:
-            manifest = manifests.decode(outputs, self.store.read)
-            with self._placing:  # of two tasks with the same output the second finds that of the first
-                coming.place(manifest, self.store.read_some)
-        except (PeerloadError, OSError) as error:
-            return str(error), len(coming.conflicts), ""
-        came = f"{counted(len(manifest.files), 'file')} of {size_text(manifest.size_bytes)} in {time.monotonic() - began_s:.1f} s"
-        for path in coming.conflicts:
+            async with cache.placing:
+                values = files.manifest, outputs, own, submitted_at, mark
+                conflicts, placed = await self._do("place", user, f"place-{uid.hex()}", directory, *values)
+            own.update(placed)
+            root = decode_root(await cache.transfer.in_thread(cache.store.read, outputs))
+        except (NoRoom, WorkLost):
+            raise
+        except StagingFailed as error:
+            return str(error), 0, ""
+        came = f"{counted(root.files, 'file')} of {size_text(root.size_bytes)} in {time.monotonic() - began_s:.1f} s"
+        for path in conflicts[:CONFLICTS_LOGGED_MAX]:
             log.info("output kept beside a file that was changed: task=%s path=%s", task, path)
-        if coming.conflicts:
-            more = len(coming.conflicts) - CONFLICTS_NAMED_MAX
-            named = ", ".join(coming.conflicts[:CONFLICTS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+        if conflicts:
+            more = len(conflicts) - CONFLICTS_NAMED_MAX
+            named = ", ".join(conflicts[:CONFLICTS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
             came += f"; kept beside what was changed meanwhile: {named}"
-        return "", len(coming.conflicts), came
+        return "", len(conflicts), came
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -469,6 +517,8 @@ class AttemptFiles:
             work.cancel()
         if self._notes.pop(key, None) is not None:
             (self._directory / key).unlink(missing_ok=True)
+            if self._is_system:
+                self._launcher.forget(key)
         if self._spool.drop_scratch(key):
             self._remove_dropped()
 
@@ -481,7 +531,7 @@ class AttemptFiles:
     async def _remove(self) -> None:
         while self._is_more_dropped:
             self._is_more_dropped = False
-            await self.transfer.in_slow_thread(self._spool.remove_dropped)
+            await self.caches.in_slow_thread(self._spool.remove_dropped)
 
     def keep_only(self, knows: Callable[[str], bool]) -> None:
         """Forget what earlier agents have left of other attempts."""
@@ -499,9 +549,36 @@ class AttemptFiles:
 
     async def close(self) -> None:
         """Stop all; the store is closed."""
-        works = [*self._staging.values(), *filter(None, [self._removing])]
-        for work in works:
-            work.cancel()
-        await asyncio.gather(*works, return_exceptions=True)
-        await self.transfer.close()
-        self.store.close()
+        under_way = [*self._staging.values(), *filter(None, [self._removing])]
+        for one in under_way:
+            one.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        await self.caches.close()
+
+
+def _uid_in(key: str) -> bytes:
+    """The uid of the task of an attempt."""
+    return bytes.fromhex(key.partition("-")[0])
+
+
+class _WhileWanted:
+    """The blocks of a store while somebody wants them."""
+
+    def __init__(self, store: BlockStore, is_wanted: Callable[[], bool], fetch: Fetch | None = None) -> None:
+        """fetch: it brings those that are not here yet."""
+        self._is_wanted, self._fetch = is_wanted, fetch
+        self.read, self.put, self._read_some = store.read, store.put, store.read_some
+
+    def read_some(self, digests: Sequence[bytes], bytes_max: int) -> list[bytes]:
+        here = self._fetch.here(digests) if self._fetch is not None else digests
+        if not self._is_wanted():
+            raise StagingFailed("the files are not wanted any more")
+        return self._read_some(here, bytes_max)
+
+
+def _kept(store: BlockStore, manifest: bytes) -> Root:
+    """Make sure that outputs are here and on disk → the root of their manifest. Raises StagingFailed, OSError."""
+    if store.missing_of(manifest):
+        raise StagingFailed("not all blocks have come")
+    store.sync()
+    return decode_root(store.read(manifest))

@@ -178,7 +178,7 @@ class Environments:
                 if self._is_built(plan.key):
                     os.utime(self._built(plan.key))
                     return
-            await self._files.bring_manifest(lock.manifest, action.home)
+            await self._files.bring_manifest(lock.manifest, action)
             build = self._builds.get(plan.key) or self._start(plan, action)
             build.waiting += 1
             try:
@@ -276,7 +276,7 @@ class Environments:
     def _make_directory(self, directory: Path, manifest: bytes) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         (directory / "lock").mkdir(mode=0o700, parents=True)
-        store = self._files.store
+        store = self._files.caches.of("").store
         make_tree(directory / "lock", manifests.decode(manifest, store.read), (), store.read_some)
         self._client.mkdir(mode=0o700, exist_ok=True)
         for module in ("peerload", "cloudpickle"):
@@ -380,13 +380,13 @@ class Environments:
         """Remove environments that no attempt uses, the one used least recently first, until the cache is within its limit
         (everything: all of them) → the number of bytes that were removed. For a thread."""
         kept = self.usage()
-        store = self._files.store.usage()
-        total = store.size_bytes + sum(int(str(one["bytes"])) for one in kept)
+        files = self._files.caches
+        total = files.size_bytes + sum(int(str(one["bytes"])) for one in kept)
         removed = 0
         for one in reversed(kept):
             key = str(one["id"])
             with self._lock:
-                goes = key not in self._uses.values() and (everything or total - removed > store.limit_bytes)
+                goes = key not in self._uses.values() and (everything or total - removed > files.limit_bytes)
                 if goes:
                     self._built(key).unlink(missing_ok=True)
             if goes:

@@ -63,6 +63,8 @@ class Fetch:
         self.is_counted = False
         self.done_bytes = self.size_bytes = 0
         self.sources: list[str] = []
+        self.tasks: list[bytes] = []
+        """Tasks that wait for it: a node that serves all users gives their files to the nodes that have them alone."""
         self.distrusted: set[str] = set()
         """Nodes that have sent a wrong block. They are asked to verify what they send; the second time they are dropped."""
         self.work: asyncio.Task[None] | None = None
@@ -108,18 +110,17 @@ class FileTransfer:
         links: PeerLinks,
         room: Callable[[int], None],
         counters: Counter[str],
-        *,
-        serves: bool,
+        threads: tuple[Workers, Workers] | None = None,
     ) -> None:
+        """threads: quick and slow ones, shared with other transfers; None: its own."""
         self._store = store
         self._counters = counters
         self._links = links
         self._room = room
-        self._serves = serves
         self._fetches: dict[bytes, Fetch] = {}
         self._inputs, self._outputs = asyncio.Semaphore(FETCHES_MAX), asyncio.Semaphore(FETCHES_MAX)
         self._served = asyncio.Semaphore(PIECES_MAX)
-        self._threads, self._slow_threads = Workers(THREADS), Workers(THREADS)
+        self._threads, self._slow_threads = threads or (Workers(THREADS), Workers(THREADS))
 
     @property
     def under_way(self) -> set[bytes]:
@@ -141,9 +142,6 @@ class FileTransfer:
 
     async def serve(self, _: str, request: BlocksRequest) -> AsyncIterator[Blocks | BlocksEnd]:
         """The blocks that a member asks for. It ends without BlocksEnd if they cannot be read just now."""
-        if not self._serves:
-            yield BlocksEnd("this node serves all users of its machine, and does not pass files on yet")
-            return
         left = request.digests
         try:
             while left:
@@ -160,7 +158,7 @@ class FileTransfer:
 
     # -- from other nodes ----------------------------------------------------------------------------------------------
 
-    def fetch(self, manifest: bytes, sources: Sequence[str], *, is_output: bool = False) -> Fetch:
+    def fetch(self, manifest: bytes, sources: Sequence[str], task: bytes, *, is_output: bool = False) -> Fetch:
         """Fetch a manifest and all its blocks from these nodes, the best first, unless that is under way: then they are further
         ones. Its work raises StagingFailed for what cannot be had at all, PeerloadError or OSError for what may be had later."""
         known = self._fetches.get(manifest)
@@ -171,6 +169,7 @@ class FileTransfer:
             )
             known.work.add_done_callback(lambda work: self._done(manifest, work))
         known.sources += [node for node in sources if node not in known.sources]
+        known.tasks.append(task)
         return known
 
     def _done(self, manifest: bytes, work: asyncio.Task[None]) -> None:
@@ -241,7 +240,9 @@ class FileTransfer:
         return min(errors, key=lambda error: isinstance(error, StagingFailed), default=None)
 
     async def _fetch_blocks(self, fetch: Fetch, digests: Sequence[bytes], node: str) -> None:
-        pieces = self._links.fetch_blocks(node, BlocksRequest(tuple(digests), verify=node in fetch.distrusted))
+        task = fetch.tasks[-1] if fetch.tasks else b""
+        request = BlocksRequest(tuple(digests), verify=node in fetch.distrusted, task=task)
+        pieces = self._links.fetch_blocks(node, request)
         at = 0
         try:
             while True:

@@ -154,7 +154,9 @@ class ForwardedRequests:
         tunnel = self._tunnels.get(key)
         if tunnel is None or tunnel.is_over:
             if len(self._tunnels) >= TUNNELS_MAX and not self._close_an_idle_one():
-                raise SlowDown("too many requests to other nodes at once", why=f"at most {TUNNELS_MAX} ways to them")
+                raise SlowDown(
+                    "too many requests to other nodes at once", why=f"at most {TUNNELS_MAX} connections to them"
+                )
             if connection not in self._clients:
                 self._clients.add(connection)
                 connection.on_disconnect.append(lambda: self._client_gone(connection))
@@ -222,7 +224,7 @@ class Tunnel:
 
     def close(self) -> asyncio.Task[None]:
         """Close the tunnel → the task that is done then."""
-        self._end(LinkUnavailable(self._node, f"{self._node} is asked no more"))
+        self._end(LinkUnavailable(self._node, f"the connection to {self._node} was closed"))
         self.work.cancel()
         return self.work
 
@@ -302,23 +304,23 @@ class Tunnel:
             async with self._opening, asyncio.timeout(within_s):
                 self._reader, self._link = await self._links.open_stream(self._node, (Forwarded,))
             if self._link.hello is None or not self._link.hello.forwards:
-                why = f"{self._node} runs a version of peerload that cannot be asked from elsewhere"
-                raise LinkUnavailable(self._node, f"{self._node} cannot be asked", why=why)  # noqa: TRY301
+                why = f"{self._node} runs a version of peerload that does not take forwarded requests"
+                raise LinkUnavailable(self._node, f"{self._node} cannot be reached", why=why)  # noqa: TRY301
             self._link.allow_stall(FORWARD_STALLED_S)
             self._ready.set_result(None)
             while True:
                 await self._take_frame(await self._frame())
         except TimeoutError:
             why = f"it does not answer within {within_s:g} s"
-            self._end(LinkUnavailable(self._node, f"{self._node} cannot be asked", why=why))
+            self._end(LinkUnavailable(self._node, f"{self._node} cannot be reached", why=why))
         except (LinkUnavailable, BadMessage) as error:
             self._end(error)
         finally:
             if self._idle is not None:
                 self._idle.cancel()
-            self._end(LinkUnavailable(self._node, f"{self._node} is asked no more"))
+            self._end(LinkUnavailable(self._node, f"the connection to {self._node} was closed"))
             if self._link is not None:
-                self._link.close("nothing is asked any more")
+                self._link.close("no request is left")
 
     def _end(self, error: PeerloadError) -> None:
         if self._error is None:
@@ -337,9 +339,7 @@ class Tunnel:
                 return part.answer
             whole += part.answer
             if len(whole) > CONTROL_BYTES_MAX:
-                raise BadMessage(
-                    f"{self._node} answers more than fits in a frame", why=f"over {CONTROL_BYTES_MAX} bytes"
-                )
+                raise BadMessage(f"{self._node} sent an oversized response", why=f"over {CONTROL_BYTES_MAX} bytes")
             if not part.continues:
                 return bytes(whole)
 
@@ -354,7 +354,7 @@ class Tunnel:
                     message = await self._reader.next(self._link, f"what {self._node} answers")
             except TimeoutError:
                 if self._answers and self._is_dead() and loop.time() - since_s > SILENT_S_MAX:
-                    what = f"{self._node} does not answer any more"
+                    what = f"{self._node} stopped answering"
                     raise LinkUnavailable(self._node, what, why="it counts as dead") from None
                 continue
             assert isinstance(message, Forwarded)
@@ -370,8 +370,8 @@ class Tunnel:
         if answers is None:
             return
         if not answers.is_over and not answers.has_budget(len(raw)):
-            what = f"{self._node} answers more than can be meant"
-            answers.fail(BadMessage(what, why=f"more than {ANSWER_BYTES_MAX >> 20} MiB, and no end"))
+            what = f"{self._node} sent an oversized response"
+            answers.fail(BadMessage(what, why=f"more than {ANSWER_BYTES_MAX >> 20} MiB without an end"))
             self._cancel(number)
         answers.add(kind, body)
         await answers.drain()

@@ -85,8 +85,8 @@ class RequestRouter:
         own = self._own
         if connection.from_node:
             if request.at not in {"", own} or getattr(request, "cluster", False):
-                why = f"it came from {connection.from_node}, and asks for {request.at or 'all nodes'}"
-                raise BadRequest("a request that was sent on is not sent on again", why=why)
+                why = f"it came from {connection.from_node} and names {request.at or 'all nodes'}"
+                raise BadRequest("a forwarded request is not forwarded again", why=why)
             return None
         if request.at and request.at != own:
             return self._ask_one(connection, request.at, self._named_in_full(request))
@@ -191,7 +191,7 @@ class RequestRouter:
             connection.ok(request.id, answer)
             return
         if done and not isinstance(request, READS):
-            hint = f"what you named of {', '.join(sorted(done))} was done.  {refusal.get('hint', '')}"
+            hint = f"done on {', '.join(sorted(done))}.  {refusal.get('hint', '')}"
             refusal = refusal | {"hint": hint.strip()}
         connection.forward_frame(request.id, "error", refusal)
 
@@ -305,23 +305,22 @@ class RequestRouter:
         why = f"no node {node} is known here"
         if refs and not request.at:
             raise NoSuchTask(f"no such task: {refs[0]}", why=f"its home is {node}, and {why}", hint="peerload nodes")
-        raise BadRequest(f"{node} cannot be asked", why=why, hint="peerload nodes")
+        raise BadRequest(f"{node} cannot be reached", why=why, hint="peerload nodes")
 
     def _unavailable(
         self, connection: Connection, node: str, request: control.Request, error: LinkUnavailable
     ) -> LinkUnavailable:
         refs = refs_of(request)
         whose = f"{refs[0]}: its home {node}" if refs and not request.at else node
-        went = "has gone away" if error.what.endswith("stopped coming") else "cannot be asked"
         stands = self._state_text(node)
         why = f"{stands}: {error.why or error.what}" if stands else error.why or error.what
-        hint = "peerload nodes  shows who is there"
+        hint = "list the nodes:  peerload nodes"
         if refs and not request.at and isinstance(request, KNOWN_BY_EXECUTOR):
             verb = "logs" if isinstance(request, control.ReadOutput) else type(request).__struct_config__.tag
-            hint = f"the node that runs it tells what it has:  peerload {verb} --at NODE {refs[0]}"
+            hint = f"ask the node that runs it:  peerload {verb} --at NODE {refs[0]}"
         if self._knows(connection, request, refs):
-            hint = "what is here of it is told when you ask again"
-        return LinkUnavailable(node, f"{whose} {went}", why=why, hint=hint)
+            hint = "ask again: this node then answers with what it knows"
+        return LinkUnavailable(node, f"{whose} cannot be reached", why=why, hint=hint)
 
     def _state(self, node: str) -> str | None:
         peer = self._node.membership.get(node)
@@ -331,7 +330,7 @@ class RequestRouter:
         """State of a node in words; "" if it is alive."""
         peer = self._node.membership.get(node)
         if peer is None:
-            return "it is not known here any more"
+            return "it is no longer known here"
         if peer.state is PeerState.ALIVE:
             return ""
         if peer.state is PeerState.LEFT:
@@ -395,8 +394,8 @@ def _first_is_enough(request: control.Request) -> bool:
 def _check_total_wait(node: str, waited_s: float, silent_s_max: float | None) -> None:
     """Raises LinkUnavailable if the total wait for one of several nodes is too long."""
     if silent_s_max is not None and waited_s > CLUSTER_WAITED_S_MAX:
-        why = f"{CLUSTER_WAITED_S_MAX:g} s were not enough for all of its answer"
-        raise LinkUnavailable(node, f"{node} does not come to an end", why=why)
+        why = f"its response is not complete after {CLUSTER_WAITED_S_MAX:g} s"
+        raise LinkUnavailable(node, f"{node} is too slow", why=why)
 
 
 async def _merge_streams(
@@ -426,7 +425,7 @@ async def _merge_streams(
                     if kind != "more":
                         return
         except TimeoutError:
-            why = f"it said nothing for {silent_s_max:g} s"
+            why = f"no data for {silent_s_max:g} s"
             await came.put((node, "error", error_object(LinkUnavailable(node, f"{node} does not answer", why=why))))
         except Exception as error:  # noqa: BLE001 -- a bug is raised below, where it is told from errors
             if not isinstance(error, PeerloadError):

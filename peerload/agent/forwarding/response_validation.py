@@ -68,12 +68,13 @@ class MergedListing:
         try:
             form = msgspec.convert(body, _Listing)
         except (msgspec.ValidationError, RecursionError) as error:
-            why = f"what it lists is of no form that tasks have: {in_words(error)[:200]}"
-            raise BadMessage(f"{self._node} lists no tasks", why=why) from None
+            why = f"its list of tasks is malformed: {in_words(error)[:200]}"
+            raise BadMessage(f"{self._node} sent an invalid response", why=why) from None
         self._count += len(form.tasks)
         if self._count > self._limit:
             raise BadMessage(
-                f"{self._node} lists too much", why=f"it lists more than the {self._limit} tasks that were asked for"
+                f"{self._node} sent an invalid response",
+                why=f"it lists more than the {self._limit} tasks that were requested",
             )
         return {key: body[key] for key in form.__struct_fields__ if key in body}
 

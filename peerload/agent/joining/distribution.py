@@ -91,7 +91,7 @@ class TrustDistribution:
         try:
             new = self.trust.take(self.trust.read().signed, time.time())
         except (BadRequest, OSError) as error:
-            raise ConfigError("state", "the statements of the CA cannot be read again", why=str(error)) from None
+            raise ConfigError("state", "cannot reload the statements of the CA", why=str(error)) from None
         if new:
             self._withdraw(new)
             self._send([raw for raw, _ in new], self._local.reachable_peers())
@@ -135,7 +135,7 @@ class TrustDistribution:
         try:
             new = self.trust.take(message.signed, time.time())
         except BadRequest:
-            what = "it passed on what the CA never said"
+            what = "it forwarded a statement that the CA did not sign"
             self._security.counters[metrics.STATEMENTS_UNSIGNED] += 1
             self._security.report("J4", src, what)
             if time.monotonic() - self._forged_s >= FORGED_EVERY_S:
@@ -171,7 +171,9 @@ class TrustDistribution:
     def _apply(self, new: Iterable[tuple[bytes, object]]) -> None:
         for _, statement in new:
             if isinstance(statement, Revoked):
-                self._events.record("cluster", "revoked", node=statement.node, reason="its certificate counts no more")
+                self._events.record(
+                    "cluster", "revoked", node=statement.node, reason="its certificate is no longer valid"
+                )
                 _log.warning("node revoked: node=%s", statement.node)
                 if statement.node == self._local.identity.node and self._tls.is_revoked:
                     _log.error("this node was revoked; it works alone")

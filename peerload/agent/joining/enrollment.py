@@ -65,12 +65,12 @@ class Enrollment:
         return self._tls.cluster.name
 
     def check_issuer(self, verb: str, cannot: str) -> None:
-        """Check that this node has the CA's key. Raises BadRequest, which says what it cannot do without."""
+        """Check that this node has the CA's key. cannot: what this node cannot do without it. Raises BadRequest."""
         cluster = self._tls.cluster
         if cluster.is_local:
             raise BadRequest(
                 f"this node can {cannot}",
-                why="it is of no cluster beyond this machine",
+                why="it has no cluster of several machines",
                 hint="make one:  peerload invite",
             )
         if not cluster.is_issuer:
@@ -110,28 +110,28 @@ class Enrollment:
         """Reason why no newcomer may have this name now; empty if one may. let_in_at: when a newcomer last got it (Unix s).
         is_meant: the invitation is for this name alone.
 
-        Whoever has the name of a member has its tasks: a member that is only away keeps its name."""
+        A node with the name of a member gets its tasks: a member that is only away keeps its name."""
         if node == self._info.config.node:
-            return "that is the name of the node that lets you in"
+            return "the inviting node has this name"
         membership = self._node.membership
         known = membership.get(node)
         is_awaited = time.time() - let_in_at < ARRIVES_WITHIN_S and let_in_at > self._trust.revoked_at(node)
         if is_awaited and not (known is not None and _has_gone_since(known, let_in_at)):
-            return "it has just been given to another machine"
+            return "it was just given to another machine"
         is_free = self._trust.was_revoked(node) or is_meant
-        meant = f"peerload invite --node {node}  if that is the one meant"
+        meant = f"if this machine is to replace it:  peerload invite --node {node}"
         if known is None:
             is_away = node in membership.gossip.anti_entropy.known and not is_free
-            return f"a member is called so that was not met lately ({meant})" if is_away else ""
+            return f"a member of this name was not met lately ({meant})" if is_away else ""
         match known.state:
             case PeerState.LEFT | PeerState.DEAD if is_free:
                 return ""
             case PeerState.LEFT:
-                return f"a member is called so, and has said good-bye ({meant})"
+                return f"a member of this name has left ({meant})"
             case PeerState.DEAD:
-                return f"a member is called so, and is dead ({meant})"
+                return f"a member of this name is dead ({meant})"
             case _:
-                return f"a member is called so, and is {known.state.value}"
+                return f"a member of this name is {known.state.value}"
 
     def _welcome(self, invite: Invitation, key: Ed25519PublicKey, node: str) -> JoinWelcome:
         cluster, trust = self._tls.cluster, self._trust

@@ -266,6 +266,7 @@ class LauncherLink:
             terminal=[spec.terminal.rows, spec.terminal.columns] if spec.terminal is not None else None,
             run=self._run,
             inside=inside,
+            after=action.after,
         )
         if self._service_of:
             request = request.replace(
@@ -311,7 +312,7 @@ class LauncherLink:
         """Drop an exit record."""
         self._request(ForgetRequest(key))
 
-    async def ask(self, request: UserRequest) -> str:
+    async def ask(self, request: UserRequest, within_s: float = REPLY_S_MAX) -> str:
         """Have the launcher of all users act as one of them → why it was not done, "" if it was. Raises LauncherError."""
         if self._frames is None or self._paused or len(self._replies) >= REPLIES_MAX:
             raise LauncherError("the launcher does not answer", hint="systemctl status peerload-launcher")
@@ -320,7 +321,7 @@ class LauncherLink:
         self._replies[number] = answer
         self._request(request.replace(id=number, node=self._service_of))
         try:
-            async with asyncio.timeout(REPLY_S_MAX):
+            async with asyncio.timeout(within_s):
                 return await answer
         except TimeoutError:
             raise LauncherError("the launcher has not answered in time") from None

@@ -35,11 +35,12 @@ SHARE_MIN = 0.01
 
 class Given(msgspec.Struct, frozen=True):
     """The devices of one attempt. devices: in the order granted, GPUs and others. is_exclusive: its GPUs are not
-    shared. promised_bytes: memory on each GPU, 0 = unknown."""
+    shared. promised_bytes: memory on each GPU, 0 = unknown. is_mps: it runs under MPS."""
 
     devices: tuple[Device, ...] = ()
     is_exclusive: bool = False
     promised_bytes: int = 0
+    is_mps: bool = False
 
     @property
     def gpus(self) -> tuple[Device, ...]:
@@ -51,6 +52,8 @@ class Given(msgspec.Struct, frozen=True):
         """How its GPUs are held; FREE without any."""
         if not self.gpus:
             return DeviceMode.FREE
+        if self.is_mps:
+            return DeviceMode.MPS
         return DeviceMode.EXCLUSIVE if self.is_exclusive else DeviceMode.TIME
 
 
@@ -62,7 +65,8 @@ def given(key: str, names: Iterable[str], ledger: DeviceLedger) -> Given:
     promised = [grant.promised_bytes or 0 for grant in grants]
     if is_exclusive and not all(promised):
         promised = [state.grantable_bytes for state in states if state.device.kind == GPU]
-    return Given(tuple(state.device for state in states), is_exclusive, min(promised, default=0))
+    is_mps = any(grant.mode is DeviceMode.MPS for grant in grants)
+    return Given(tuple(state.device for state in states), is_exclusive, min(promised, default=0), is_mps)
 
 
 def variables(
@@ -74,6 +78,7 @@ def variables(
         "PEERLOAD_MEM_BYTES": str(request.mem_bytes),
         "OMP_NUM_THREADS": str(max(int(request.cpus), 1)),
         **_of_gpus(held),
+        **(_of_mps(request, held) if held.is_mps else {}),
         **_of_others(held, config),
     }
     return {name: value for name, value in found.items() if name not in ADVICE or name.encode() not in own}
@@ -103,6 +108,14 @@ def _of_sharing(held: Given) -> dict[str, str]:
     if held.promised_bytes and smallest:
         share = max(min(held.promised_bytes / smallest, 1.0), SHARE_MIN)
         found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{int(share * 1000) / 1000:g}"
+    return found
+
+
+def _of_mps(request: ResourceRequest, held: Given) -> dict[str, str]:
+    """Bounds that MPS enforces. The directories of the daemon are added when it runs."""
+    found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(request.gpu_pct)} if request.gpu_pct else {}
+    if held.promised_bytes:
+        found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={held.promised_bytes // MIB}M"
     return found
 
 

@@ -12,6 +12,7 @@ from peerload.agent.node_info import now
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.host import machine_facts
 from peerload.agent.sensors.power import own_curve
+from peerload.config.loader import gpu_config
 from peerload.core.membership.membership import PeerState
 from peerload.environments.builders import kinds
 from peerload.model import events
@@ -151,4 +152,5 @@ def profile_of(info: AgentInfo, devices: tuple[Device, ...], *, is_issuer: bool)
         wake=cards() if config.energy.sleep_after else (),
         power=own_curve(config, round(cpus)),
         builders=kinds() if config.mode == "user" else (),
+        mps="" if gpu_config(config.gpu).mps == "off" else "any" if config.mode == "user" else "home",
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from peerload.agent.requests.attach import AttachRequests
     from peerload.agent.requests.cancel_wait import CancelWaits
     from peerload.agent.views.metrics import TaskFigures
-    from peerload.model.actions import Answer, AnswerPart, Decided, TaskChanged
+    from peerload.model.actions import Answer, AnswerPart, Decided, MembersCancelled, TaskChanged
     from peerload.model.task import TaskRecord
 
 
@@ -87,6 +87,9 @@ class TaskWatches:
         for watch in list(self._watches.get(task, ())):
             watch.add_delay(task, why)
 
+    def __bool__(self) -> bool:
+        return bool(self._watches)
+
     def is_watched(self, task: str) -> bool:
         """True if a client watches this task right now."""
         return task in self._watches
@@ -127,6 +130,14 @@ class ClientEvents:
         if record.state.is_final and record.exit is not None:
             key = execution_key(record.uid, record.attempt)
             self._output.ended(key, record.exit.stdout_bytes, record.exit.stderr_bytes)
+
+    def members_cancelled(self, action: MembersCancelled) -> None:
+        """Untouched members of an array were cancelled, of which nothing else is known here than who follows them."""
+        if self._also or self._watches:
+            for change in action.changes():
+                self.changed(change)
+        else:
+            self._figures.cancelled(action.row.record, len(action.row.members))
 
     def attempt_gone(self, key: str) -> None:
         """No process of this attempt is left."""

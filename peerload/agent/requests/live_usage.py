@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.launcher.mps import MpsDaemons
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceGrant, DeviceState
@@ -45,11 +46,14 @@ class UsageReading(NamedTuple):
 class LiveUsage:
     """Readings of one agent, with the last of each task."""
 
-    def __init__(self, node: Node, launcher: LauncherLink, task_ids: TaskIds, energy: EnergySensors) -> None:
+    def __init__(
+        self, node: Node, launcher: LauncherLink, task_ids: TaskIds, energy: EnergySensors, mps: MpsDaemons
+    ) -> None:
         self._node = node
         self._launcher = launcher
         self._task_ids = task_ids
         self._energy = energy
+        self._mps = mps
         self._lock = asyncio.Lock()
         self._last: dict[str, UsageReading] = {}
 
@@ -88,7 +92,10 @@ class LiveUsage:
             "memory_bytes": reading.memory_bytes if reading.memory_bytes >= 0 else None,
             "processes": reading.processes,
             "joules": self._energy.so_far(key),
-            "gpus": [_gpu(state, state.grants[key]) for state in self._node.ledger.devices.of_grant(key)],
+            "gpus": [
+                _gpu(state, state.grants[key]) | {"mps": self._mps.is_client(key)}
+                for state in self._node.ledger.devices.of_grant(key)
+            ],
         }
 
 
@@ -118,6 +125,7 @@ def _gpu(state: DeviceState, grant: DeviceGrant) -> dict[str, Any]:
         "mem_peak_bytes": grant.peak_bytes,
         "mem_promised_bytes": grant.promised_bytes,
         "tasks": len(state.grants),
+        "mode": grant.mode.name.lower(),
         "health": state.reading.health.name.lower(),
     }
 

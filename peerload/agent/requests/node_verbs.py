@@ -135,7 +135,7 @@ class NodeCommands:
         leased = [task for task in unfinished if task.record.state is TaskState.LEASED]
         away = sum(task.record.node != here for task in leased)
         running = len(leased) - away
-        waiting = len(unfinished) - len(leased)
+        waiting = self._node.home.number - len(leased)
         counts = (
             (guests, "of other nodes here: they are frozen at the end of their leases, and run elsewhere"),
             (away, "of its own at other nodes: their results come when it is back"),

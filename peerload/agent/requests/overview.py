@@ -220,9 +220,20 @@ class OverviewBuilder:
                 waits += 1
             if len(waiting) < TASKS_SHOWN_MAX:
                 waiting.append(task)
+        waits += self._add_untouched(waiting)
         for task in waiting[: TASKS_SHOWN_MAX - len(placed)]:
             placed[task.task] = task
         return placed, {"placed": others, "waiting": waits, "held": held}
+
+    def _add_untouched(self, waiting: list[HomeTask]) -> int:
+        """Add untouched members of arrays as long as there is room. → how many there are."""
+        home, caller, number = self._node.home, self._caller, 0
+        for untouched in list(home.untouched.values()):
+            if caller is None or self._access.sees(caller, untouched[0]):
+                number += sum(block.count for block in untouched)
+                while untouched and len(waiting) < TASKS_SHOWN_MAX:
+                    waiting.append(home.touch(untouched[0], untouched[0].members[0]))
+        return number
 
     def _task_mark(self, task: HomeTask) -> object:
         if not task.record.node:  # the reason to wait may change although the task does not

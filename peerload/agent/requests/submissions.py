@@ -69,17 +69,20 @@ class FileRequests:
 
     async def files(self, connection: Connection, request: control.Files) -> None:
         """Keep, look for or remove blocks."""
+        caller = connection.caller
+        cache = self._files.caches.of(caller.who)
+        seen = self._files.caches.all() if caller.sees_all else [cache]
         if request.blocks:
-            await self._files.keep(request.blocks)
+            await cache.keep(request.blocks)
         if request.gc:
             removed = await asyncio.to_thread(self._environments.collect, everything=True)
-            reply: dict[str, object] = {"removed_bytes": removed + await self._files.collect_garbage()}
+            reply: dict[str, object] = {"removed_bytes": removed + await self._files.collect_garbage(seen)}
         elif request.manifest:
-            reply = {"complete": await self._files.is_complete(request.manifest)}
+            reply = {"complete": await cache.transfer.in_thread(cache.is_complete, request.manifest)}
         elif request.have or request.blocks:
-            reply = {"missing": await self._files.transfer.in_thread(self._files.store.missing, request.have)}
+            reply = {"missing": await cache.transfer.in_thread(cache.store.missing, request.have)}
         else:
-            reply = {**await self._files.usage(), "environments": self._environments.usage()}
+            reply = {**await self._files.usage(seen), "environments": self._environments.usage()}
         connection.ok(request.id, reply)
 
 

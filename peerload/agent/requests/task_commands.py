@@ -128,7 +128,7 @@ class CleanRequests:
         if request.tasks and request.keep:
             raise BadRequest("clean: tasks are named, or the newest are kept; not both")
         for name in await self._task_ids.known_ids(request.tasks):
-            if unfinished := len(self._node.home.named(name)):
+            if unfinished := self._node.home.unfinished_in(name) or len(self._node.home.named(name)):
                 of = f": {unfinished} of its members have not" if "." not in name and unfinished > 1 else ""
                 raise BadRequest(f"{name} has not ended{of}", hint=f"to end it:  peerload cancel {name}")
         wanted = RemovalCriteria(

@@ -60,7 +60,7 @@ def task_row(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict[
 
 def why_waiting(node: Node, record: TaskRecord) -> str:
     """Why a queued task waits, in a few words."""
-    return views.why_waiting(node, node.home.tasks.get(record.uid), record)
+    return views.why_waiting(node, node.home.by_id.get(record.task), record)
 
 
 class TaskQueries:

@@ -22,7 +22,7 @@ from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import needs_text
 from peerload.core.work import HomePhase
 from peerload.model.errors import NoSuchTask
-from peerload.model.task import how_it_ended
+from peerload.model.task import how_it_ended, member_of
 
 if TYPE_CHECKING:
     from peerload.agent.control.core_requests import Decisions
@@ -81,7 +81,7 @@ class WhyRequest:
         return self._array(records, spec) if len(records) > 1 else self._task(records[0], spec)
 
     def _task(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
-        task = self._node.home.tasks.get(record.uid)
+        task = self._node.home.by_id.get(record.task)
         told = self._describe(record, spec)
         if task is not None and (task.phase is HomePhase.COLLECTING or uncollected_reason(task)):
             told["says"] = uncollected_reason(task) or holding_reason(task)
@@ -95,14 +95,15 @@ class WhyRequest:
         home = self._node.home
         groups: Counter[tuple[str, str]] = Counter()
         for record in records:
-            task = home.tasks.get(record.uid)
+            task = home.by_id.get(record.task)
             is_queued = task is not None and task.phase in WAITING_PHASES
             state = "running" if task is not None and task.running_at else record.state.value
             reason = views.why_waiting(self._node, task, record) if is_queued else record.reason
             groups[state, reason] += 1
         name = records[0].task.rpartition(".")[0]
-        unfinished = home.arrays.get(name, {}).values()
-        next_one = next((task for task in unfinished if is_waiting(task)), None)
+        home.touched(name, 1)
+        waiting = [task for task in home.arrays.get(name, {}).values() if is_waiting(task)]
+        next_one = min(waiting, key=lambda task: member_of(task.task), default=None)
         told = self._describe(records[0] if next_one is None else next_one.record, spec)
         told["array"] = {
             "id": name,

@@ -33,8 +33,10 @@ from peerload.energy.meter import Counted, Counter, Drift, IdlePower, Integral
 from peerload.energy.profile import BadProfile, Level, PowerProfile, decoded, fitted, levels_of
 from peerload.launcher.powercap import Powercap
 from peerload.launcher.protocol import USAGE_KEYS_MAX
+from peerload.model import metrics
 from peerload.model.errors import BadRequest, StoreError
 from peerload.model.events import PowerMeasured
+from peerload.model.metrics import labelled
 from peerload.model.power import Quality, estimated_curve
 from peerload.security.private_files import machine_boot_id
 
@@ -125,7 +127,7 @@ class EnergyStore:
         return database
 
     def kept(self) -> Kept:
-        """What the agent before has left."""
+        """The counters that the previous agent stored."""
         row = self._database.execute("SELECT body FROM kept").fetchone()
         try:
             return msgspec.json.decode(row[0], type=Kept) if row else Kept()
@@ -174,6 +176,9 @@ class EnergySensors:
         self._now = clock
         self._put = put
         self._counted = [0.0, 0.0]
+        self._divided = dict.fromkeys(("tasks", "other", "idle"), 0.0)
+        """Joules since the agent's start; gap_s likewise."""
+        self._divided_gap_s = 0.0
         self._config = config
         self._node = node
         self._gpus = gpus
@@ -201,7 +206,7 @@ class EnergySensors:
         self.quality = Quality.ESTIMATED
 
     def _restored(self) -> Kept:
-        """What the agent before has left, less what means nothing after a start of the machine."""
+        """The counters that the previous agent stored; after a boot of the machine only those that still hold."""
         kept, boot = self._store.kept(), machine_boot_id()
         if kept.boot != boot:
             return Kept(boot, self._now().boot_s, -1.0, -1.0, idle=kept.idle)
@@ -291,12 +296,16 @@ class EnergySensors:
     def _take_cards(self, at_s: float, passed_s: float) -> None:
         """Add what the GPUs have told, and who held them. A slice of a card has a share of all of it."""
         holders: dict[str, dict[str, None]] = {}
-        places = {device.id: device.bdf or device.id for device in self._gpus.devices}
+        chips = self._hwmon.cards.power
+        places = {
+            device.id: device.bdf or (device.name if device.name in chips else device.id)
+            for device in self._gpus.devices
+        }
         for key, names in self._node.ledger.devices.holding.items():
             for name in names:
                 holders.setdefault(places.get(name, name), {})[key] = None
         cards_w = 0.0
-        for place, (read_s, reading) in self._gpus.power.items():
+        for place, (read_s, reading) in (chips | self._gpus.power).items():
             counted = self._card_counted(place, read_s, reading, at_s)
             if counted is None:
                 continue
@@ -306,7 +315,7 @@ class EnergySensors:
             if not held and not reading.foreign and reading.power_w is not None:
                 idle.take(reading.power_w, 0.0, 1.0)
             cards_w += reading.power_w or 0.0
-            before = self._cards.get(place) or Part("gpu", "nvml", quality, 0.0, 0.0, 0.0, {}, 0.0)
+            before = self._cards.get(place) or Part("gpu", self._source_of(place), quality, 0.0, 0.0, 0.0, {}, 0.0)
             self._cards[place] = before._replace(
                 quality=Quality.worst((before.quality, quality)),
                 joules=before.joules + told.joules,
@@ -317,6 +326,9 @@ class EnergySensors:
             )
         if self.watts is not None and self._active.scope != "node":
             self.watts += cards_w
+
+    def _source_of(self, place: str) -> str:
+        return "nvml" if place in self._gpus.power else "hwmon"
 
     def _card_counted(
         self, place: str, read_s: float, reading: DeviceReading, at_s: float
@@ -362,6 +374,10 @@ class EnergySensors:
             at_s, self._now().wall_s, seconds, (host, *self._cards.values()), self._node.ledger.running
         )
         self._joules = self._gap_s = 0.0
+        self._divided["tasks"] += totals.tasks_joules
+        self._divided["other"] += totals.other_joules
+        self._divided["idle"] += totals.idle_joules
+        self._divided_gap_s += totals.gap_s
         self._used_sources, self._cards = {}, {}
         kept.at_s, kept.machine_s, kept.own_s = at_s, machine_s, own_s
         if self._bucket is None:
@@ -466,10 +482,16 @@ class EnergySensors:
             }
             for one in shown
         ]
-        for place, (_, reading) in self._gpus.power.items():
+        for place, (_, reading) in (self._hwmon.cards.power | self._gpus.power).items():
             quality = (Quality.MEASURED if reading.energy_j is not None else Quality.DERIVED).value
             sources.append(
-                {"name": f"nvml {place}", "scope": "gpu", "quality": quality, "watts": reading.power_w, "why": None}
+                {
+                    "name": f"{self._source_of(place)} {place}",
+                    "scope": "gpu",
+                    "quality": quality,
+                    "watts": reading.power_w,
+                    "why": None,
+                }
             )
         curve = self.curve
         return {
@@ -485,6 +507,17 @@ class EnergySensors:
             "levels": levels_of(os.cpu_count() or 1),
             "curve": msgspec.to_builtins(curve) | {"quality": curve.quality.value, "stale": self.is_stale},
         }
+
+    def counters(self) -> dict[str, float]:
+        """Energy since the agent's start."""
+        told = {labelled(metrics.ENERGY, of=name): joules for name, joules in self._divided.items()}
+        return told | {metrics.ENERGY_GAP: self._divided_gap_s}
+
+    def gauges(self) -> dict[str, float]:
+        """The power now; {} if it is not known."""
+        if self.watts is None:
+            return {}
+        return {labelled(metrics.POWER, source=self._active.name, quality=self.quality.value): self.watts}
 
     def take_profile(self, request: PowerProfileRequest) -> dict[str, object]:
         """Store a power profile of this machine, and tell other nodes its curve → the profile. Raises BadRequest."""

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-THREADS_MAX = 1
-"""Bound on threads that a hanging driver can hold; no other call is made meanwhile."""
-
 
 class GpuThread:
     """Does one call at a time, for the loop in which it is made. A daemon thread: it does not keep the process alive."""

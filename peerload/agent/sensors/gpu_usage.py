@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.sensors.process_owner import MPS
 from peerload.model.devices import RUNS_SEEN_MAX, Device, DeviceReading
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ def memory_by_owner(
     strange: list[GpuProcess] = []
     for process in processes or ():
         key = owners.get(process.pid)
+        if key and key.startswith(MPS):  # its server's memory is neither of a task nor foreign
+            used_bytes = max((used_bytes or 0) - (process.used_bytes or 0) - CONTEXT_BYTES, 0)
+            continue
         if not key:
             strange.append(process)
             continue

@@ -25,6 +25,7 @@ from peerload.agent.sensors.own_use import read_text_of
 from peerload.energy.meter import HOLD_S, Counted, Counter, Integral
 from peerload.energy.profile import BadProfile, decoded
 from peerload.launcher.powercap import FORBIDDEN, zones
+from peerload.model.devices import DeviceReading
 from peerload.model.power import Quality, estimated_curve
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ NOT_THE_MACHINE = re.compile(r"amdgpu|radeon|nouveau|i915|xe|nvme|BAT|AC|ADP|ucs
 """hwmon chips whose power is that of one device, or flows into the machine."""
 WHOLE_MACHINE = ("power_meter", "acpi_power_meter", "corsairpsu")
 FORBIDDEN_TEXT = "only root may read it; what helps:  peerload doctor"
+METRICS_HEAD_BYTES, METRICS_FORMAT, METRICS_OF_CARD = 4, 2, 1
+"""Head of `gpu_metrics` of amdgpu: the byte that tells the format, which is 1 for cards, more where it is part of a processor."""
+BUSY_SHARE = 0.1
 _WATTS = re.compile(rb"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*(?:W|watts?)?\s*", re.IGNORECASE)
 
 
@@ -75,7 +79,7 @@ class Source:
             self.watts = joules / seconds
 
     def is_alive(self, at_s: float) -> bool:
-        """Whether it has told anything lately. One that has not starts again from nothing."""
+        """True if there is a recent reading; a source without one forgets its power."""
         if at_s - self.known_s <= self.silent_s:
             return True
         self.watts = None
@@ -138,7 +142,7 @@ class PowerCommand(_OfReadings):
                 self.why = watts
 
     async def _output(self) -> bytes | str:
-        """What it prints, or why that is not known. Raises OSError."""
+        """The output of the command, or the reason why there is none. Raises OSError."""
         process = self._left = subprocess.Popen(  # noqa: ASYNC220 -- 1 ms, by vfork; the administrator's own command
             ["/bin/sh", "-c", self._command],
             stdin=subprocess.DEVNULL,
@@ -196,6 +200,7 @@ class Hwmon(_OfReadings):
     def __init__(self, place: str) -> None:
         super().__init__("node", "no chip measures the power of the machine")
         self._place = Path(place)
+        self.cards = GpuChips(place)
         self._file: Path | None = None
         self._find_in = 0
         self._reading: asyncio.Future[None] | None = None
@@ -208,6 +213,7 @@ class Hwmon(_OfReadings):
 
     def read(self, at_s: float) -> None:
         """Take a reading; look for a chip now and then where there is none."""
+        self.cards.read(at_s)
         if self._file is None:
             self._find_in -= 1
             if self._find_in >= 0:
@@ -234,6 +240,57 @@ class Hwmon(_OfReadings):
             if not NOT_THE_MACHINE.match(chip):
                 chips.append((chip not in WHOLE_MACHINE, file))
         return min(chips)[1] if chips else None
+
+
+class GpuChips:
+    """Chips of hwmon of AMD's and Intel's cards (amdgpu, i915, xe): by the address of the card when it was read, and the reading.
+    A card that is suspended is not woken by being asked, and one that is part of a processor is in the processor's figures."""
+
+    def __init__(self, place: str) -> None:
+        self._place = Path(place)
+        self._find_in = 0
+        self._chips: tuple[Path, ...] = ()
+        self.power: dict[str, tuple[float, DeviceReading]] = {}
+
+    def read(self, at_s: float) -> None:
+        """Take a reading of each; look for chips now and then."""
+        self._find_in -= 1
+        if self._find_in < 0:
+            self._find_in = 30
+            chips = sorted(path.parent for path in self._place.glob("hwmon*/name"))
+            self._chips = tuple(chip for chip in chips if _is_card(chip))
+        for chip in self._chips:
+            device = chip / "device"
+            watts = _micro(chip / "power1_average")
+            watts = _micro(chip / "power1_input") if watts is None else watts
+            joules = _micro(chip / "energy1_input", most=1e12)
+            if (watts is None and joules is None) or read_text_of(device / "power/runtime_status") == "suspended":
+                continue
+            percent = read_text_of(device / "gpu_busy_percent")
+            busy = min(int(percent), 100) / 100 if percent.isdecimal() else 0.0
+            place = device.resolve().name
+            reading = DeviceReading(place, busy=busy, foreign=busy > BUSY_SHARE, power_w=watts, energy_j=joules)
+            self.power[place] = at_s, reading
+
+
+def _is_card(chip: Path) -> bool:
+    name = read_text_of(chip / "name")
+    if name != "amdgpu":
+        return name in ("i915", "xe")
+    try:
+        with (chip / "device/gpu_metrics").open("rb") as file:
+            return file.read(METRICS_HEAD_BYTES)[METRICS_FORMAT] == METRICS_OF_CARD
+    except (OSError, IndexError):
+        return True  # an old kernel
+
+
+def _micro(file: Path, most: float = WATTS_MAX) -> float | None:
+    """The number in a file, in millionths; None if it cannot be."""
+    try:
+        value = int(file.read_text(encoding="ascii")) / 1e6
+    except (OSError, ValueError):
+        return None
+    return value if 0.0 <= value <= most else None
 
 
 class PowercapCounters(Source):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ANCESTORS_MAX = 64
+MPS = "mps"
+"""Beginning of the keys of the daemons of MPS, which run beside the tasks."""
 KEPT_MAX = 4096
 """Cached owners; they never change."""
 FOREIGN_KEPT_S = 10.0
@@ -25,7 +27,7 @@ CGROUP_PROCESSES_MAX = 256
 """Processes of a cgroup that are examined for a mark."""
 INITIAL_NAMESPACE = "pid:[4026531836]"
 """The kernel's number of the initial process namespace, outside of containers."""
-_MARK = re.compile(rb"(?:^|\0)PEERLOAD_UNIT=[^\0]*/peerload-([0-9a-f]+-[0-9]+)(?:\0|$)")
+_MARK = re.compile(rb"(?:^|\0)PEERLOAD_UNIT=[^\0]*/peerload-([0-9a-z]+-[0-9]+)(?:\0|$)")
 _UNIT_DIRECTORY = "/peerload."
 _STAT_FIELDS = 20
 

@@ -150,10 +150,6 @@ class StoreReader:
         )
         return (rows[0][0], f"{self._node}/{rows[0][1]}", rows[0][2]) if rows else None
 
-    def task_rows(self, counter: int, index: int | None) -> list[tuple[TaskRecord, TaskSpec]]:
-        """One task, or all members of an array (index None), with what is to be run; empty if there is none."""
-        return self._rows(*_where(counter, index))
-
     def has(self, counter: int, index: int | None) -> bool:
         """True if there is such a task, or such an array."""
         where, values = _where(counter, index)
@@ -440,13 +436,6 @@ class StoreReader:
         if not self._who:
             return "", ()
         return f" AND {column} IN (SELECT counter FROM owners WHERE who = ?)", (self._who,)  # noqa: S608 -- constants
-
-    def _rows(self, where: str, values: tuple[object, ...]) -> list[tuple[TaskRecord, TaskSpec]]:
-        """All of them; raises StoreError naming the first that cannot be read."""
-        rows, damaged = self._readable(self._found(where, values))
-        if damaged:
-            raise self._unreadable(damaged[0])
-        return rows
 
     def _unreadable(self, damage: Damage) -> StoreError:
         """The error for whoever asks for a damaged task."""

@@ -6,20 +6,35 @@ again. An unreadable promise (a floor, an attempt of another home) counts as the
 
 from __future__ import annotations
 
+import contextlib
+from bisect import bisect_left
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from sys import intern
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from peerload.agent.store import schema
 from peerload.agent.store.reader import StoreReader
-from peerload.agent.store.rows import COLUMNS, Damage, decoded_execution, decoded_terms
+from peerload.agent.store.rows import COLUMNS, MEMBER_MAX, SINGLE, Damage, decoded_execution, decoded_terms, task_name
 from peerload.model.errors import StoreError
-from peerload.model.events import PastRun, TaskRow
+from peerload.model.events import MembersRow, PastRun, TaskRow
 from peerload.model.submit_options import NO_TERMS, GroupSettings, TaskOutcome
-from peerload.model.task import ATTEMPT_MAX, ExecutionRecord, FenceKind, TaskRecord, submission_of
+from peerload.model.task import (
+    ATTEMPT_MAX,
+    ExecutionRecord,
+    FenceKind,
+    TaskRecord,
+    TaskState,
+    member_uid,
+    ranges,
+    submission_of,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
     from peerload.model.submit_options import SubmitOptions
 
 UID_BYTES = 16
@@ -27,6 +42,8 @@ ROWS_AT_A_TIME = 10_000
 """Rows that are in memory beside the tasks made of them: of a million that would be as much again."""
 FLOOR_MAX = 1 << 62
 """The floor of a task whose own cannot be read: no attempt of it is ever started here (again)."""
+UNIFORM_MAX = 1000
+"""Uniform arrays whose untouched members are read together; of more than so many each member is a task of its own."""
 COUNTER_MAX = 10**15
 """A greater number of a submission is none that was ever given."""
 
@@ -47,6 +64,7 @@ class Recovered(msgspec.Struct, frozen=True):
     unreadable: tuple[str, ...] = ()
     attempts_from: int = 1
     attempts_up_to: int = 0
+    members: tuple[MembersRow, ...] = ()
 
 
 class StoreRecovery(StoreReader):
@@ -54,7 +72,7 @@ class StoreRecovery(StoreReader):
 
     def recover(self) -> Recovered:
         """Read everything unfinished. Raises StoreError only if the database as a whole cannot be read."""
-        tasks = self._unfinished()
+        tasks, members = self._unfinished(self._uniform())
         unreadable: list[str] = []
         executions, floors = self._promises(unreadable)
         drained = self._execute("SELECT value FROM meta WHERE key = 'drained'")
@@ -74,6 +92,7 @@ class StoreRecovery(StoreReader):
             tuple(self._damaged.values()),
             tuple(unreadable),
             *self._attempts(),
+            tuple(members),
         )
 
     def _attempts(self) -> tuple[int, int]:
@@ -83,36 +102,111 @@ class StoreRecovery(StoreReader):
                 return min(max(attempts_from, 1), ATTEMPT_MAX // 2), attempts_up_to
         return 1, 0
 
-    def _unfinished(self) -> list[TaskRow]:
-        """The unfinished tasks that can be read; the others are remembered as damaged while this agent runs. A value
-        of the wrong type for the end of a task sorts after all numbers, so that the index finds it."""
+    def _uniform(self) -> dict[int, _Uniform]:
+        """The uniform arrays of which a member waits."""
+        arrays = {}
+        terms = self._terms()
+        for counter, key in self._execute(schema.UNIFORM, (UNIFORM_MAX,)):
+            first = self._execute(schema.FIRST_MEMBER, (counter,))
+            with contextlib.suppress(StoreError):
+                self.spec(counter)
+                is_sound = isinstance(key, bytes) and [tuple(map(type, row)) for row in first] == [(float, str)]
+                if is_sound and not self.each(counter) and not terms.why_damaged(counter):
+                    arrays[counter] = _Uniform(key, *first[0])
+        return arrays
+
+    def _terms(self) -> _Terms:
+        return _Terms(dict(self._execute("SELECT counter, terms FROM submissions WHERE terms IS NOT NULL")))
+
+    def _unfinished(self, arrays: Mapping[int, _Uniform]) -> tuple[list[TaskRow], list[MembersRow]]:
+        """The unfinished tasks that can be read, and apart from these the untouched members of these arrays; the others are
+        remembered as damaged while this agent runs. A value of the wrong type for the end of a task sorts after all numbers, so
+        that the index finds it."""
         self._damaged = {}
+        others = f"t.counter NOT IN ({', '.join(map(str, arrays))})"
+        touched = f"t.ended_at = 0 AND t.counter = ? AND NOT ({schema.UNTOUCHED_WITH}) ORDER BY t.member"
         found = chain(
-            self.each_found(COLUMNS, "t.ended_at = 0 ORDER BY t.counter, t.member", ()),
+            self.each_found(COLUMNS, f"t.ended_at = 0 AND {others} ORDER BY t.counter, t.member", ()),
+            *(
+                self.each_found(COLUMNS, touched, (counter, array.submitted_at, array.reason))
+                for counter, array in arrays.items()
+            ),
             self.each_found(COLUMNS, "t.ended_at > 0 AND t.ended_at >= ''", ()),
         )
-        terms = _Terms(dict(self._execute("SELECT counter, terms FROM submissions WHERE terms IS NOT NULL")))
+        terms = self._terms()
         tasks: list[TaskRow] = []
         damages: list[Damage] = []
         seen: set[object] = set()
         twice: set[object] = set()
+        between: dict[object, list[object]] = {counter: [] for counter in arrays}
         while part := list(islice(found, ROWS_AT_A_TIME)):
             for row in part:
                 (twice if row[2] in seen else seen).add(row[2])
+                if row[0] in between:
+                    between[row[0]].append(row[1])
             rows, damaged = self._readable(part)
             damages += damaged
             for record, spec in rows:
-                why = _why_unsound(record) or terms.why_damaged(record)
+                why = _why_unsound(record) or terms.why_damaged(submission_of(record.task))
                 if why:
                     damages.append(Damage(record.task, why))
                 elif not record.state.is_final:
                     tasks.append(TaskRow(record, spec, terms=terms.of[submission_of(record.task)]))
+        members = self._together(arrays, between, seen, terms)
+        if members is None:
+            return self._unfinished({})  # row by row, which says what is damaged
         if twice:
             shared = [row.record for row in tasks if row.record.uid in twice]
             damages += [Damage(one.task, f"its uid {one.uid.hex()} is that of another task, too") for one in shared]
             tasks = [row for row in tasks if row.record.uid not in twice]
         self._damaged = {damage.task: damage for damage in damages}
-        return tasks
+        return tasks, members
+
+    def _together(
+        self,
+        arrays: Mapping[int, _Uniform],
+        between: Mapping[object, list[object]],
+        uids: AbstractSet[object],
+        terms: _Terms,
+    ) -> list[MembersRow] | None:
+        """The untouched members of all these arrays, as `_untouched` has those of one."""
+        members: list[MembersRow] = []
+        for counter, array in arrays.items():
+            spans = self._untouched(counter, array, between[counter], uids)
+            if spans is None:
+                return None
+            spec = self.spec(counter)
+            terms.why_damaged(counter)
+            name = task_name(self._node, counter, SINGLE)
+            record = TaskRecord(name, b"", TaskState.QUEUED, array.submitted_at, reason=intern(array.reason))
+            members += [
+                MembersRow(record, array.key, span[0], span[-1], span.step, spec, terms=terms.of[counter])
+                for span in spans
+            ]
+        return members
+
+    def _untouched(
+        self, counter: int, array: _Uniform, between: Sequence[object], uids: AbstractSet[object]
+    ) -> list[range] | None:
+        """The untouched members of a uniform array, those together that nothing else lies ``between``. None if one of them is not
+        exactly what was written, or another task has its uid."""
+        spans: list[range] = []
+        breaks = sorted(one for one in between if isinstance(one, int))
+        rows = self.each_row(schema.MEMBERS, (counter, array.submitted_at, array.reason))
+        while part := list(islice(rows, ROWS_AT_A_TIME)):
+            members, found = zip(*part, strict=True)
+            if {*map(type, members)} != {int} or members[0] < 0 or not uids.isdisjoint(found):
+                return None
+            if found != tuple(member_uid(array.key, member) for member in members):
+                return None
+            at = 0
+            for one in (*breaks[bisect_left(breaks, members[0]) : bisect_left(breaks, members[-1])], MEMBER_MAX):
+                behind = bisect_left(members, one)
+                spans += ranges(members[at:behind])
+                at = behind
+            if len(spans) > 1 and spans[-1].step == spans[-2].step == 1 == spans[-1].start - spans[-2][-1]:
+                spans[-2:] = [range(spans[-2].start, spans[-1].stop)]
+        return spans
 
     def _promises(self, unreadable: list[str]) -> tuple[list[ExecutionRecord], dict[bytes, tuple[int, FenceKind, str]]]:
         """Attempts of other homes, and floors; for what cannot be read of either the highest floor its row allows."""
@@ -186,6 +280,14 @@ class StoreRecovery(StoreReader):
         return rows
 
 
+class _Uniform(NamedTuple):
+    """A uniform array: the key of its uids, and what the rows of its untouched members have in common."""
+
+    key: bytes
+    submitted_at: float
+    reason: str
+
+
 class _Terms:
     """The terms of submissions by number, equal ones once in memory. packed: as they were kept."""
 
@@ -195,9 +297,8 @@ class _Terms:
         self._unreadable: dict[int, str] = {}
         self.of: dict[int, SubmitOptions] = {}
 
-    def why_damaged(self, record: TaskRecord) -> str:
-        """Read the terms of this task's submission → why they cannot be read, "" if they can."""
-        counter = submission_of(record.task)
+    def why_damaged(self, counter: int) -> str:
+        """Read the terms of a submission → why they cannot be read, "" if they can."""
         if counter not in self.of:
             raw = self._packed.get(counter)
             try:

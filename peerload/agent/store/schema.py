@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peerload.model.task import FenceKind, TaskState
 
-VERSION = 1
+VERSION = 2
 """Version of the schema, which the database keeps as its `user_version`."""
 
 DATABASE = "peerload.db"
@@ -15,7 +15,8 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE environments (digest BLOB PRIMARY KEY, environment BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE submissions (
     counter INTEGER PRIMARY KEY, token TEXT NOT NULL, digest BLOB NOT NULL, spec BLOB NOT NULL,
-    environment BLOB NOT NULL, members INTEGER NOT NULL, submitted_at REAL NOT NULL, terms BLOB, commands BLOB);
+    environment BLOB NOT NULL, members INTEGER NOT NULL, submitted_at REAL NOT NULL, terms BLOB, commands BLOB,
+    uid_key BLOB);
 CREATE INDEX submission_by_token ON submissions (token);
 CREATE TABLE tasks (
     counter INTEGER NOT NULL, member INTEGER NOT NULL, uid BLOB NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL,
@@ -54,10 +55,10 @@ CREATE INDEX owner_of ON owners (who, counter);
 """events: of a task of this home counter and member are set, of another home's task its id; of an array as a whole, that is of
 its submission, member is SINGLE. doomed: attempts of which the rows are gone and the files may not be yet. chores: completion
 jobs. fates: outcomes of tasks that others here wait for. groups: those that a user has set. making: arrays of which only some
-members are kept so far. owners: whose the submissions are, in system mode (`owner_key`); those that are not in it are the
+members are kept so far. uid_key: of uniform arrays. owners: whose the submissions are, in system mode (`owner_key`); those that are not in it are the
 agent's own."""
 
-MIGRATIONS: dict[int, str] = {}
+MIGRATIONS: dict[int, str] = {2: "ALTER TABLE submissions ADD COLUMN uid_key BLOB;"}
 """Scripts by version n: each makes a database of version n - 1 one of version n. No version is older than 1."""
 
 
@@ -74,11 +75,10 @@ DROP_MAKING = "DELETE FROM making WHERE counter = ?"
 MAKING = "SELECT counter FROM making ORDER BY counter"
 PUT_ENVIRONMENT = "INSERT OR IGNORE INTO environments VALUES (?, ?)"
 PUT_SUBMISSION = (
-    "INSERT INTO submissions (counter, token, digest, spec, environment, members, submitted_at, terms, commands)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO submissions (counter, token, digest, spec, environment, members, submitted_at, terms, commands, uid_key)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 PUT_OWNER = "INSERT OR REPLACE INTO owners VALUES (?, ?)"
-DROP_OWNER = "DELETE FROM owners WHERE counter = ?"
 OWNERS_OF = "SELECT counter, who FROM owners WHERE counter IN ({marks})"
 LAST_OF = "SELECT max(counter) FROM owners WHERE who = ?"
 UNFINISHED_OF_OWNER = "SELECT count(*) FROM owners o CROSS JOIN tasks t ON t.counter = o.counter WHERE o.who BETWEEN ? AND ? AND t.ended_at = 0"
@@ -90,6 +90,30 @@ PUT_TASK = (
     " submitted_at, started_at, ended_at, exit, reason, more, output_bytes)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+PUT_NEW_MEMBER = (
+    "INSERT OR REPLACE INTO tasks (counter, member, uid, state, attempt, node, nonce, machine_boot, lease_s, migrations,"
+    " submitted_at, started_at, ended_at, exit, reason, more, output_bytes)"
+    " VALUES (?, ?, ?, 'queued', 0, '', 0, '', 0.0, 0, ?, 0.0, 0.0, NULL, ?, NULL, 0)"
+)
+"""Of a uniform array; `UNTOUCHED` finds it again."""
+UNTOUCHED = (
+    "ended_at = 0 AND state = 'queued' AND attempt = 0 AND node = '' AND nonce = 0 AND machine_boot = '' AND lease_s = 0"
+    " AND migrations = 0 AND started_at = 0 AND exit IS NULL AND more IS NULL"
+)
+"""A condition on a task: nothing has become of it since it was submitted."""
+UNTOUCHED_WITH = f"{UNTOUCHED} AND submitted_at = ? AND reason = ?"
+END_MEMBERS = (
+    f"UPDATE tasks SET state = ?, ended_at = ?, reason = ? WHERE counter = ? AND member BETWEEN ? AND ?"  # noqa: S608 -- constants
+    f" AND (member - ?) % ? = 0 AND {UNTOUCHED}"
+)
+UNIFORM = (
+    "SELECT counter, uid_key FROM submissions WHERE uid_key IS NOT NULL AND counter NOT IN (SELECT counter FROM making)"
+    " AND EXISTS (SELECT 1 FROM tasks t INDEXED BY unfinished WHERE t.ended_at = 0 AND t.state = 'queued'"
+    " AND t.counter = submissions.counter) ORDER BY counter LIMIT ?"
+)
+"""Uniform arrays of which a member waits."""
+FIRST_MEMBER = f"SELECT submitted_at, reason FROM tasks NOT INDEXED WHERE counter = ? AND {UNTOUCHED} LIMIT 1"  # noqa: S608 -- constants
+MEMBERS = f"SELECT member, uid FROM tasks NOT INDEXED WHERE counter = ? AND {UNTOUCHED_WITH} ORDER BY member"  # noqa: S608 -- constants
 PUT_EVENT = "INSERT INTO events (at, what, state, counter, member, task, attempt, node, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 LAST_EVENT = "SELECT max(number) FROM events"
 PUT_LOSS = (

@@ -47,13 +47,14 @@ from peerload.model.actions import (
     PutFloor,
     PutGroup,
     PutMaking,
+    PutMembers,
     PutRun,
     PutSubmission,
     PutTask,
 )
 from peerload.model.errors import StoreError
 from peerload.model.submit_options import NO_TERMS, owner_key
-from peerload.model.task import ATTEMPT_MAX, TaskState
+from peerload.model.task import ATTEMPT_MAX, TaskState, member_uid, submission_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -480,6 +481,17 @@ class Store(StoreRecovery):
                     told.add(counter)
                     member, reason = SINGLE, f"{reason}: {arrays[counter]} task{'s' * (arrays[counter] != 1)}"
                 events.append((row.at, "task", state, counter, member, None, record.attempt, record.node, reason))
+            elif type(row) is PutMembers:
+                record, counter = row.record, submission_of(row.record.task)
+                if record.state.is_final:
+                    events += [
+                        (row.at, "task", record.state.value, counter, member, None, 0, "", row.reason)
+                        for member in row.members
+                    ]
+                elif counter in arrays and counter not in told:
+                    told.add(counter)
+                    words = f"{row.reason}: {arrays[counter]} tasks"
+                    events.append((row.at, "task", record.state.value, counter, SINGLE, None, 0, "", words))
             elif type(row) is PutEvent:
                 is_own = row.task.startswith(f"{self._node}/")
                 place = order_of(row.task) if is_own else (None, None)
@@ -528,6 +540,8 @@ class Store(StoreRecovery):
                 writer.execute(schema.KEEP_ID, (row.store,))
             case PutMaking():
                 writer.execute(schema.PUT_MAKING, (row.counter,))
+            case PutMembers():
+                _put_members(writer, row)
             case PutSubmission():
                 kept = row.submission
                 writer.execute(schema.DROP_MAKING, (kept.counter,))
@@ -547,12 +561,24 @@ class Store(StoreRecovery):
                         kept.submitted_at,
                         terms,
                         encode(kept.each) if kept.each else None,
+                        kept.uid_key or None,
                     ),
                 )
                 if who := owner_key(kept.terms.owner, kept.spec.user):
                     writer.execute(schema.PUT_OWNER, (kept.counter, who))
             case PutTask() | PutEvent() | PutChores():
                 raise AssertionError("applied apart")
+
+
+def _put_members(writer: sqlite3.Connection, row: PutMembers) -> None:
+    """Members of a uniform array that are new, or that end without ever having been touched."""
+    record, key, counter = row.record, row.key, submission_of(row.record.task)
+    if record.state is TaskState.QUEUED:
+        new = ((counter, one, member_uid(key, one), record.submitted_at, row.reason) for one in row.members)
+        writer.executemany(schema.PUT_NEW_MEMBER, new)
+    else:
+        ends = record.state.value, record.ended_at, record.reason
+        writer.execute(schema.END_MEMBERS, (*ends, counter, row.first, row.last, row.first, row.step))
 
 
 def _is_new(row: PutTask) -> bool:

@@ -60,11 +60,6 @@ class TrustedDate:
         self._boot_id = boot_id or machine_boot_id()
         self.anchor = anchor or DateAnchor(self._boot_id, *clocks())
 
-    @property
-    def is_doubted(self) -> bool:
-        """True if the machine's date was ahead at the last look."""
-        return self.anchor.ahead_s != NOT_AHEAD
-
     def now(self) -> float:
         """The trusted date, Unix s."""
         boot_s, wall_s = self._clocks()

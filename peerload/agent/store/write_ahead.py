@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from peerload.model.actions import PutTask
+from peerload.model.actions import PutMembers, PutTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -107,8 +107,9 @@ class Outbox:
         rows, self._rows, self._notes = [*self._notes, *self._rows], [], []
         self._given += 1
         ticket = self._given
-        self._under_way.append((ticket, len(rows), self._turn))
-        self._rows_under_way += len(rows)
+        number = len(rows) + sum(len(row.members) for row in rows if type(row) is PutMembers)
+        self._under_way.append((ticket, number, self._turn))
+        self._rows_under_way += number
         self._turn = set()
         try:
             self._store.persist(rows, lambda: self._done(ticket))

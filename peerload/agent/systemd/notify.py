@@ -45,11 +45,6 @@ class ServiceManager:
         """True if a service manager is there."""
         return self._address is not None
 
-    @property
-    def passes_socket(self) -> bool:
-        """True if the socket for clients belongs to the service manager: it is neither made nor removed here."""
-        return self._listener is not None
-
     def listener(self, path: str) -> socket.socket | None:
         """The passed socket, checked at each use; None if there is none. Raises ConfigError."""
         if self._listener is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from peerload import __version__
 from peerload.agent.histogram import Histogram
+from peerload.core.membership.membership import PeerState
 from peerload.model import metrics
 from peerload.model.devices import GPU, Health
 from peerload.model.metrics import labelled
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
     from peerload.agent.inbox import Inbox
     from peerload.agent.node_info import AgentInfo
+    from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.views.agent import DiagnosticsView
     from peerload.core.node import Node
     from peerload.model.actions import Decided, TaskChanged
+    from peerload.model.task import TaskRecord
 
 GPUS_TOLD_MAX = 8
 """GPUs of a node that are told of."""
@@ -60,6 +63,11 @@ class TaskFigures:
             self._counters[self._here if record.node == self._node else self._elsewhere] += 1
             self._wait.observe(max(record.started_at - record.submitted_at, 0.0))
 
+    def cancelled(self, record: TaskRecord, number: int) -> None:
+        """So many tasks were cancelled before they ran, each with such a record."""
+        self._counters[ENDED[record.state]] += number
+        self._response.observe(max(record.ended_at - record.submitted_at, 0.0), number)
+
     def decided(self, decision: Decided) -> None:
         """A decision was made from reports of these ages."""
         for _, _, age_s in decision.inputs:
@@ -76,7 +84,9 @@ class MetricsView:
         inbox: Inbox,
         diagnostics: DiagnosticsView,
         histograms: Mapping[str, Histogram],
+        energy: EnergySensors,
     ) -> None:
+        self._energy = energy
         self._info = info
         self._node = node
         self._inbox = inbox
@@ -90,8 +100,13 @@ class MetricsView:
         counters[metrics.INBOX_DROPPED] = self._inbox.dropped
         counters[metrics.COMMITS_STALLED] = int(gauges.pop(metrics.COMMITS_STALLED))
         return {
-            "counters": counters,
-            "gauges": gauges | self._of_tasks() | self._of_nodes() | self._of_agent() | self._of_gpus(),
+            "counters": counters | self._energy.counters(),
+            "gauges": gauges
+            | self._energy.gauges()
+            | self._of_tasks()
+            | self._of_nodes()
+            | self._of_agent()
+            | self._of_gpus(),
             "histograms": {name: histogram.told() for name, histogram in self._histograms.items()},
         }
 
@@ -110,10 +125,10 @@ class MetricsView:
         }
 
     def _of_nodes(self) -> dict[str, float]:
-        peers = dict.fromkeys(("alive", "suspect", "dead", "left"), 0)
+        peers = dict.fromkeys(PeerState, 0)
         for peer in self._node.membership:
-            peers[peer.state.value] += 1
-        return {labelled(metrics.PEERS, state=state): count for state, count in peers.items()}
+            peers[peer.state] += 1
+        return {labelled(metrics.PEERS, state=state.value): count for state, count in peers.items()}
 
     def _of_agent(self) -> dict[str, float]:
         node = self._node

@@ -66,8 +66,7 @@ class StatePublisher:
         if self._bus.connects != self._connects:  # the broker may have forgotten everything
             is_first = self._connects == 0
             self._connects, self._node_told, is_of_node = self._bus.connects, {}, True
-            home = self._node.home.tasks.values()
-            waiting = [task.record for task in itertools.islice(home, TASKS_MAX)] if is_first else self._told.values()
+            waiting = [task.record for task in self._node.home.some(TASKS_MAX)] if is_first else self._told.values()
             self._changed = {record.task: record for record in waiting} | self._changed
         for name in list(itertools.islice(self._changed, AT_ONCE_MAX)):
             if not self._bus.publish_json(_topic(name), self._task(self._changed[name])):

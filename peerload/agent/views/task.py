@@ -303,6 +303,7 @@ def device_request_object(request: ResourceRequest) -> dict[str, object]:
         "gpu_wait": request.gpu_wait.value,
         "gpu_wait_s_max": request.gpu_wait_s_max,
         "gpu_share": request.gpu_share.value,
+        "gpu_pct": request.gpu_pct or None,
         "gpu_oom_retries": request.gpu_oom_retries,
         "other_devices": dict(request.devices),
     }

@@ -195,7 +195,7 @@ def _named(origin: str, key: str) -> str:
 
 STARTS_WITHIN_S = 60.0
 READS_BYTES_S = 2 << 20
-"""An agent is given a second more for so much of its database, since it reads it first: 400 MiB where a million tasks wait."""
+"""Bytes of its database for which an agent gets one more second to start, since it reads them first: a million tasks have 400 MiB."""
 STOPS_WITHIN_S = 30.0
 BACK_WITHIN_S = 60.0
 """Patience with an agent that restarts."""
@@ -247,7 +247,7 @@ def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, An
 
 
 def _database_bytes(state: str) -> int:
-    """The size of an agent's database, with what is not in its place yet."""
+    """The size of an agent's database, with its write-ahead log."""
     with os.scandir(state) as files:
         return sum(file.stat().st_size for file in files if file.name in ("peerload.db", "peerload.db-wal"))
 

@@ -38,12 +38,12 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     """The flags that `run` and `submit` have in common."""
     reader = options.Options(verb, says, usage=usage, epilog=epilog)
     reader.flag("-c, --cpus N", help="cores, may be a fraction (default 1)", type=options.cpus)
-    reader.switch("--overcommit", help="run it also where it gets only 0.8 of its cores for sure")
+    reader.switch("--overcommit", help="also run it where only 0.8 of its cores are guaranteed")
     reader.flag("--mem 8G", help="memory it needs", type=units.size)
     add_device_flags(reader)
     add_flags(reader, is_map=verb == "map")
     reader.flag("-t, --time 2h", help="stop it after this (exit code 124)", type=units.duration)
-    reader.flag("--est 5m", help="how long it will take, as far as you know", type=units.duration)
+    reader.flag("--est 5m", help="its expected run time", type=units.duration)
     reader.flag(
         "--prefer", help="what its placement by energy saves: presets `energy`", choices=("time", "balanced", "energy")
     )
@@ -221,11 +221,11 @@ def submit(
     except NeverRunnable as error:
         raise mended(error, client, spec) from None
     except AgentSilent as error:
-        error.hint = f"the task is queued if the agent goes on; then see:  peerload ls        {error.hint}"
+        error.hint = f"the task is queued if the agent continues; check with:  peerload ls        {error.hint}"
         raise
     except AgentUnavailable as error:
         raise AgentUnavailable(
-            "the agent went away before it had answered",
+            "the agent disconnected before it answered",
             why=error.why,
             hint="the task may be queued; see:  peerload up        peerload ls",
         ) from None
@@ -364,7 +364,7 @@ NOTIFY_BYTES_MAX = 64 << 10
 
 
 def add_completion_flags(reader: Options) -> None:
-    """The flags about what is done at home when a task has ended: `-o`, `-e` and `--notify`."""
+    """The flags about files and notices at a task's end: `-o`, `-e` and `--notify`."""
     reader.flag(
         "-o, --output FILE",
         help="write its stdout to this file; %%j is its number, %%A its array's, %%a its member's, %%x its name",
@@ -433,7 +433,12 @@ def add_device_flags(reader: Options) -> None:
     )
     reader.flag("--gpu-wait-max 10m", help="after this, queue becomes schedule", type=units.duration)
     reader.flag(
-        "--gpu-share", help="whether it shares its GPUs with other tasks", choices=("auto", "exclusive", "time")
+        "--gpu-share", help="whether it shares its GPUs with other tasks", choices=("auto", "exclusive", "time", "mps")
+    )
+    reader.flag(
+        "--gpu-pct P",
+        help="percent of the GPU's multiprocessors that it may use under MPS",
+        type=gpu_percent,
     )
     reader.flag(
         "--gpu-oom-retries N",
@@ -456,6 +461,16 @@ def gpus(text: str) -> float:
     return number
 
 
+PERCENT = 100
+
+
+def gpu_percent(text: str) -> int:
+    """A whole number from 1 to 100."""
+    if not text.isdecimal() or not 1 <= int(text) <= PERCENT:
+        raise units.invalid(f"{text!r} is not a whole number from 1 to 100")
+    return int(text)
+
+
 def device(text: str) -> tuple[str, int]:
     """``fpga=2``; ``fpga`` alone is one."""
     name, equals, number = text.partition("=")
@@ -469,7 +484,7 @@ def device(text: str) -> tuple[str, int]:
 
 def device_request(flags: Namespace, verb: str) -> dict[str, object]:
     """The part of a request about devices. Raises UsageError if flags contradict each other."""
-    about_gpus = ("gpu_mem", "gpu_prefer", "gpu_wait", "gpu_wait_max", "gpu_share")
+    about_gpus = ("gpu_mem", "gpu_prefer", "gpu_wait", "gpu_wait_max", "gpu_share", "gpu_pct")
     given = [name for name in about_gpus if getattr(flags, name)]
     given += ["gpu_oom_retries"] if flags.gpu_oom_retries is not None else []
     if given and not flags.gpus:
@@ -482,6 +497,10 @@ def device_request(flags: Namespace, verb: str) -> dict[str, object]:
     is_part = flags.gpus < 1
     if is_part and flags.gpu_share == "exclusive":
         raise UsageError(f"{verb}: a fraction of a GPU cannot be exclusive (--gpu-share)")
+    if flags.gpu_share == "mps" and flags.gpus > 1:
+        raise UsageError(f"{verb}: --gpu-share mps is for one GPU", hint="add  -G 1")
+    if flags.gpu_pct and flags.gpu_share != "mps":
+        raise UsageError(f"{verb}: --gpu-pct is only for --gpu-share mps", hint="add  --gpu-share mps")
     if flags.gpu_wait_max and flags.gpu_wait != "queue":
         raise UsageError(f"{verb}: --gpu-wait-max is only for --gpu-wait queue", hint="add  --gpu-wait queue")
     return found | {
@@ -492,6 +511,7 @@ def device_request(flags: Namespace, verb: str) -> dict[str, object]:
         "gpu_wait": flags.gpu_wait,
         "gpu_wait_s_max": flags.gpu_wait_max,
         "gpu_share": flags.gpu_share,
+        "gpu_pct": flags.gpu_pct,
         "gpu_oom_retries": flags.gpu_oom_retries,
     }
 

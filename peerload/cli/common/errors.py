@@ -22,7 +22,7 @@ TIMED_OUT = 124
 """Exit code: the time of `--timeout` was up."""
 PIPE_CLOSED = 128 + 13
 """Exit code: as if ended by SIGPIPE."""
-DEFAULT_HINT = "what may be wrong here:  peerload doctor"
+DEFAULT_HINT = "check this machine:  peerload doctor"
 """The hint of an error without one."""
 
 
@@ -60,7 +60,7 @@ def mistake_as_json(mistake: ConfigError) -> dict[str, object]:
 
 
 def pipe_closed() -> int:
-    """Drop what is left to be written, since nobody reads it → the exit code."""
+    """Discard the remaining output, since its reader has gone → the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(nowhere, stream.fileno())

@@ -24,7 +24,7 @@ LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
 
 
 DESCRIBE = "\0describe"
-"""A word that nobody can type: a verb that gets it raises `Described` and does nothing."""
+"""A word that cannot be typed: a verb that gets it raises `Described` and does nothing."""
 
 
 class Described(Exception):

@@ -51,12 +51,12 @@ class OutputWriter:
         return self._gaps.missing_bytes
 
     def end(self, reply: dict[str, Any]) -> None:
-        """Say what is missing at the end, from the final reply of an answer about both streams."""
+        """Report output that is missing at the end, from the final reply about both streams."""
         if gap := self._gaps.end(reply):
             say(f"{size_text(gap)} of output are missing at the end: they cannot be read")
 
     def close(self) -> None:
-        """Write what was held back: an incomplete character."""
+        """Write an incomplete character that was held back."""
         for stream, shown in self._shown.items():
             write_all(stream, shown.of(b"", final=True))
 

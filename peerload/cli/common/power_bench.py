@@ -62,7 +62,7 @@ def threads_in_order(root: Path = Path("/sys/devices/system/cpu")) -> tuple[list
 
 
 class Spinners:
-    """As many processes as said, each on a thread of its own. They end with this process, too."""
+    """Busy processes, each on its own hardware thread. They end with this process at the latest."""
 
     def __init__(self, cpus: list[int]) -> None:
         self._cpus = cpus
@@ -111,7 +111,7 @@ class Reading(NamedTuple):
 
 
 class Bench:
-    """This machine: what it does, and what its agent counts. ask: the answer of the agent to `power`."""
+    """Load and power of this machine. ask: the answer of the agent to `power`."""
 
     def __init__(self, spinners: Spinners, ask: Callable[[], dict[str, Any]]) -> None:
         self.spin, self.work = spinners.spin, spinners.work
@@ -163,7 +163,7 @@ def _window(bench: Any, level: int, threads: int, window_s: float) -> tuple[floa
         bench.wait(LOOK_S)
         now = bench.read()
         if now.gap_s > began.gap_s:
-            raise PeerloadError("the power sensor has told nothing for a while", hint="what it says:  peerload power")
+            raise PeerloadError("the power sensor reports nothing any more", hint="list the sensors:  peerload power")
         if now.at_s > before.at_s:
             parts.append((now.joules - before.joules) / (now.at_s - before.at_s))
             before = now

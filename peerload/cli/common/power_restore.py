@@ -12,7 +12,7 @@ from peerload.text.format import print_json, say
 
 
 def restore(words: list[str]) -> int:
-    """Run `power restore` in this process, which needs the rights to set what is put back."""
+    """Run `power restore` in this process, which needs the rights to set power controls."""
     from peerload.agent.energy.controls import FILE, PowerControls
 
     flags = Options("power restore", "Put back what the power controls of an agent have changed.").read(words)
@@ -31,7 +31,5 @@ def restore(words: list[str]) -> int:
     elif not left:
         say("restored")
     if left:
-        raise PeerloadError(
-            left[0], hint="with the rights of the agent that has set it, or as root:  peerload power restore"
-        )
+        raise PeerloadError(left[0], hint="as the user of the agent that set it, or as root:  peerload power restore")
     return 0

@@ -1,4 +1,4 @@
-"""Messages about a task: its outcome, what is missing of its output, why its home or its node cannot answer; and its exit code."""
+"""Messages about a task: its outcome, missing output, a home or node that does not answer; and its exit code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def exit_code_of(task: dict[str, Any]) -> int:
 def say_unknown(task: dict[str, Any]) -> None:
     """Say on stderr that the outcome of a task is not known, and what to do."""
     name, reason, node = (printable(task.get(key) or "") for key in ("id", "reason", "node"))
-    outlook = f"waiting for it, in case {node} comes back" if node else "no copy of it is left that could end"
+    outlook = f"waiting for it, in case {node} comes back" if node else "no running copy of it is known"
     say(
         f"the outcome of {name} is not known: it may have ended" + (f": {reason}" if reason else ""),
         f"{outlook}; run it again:  peerload retry {name}        give it up:  peerload cancel {name}",
@@ -66,7 +66,7 @@ def say_unsaved(files: dict[str, Any]) -> int:
     again = "; it will be tried again" if state == "postponed" else ""
     say(
         f"the output of {name} is not saved: {why}{again}",
-        f"what is kept of it:  peerload logs {name}        more:  peerload show {name}",
+        f"the kept part:  peerload logs {name}        details:  peerload show {name}",
     )
     return CANNOT
 
@@ -74,7 +74,7 @@ def say_unsaved(files: dict[str, Any]) -> int:
 def say_away(away: dict[str, Any]) -> None:
     """Say on stderr that the home of a task cannot be asked, only the node that runs it."""
     name, home, why = (printable(away.get(key) or "") for key in ("id", "home", "why"))
-    say(f"{name}: its home {home} cannot be asked: {why}", "this is what is known here")
+    say(f"{name}: its home {home} does not answer: {why}", "shown is what this node knows")
 
 
 def say_waits(waits: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ def say_waits(waits: dict[str, Any]) -> None:
     name, node, why = (printable(waits.get(key) or "") for key in ("id", "node", "why"))
     say(
         f"{name} has ended on {node}; its home does not have the result yet: {why}",
-        f"it is fetched again; more:  peerload why {name}",
+        f"the result is requested again; details:  peerload why {name}",
     )
 
 
@@ -92,7 +92,7 @@ def report_missing(ended: dict[str, Any], code: int, missing_bytes: int) -> int:
         return code
     say(
         f"exit code {CANNOT}: {ended['id']} succeeded, and {size_text(missing_bytes)} of its output are missing",
-        f"what is kept of it:  peerload logs {ended['id']}",
+        f"the kept part:  peerload logs {ended['id']}",
     )
     return CANNOT
 

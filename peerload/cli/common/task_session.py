@@ -221,7 +221,7 @@ class TaskSession:
         return None
 
     def _begins(self, where: dict[str, Any]) -> None:
-        """Begin with the output of an attempt, without what was shown before a reconnection."""
+        """Begin with the output of an attempt, without the part shown before a reconnection."""
         attempt = int(where.get("attempt") or 0)
         self._skips = dict(self._shown) if attempt == self._attempt else {}
         if attempt != self._attempt:
@@ -323,7 +323,7 @@ class TaskSession:
             raise PeerloadError(
                 f"no longer following {self._task}",
                 why="it is being cancelled",
-                hint=f"what became of it:  peerload show {self._task}        peerload cancel --force {self._task}",
+                hint=f"its outcome:  peerload show {self._task}        peerload cancel --force {self._task}",
             )
         if again:
             self._cancel(number)
@@ -346,7 +346,7 @@ class TaskSession:
             self._resize()
 
     def _hung_up(self) -> None:
-        """Our terminal is gone: cancel the task, unless it is to be kept."""
+        """The terminal is gone: cancel the task, unless the user keeps it."""
         if self._attends:
             self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGHUP))
         raise SystemExit(128 + signal.SIGHUP)
@@ -419,7 +419,7 @@ class TaskSession:
         hint = f"the task goes on; join it again:  peerload attach {self._task}        peerload wait {self._task}"
         if self._attends:
             hint = (
-                "the task goes on, and is cancelled soon after the agent is back, unless:  "
+                "the task goes on, but is cancelled soon after the agent returns; to keep it:  "
                 f"peerload attach {self._task}"
             )
         return AgentUnavailable(f"lost the agent while {self._task} was running", why=error.why, hint=hint)

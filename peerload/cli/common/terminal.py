@@ -1,4 +1,4 @@
-"""The user's terminal and standard input: its window, raw mode, variables that describe it, and what is forwarded to a task."""
+"""The user's terminal and standard input: its window, raw mode, variables that describe it, and the input that is forwarded to a task."""
 
 from __future__ import annotations
 
@@ -91,11 +91,7 @@ def say_if_it_needs_a_terminal(argv: Sequence[bytes]) -> None:
     talks = name in TALKERS and TALKS_WITH.issuperset(words[1:])
     if not draws and not talks:
         return
-    what = (
-        "draws on a terminal, and it gets none"
-        if draws
-        else "gets no terminal: it shows no prompt and reads line by line"
-    )
+    what = "needs a terminal, and gets none" if draws else "gets no terminal: it shows no prompt and reads line by line"
     import shlex
 
     say(f"{printable(name)} {what}", f"with a terminal:  peerload run --pty {printable(shlex.join(words))}")
@@ -127,7 +123,7 @@ def _own(wanted: list[str]) -> set[str]:
 
 
 PIECE_BYTES = 64 << 10
-"""Bytes read and sent at a time: a socket that has room at all has room for these."""
+"""Bytes read and sent at a time: a writable socket has room for these."""
 PIECES_UNANSWERED_MAX = 8
 """Bound of pieces that the agent has not answered; it answers when there is room for more."""
 BACKGROUND_LOOK_S = 1.0

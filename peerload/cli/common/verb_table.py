@@ -74,15 +74,17 @@ GROUPS = {
 """Each verb with one line about it, by purpose."""
 VERBS = {verb: says for group in GROUPS.values() for verb, says in group.items()}
 HIDDEN = ("launcher",)
-"""Verbs that services run, and nobody else."""
+"""Verbs that only services run."""
 _FILES = {
     "agent": ("up", "down", "agent", "launcher"),
     "change": ("cancel", "signal", "hold", "release", "prio", "retry"),
+    "clean": ("clean", "files"),
     "cluster": ("cluster", "leave", "forget", "revoke"),
     "join": ("join",),
     "ls": ("ls", "logs", "why", "events"),
     "nodes": ("nodes", "drain", "undrain"),
     "run": ("run", "sh", "attach", "exec"),
+    "show": ("show", "trace"),
     "top": ("top",),
 }
 """The files in cli/verbs with their verbs, which are functions of that name; any other verb is `main` in a file of its own."""

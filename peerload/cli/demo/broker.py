@@ -36,7 +36,7 @@ START_S_MAX = 20.0
 """A broker process that does not accept connections within this is given up."""
 STOP_S_MAX = 5.0
 STARTS_MAX = 5
-"""A port that looked free may be taken by somebody else meanwhile: so many ports are tried."""
+"""Ports that are tried: another program may take a port that looked free."""
 QUEUED_MESSAGES_MAX = 10_000
 """Per client; Mosquitto's own 1000 would drop retained States in a cluster of more nodes."""
 

@@ -53,7 +53,7 @@ def run_and_clean(demo: Demo, act: Callable[[], dict[str, Any]]) -> tuple[dict[s
 
 
 class Demo:
-    """One demonstration in one directory; `clean` always follows. nodes: the names of its agents."""
+    """One demonstration in one directory; call `clean` at its end. nodes: the names of its agents."""
 
     nodes: tuple[str, ...] = ()
 

@@ -64,7 +64,7 @@ _CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\ndevice = []\
 
 
 class DemoGpuTask:
-    """Task of the experiment: what it asks for, how long it takes, and what it shows."""
+    """Task of the demonstration: its request, its duration, and what it demonstrates."""
 
     def __init__(self, share: float, mode: str, seconds: float, story: str) -> None:
         self.share = share

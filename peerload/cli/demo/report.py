@@ -178,7 +178,7 @@ def lines(told: Mapping[str, Any]) -> list[str]:
 
 
 def _messages(mqtt: Mapping[str, Any]) -> list[str]:
-    """MQTT messages by type; what is published once may be received by several."""
+    """MQTT messages by type; several nodes may receive one published message."""
     published, received = mqtt["published_by_type"], mqtt["received_by_type"]
     rows = [(kind, published.get(kind, 0), received.get(kind, 0)) for kind in sorted({*published, *received})]
     headings = ("MQTT MESSAGES", "PUBLISHED", "RECEIVED")

@@ -44,27 +44,27 @@ def settings(facts: DoctorInput) -> Finding:
     if facts.config_error is not None:
         error = facts.config_error
         return Finding(FAIL, str(error), error.hint or "peerload config check")
-    return Finding(OK, "an agent started now would take them")
+    return Finding(OK, "valid")
 
 
 def restart(facts: DoctorInput) -> Finding:
     """Check that the agent runs with the settings in its files."""
     if not facts.settings or facts.config is None:
-        return Finding(SKIP, "no agent to ask" if not facts.info else "cannot be compared")
+        return Finding(SKIP, "no agent runs" if not facts.info else "unknown until the settings are valid")
     from peerload.cli.common.agent_process import compared
 
     changed = [one["key"] for one in compared(facts.settings, facts.config) if one["needs_restart"]]
     if changed:
         says = f"changed since the agent was started: {', '.join(changed)}"
-        return Finding(WARN, says, "peerload down && peerload up        what exactly:  peerload config show --origin")
-    return Finding(OK, "the agent runs with those written down")
+        return Finding(WARN, says, "peerload down && peerload up        details:  peerload config show --origin")
+    return Finding(OK, "the agent uses the current settings")
 
 
 def hooks(facts: DoctorInput) -> Finding:
     """Check that the hooks of the node have their secret and their program for mail."""
     settings = facts.config.hooks if facts.config is not None else None
     if settings is None or not settings.targets():
-        return Finding(SKIP, "none are set")
+        return Finding(SKIP, "no hooks are configured")
     if path := settings.secret_file:
         try:
             mode = os.stat(path).st_mode  # noqa: PTH116
@@ -76,7 +76,7 @@ def hooks(facts: DoctorInput) -> Finding:
     if is_mailing and shutil.which(settings.sendmail or "sendmail", path=notification.SENDMAIL_PATH) is None:
         says = f"there is no {settings.sendmail or 'sendmail in ' + notification.SENDMAIL_PATH}: no mail is sent"
         return Finding(FAIL, says, "sudo apt install msmtp-mta        or  [hooks] sendmail")
-    return Finding(OK, f"{counted(len(settings.targets()), 'target')}; what failed:  peerload events --what hook")
+    return Finding(OK, f"{counted(len(settings.targets()), 'target')}; failures:  peerload events --what hook")
 
 
 def agent(facts: DoctorInput) -> Finding:
@@ -88,18 +88,18 @@ def agent(facts: DoctorInput) -> Finding:
         return Finding(OK, says)
     error = facts.agent_error
     if isinstance(error, AgentSilent):
-        return Finding(FAIL, str(error), error.hint or "look at what it does:  tail STATE/agent.log")
+        return Finding(FAIL, str(error), error.hint or "see its log:  tail STATE/agent.log")
     return Finding(FAIL, str(error or "no agent is running here"), "peerload up")
 
 
 def version(facts: DoctorInput) -> Finding:
     """Check that agent and command line are of one version."""
     if not facts.info:
-        return Finding(SKIP, "no agent to ask")
+        return Finding(SKIP, "no agent runs")
     theirs = str(facts.info.get("version"))
     if theirs != __version__ or not facts.checkup:
         says = f"the agent is of version {theirs}, this command of {__version__}"
-        return Finding(WARN, says, "peerload down && peerload up        running tasks run on meanwhile")
+        return Finding(WARN, says, "peerload down && peerload up        running tasks go on meanwhile")
     return Finding(OK, f"agent and command line are {__version__}")
 
 
@@ -113,39 +113,39 @@ def socket(facts: DoctorInput) -> Finding:
             return Finding(SKIP, f"none at {path}")
         return Finding(FAIL, f"{path}: {error.strerror}", "peerload up")
     if status.st_uid not in (facts.user_id, 0):
-        return Finding(FAIL, f"{path} is somebody else's (uid {status.st_uid})", "peerload up --socket PATH")
+        return Finding(FAIL, f"{path} belongs to another user (uid {status.st_uid})", "peerload up --socket PATH")
     if above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX:
-        says = f"others may put a socket of their own into {path.parent}"
+        says = f"other users can replace the socket in {path.parent}"
         return Finding(FAIL, says, f"chmod go-w {shlex.quote(str(path.parent))}")
     if status.st_mode & 0o077:
-        says = f"others may connect to {path} (they are turned away all the same)"
+        says = f"other users can connect to {path} (the agent refuses them)"
         return Finding(WARN, says, f"chmod 600 {shlex.quote(str(path))}")
-    return Finding(OK, f"{path} is yours alone")
+    return Finding(OK, f"only you can use {path}")
 
 
 def state(facts: DoctorInput) -> Finding:
     """Check that the state directory belongs to this user, can be written, and keeps what is written."""
     if facts.state is None:
-        return Finding(SKIP, "where it is cannot be told until the settings are sound")
+        return Finding(SKIP, "unknown until the settings are valid")
     place = facts.state
     if not os.path.lexists(place):
-        return Finding(OK, f"{place} is made when an agent starts")
+        return Finding(OK, f"{place} will be created when an agent starts")
     try:
         status = place.lstat()
         if not stat.S_ISDIR(status.st_mode):
-            return Finding(FAIL, f"{place} is no directory", "peerload up --state DIR")
+            return Finding(FAIL, f"{place} is not a directory", "peerload up --state DIR")
         if facts.user_id not in (status.st_uid, 0):
-            return Finding(FAIL, f"{place} is somebody else's (uid {status.st_uid})", "peerload up --state DIR")
+            return Finding(FAIL, f"{place} belongs to another user (uid {status.st_uid})", "peerload up --state DIR")
         if status.st_mode & 0o022:
-            return Finding(FAIL, f"others may write to {place}", f"chmod 700 {shlex.quote(str(place))}")
+            return Finding(FAIL, f"other users can write to {place}", f"chmod 700 {shlex.quote(str(place))}")
         took_s = sorted(_synced_s(place) for _ in range(SYNCS))[SYNCS // 2]
     except OSError as error:
         says = f"{place} cannot be written: {error.strerror}"
         return Finding(FAIL, says, f"ls -ld {shlex.quote(str(place))}        df {shlex.quote(str(place))}")
     if took_s > SLOW_SYNC_S:
-        says = f"{place} takes {took_s:.2g} s to keep a small file: each submit waits for that"
-        return Finding(WARN, says, "put it on a faster disk:  peerload up --state DIR")
-    return Finding(OK, f"{place} keeps a small file in {took_s * 1000:.1f} ms")
+        says = f"{place} needs {took_s:.2g} s to sync a small file: each submit waits for it"
+        return Finding(WARN, says, "use a faster disk:  peerload up --state DIR")
+    return Finding(OK, f"{place} syncs a small file in {took_s * 1000:.1f} ms")
 
 
 def _synced_s(place: Path) -> float:
@@ -167,19 +167,19 @@ def _synced_s(place: Path) -> float:
 def file_system(facts: DoctorInput) -> Finding:
     """Check that the state directory lies on a disk of this machine."""
     if facts.state is None:
-        return Finding(SKIP, "where the state is cannot be told")
+        return Finding(SKIP, "the state directory is unknown until the settings are valid")
     kind, mounted = mounted_at(facts, facts.state)
     if kind in REMOTE:
-        says = f"{facts.state} lies on {kind} ({mounted}): the database's locks do not hold there"
+        says = f"{facts.state} is on {kind} ({mounted}), where locks of the database do not work"
         return Finding(FAIL, says, "peerload down; peerload up --state DIR      with DIR on a disk of this machine")
     if kind in VOLATILE:
-        says = f"{facts.state} lies in memory ({kind} at {mounted}): all tasks are lost when the machine restarts"
+        says = f"{facts.state} is in memory ({kind} at {mounted}): all tasks are lost when the machine restarts"
         return Finding(WARN, says, "peerload down; peerload up --state DIR      with DIR on a disk")
     return Finding(OK, f"{kind or 'local'}, mounted at {mounted or '/'}")
 
 
 def mounted_at(facts: DoctorInput, path: Path) -> tuple[str, str]:
-    """The kind of file system that a path lies on, and where that is mounted; empty if it cannot be told."""
+    """The kind of file system that a path lies on, and where it is mounted; empty if unknown."""
     real = os.path.realpath(path)
     found = ("", "")
     for line in facts.text("/proc/self/mounts").splitlines():
@@ -194,7 +194,7 @@ def mounted_at(facts: DoctorInput, path: Path) -> tuple[str, str]:
 def room(facts: DoctorInput) -> Finding:
     """Check that there is room for the output of tasks, and for the reserve."""
     if facts.state is None:
-        return Finding(SKIP, "where the state is cannot be told")
+        return Finding(SKIP, "the state directory is unknown until the settings are valid")
     place = next(path for path in (facts.state, *facts.state.parents) if path.exists())
     status = os.statvfs(place)
     free_bytes = status.f_bavail * status.f_frsize
@@ -203,10 +203,10 @@ def room(facts: DoctorInput) -> Finding:
     fix = f"make room:  peerload clean --outputs --older 1d        du -xh --max-depth 1 {shlex.quote(str(place))} | sort -h"
     if status.f_files and status.f_favail < INODES_MIN:
         is_full = disk.get("state") == "full"
-        says = "no inodes are left: nothing is submitted, and no task starts" if is_full else "few inodes are left"
-        return Finding(FAIL if is_full else WARN, f"{says}; {status.f_favail} more files can be made there", fix)
+        says = "no inodes are left: submissions are refused and no task starts" if is_full else "few inodes are left"
+        return Finding(FAIL if is_full else WARN, f"{says}; {status.f_favail} more files can be created", fix)
     if disk.get("state") == "full" or disk.get("stalled"):
-        return Finding(FAIL, f"the disk is full: nothing is submitted, {size_text(free_bytes)} free", fix)
+        return Finding(FAIL, f"the disk is full: submissions are refused; {size_text(free_bytes)} free", fix)
     if free_bytes < low_bytes or disk.get("state") == "low":
         says = (
             f"{size_text(free_bytes)} free of {size_text(status.f_blocks * status.f_frsize)}: this node takes no guests"
@@ -222,11 +222,11 @@ def damaged(facts: DoctorInput) -> Finding:
     """Check that all tasks can be read from the database."""
     rows = facts.checkup["damaged"]
     if lost := facts.checkup.get("lost"):
-        fix = "look at the disk (dmesg); submit again what is missing; held tasks:  peerload ls, peerload release ID"
+        fix = "check the disk (dmesg); submit the missing tasks again; held tasks:  peerload ls, peerload release ID"
         return Finding(FAIL, str(lost), fix)
     if rows:
         says = f"{counted(len(rows), 'task')} cannot be read: {rows[0]['id']} ({rows[0]['why']})"
-        fix = f"copy {shlex.quote(str(facts.info['state']))} aside, look at the disk (dmesg); submit them again"
+        fix = f"copy {shlex.quote(str(facts.info['state']))} elsewhere, check the disk (dmesg), submit the tasks again"
         return Finding(FAIL, says, fix)
     return Finding(OK, "every task can be read")
 
@@ -241,7 +241,7 @@ def kept(facts: DoctorInput) -> Finding:
             "peerload events --what store        keep more: ended_tasks_max, ended_output_bytes_max in the config file"
         )
         return Finding(WARN, says, fix)
-    return Finding(OK, "ended tasks are kept for a day at least")
+    return Finding(OK, "ended tasks are kept for at least a day")
 
 
 @needs_agent
@@ -253,9 +253,11 @@ def launcher(facts: DoctorInput) -> Finding:
         fix = "systemctl status peerload-launcher" if is_service else "peerload down && peerload up"
         return Finding(FAIL, "it does not run: no task starts", fix)
     if told["silent"]:
-        says = f"pid {told['pid']} does not answer: nothing starts, and no lease is kept"
+        says = f"pid {told['pid']} does not answer: no task starts, and leases are not enforced"
         return Finding(
-            FAIL, says, f"kill -CONT {told['pid']}        if it stays so:  kill -9 {told['pid']}, which ends its tasks"
+            FAIL,
+            says,
+            f"kill -CONT {told['pid']}        if that does not help:  kill -9 {told['pid']}, which ends its tasks",
         )
     return Finding(OK, f"pid {told['pid']} answers")
 
@@ -264,7 +266,7 @@ def launcher(facts: DoctorInput) -> Finding:
 def containment(facts: DoctorInput) -> Finding:
     """Check how tasks are contained, and what that does not enforce."""
     told = facts.checkup["launcher"]
-    kinds = f"tasks are held by {told['units']}, their memory by {told['memory'] or 'nothing'}"
+    kinds = f"tasks are contained by {told['units']}, their memory is limited by {told['memory'] or 'nothing'}"
     says = kinds + (f". Not enforced: {'; '.join(told['unenforced'])}" if told["unenforced"] else "")
     if told["units"] == "bare" or told["memory"] in (None, "rlimit"):
         return Finding(WARN, says, AS_SERVICE)

@@ -1,24 +1,18 @@
-"""Checks of `doctor` between nodes: the cluster directory, addresses, datagrams, names, clocks, the broker."""
+"""Checks of `doctor` between nodes: the cluster directory, addresses, datagrams, names, clocks."""
 
 from __future__ import annotations
 
 import ipaddress
-import itertools
 import re
 import shlex
 
 from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, DoctorInput, Finding, needs_agent
-from peerload.distribution import deployed
 from peerload.text.format import counted, duration_text, shortened
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from peerload.cli.doctor.broker import BrokerProbe
-
-REJOIN = "peerload invite  on a node that lets others in, then here:  peerload join TOKEN"
+REJOIN = "on a node with the CA's key:  peerload invite        then here:  peerload join TOKEN"
 EXPIRES_WITHIN_S = 30 * 86_400.0
 DATAGRAM_AGE_S_MAX = 120.0
-"""Of at least one peer a datagram came within this, if any gets through at all."""
+"""If UDP works, the newest datagram of some peer is not older than this."""
 MET_S_MIN = 30.0
 """A peer met more recently than this may not have had a reason to send one."""
 CLOCK_S_GOOD, CLOCK_S_MAX = 2.0, 60.0
@@ -32,51 +26,48 @@ def cluster(facts: DoctorInput) -> Finding:
     if facts.cluster_error is not None:
         return Finding(FAIL, str(facts.cluster_error), facts.cluster_error.hint or "peerload cluster show")
     if facts.cluster is None:
-        return Finding(OK, "none yet: agents of this user on this machine alone will meet")
+        return Finding(OK, "none yet: only agents of this user on this machine meet")
     found = facts.cluster
     left_s = found.valid_until.timestamp() - facts.now
     if facts.info and facts.info.get("cluster_id") != found.id:
         says = f"the agent uses {facts.info.get('cluster')!r} in {facts.info.get('cluster_directory')}, not {found.directory}"
-        return Finding(
-            WARN, says, "peerload down && peerload up        to stay with that one:  peerload up --cluster DIR"
-        )
+        return Finding(WARN, says, "peerload down && peerload up        to keep using it:  peerload up --cluster DIR")
     if left_s < EXPIRES_WITHIN_S:
-        says = f"the certificate of {found.name} is valid for {duration_text(left_s)} more"
+        says = f"the CA of {found.name} " + (f"expires in {duration_text(left_s)}" if left_s > 0 else "has expired")
         return Finding(WARN if left_s > 0 else FAIL, says, "make a new cluster:  peerload cluster init DIR")
     if facts.checkup.get("revoked"):
-        return Finding(FAIL, "this node was shut out of the cluster", REJOIN)
+        return Finding(FAIL, "this node was revoked by the cluster", REJOIN)
     certificate_s = (facts.checkup.get("certificate_until") or facts.now + EXPIRES_WITHIN_S) - facts.now
     cannot_renew = facts.checkup.get("issuer") is False
     if certificate_s <= 0:
         fix = REJOIN if cannot_renew else "peerload down && peerload up"
         return Finding(FAIL, "this node's own certificate has expired", fix)
     if cannot_renew and certificate_s < EXPIRES_WITHIN_S:
-        says = (
-            f"this node's certificate is valid for {duration_text(certificate_s)} more, and it has no key to renew it"
-        )
+        says = f"this node's certificate expires in {duration_text(certificate_s)}, and it has no key to renew it"
         return Finding(WARN, says, REJOIN)
-    where = "this machine alone" if found.is_local else f"until {found.valid_until:%Y-%m-%d}"
+    where = "this machine only" if found.is_local else f"until {found.valid_until:%Y-%m-%d}"
     return Finding(OK, f"{found.name} in {found.directory}, {where}")
 
 
 def listen(facts: DoctorInput) -> Finding:
-    """Check that peers on other machines can reach this node at all."""
+    """Check that peers on other machines can reach this node."""
     if facts.config is None and not facts.info:
-        return Finding(SKIP, "cannot be told until the settings are sound")
+        return Finding(SKIP, "unknown until the settings are valid")
     address = str(facts.info.get("listen") or (facts.config.listen if facts.config is not None else ""))
     wanted = [*(facts.info.get("sought") or {}), *(facts.config.peer if facts.config is not None else ())]
-    elsewhere = [peer for peer in wanted if not _is_loopback(peer)]
+    elsewhere = [peer for peer in wanted if not is_loopback(peer)]
     is_local = facts.info.get("cluster_local", facts.cluster is None or facts.cluster.is_local)
-    fix = "peerload down && peerload up --listen ADDRESS:7117        with an address of this machine that the others reach"
-    if _is_loopback(address) and elsewhere:
-        says = f"it listens at {address}, which only this machine reaches, and is to meet {', '.join(elsewhere[:NAMED_MAX])}"
+    fix = "peerload down && peerload up --listen ADDRESS:7117        with an address that the other machines reach"
+    if is_loopback(address) and elsewhere:
+        says = f"only this machine can reach {address}, and configured peers are elsewhere: {', '.join(elsewhere[:NAMED_MAX])}"
         return Finding(FAIL, says, fix)
-    if _is_loopback(address) and not is_local:
-        return Finding(WARN, f"it listens at {address}: no other machine of the cluster reaches it", fix)
-    return Finding(OK, f"{address}" + (" (this machine alone)" if _is_loopback(address) else ""))
+    if is_loopback(address) and not is_local:
+        return Finding(WARN, f"it listens at {address}: no other machine can reach it", fix)
+    return Finding(OK, f"{address}" + (" (this machine only)" if is_loopback(address) else ""))
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """True if only this machine can reach the address `HOST:PORT`."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -85,21 +76,21 @@ def _is_loopback(address: str) -> bool:
 
 
 def port(facts: DoctorInput) -> Finding:
-    """Check that the agent listens at the port that is told to others, by TCP and by UDP. Nothing connects to it:
+    """Check that the agent listens at its announced port, by TCP and by UDP. Nothing connects to it:
     the agent would take that for a stranger."""
     address = str(facts.info.get("listen") or "")
     if not address:
-        return Finding(SKIP, "no agent to ask")
+        return Finding(SKIP, "no agent runs")
     if facts.config is not None and facts.config.advertise == address:
-        return Finding(SKIP, f"{address} is forwarded to this node: whether it is open is seen from outside alone")
+        return Finding(SKIP, f"{address} is forwarded to this node: only another machine can test it")
     number = address.rpartition(":")[2]
     wanted = f":{int(number):04X} "
     listens = re.compile(rf"{wanted}[0-9A-F]+:0000 {TCP_LISTENS} ")
     if not any(listens.search(facts.text(table)) for table in ("/proc/net/tcp", "/proc/net/tcp6")):
-        return Finding(FAIL, f"nobody takes connections at {address}", "peerload down && peerload up")
+        return Finding(FAIL, f"no process accepts connections at {address}", "peerload down && peerload up")
     if wanted not in facts.text("/proc/net/udp") and wanted not in facts.text("/proc/net/udp6"):
-        return Finding(FAIL, f"nobody receives datagrams at {address}", "peerload down && peerload up")
-    return Finding(OK, f"{address} takes connections and datagrams, seen from this machine")
+        return Finding(FAIL, f"no process receives datagrams at {address}", "peerload down && peerload up")
+    return Finding(OK, f"{address} accepts connections and datagrams (tested on this machine)")
 
 
 @needs_agent
@@ -107,13 +98,13 @@ def datagrams(facts: DoctorInput) -> Finding:
     """Check that gossip arrives from peers that the link reaches."""
     alive = [peer for peer in facts.peers("alive", "suspect") if (peer["met_s"] or 0.0) > MET_S_MIN]
     if not alive:
-        return Finding(SKIP, "no peer has been here for long enough")
+        return Finding(SKIP, "no peer has been connected for long enough")
     deaf = [peer["node"] for peer in alive if peer["datagram_age_s"] is None]
     heard = [peer["datagram_age_s"] for peer in alive if peer["datagram_age_s"] is not None]
     number = str(facts.info["listen"]).rpartition(":")[2]
-    fix = f"let UDP through, here and there:  sudo ufw allow {number}/udp        sudo firewall-cmd --add-port={number}/udp"
+    fix = f"allow UDP on both machines:  sudo ufw allow {number}/udp        sudo firewall-cmd --add-port={number}/udp"
     if not heard or min(heard) > DATAGRAM_AGE_S_MAX + 2 * len(alive):
-        says = f"no datagram comes from {counted(len(alive), 'peer')} that TCP reaches: UDP is blocked"
+        says = f"no datagrams arrive from {counted(len(alive), 'peer')} that TCP reaches: UDP is blocked"
         return Finding(FAIL, says, fix)
     late = [
         name
@@ -121,20 +112,22 @@ def datagrams(facts: DoctorInput) -> Finding:
         if name in deaf and peer["met_s"] > 4 * len(alive)
     ]
     if late:
-        return Finding(WARN, f"no datagram ever came from {', '.join(late[:NAMED_MAX])}", fix)
-    return Finding(OK, f"they come from {counted(len(alive), 'peer')}")
+        return Finding(WARN, f"no datagrams arrive from {', '.join(late[:NAMED_MAX])}", fix)
+    return Finding(OK, f"datagrams arrive from {counted(len(alive), 'peer')}")
 
 
 def peers(facts: DoctorInput) -> Finding:
     """Check that configured peers are found."""
     if not facts.info:
-        return Finding(SKIP, "no agent to ask")
+        return Finding(SKIP, "no agent runs")
     sought = facts.info.get("sought") or {}
     if sought:
         each = [
             f"{address} ({why.removeprefix(f'{address}: ') or 'no answer so far'})" for address, why in sought.items()
         ]
-        fix = "is an agent there (peerload up), does it listen at that address, has it a copy of the same cluster directory?"
+        fix = (
+            "check there: does an agent run (peerload up), listen at that address, and use the same cluster directory?"
+        )
         return Finding(FAIL, f"not found: {'; '.join(each[:NAMED_MAX])}", fix)
     lost = [peer["node"] for peer in facts.peers("dead", "suspect") if not peer.get("revoked")]
     shut_out = [peer["node"] for peer in facts.peers("alive", "dead", "suspect") if peer.get("revoked")]
@@ -143,8 +136,10 @@ def peers(facts: DoctorInput) -> Finding:
         return Finding(WARN, says, f"if one is gone for good:  peerload forget {lost[0]}        peerload nodes")
     alive = len([node for node in facts.nodes if node.get("state") == "alive"]) - 1
     if alive < 1 and facts.info.get("remembered"):
-        return Finding(WARN, f"{facts.info['remembered']} members of earlier starts are not found", "peerload nodes")
-    more = f"; shut out: {', '.join(shut_out[:NAMED_MAX])}" if shut_out else ""
+        return Finding(
+            WARN, f"{counted(facts.info['remembered'], 'member')} known from earlier starts not found", "peerload nodes"
+        )
+    more = f"; revoked: {', '.join(shut_out[:NAMED_MAX])}" if shut_out else ""
     return Finding(OK, (f"{counted(alive, 'peer')} alive" if alive > 0 else "a cluster of one") + more)
 
 
@@ -155,18 +150,18 @@ def ways(facts: DoctorInput) -> Finding:
     alive = [peer for peer in facts.peers("alive", "suspect") if "way" in peer]
     parted = [peer for peer in alive if peer["way"] == "none"]
     fix = (
-        "forward a port to one of the two, and tell it:  peerload up --advertise GATE:PORT"
-        "        or join both by a tunnel (a VPN)"
+        "forward a port to one of them and start it with:  peerload up --advertise GATE:PORT"
+        "        or connect both by a tunnel (VPN)"
     )
     if parted:
         each = [f"{here} and {peer['node']} ({peer['way_why']})" for peer in parted[:NAMED_MAX]]
         more = f" and {len(parted) - NAMED_MAX} more" if len(parted) > NAMED_MAX else ""
-        says = f"neither can dial the other: {'; '.join(each)}{more}; no task goes between them, nor what is asked"
+        says = f"neither can dial the other: {'; '.join(each)}{more}; they exchange no tasks or requests"
         return Finding(WARN, says, fix)
     theirs = [peer for peer in alive if peer["way"] == "theirs"]
     old = [str(peer["node"]) for peer in theirs if not peer["dials_back"]]
     if old:
-        says = f"{', '.join(old[:NAMED_MAX])} cannot be dialled from here, and runs a version that does not dial back: no output of it comes"
+        says = f"{', '.join(old[:NAMED_MAX])} cannot be dialled from here, and runs a version that does not dial back: its output does not arrive"
         return Finding(WARN, says, "upgrade peerload there, or " + fix)
     ours = [peer for peer in alive if peer["way"] == "ours"]
     says = "; ".join(
@@ -175,7 +170,10 @@ def ways(facts: DoctorInput) -> Finding:
         if group
     )
     return Finding(
-        OK, says + ": links made by the other end serve both ways" if says else "either end can dial the other"
+        OK,
+        says + ": links made by the other end serve both ways"
+        if says
+        else "this node and its peers can dial each other",
     )
 
 
@@ -184,14 +182,14 @@ def names(facts: DoctorInput) -> Finding:
     """Check that no two agents have one name."""
     clashes = facts.checkup["clashes"]
     refused = [why for why in (facts.info.get("sought") or {}).values() if "another agent is called" in why]
-    refused += [f"the one at {by} knows another" for by in facts.checkup.get("refused_by", ())]
-    fix = "start the newer one again with a name of its own:  peerload up --node NAME --state DIR"
+    refused += [f"the peer at {by} knows another node of this name" for by in facts.checkup.get("refused_by", ())]
+    fix = "restart the newer one under another name:  peerload up --node NAME --state DIR"
     if clashes:
         each = ", ".join(f"{name} (the one at {where or 'no address'} is refused)" for name, where in clashes.items())
         return Finding(FAIL, f"two agents have one name: {each}", fix)
     if refused:
         return Finding(FAIL, f"a peer refuses this node: {refused[0]}", fix)
-    return Finding(OK, f"{facts.info.get('node')} is nobody else's name here")
+    return Finding(OK, f"no other node is called {facts.info.get('node')}")
 
 
 @needs_agent
@@ -200,105 +198,29 @@ def clocks(facts: DoctorInput) -> Finding:
     told = {peer["node"]: peer["clock_ahead_s"] for peer in facts.peers("alive", "suspect")}
     known = {name: ahead_s for name, ahead_s in told.items() if ahead_s is not None}
     if not known:
-        return Finding(SKIP, "no peer has told its clock")
+        return Finding(SKIP, "no peer has reported its time")
     name = max(known, key=lambda one: abs(known[one]))
     off_s = abs(known[name])
     if off_s > CLOCK_S_GOOD:
         says = f"{name} is {duration_text(off_s)} {'ahead of' if known[name] > 0 else 'behind'} this machine"
-        more = ": certificates and times are not to be trusted" if off_s > CLOCK_S_MAX else ""
+        more = ": certificates and times are unreliable" if off_s > CLOCK_S_MAX else ""
         return Finding(FAIL if off_s > CLOCK_S_MAX else WARN, says + more, "on both:  sudo timedatectl set-ntp true")
-    return Finding(OK, f"those of {counted(len(known), 'peer')} within {off_s:.2f} s of this one")
-
-
-def broker(facts: DoctorInput) -> Finding:
-    """Check that the configured brokers answer, let this node in, and send without delay."""
-    urls = list(facts.config.mqtt) if facts.config is not None else []
-    told = facts.checkup.get("broker")
-    if not urls and not told:
-        return Finding(SKIP, "none is configured: nodes tell each other")
-    from peerload.cli.doctor.broker import BrokerAccess, anybody_may_publish, probe_broker
-
-    way = BrokerAccess.of(facts)
-    answers = [probe_broker(url, way) for url in urls]
-    fix = "systemctl status mosquitto        by TLS, or with user and password: docs/mqtt.md"
-    failed = [answer for answer in answers if answer.why]
-    if told and told["url"] is not None and not told.get("heard", True):
-        says = f"{told['url']} lets the agent in, and passes on nothing that it says"
-        rights = f"its rights (acl_file) must let a node write below its own name:  {deployed('mosquitto.acl')}"
-        return Finding(FAIL, says, rights)
-    if told and told["url"] is None:
-        return Finding(FAIL, f"the agent has none: {told['why']}", fix)
-    if answers and len(failed) == len(answers):
-        return Finding(FAIL, "; ".join(f"{answer.url}: {answer.why}" for answer in failed), fix)
-    if failed:
-        return Finding(WARN, "; ".join(f"{answer.url}: {answer.why}" for answer in failed), fix)
-    is_open = [answer.url for url, answer in zip(urls, answers, strict=True) if anybody_may_publish(url, way, facts)]
-    if concern := _of_tls(facts, answers, is_open):
-        return concern
-    delayed = [answer.url for answer in answers if _is_here(answer.url) and _may_delay(facts)]
-    if delayed:
-        says = f"the Mosquitto at {delayed[0]} may hold small messages back for 40 ms"
-        example = deployed("mosquitto.conf")
-        return Finding(WARN, says, f"set_tcp_nodelay true  in its configuration (see {example}), then restart it")
-    says = "; ".join(f"{answer.url} answers" + (f" ({answer.version})" if answer.version else "") for answer in answers)
-    says += "; anybody on this machine may publish there" if is_open else ""
-    return Finding(OK, says or f"in use: {told['url'] if told else ''}")
-
-
-def _of_tls(facts: DoctorInput, answers: list[BrokerProbe], is_open: list[str]) -> Finding | None:
-    """Security problem of the brokers, if there is one. is_open: addresses where anybody may publish."""
-    from peerload.cli.doctor.broker import ENDS_WITHIN_S
-
-    elsewhere = [url for url in is_open if not _is_here(url.rpartition("@")[2])]
-    if elsewhere:
-        says = f"ANYBODY who reaches {elsewhere[0]} may publish in a node's name: tried, without a name of our own"
-        fix = "its users and rights:  peerload cluster broker-certificate DIR --host NAME, and as that says (docs/mqtt.md)"
-        return Finding(WARN, says, fix)
-    in_clear = [answer.url for answer in answers if answer.sends_password and not _is_here(answer.url)]
-    if in_clear:
-        says = f"the password for {in_clear[0]} crosses the network in the clear"
-        return Finding(WARN, says, "mqtts:// in the place of mqtt:// (docs/mqtt.md)")
-    for answer in answers:
-        if answer.ends_at is not None and answer.ends_at - facts.now < ENDS_WITHIN_S:
-            says = f"the certificate of {answer.url} is valid for {duration_text(answer.ends_at - facts.now)} more"
-            return Finding(WARN, says, "peerload cluster broker-certificate DIR --host NAME")
-    return None
-
-
-def _is_here(url: str) -> bool:
-    return _is_loopback(url.rpartition("://")[2])
-
-
-def _may_delay(facts: DoctorInput) -> bool:
-    """True if a Mosquitto runs here that was not configured to send at once."""
-    files = []
-    for path in (facts.root / "proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended meanwhile
-        if words[0].endswith(b"mosquitto"):
-            files += [after.decode("utf-8", "replace") for word, after in itertools.pairwise(words) if word == b"-c"]
-    texts = [facts.text(name) for name in files]
-    for directory in re.findall(r"^include_dir +(\S+)", "\n".join(texts), re.MULTILINE):
-        texts += [facts.text(str(path)) for path in sorted((facts.root / directory.lstrip("/")).glob("*.conf"))]
-    is_read = any(texts)
-    return is_read and not re.search(r"^\s*set_tcp_nodelay\s+true", "\n".join(texts), re.MULTILINE)
+    return Finding(OK, f"{counted(len(known), 'peer')} within {off_s:.2f} s of this machine")
 
 
 def drained(facts: DoctorInput) -> Finding:
     """Check that this node takes tasks."""
     if not facts.me:
-        return Finding(SKIP, "no agent to ask")
+        return Finding(SKIP, "no agent runs")
     if facts.me.get("drained"):
         why = facts.me.get("drain_reason")
         return Finding(
             WARN, "this node takes no tasks" + (f': "{shortened(why, 80)}"' if why else ""), "peerload undrain"
         )
     if facts.me.get("slots") == 0:
-        return Finding(WARN, "this node has no slots: it runs nothing itself", "peerload up --slots N")
+        return Finding(WARN, "this node has no slots: it runs no tasks", "peerload up --slots N")
     if facts.me.get("trouble"):
-        return Finding(FAIL, f"this node takes no tasks: {facts.me['trouble']}", "see the other lines of this list")
+        return Finding(FAIL, f"this node takes no tasks: {facts.me['trouble']}", "see the other checks")
     return Finding(OK, "this node takes tasks")
 
 
@@ -308,7 +230,7 @@ def frozen(facts: DoctorInput) -> Finding:
     held = facts.checkup["frozen"]
     if held:
         home = held[0].partition("/")[0]
-        says = f"{counted(len(held), 'task')} of silent homes held still: {', '.join(held[:NAMED_MAX])}"
+        says = f"{counted(len(held), 'task')} frozen, because their home does not answer: {', '.join(held[:NAMED_MAX])}"
         return Finding(
             WARN,
             says,

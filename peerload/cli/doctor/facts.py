@@ -26,7 +26,7 @@ OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
 AS_SERVICE = (
     f"sudo peerload service install        or one of your own, with Delegate=yes:  {deployed('peerload-user.service')}"
 )
-"""Fix if the agent has no cgroups of its own to give to tasks."""
+"""Fix for an agent that has no cgroups for its tasks."""
 
 
 class Finding(NamedTuple):
@@ -166,9 +166,9 @@ def needs_agent(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput
 
     def looked(facts: DoctorInput) -> Finding:
         if not facts.info:
-            return Finding(SKIP, "no agent to ask")
+            return Finding(SKIP, "no agent runs")
         if not facts.checkup:
-            return Finding(SKIP, f"the agent is of version {facts.info.get('version')} and cannot tell")
+            return Finding(SKIP, f"the agent, version {facts.info.get('version')}, does not report this")
         return look(facts)
 
     return looked

@@ -34,11 +34,11 @@ def clock(facts: DoctorInput) -> Finding:
     installed_at = Path(peerload.__file__).stat().st_mtime
     fix = "sudo timedatectl set-ntp true        now:  date"
     if facts.now < installed_at - 86_400:
-        return Finding(FAIL, "it is before the day on which peerload was installed", fix)
+        return Finding(FAIL, "the date is before the installation of peerload", fix)
     answer = clock_state()
     if answer == CLOCK_ERROR:
-        return Finding(WARN, "nobody keeps it in step (no NTP)", fix)
-    return Finding(OK, "kept in step" if answer >= 0 else "plausible; who keeps it cannot be told here")
+        return Finding(WARN, "not synchronized (no NTP)", fix)
+    return Finding(OK, "synchronized" if answer >= 0 else "plausible; unknown whether it is synchronized")
 
 
 def clock_state() -> int:
@@ -64,8 +64,8 @@ def gpus(facts: DoctorInput) -> Finding:
             return Finding(WARN, says, "sudo nvidia-smi -pm 1")
         return Finding(OK, f"{counted(len(found), 'GPU')} in use")
     if driver and (why or facts.info):
-        return Finding(FAIL, f"the driver is there and cannot be used: {why or 'it lists none'}", fix)
-    return Finding(SKIP, "this machine has none")
+        return Finding(FAIL, f"the driver is installed but cannot be used: {why or 'it lists no GPU'}", fix)
+    return Finding(SKIP, "no GPU found")
 
 
 def _why_no_driver() -> str:
@@ -108,11 +108,9 @@ def power(facts: DoctorInput) -> Finding:
     place = facts.config.energy.powercap if facts.config is not None else "/sys/class/powercap"
     counters = sorted((facts.root / place.lstrip("/")).glob("intel-rapl:*/energy_uj"))
     if not counters:
-        return Finding(
-            SKIP, "no sensor: watts and joules are estimated from the load (power_cmd of [energy] may know better)"
-        )
+        return Finding(SKIP, "no sensor: watts and joules are estimated from the load (power_cmd: docs/energy.md)")
     if any(os.access(counter, os.R_OK) for counter in counters):
-        return Finding(OK, "the energy counters can be read")
+        return Finding(OK, "the energy counters are readable")
     says = "only root may read the energy counters (CVE-2020-8694): watts and joules are estimated from the load"
     rule = UDEV_RULE.format(os.getgid())
     return Finding(WARN, says, f"echo '{rule}' | sudo tee {UDEV_FILE} && sudo udevadm trigger -s powercap -c add")
@@ -127,7 +125,7 @@ def open_files(facts: DoctorInput) -> Finding:
     fix = "LimitNOFILE=65536 in the unit (systemctl --user edit peerload-user), or  ulimit -n 65536; peerload down; peerload up"
     says = ", ".join(f"{name} {limit}" for name, limit in told.items())
     if least < FILES_GOOD:
-        return Finding(FAIL if least < FILES_MIN else WARN, f"{says}: each running task takes some", fix)
+        return Finding(FAIL if least < FILES_MIN else WARN, f"{says}: each running task needs several", fix)
     return Finding(OK, says)
 
 
@@ -147,13 +145,13 @@ def inotify(facts: DoctorInput) -> Finding:
     most = facts.text("/proc/sys/fs/inotify/max_user_instances").strip()
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = libc.inotify_init1(os.O_CLOEXEC)
-    fix = "sudo sysctl fs.inotify.max_user_instances=1024        for ever: a line in /etc/sysctl.d/"
+    fix = "sudo sysctl fs.inotify.max_user_instances=1024        permanently: a line in /etc/sysctl.d/"
     if descriptor < 0:
         code = ctypes.get_errno()
-        says = f"all {most} instances of this user are taken" if code == errno.EMFILE else os.strerror(code)
+        says = f"all {most} instances of this user are in use" if code == errno.EMFILE else os.strerror(code)
         return Finding(FAIL, says, fix)
     os.close(descriptor)
-    return Finding(OK, f"one more can be had (of {most or 'as many as there are'})")
+    return Finding(OK, f"available (at most {most or 'unknown'})")
 
 
 def processes(facts: DoctorInput) -> Finding:
@@ -214,7 +212,7 @@ def swap(facts: DoctorInput) -> Finding:
     total = told.get("SwapTotal", 0)
     used = total - told.get("SwapFree", 0)
     if total and used > total * SWAPPED_SHARE_MAX:
-        fix = "have tasks say what they need (--mem), or fewer at a time (peerload up --slots N)"
+        fix = "state the memory of tasks (--mem), or run fewer at a time (peerload up --slots N)"
         return Finding(
             WARN, f"{size_text(used)} of {size_text(total)} are in use: tasks push each other out of memory", fix
         )
@@ -224,11 +222,11 @@ def swap(facts: DoctorInput) -> Finding:
 def lingering(facts: DoctorInput) -> Finding:
     """Check that a user's own agent outlives the user's session."""
     if facts.user_id == 0 or not facts.has("/run/systemd/system"):
-        return Finding(SKIP, "you are root" if facts.user_id == 0 else "this machine has no systemd")
+        return Finding(SKIP, "not needed for root" if facts.user_id == 0 else "this machine has no systemd")
     try:
         name = pwd.getpwuid(facts.user_id).pw_name
     except KeyError:
         return Finding(SKIP, f"uid {facts.user_id} has no name")
     if not facts.has(f"/var/lib/systemd/linger/{name}"):
-        return Finding(WARN, "when you log out, your agent and its socket go away", "loginctl enable-linger")
-    return Finding(OK, "your agent stays when you log out")
+        return Finding(WARN, "your agent stops when you log out", "loginctl enable-linger")
+    return Finding(OK, "your agent keeps running when you log out")

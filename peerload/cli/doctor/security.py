@@ -1,5 +1,5 @@
-"""Checks of `peerload doctor --security`: file modes, dates of certificate and keys, rights of processes, and what is not
-enforced on this machine. Each finding that fails or warns has a fix that its user can carry out."""
+"""Checks of `peerload doctor --security`: file modes, dates of certificate and keys, rights of processes, and limits
+that this machine does not enforce. Each finding that fails or warns has a fix that its user can carry out."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def exposed(path: Path, owner: int, others: int = 0o077) -> Fault | None:
         return None
     quoted = shlex.quote(str(path))
     if stat.S_ISLNK(status.st_mode):
-        return Fault(f"{path}: it is a link", f"put what it leads to in its place:  ls -l {quoted}")
+        return Fault(f"{path}: it is a link", f"replace the link by its target:  ls -l {quoted}")
     if status.st_uid not in (owner, 0):
-        says = f"{path}: it is somebody else's (uid {status.st_uid})"
-        return Fault(says, f"look at what is in it, then as root:  chown {owner} {quoted}")
+        says = f"{path}: it belongs to another user (uid {status.st_uid})"
+        return Fault(says, f"examine it, then as root:  chown {owner} {quoted}")
     if not status.st_mode & others:
         return None
-    says = f"{path}: others may {'change' if status.st_mode & others & 0o022 else 'read'} it"
+    says = f"{path}: other users can {'change' if status.st_mode & others & 0o022 else 'read'} it"
     return Fault(says, f"chmod {'go=' if others & 0o055 else 'go-w'} {quoted}")
 
 
@@ -76,10 +76,10 @@ def replaceable(path: Path, owner: int) -> Fault | None:
     for above in Path(os.path.realpath(path)).parents:
         status, quoted = above.stat(), shlex.quote(str(above))
         if status.st_uid not in (owner, 0):
-            says = f"{path}: {above} is somebody else's (uid {status.st_uid})"
-            return Fault(says, f"keep it elsewhere, or as root:  chown {owner} {quoted}")
+            says = f"{path}: {above} belongs to another user (uid {status.st_uid})"
+            return Fault(says, f"move it elsewhere, or as root:  chown {owner} {quoted}")
         if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
-            return Fault(f"{path}: others may put another in its place in {above}", f"chmod go-w {quoted}")
+            return Fault(f"{path}: other users can replace it in {above}", f"chmod go-w {quoted}")
     return None
 
 
@@ -88,7 +88,7 @@ def agent(facts: DoctorInput) -> Finding:
     if not facts.info:
         return Finding(FAIL, str(facts.agent_error or "no agent is running here"), "peerload up")
     if not facts.security:
-        says = f"the agent is of version {facts.info.get('version')} and cannot tell"
+        says = f"the agent, version {facts.info.get('version')}, does not report this"
         return Finding(FAIL, says, "peerload down ; peerload up")
     return Finding(OK, f"node {facts.info.get('node')} was examined, in {facts.security['mode']} mode")
 
@@ -106,7 +106,7 @@ def state(facts: DoctorInput) -> Finding:
         fault = fault or exposed(place / name, owner)
     if fault:
         return Finding(FAIL, *fault)
-    return Finding(OK, f"{place} and the keys in it are uid {owner}'s alone")
+    return Finding(OK, f"only uid {owner} can use {place} and the keys in it")
 
 
 def cluster_directory(facts: DoctorInput) -> Path | None:
@@ -128,7 +128,7 @@ def cluster(facts: DoctorInput) -> Finding:
             return Finding(FAIL, *fault)
     if fault := replaceable(place, owner):
         return Finding(FAIL, *fault)
-    return Finding(OK, f"{place} is uid {owner}'s alone")
+    return Finding(OK, f"only uid {owner} can use {place}")
 
 
 def ca_key(facts: DoctorInput) -> Finding:
@@ -143,8 +143,8 @@ def ca_key(facts: DoctorInput) -> Finding:
     runs = facts.security.get("mode", "user") == "user" and facts.info.get("slots") != 0
     if runs and not facts.info.get("cluster_local", True):
         says = "the CA's key is here, and a task of any member may read it: tasks run as the key's owner"
-        return Finding(WARN, says, "have it on a node that runs nothing for others:  peerload up --slots 0")
-    return Finding(OK, "the CA's key is here, and its owner's alone")
+        return Finding(WARN, says, "keep it on a node that runs no tasks:  peerload up --slots 0")
+    return Finding(OK, "the CA's key is here, and only its owner can read it")
 
 
 @needs_agent
@@ -186,17 +186,17 @@ def socket(facts: DoctorInput) -> Finding:
         return Finding(SKIP, f"{path}: {error.strerror}")
     owner, is_system, quoted = owner_of(facts), facts.security.get("mode") == "system", shlex.quote(str(path))
     if not stat.S_ISSOCK(status.st_mode):
-        return Finding(FAIL, f"{path} is no socket", "peerload up")
+        return Finding(FAIL, f"{path} is not a socket", "peerload up")
     if status.st_uid not in (owner, 0):
-        return Finding(FAIL, f"{path} is somebody else's (uid {status.st_uid})", "peerload up --socket PATH")
+        return Finding(FAIL, f"{path} belongs to another user (uid {status.st_uid})", "peerload up --socket PATH")
     if status.st_mode & (0o007 if is_system else 0o077):
-        return Finding(FAIL, f"others may connect to {path}", f"chmod {'o=' if is_system else 'go='} {quoted}")
+        return Finding(FAIL, f"other users can connect to {path}", f"chmod {'o=' if is_system else 'go='} {quoted}")
     group = next((str(one.get("value")) for one in facts.settings if one.get("key") == "group"), GROUP)
     if is_system and status.st_mode & 0o060 and status.st_gid not in (_group_id(group), owner):
-        return Finding(FAIL, f"{path} is not the group {group}'s", f"chgrp {group} {quoted}")
+        return Finding(FAIL, f"{path} does not belong to the group {group}", f"chgrp {group} {quoted}")
     if fault := replaceable(path, owner):
         return Finding(FAIL, *fault)
-    return Finding(OK, f"{path} is {f'the group {group}' if is_system else f'uid {owner}'}'s alone")
+    return Finding(OK, f"only {f'the group {group}' if is_system else f'uid {owner}'} can use {path}")
 
 
 def _group_id(name: str) -> int:
@@ -225,9 +225,7 @@ def code(facts: DoctorInput) -> Finding:
                 break
         if fault := replaceable(top, owner):
             return Finding(FAIL, fault.says, "install peerload where only you can write")
-    return Finding(
-        OK, f"{counted(looked_at, 'file')} of peerload and its libraries can be changed by their owner alone"
-    )
+    return Finding(OK, f"only their owner can change the {counted(looked_at, 'file')} of peerload and its libraries")
 
 
 # -- dates -------------------------------------------------------------------------------------------------------------
@@ -239,12 +237,12 @@ def certificate(facts: DoctorInput) -> Finding:
     told = facts.security.get("certificate") or {}
     ends_at = facts.checkup.get("certificate_until") or told.get("valid_until")
     if facts.info.get("cluster_local") or ends_at is None:
-        return Finding(SKIP, "no cluster: dates of certificates do not count")
+        return Finding(SKIP, "no cluster: no certificate is needed")
     if ends_at <= facts.now:
         return Finding(FAIL, "its certificate has expired", RENEW)
-    says = f"its certificate is valid for {duration_text(ends_at - facts.now)} more"
+    says = f"its certificate expires in {duration_text(ends_at - facts.now)}"
     if facts.now > told.get("due_at", ends_at):
-        return Finding(WARN, f"{says}, and should have been renewed by now", "is a node with the CA's key there?")
+        return Finding(WARN, f"{says} and should have been renewed", "start a node that has the CA's key")
     return Finding(OK, says)
 
 
@@ -256,7 +254,7 @@ def gossip_key(facts: DoctorInput) -> Finding:
     if not since and place is not None and (place / "seal.key").exists():
         since = (place / "seal.key").stat().st_mtime
     if not since:
-        return Finding(SKIP, "how old the key is cannot be told")
+        return Finding(SKIP, "the age of the key is unknown")
     says = f"the key of gossip and MQTT is {duration_text(max(facts.now - float(since), 0.0))} old"
     if facts.now - float(since) > SEAL_AGE_S_MAX:
         return Finding(WARN, says, "on a node with the CA's key:  peerload cluster rotate")
@@ -281,13 +279,13 @@ def users(facts: DoctorInput) -> Finding:
             return Finding(WARN, says + (f": {names}" if names else ""), fix)
         if names:
             return Finding(WARN, f"users maps to administrators: {names}; nothing runs as them for other nodes", fix)
-        return Finding(OK, f"the agent is uid {uid}; the launcher decides as whom each task runs, never as root")
+        return Finding(OK, f"the agent is uid {uid}; the launcher chooses the account of each task, never root")
     alone = facts.info.get("cluster_local")
     if uid == 0 and not alone:
         says = "the agent runs as root, in user mode: members of the cluster may run anything here as root"
         return Finding(WARN, says, "run it as a user of its own, or for everyone:  sudo peerload service install")
     who = "only agents of this user and machine" if alone else f"every member of {facts.info.get('cluster')}"
-    return Finding(OK, f"tasks run as the agent's own user (uid {uid}), which {who} may have done")
+    return Finding(OK, f"tasks run as the agent's own user (uid {uid}); {who} may submit them")
 
 
 @needs_agent
@@ -311,7 +309,9 @@ def enforcement(facts: DoctorInput) -> Finding:
     told = facts.checkup["launcher"]
     if told["unenforced"]:
         return Finding(WARN, f"not enforced here: {'; '.join(told['unenforced'])}", AS_SERVICE)
-    return Finding(OK, f"tasks are held by {told['units']}, their memory by {told['memory'] or 'nothing'}")
+    return Finding(
+        OK, f"tasks are contained by {told['units']}, their memory is limited by {told['memory'] or 'nothing'}"
+    )
 
 
 def broker(facts: DoctorInput) -> Finding:
@@ -319,16 +319,16 @@ def broker(facts: DoctorInput) -> Finding:
     told = (facts.checkup.get("broker") or {}).get("urls") or []
     urls = list(dict.fromkeys([*(facts.config.mqtt if facts.config is not None else ()), *told]))
     if not urls:
-        return Finding(SKIP, "no broker is configured: nodes tell each other")
+        return Finding(SKIP, "no broker is configured")
     plain = [url for url in urls if not url.startswith("mqtts://")]
     if not plain:
-        return Finding(OK, "brokers are spoken to over TLS")
+        return Finding(OK, "all connections to brokers use TLS")
     where = urlsplit(plain[0]).netloc.rpartition("@")[2] or "the broker"
     host = urlsplit(plain[0]).hostname or ""
     if host.startswith("127.") or host in ("localhost", "::1"):
         return Finding(OK, f"{where} is on this machine")
     says = f"the connection to {where} is not encrypted: user, password, topics and times can be read on the way"
-    return Finding(FAIL, says, "name it as  mqtts://HOST        how:  docs/mqtt.md")
+    return Finding(FAIL, says, "use  mqtts://HOST        see docs/mqtt.md")
 
 
 def _permitted(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput], Finding]:
@@ -338,7 +338,7 @@ def _permitted(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput]
         try:
             return look(facts)
         except PermissionError as error:
-            return Finding(SKIP, f"{error.filename or 'it'} may not be looked at: ask as its owner, or root")
+            return Finding(SKIP, f"{error.filename or 'it'} cannot be read: run doctor as its owner, or root")
 
     return looked
 

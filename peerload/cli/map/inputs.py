@@ -60,7 +60,7 @@ class LineReader:
             ) from None
 
     def read(self) -> None:
-        """Read what is there; block only if there is nothing. Raises BadInput."""
+        """Read the available inputs; block only if there are none. Raises BadInput."""
         try:
             data = os.read(self.descriptor, READ_BYTES)
         except BlockingIOError:
@@ -217,7 +217,7 @@ def refuse_late_flags(head: Sequence[str], rest: Sequence[str], flags: Mapping[s
         line = [*head[: len(head) - len(ends)], *late, *ends, *kept]
         shown = " ".join(word if word in ("…", *SEPARATORS) else shlex.quote(printable(word)) for word in line)
         raise UsageError(
-            f"map: {late[0].partition('=')[0]} stands among the inputs, where it would be one",
+            f"map: {late[0].partition('=')[0]} comes after the command and would be taken as an input",
             hint=f"flags come first:  peerload map {shown}        as an input:  ::: -- {late[0]}",
         )
 

@@ -31,7 +31,7 @@ class Joblog:
     def __init__(self, path: str, *, resumes: bool = False, again_failed: bool = False) -> None:
         self._path = path
         self._done = array("Q")
-        """By sequence number the checksum of the command; 0: it is to be done."""
+        """Sequence number → checksum of its command; 0: not done yet."""
         self.skipped = 0
         kept = 0
         try:

@@ -68,7 +68,7 @@ def checked_size(number: int, argv: list[bytes]) -> int:
         raise BadInput(
             f"map: the command of task {number} is too large",
             why=f"{size} bytes; at most {ARGV_BYTES_MAX} can travel",
-            hint="put what is large into a file and have the command read it",
+            hint="put large values into a file that the command reads",
         )
     if any(b"\0" in word for word in argv):
         raise BadInput(
@@ -438,7 +438,7 @@ class Mapping:
             self._asked[self._client.send("cancel", tasks=names)] = ("cancel", None)
 
     def _interrupted(self) -> None:
-        """Handle the first signal: cancel what is left and wait for its end."""
+        """Handle the first signal: cancel the unfinished tasks and wait for their ends."""
         os.read(self._wake_read, 64)
         self._stops = True
         self._inputs.stop()
@@ -446,7 +446,7 @@ class Mapping:
         self._cancel([batch.id for batch in self._batches.values() if batch.id])
 
     def _cancel_at_once(self) -> None:
-        """Kill what is left without waiting, over a new connection."""
+        """Kill the unfinished tasks without waiting, over a new connection."""
         names = [batch.id for batch in self._batches.values() if batch.id]
         unknown = sum(not batch.id for batch in self._batches.values())
         for number in self._before:

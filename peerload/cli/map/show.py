@@ -55,7 +55,7 @@ class MapView:
         """A task was done in an earlier run."""
 
     def progress(self) -> None:
-        """The map goes on: called often."""
+        """Update the bar; called often."""
 
 
 class Outputs:

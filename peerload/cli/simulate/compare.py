@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import math
 import re
 from typing import TYPE_CHECKING
 
 from peerload.cli.simulate.report import load_text
+from peerload.distribution import how_to_add
+from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
 from peerload.sim.outcome import paired
 from peerload.text.format import counted, table
@@ -67,6 +70,22 @@ def as_csv(results: Sequence[Told]) -> str:
     writer.writeheader()
     writer.writerows(results)
     return written.getvalue()
+
+
+def check_parquet() -> None:
+    """Raises an error with a hint if no Parquet file could be written, before anything is simulated."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise PeerloadError("sim: --parquet needs pyarrow, which is not installed", hint=how_to_add("parquet"))
+
+
+def write_parquet(path: str, results: Sequence[Told]) -> None:
+    """The rows of the CSV; seed, version and command are also metadata of the schema. Raises OSError."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = [{key: told.get(key) for key in CSV_KEYS} for told in results]
+    metadata = {f"peerload.{key}": str(results[0][key]) for key in ("seed", "version", "command")}
+    parquet.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(metadata), path)
 
 
 def lines(results: Sequence[Told]) -> list[str]:

@@ -52,7 +52,7 @@ def results(flags: Namespace) -> dict[str, dict[str, Any]]:
 
 
 def lines(found: dict[str, dict[str, Any]]) -> list[str]:
-    """Table of the results; what was published stands beside."""
+    """Table of the results beside the published ones."""
     rows = [["case", "run", *(title for title, _, _ in COLUMNS), "printed s", "printed Wh"]]
     for case, runs in found.items():
         for run, result in runs.items():

@@ -148,6 +148,7 @@ def reader() -> Options:
     options.flag("--energy", metavar="CASES", help="play energy cases of a JSON file")
     options.switch("--classify", help="print the taxonomy of policies with every preset in its place")
     options.flag("--csv", metavar="FILE", help="write one line a policy and load; - is stdout")
+    options.flag("--parquet", metavar="FILE", help="write the same as --csv as a Parquet file")
     return options
 
 
@@ -491,7 +492,7 @@ def _speeds(name: str, nodes: int, trace: TaskTrace | None) -> tuple[float, ...]
 
 
 def _rows_of_speeds(name: str) -> list[tuple[int, list[str]]]:
-    """(line, cells) of what is neither empty nor a remark nor a header."""
+    """(line, cells) of each row that is not empty, a comment or a header."""
     reader = csv.reader(io.StringIO(_text("--speeds", name)))
     try:
         rows = [

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DIGITS = 6
 """Significant digits of a measured number."""
 HOMES_TOLD_MAX = 1000
-"""Home nodes whose mean response is told; of more only the spread is."""
+"""Home nodes whose mean response is listed; of more only the spread is."""
 
 METRICS = {
     "mean_response": "mean_response",
@@ -35,7 +35,7 @@ METRICS = {
     "idle_while_waiting": "idle_while_waiting",
     "utilization": "utilization",
 }
-"""Key → what it is called where it is measured."""
+"""Key → name of the metric in a replication."""
 SHARES = ("idle_while_waiting", "utilization")
 """Measures that are never more than 1."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
 DRAW_S = 0.2
 """Progress is drawn this often at most."""
 END_S = 10.0
-"""So long may a worker that has let go of its connection take to end."""
+"""Time that a worker may take to end after it closed its connection."""
 BAR_WIDTH = 30
+GC_THRESHOLD = 50_000
+"""Objects after which a worker looks for cycles, of which a simulation makes hardly any."""
 
 
 def run(
@@ -138,6 +141,7 @@ def _death(code: int | None) -> PeerloadError:
 def _work(connection: Connection) -> None:
     """Main function of a worker: receives the scenarios, then one job after the other; sends progress, and the
     result of each job."""
+    gc.set_threshold(GC_THRESHOLD)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has ended
         scenarios: Sequence[Scenario] = connection.recv()
         while True:

@@ -1,2 +1,4 @@
-"""The verbs: a file for each, or for some that belong together (`cli/common/verb_table.py` tells which). That is why there are more
-than 25 files: `main` imports the one that has the verb which is typed, and nothing else."""
+"""The verbs of `peerload`: a file for each verb, or for a family of verbs that share code (`_FILES` in cli/common/verb_table.py).
+
+More than 25 files, because `load` finds a verb by the name of its file, and only the verb in question is imported.
+"""

@@ -159,13 +159,13 @@ def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> d
         if ends is not None:
             await_end(ends, "the agent")  # its error is the last thing it logs
         log_path = os.path.join(settings["state"], "agent.log")
-        raise ended_at_once("it ended as soon as it met a peer", log_path, log_start) from None
+        raise ended_at_once("it stopped when it connected to a peer", log_path, log_start) from None
     sought = info.get("sought") or {}
     if not info.get("peers") and sought:
         said = "; ".join(f"{address} ({_why(address, why)})" for address, why in sought.items())
-        hint = f"trying on:  peerload nodes{_socket_flag(settings)}"
+        hint = f"it keeps trying:  peerload nodes{_socket_flag(settings)}"
         if any(OTHER_CLUSTER in why for why in sought.values()):
-            hint = "give both the same:  peerload up --cluster DIR        or let this one in:  peerload invite, there"
+            hint = "use one cluster on both:  peerload up --cluster DIR        or there:  peerload invite"
         say(f"no peer answered yet at {said}", hint)
     return info
 
@@ -184,12 +184,12 @@ def _how_to_add(info: dict[str, Any]) -> str:
     address, own = printable(info.get("listen", "HOST:PORT")), printable(_socket_flag(info))
     invite = f"peerload invite{own}"
     if info.get("cluster_local"):
-        return f"{invite}        on this one too:  peerload up --peer {address} …"
+        return f"{invite}        another agent here:  peerload up --peer {address} …"
     if not info.get("issuer"):
         return "peerload invite, on the machine where the cluster was made"
     if not address.startswith(_LOOPBACK):
         return invite
-    return f"{invite}        from other machines: once this one is started with  --listen ADDRESS:PORT"
+    return f"{invite}        other machines can reach it after:  peerload up --listen ADDRESS:PORT"
 
 
 def _cluster_text(info: dict[str, Any]) -> str:
@@ -270,7 +270,7 @@ def down(words: list[str]) -> int:
 def _none_runs(error: AgentUnavailable, *, ends_tasks: bool) -> AgentUnavailable:
     """The error that there is no agent to stop, with what to type."""
     if error.hint == START_HINT:
-        left = "" if ends_tasks else "        to end the tasks that one has left:  peerload down --all"
+        left = "" if ends_tasks else "        to end the tasks that it left:  peerload down --all"
         error.hint = f"one with another socket:  peerload down --socket PATH{left}"
     return error
 

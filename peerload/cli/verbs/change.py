@@ -42,10 +42,10 @@ def cancel(words: list[str]) -> int:
     if flags.timeout is not None and not flags.wait:
         raise UsageError("cancel: --timeout is for --wait", hint="peerload cancel --wait --timeout 30s ID")
     if flags.remote and flags.wait:
-        raise UsageError("cancel: --remote does not wait", hint="what is still here:  peerload ls --remote")
+        raise UsageError("cancel: --remote does not wait", hint="list them:  peerload ls --remote")
     chosen_by = selection.Selection(flags, "cancel")
     if flags.remote and not chosen_by.is_plain:
-        raise UsageError("cancel: --remote takes the ids of tasks alone", hint="which there are:  peerload ls --remote")
+        raise UsageError("cancel: --remote takes ids of tasks only", hint="list them:  peerload ls --remote")
     asked = {"signal": flags.signal, "force": flags.force}
     with AgentConnection(flags.socket) as client:
         chosen = chosen_by.references(client, selection.UNFINISHED)
@@ -153,7 +153,7 @@ def signal(words: list[str]) -> int:
         sys.stdout.write("".join(f"{line}  signalled\n" for line in collapsed(signalled)))
         sys.stdout.flush()
     for task, why in (others | refused).items():
-        say(f"{printable(task)}: {printable(why)}", f"more:  peerload show {printable(task)}")
+        say(f"{printable(task)}: {printable(why)}", f"details:  peerload show {printable(task)}")
     for task, node in unsure.items():
         say(f"{task}: {node} does not answer; the signal may not have arrived", "peerload nodes")
     return CANNOT if others or refused or unsure else 0
@@ -370,7 +370,7 @@ def _failed_lately(client: AgentConnection) -> list[str]:
     say(f"{counted(number, 'task')} failed in the last 24 hours, queued again as:")
     if reply.get("truncated"):
         say(
-            f"there were more than {TASKS_MAX} tasks; older ones were not looked at",
+            f"there were more than {TASKS_MAX} tasks; older ones were not considered",
             "name them:  peerload retry --failed ID",
         )
     return [task for array, members in chosen for task in ([array] if array else members)]

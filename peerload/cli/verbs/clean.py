@@ -1,9 +1,10 @@
-"""`peerload clean`: delete ended tasks and their outputs."""
+"""`peerload clean` and `files`: delete ended tasks and their outputs; list the files kept for tasks, and remove them."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import selection
@@ -11,7 +12,8 @@ from peerload.cli.common.errors import CANNOT
 from peerload.cli.common.options import Options, whole
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, UsageError
-from peerload.text.format import counted, print_json, say, size_text
+from peerload.model.text import printable
+from peerload.text.format import counted, duration_text, print_json, say, size_text
 from peerload.text.tasks import collapsed
 from peerload.text.units import duration
 
@@ -20,9 +22,10 @@ if TYPE_CHECKING:
 
 STATES = ("done", "failed", "cancelled")
 KEEP_MAX = 1_000_000_000
+ID_CHARACTERS = 12
 
 
-def main(words: list[str]) -> int:
+def clean(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "clean",
@@ -67,7 +70,7 @@ def main(words: list[str]) -> int:
 def _cleaned(
     client: AgentConnection, flags: Namespace, chosen_by: selection.Selection, asked: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The reply of the agent: what it has deleted, or would; None if the user at the terminal said no."""
+    """The reply of the agent: the deleted tasks, or those that would be deleted; None if the user declined."""
     parts = [asked]
     if chosen_by.words or chosen_by.is_narrowed:
         parts = [asked | {"tasks": refs} for refs in selection.batches(_refs(client, chosen_by, asked["states"]))]
@@ -103,9 +106,9 @@ def _request(flags: Namespace, chosen_by: selection.Selection) -> dict[str, Any]
                 f"clean: {name!r} is not a state in which tasks end", hint=f"there are:  {' '.join(STATES)}"
             )
     if (chosen_by.words or chosen_by.is_narrowed) and (flags.all or flags.keep):
-        named = chosen_by.words[0] if chosen_by.words else "what is selected"
+        named = chosen_by.words[0] if chosen_by.words else "a selection"
         raise UsageError(
-            f"clean: {named} is named, and so is {'--all' if flags.all else '--keep'}", hint="give one of them"
+            f"clean: {named} and {'--all' if flags.all else '--keep'} contradict each other", hint="give one of them"
         )
     if not (flags.task or chosen_by.is_narrowed or flags.all or flags.keep or flags.older or states):
         raise UsageError(
@@ -151,3 +154,39 @@ def _show(flags: Namespace, reply: dict[str, Any]) -> None:
             f"{counted(int(reply['in_use']), 'ended task')} stayed",
             "a client follows them, or their processes have not ended yet",
         )
+
+
+def files(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "files",
+        "Show the files and environments of tasks that this node keeps: each snapshot or lock file, its size, whether a task needs it,\n"
+        "and when it was last used.\n"
+        "Unneeded ones are removed when the cache is full (cache of [files] in the settings), or with --gc.",
+    )
+    reader.switch("--gc", help="remove everything that no task needs now")
+    reader.at()
+    flags = reader.read(words)
+    with AgentConnection(flags.socket) as client:
+        removed = client.call("files", gc=True, at=flags.at)["removed_bytes"] if flags.gc else 0
+        kept = client.call("files", at=flags.at)
+    if flags.json:
+        print_json({**kept, "removed_bytes": removed})
+        return 0
+    lines = [f"removed {size_text(removed)}"] if flags.gc else []
+    lines.append(
+        f"{size_text(kept['size_bytes'])} of {size_text(kept['limit_bytes'])} in {counted(kept['blocks'], 'block')}"
+    )
+    for one in kept["snapshots"]:
+        what = counted(one["files"], "file")
+        lines.append(f"{one['id'][:ID_CHARACTERS]}  {size_text(one['bytes']):>9}  {what}  {_used(one)}")
+    lines += [
+        f"{one['id'][:ID_CHARACTERS]}  {size_text(one['bytes']):>9}  {printable(one['name'])}  {_used(one)}"
+        for one in kept["environments"]
+    ]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def _used(one: dict[str, Any]) -> str:
+    return "in use" if one["in_use"] else f"used {duration_text(max(time.time() - one['used_at'], 0.0))} ago"

@@ -34,10 +34,10 @@ def cluster(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "cluster",
-        "init DIR: make a cluster: its own certificate authority and keys, in a new directory. Whoever has a copy of it is\n"
-        "a member. show [DIR]: which cluster an agent started here belongs to. rotate: change the key that seals gossip and\n"
-        "MQTT, at all members; the one before goes on to open for an hour. broker-certificate DIR: make what a Mosquitto needs\n"
-        "to serve the cluster by TLS. To let a machine in:  peerload invite, then peerload join.",
+        "init DIR: make a cluster: its own certificate authority and keys, in a new directory. A machine with a copy of it\n"
+        "is a member. show [DIR]: which cluster an agent started here belongs to. rotate: change the key that seals gossip and\n"
+        "MQTT, at all members; the old one opens for another hour. broker-certificate DIR: make the files that a\n"
+        "Mosquitto needs to serve the cluster by TLS. To let a machine in:  peerload invite, then peerload join.",
         usage="[show [DIR] | init DIR [--name NAME] | rotate | broker-certificate DIR --host NAME …]",
     )
     reader.add_argument("what", nargs="?", default="show", metavar="show | init | rotate | broker-certificate")
@@ -49,7 +49,7 @@ def cluster(words: list[str]) -> int:
         hint = "there are:  peerload cluster init DIR | show | rotate | broker-certificate DIR"
         if flags.what in ("invite", "join", "leave", "forget", "revoke"):
             hint = f"it is a verb of its own:  peerload {flags.what}"
-        raise UsageError(f"cluster: no such word: {flags.what!r}", hint=hint)
+        raise UsageError(f"cluster: unknown action: {flags.what!r}", hint=hint)
     if flags.what == "rotate":
         return _rotate(flags)
     if flags.host and flags.what != "broker-certificate":
@@ -81,7 +81,7 @@ def _init(flags: Namespace) -> int:
     place = printable(shlex.quote(str(directory)))
     copy = printable(shlex.quote(directory.name))
     sys.stdout.write(
-        f"cluster {made.name} made in {place}. Whoever has a copy of it is a member: keep it secret.\n"
+        f"cluster {made.name} made in {place}. A machine with a copy of it is a member: keep it secret.\n"
         f"Start here:       peerload up --cluster {place} --listen {first}\n"
         f"Add a machine:    scp -rp {place} OTHER:        and there, with its own address:\n"
         f"                  peerload up --cluster ~/{copy} --listen {SOMEWHERE}:{EXAMPLE_PORT} --peer {first}\n"
@@ -102,7 +102,7 @@ def _rotate(flags: Namespace) -> int:
     told = int(reply.get("told") or 0)
     sys.stdout.write(
         f"gossip and MQTT are sealed with a new key (number {reply.get('number')}); {told} other member"
-        f"{'' if told == 1 else 's'} told, the rest get it when they are back. The old one opens for "
+        f"{'' if told == 1 else 's'} informed, the others receive it when they return. The old one opens for "
         f"{duration_text(reply.get('overlap_s'))} more.\n"
     )
     return 0
@@ -120,11 +120,11 @@ def _show(flags: Namespace) -> int:
         print_json(facts)
         return 0
     where = (
-        "agents of this user on this machine alone"
+        "only agents of this user on this machine"
         if found.is_local
         else "machines that joined by peerload invite, or have a copy of this directory"
         if found.is_issuer
-        else "machines that joined by peerload invite, on one that has the key of the cluster's CA"
+        else "machines invited by a node that has the key of the cluster's CA"
     )
     rows = (
         ("cluster", found.name),
@@ -170,7 +170,7 @@ def _say_in_use(agent: dict[str, Any] | None, shown_id: str) -> None:
         return
     say(
         f"the agent that runs here ({agent['node']}) uses another one: {agent['name']} in {agent['directory']}",
-        f"more of that:  peerload cluster show {shlex.quote(str(agent['directory']))}",
+        f"details:  peerload cluster show {shlex.quote(str(agent['directory']))}",
     )
 
 
@@ -214,7 +214,7 @@ def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> 
     url = f"mqtts://{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{TLS_PORT}"
     place, there = printable(shlex.quote(str(directory))), mosquitto_config.PLACE
     sys.stdout.write(
-        f"{place} has what a Mosquitto at {printable(', '.join(hosts))} needs, valid until {valid_until:%Y-%m-%d}. "
+        f"{place} has the files for a Mosquitto at {printable(', '.join(hosts))}, valid until {valid_until:%Y-%m-%d}. "
         "broker.key is a secret.\n"
         f"On its machine:   sudo install -d -o mosquitto -m 700 {there} ; sudo install -o mosquitto -m 400 {place}/* {there}\n"
         f"                  sudo ln -s {there}/mosquitto.conf /etc/mosquitto/conf.d/peerload.conf ; sudo systemctl restart mosquitto\n"
@@ -227,8 +227,8 @@ def leave(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "leave",
-        "Take this node out of its cluster: the others are told, my agent stops and forgets the other nodes.\n"
-        "Refused while it has tasks of others or unfinished ones of its own; the refusal says what would become of them.",
+        "Take this node out of its cluster: the others are informed, my agent stops and forgets the other nodes.\n"
+        "Refused while it has tasks of others or unfinished ones of its own; the refusal says what would happen to them.",
     )
     reader.switch("--force", help="leave anyway; running tasks go on")
     flags = reader.read(words)
@@ -266,7 +266,7 @@ def forget(words: list[str]) -> int:
     if flags.json:
         print_json({"node": reply.get("node"), "was": reply.get("was")})
     else:
-        was = f"it was {printable(reply['was'])}" if reply.get("was") else "only tasks on it were known here"
+        was = f"it was {printable(reply['was'])}" if reply.get("was") else "this node knew only tasks on it"
         sys.stdout.write(f"{printable(reply.get('node', ''))} is forgotten; {was}\n")
     return 0
 
@@ -289,7 +289,7 @@ def revoke(words: list[str]) -> int:
         return 0
     node, told = printable(str(reply.get("node"))), int(reply.get("told") or 0)
     sys.stdout.write(
-        f"{node} is shut out; {told} other member{'' if told == 1 else 's'} told, the others learn it when they are back\n"
+        f"{node} is shut out; {told} other member{'' if told == 1 else 's'} informed, the others learn it when they return\n"
     )
     if reply.get("was_issuer"):
         say(

@@ -51,7 +51,7 @@ VALUES = {
     "--chdir": DIRECTORIES, "-d": DIRECTORIES, "--cluster": DIRECTORIES, "--export": FILES, "--config": FILES,
     "--record": FILES, "--socket": FILES, "--output": FILES, "-o": FILES, "--error": FILES, "-e": FILES,
     "--from": FILES, "--wheels": DIRECTORIES, "--prefix": DIRECTORIES, "--root": DIRECTORIES, "--each-line": FILES, "--param-file": FILES, "--joblog": FILES, "--in": FILES, "--env": FILES, "--speeds": FILES, "--plot": FILES, "--csv": FILES,
-    "--gpu-wait": "queue schedule", "--prefer": "time balanced energy", "--gpu-share": "auto exclusive time", "--lease": "auto", "--signal": SIGNALS,
+    "--gpu-wait": "queue schedule", "--prefer": "time balanced energy", "--gpu-share": "auto exclusive time mps", "--lease": "auto", "--signal": SIGNALS,
     "--broker": "mosquitto amqtt", "--model": "reference live", "--what": "task attempt node agent launcher disk gpu store",
 }  # fmt: skip
 """The values of flags."""

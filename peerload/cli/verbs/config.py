@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
     flags = reader.read(words)
     if flags.what not in ("show", "check"):
         raise UsageError(
-            f"config: no such word: {flags.what!r}", hint="there are:  peerload config show | check [FILE]"
+            f"config: unknown action: {flags.what!r}", hint="there are:  peerload config show | check [FILE]"
         )
     if flags.what == "show":
         if flags.file:
@@ -92,7 +92,7 @@ def _of_the_agent(flags: Namespace, config: AgentConfig | None) -> tuple[list[di
             node = str(client.call("info")["node"])
             return client.call("settings")["settings"], node
     except BadRequest:
-        say("the agent does not report its settings; these are those of one started now")
+        say("the agent does not report its settings; these are the settings of an agent started now")
     except AgentUnavailable:
         if flags.socket:
             raise
@@ -123,7 +123,7 @@ def _print(flags: Namespace, rows: list[dict[str, Any]], node: str | None) -> No
         says = f"* {counted(len(changed), 'setting')} changed since it was started; to apply:  peerload down && peerload up"
         lines += [coloured(says, "yellow", sys.stdout)]
     if not flags.origin:
-        lines += ["built-in ones, too, and where each comes from:  peerload config show --origin"]
+        lines += ["with defaults and origins:  peerload config show --origin"]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 

@@ -6,7 +6,7 @@ import sys
 import threading
 
 from peerload.cli.common.options import Options
-from peerload.cli.doctor import agent, cluster, machine
+from peerload.cli.doctor import agent, broker, cluster, machine
 from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding
 from peerload.model.text import printable
 from peerload.text.format import coloured, counted, print_json
@@ -35,7 +35,7 @@ CHECKS = (
     Check("names", cluster.names),
     Check("ways", cluster.ways),
     Check("datagrams", cluster.datagrams),
-    Check("broker", cluster.broker),
+    Check("broker", broker.broker),
     Check("clock", machine.clock),
     Check("clocks", cluster.clocks),
     Check("GPUs", machine.gpus),
@@ -58,10 +58,10 @@ def main(words: list[str]) -> int:
     """Run the verb → 1 if anything fails."""
     reader = Options(
         "doctor",
-        "What usually goes wrong here, looked at one by one: what is so, and the command that mends it. It works without\n"
-        "an agent, too. Exit code 1 if anything fails; a warning is none.",
+        "Check this machine for common problems; each one comes with the command that fixes it. It works without an agent,\n"
+        "too. Exit code 1 if a check fails; warnings do not count.",
     )
-    reader.switch("--quiet", help="only what is not as it should be")
+    reader.switch("--quiet", help="only warnings and failures")
     reader.switch("--security", help="instead: who can read keys, change settings and code, and what is not enforced")
     flags = reader.read(words)
     facts = DoctorInput(flags.socket)
@@ -82,7 +82,7 @@ def main(words: list[str]) -> int:
         sys.stdout.write("".join(f"{line}\n" for name, finding in shown for line in _lines(name.ljust(width), finding)))
         sys.stdout.write(
             f"{counted(len(found), 'check')}: {counts[OK]} ok, {counted(counts[WARN], 'warning')}, "
-            f"{counts[FAIL]} failed, {counts[SKIP]} not to be looked at here\n"
+            f"{counts[FAIL]} failed, {counts[SKIP]} skipped\n"
         )
     return 1 if counts[FAIL] else 0
 
@@ -94,14 +94,16 @@ def looked_at(check: Check, facts: DoctorInput) -> Finding:
     def look() -> None:
         try:
             found.append(check.look(facts))
-        except Exception as error:  # noqa: BLE001 -- a doctor who faints is of no use
-            found.append(Finding(WARN, f"could not be looked at: {type(error).__name__}: {error}", "please report it"))
+        except Exception as error:  # noqa: BLE001 -- the other checks still count
+            found.append(Finding(WARN, f"the check itself failed: {type(error).__name__}: {error}", "please report it"))
 
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
     looking.join(LOOK_S_MAX)
     if not found:
-        return Finding(FAIL, f"it hangs: no answer within {LOOK_S_MAX:g} s", "a dead mount?  df        dmesg | tail")
+        return Finding(
+            FAIL, f"the check hangs: no result within {LOOK_S_MAX:g} s", "a dead mount?  df        dmesg | tail"
+        )
     return found[0]
 
 

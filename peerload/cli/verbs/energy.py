@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 HEADINGS = ("JOULES", "WH", "TASKS", "OTHERS", "IDLE", "UNKNOWN", "QUALITY", "SCOPE", "SOURCE")
 QUALITIES = ("measured", "derived", "estimated")
 WH_J = 3600.0
+DIGITS_MAX = 9
 DAY_S = 86_400.0
 
 
@@ -115,8 +117,15 @@ def by_user(ended: Iterable[dict[str, Any]], since: float) -> list[dict[str, Any
     return list(found.values())
 
 
+def _number(value: float | None, digits: int) -> str:
+    """A number with so many digits, or as many as show two that count."""
+    if value:
+        digits = min(max(digits, 1 - math.floor(math.log10(abs(value)))), DIGITS_MAX)
+    return number_text(value, digits)
+
+
 def _cells(row: dict[str, Any]) -> list[str]:
     parts = ("joules", "wh", "tasks_joules", "other_joules", "idle_joules")
-    numbers = [number_text(row[key], 3 if key == "wh" else 1) for key in parts]
+    numbers = [_number(row[key], 3 if key == "wh" else 1) for key in parts]
     gap = "-" if row["gap_s"] is None else duration_text(row["gap_s"])
     return [*numbers, gap, *(str(row[key] or "-") for key in ("quality", "scope", "source"))]

@@ -24,8 +24,8 @@ def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "group",
-        "Groups of tasks (--group G of run, submit and map). Of the tasks of a group that were submitted on this node, at most as\n"
-        "many run at a time, anywhere in the cluster, as the group has slots; none of a paused group starts. Running tasks go on.\n\n"
+        "Groups of tasks (--group G of run, submit and map). A group's slots bound how many of its tasks run at a time, anywhere\n"
+        "in the cluster, of those submitted on this node. Tasks of a paused group do not start. Running tasks go on.\n\n"
         "  peerload group [ls]               all groups\n"
         "  peerload group set G --slots N    at most N at a time; none: any number\n"
         "  peerload group pause G            start none of it\n"
@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
 def _request(flags: Namespace) -> dict[str, Any] | None:
     """The fields of the request; None: list the groups. Raises UsageError."""
     if flags.what not in VERBS:
-        raise UsageError(f"group: no such word: {flags.what[:60]!r}", hint=HINT)
+        raise UsageError(f"group: unknown action: {flags.what[:60]!r}", hint=HINT)
     if flags.what != "set" and flags.slots is not None:
         raise UsageError("group: --slots belongs to  group set G", hint=HINT)
     if flags.what == "ls":

@@ -305,7 +305,7 @@ def become_agents_user(info: Mapping[str, Any] | None, verb: str, socket_path: s
     if not is_system:
         if uid:
             name = _name_of(uid)
-            why = "root writes no files at the word of another user's agent"
+            why = "root does not write files where another user's agent says"
             raise PeerloadError(f"the agent at {path} is {name}'s own", why=why, hint=f"sudo -u {name} peerload {verb}")
         return
     if os.geteuid() == 0 and uid != 0:

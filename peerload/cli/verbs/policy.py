@@ -41,7 +41,9 @@ def main(words: list[str]) -> int:
     reader.add_argument("name", nargs="*", metavar="NAME")
     flags = reader.read(words)
     if flags.what not in WORDS:
-        raise UsageError(f"policy: no such word: {flags.what!r}", hint="there are:  peerload policy ls | show | check")
+        raise UsageError(
+            f"policy: unknown action: {flags.what!r}", hint="there are:  peerload policy ls | show | check"
+        )
     if len(flags.name) != WORDS[flags.what]:
         takes = "one name" if WORDS[flags.what] else "no name"
         raise UsageError(f"policy {flags.what} takes {takes}", hint="what it takes:  peerload policy --help")
@@ -236,7 +238,7 @@ def _chosen_lines(chosen: ChosenPolicy) -> list[str]:
 
 
 def member_lines(member: PolicyDescription) -> list[str]:
-    """A policy: what it is, when it is good and bad, and its parameters."""
+    """A policy: its description, when it is good and bad, and its parameters."""
     own = f"{member.kind}: {printable(member.name)}" if ".py:" in member.name else f"{member.kind}.{member.name}"
     lines = [own, *_wrapped(member.says or "No description.", "  ")]
     lines += _wrapped(f"Good: {member.good}", "  ") if member.good else []

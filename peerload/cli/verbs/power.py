@@ -90,7 +90,7 @@ def _profile_lines(told: dict[str, Any]) -> list[str]:
     lines = [
         f"{level:6} threads busy  {watts:8.1f} W" for level, watts in zip(told["levels"], told["watts"], strict=True)
     ]
-    return [*lines, f"power curve, measured: {_watts(curve)} W; kept, and told to other nodes"]
+    return [*lines, f"power curve, measured: {_watts(curve)} W; kept, and sent to other nodes"]
 
 
 def _profile(client: AgentConnection, flags: Namespace) -> dict[str, Any]:

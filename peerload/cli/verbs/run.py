@@ -196,7 +196,7 @@ def _single(client: AgentConnection, name: str) -> list[dict[str, Any]]:
 
 
 def _input(client: AgentConnection, task: str) -> StdinReader | None:
-    """Our stdin for the task, if it takes input that nobody else sends."""
+    """The stdin of this process for the task, if the task takes input and no other client sends it."""
     try:
         reply = client.call("input", task=task)
     except NoSuchTask:

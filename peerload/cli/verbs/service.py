@@ -29,7 +29,7 @@ TAKES = {
 """The flags of each script."""
 SYSTEMD = Path("/run/systemd/system")
 """It exists if systemd runs the machine."""
-HINT = "peerload service install|upgrade|uninstall        what they take:  peerload service --help"
+HINT = "peerload service install|upgrade|uninstall        usage:  peerload service --help"
 
 
 def main(words: list[str]) -> int:
@@ -63,7 +63,8 @@ def _given(flags: Namespace) -> list[str]:
     """The flags for the script. Raises UsageError for those that the script does not take."""
     if flags.what not in TAKES:
         raise UsageError(
-            f"service: no such word: {flags.what[:60]!r}" if flags.what else "service: the action is missing", hint=HINT
+            f"service: unknown action: {flags.what[:60]!r}" if flags.what else "service: the action is missing",
+            hint=HINT,
         )
     valued = {"--from": flags.source, "--wheels": flags.wheels, "--prefix": flags.prefix, "--root": flags.root}
     given = {flag: [value] for flag, value in valued.items() if value is not None}

@@ -1,4 +1,4 @@
-"""`peerload show`: everything about a task."""
+"""`peerload show` and `trace`: everything about a task; where its time went, on all nodes that had it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.options import Options
 from peerload.client.connection import AgentConnection
-from peerload.model.errors import PeerloadError
+from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text import tasks
-from peerload.text.format import ago_text, counted, duration_text, number_text, print_json, size_text
+from peerload.text import trace as waterfall
+from peerload.text.format import ago_text, counted, duration_text, number_text, print_json, print_result, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-def main(words: list[str]) -> int:
+def show(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "show",
@@ -36,6 +37,37 @@ def main(words: list[str]) -> int:
             print_json(task)
     else:
         sys.stdout.write("\n\n".join("\n".join(described(task, time.time())) for task in shown) + "\n")
+    return 0
+
+
+def trace(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "trace",
+        "Show where the time of a task went: waiting, search, handover, start, run, output home; on its home and on each node\n"
+        "that had it. Times of other nodes (~) are by their own clocks.",
+    )
+    reader.add_argument("task", metavar="ID")
+    flags = reader.read(words)
+    events: dict[str, list[dict[str, Any]]] = {}
+    missing: list[str] = []
+    with AgentConnection(flags.socket) as client:
+        shown = client.call("show", tasks=[flags.task])["tasks"]
+        if len(shown) != 1:
+            hint = f"name a member:  peerload trace {shown[0]['id']}" if shown else ""
+            raise UsageError(f"trace: {flags.task} is an array of {len(shown)} tasks", hint=hint)
+        task = shown[0]
+        for node in (task["home"], *waterfall.executors_of(task)):
+            try:
+                told = client.call("events", tasks=[task["id"]], what=["attempt", "chore"], at=node)
+                events[node] = told["events"]
+            except PeerloadError:
+                missing.append(node)
+    now = time.time()
+    spans = waterfall.spans_of(task, events, now)
+    result = {key: task[key] for key in ("id", "name", "state", "home", "trace")} | {"spans": spans, "missing": missing}
+    lines = waterfall.lines_of(task, spans, missing, now)
+    print_result(result, "".join(f"{line}\n" for line in lines), as_json=flags.json)
     return 0
 
 
@@ -197,6 +229,7 @@ def _gpu_terms(task: dict[str, Any]) -> str:
         "wait": wait if wait != "schedule" else "",
         "wait max": duration_text(task["gpu_wait_s_max"]) if task.get("gpu_wait_s_max") else "",
         "share": task.get("gpu_share") if task.get("gpu_share") != "auto" else "",
+        "pct": task.get("gpu_pct") or "",
     }
     return _pairs(chosen)
 
@@ -291,6 +324,8 @@ def _gpu_text(gpu: Mapping[str, Any]) -> str:
     text += f" of {size_text(promised)}" if promised else ""
     text += f", the card {100 * util:.0f} % busy" if util is not None else ""
     text += f" with {tasks} tasks" if isinstance(tasks, int) and tasks > 1 else ""
+    text += ", MPS" if gpu.get("mode") == "mps" else ""
+    text += " asked, but it runs without" if gpu.get("mps") is False else ""
     return text + ("" if gpu.get("health") in ("ok", None) else f", {gpu['health']}")
 
 

@@ -55,6 +55,8 @@ def main(words: list[str]) -> int:
     failed = []
     if flags.csv and flags.csv != STDOUT:
         failed += _failure(f"--csv {flags.csv}", lambda: _write(flags.csv, compare.as_csv(results)))
+    if flags.parquet:
+        failed += _failure(f"--parquet {flags.parquet}", lambda: compare.write_parquet(flags.parquet, results))
     if flags.plot:
         failed += _failure(f"--plot {flags.plot}", lambda: plot.draw(flags.plot, scenarios, results))
     failed += _failure("stdout", lambda: _print(flags, results))
@@ -89,7 +91,7 @@ def _classify(*, as_json: bool) -> int:
 
 
 def _failure(what: str, write: Callable[[], object]) -> list[PeerloadError]:
-    """Why something could not be written; whatever else is to be written still is."""
+    """Report that a file cannot be written; the other files are written all the same."""
     try:
         write()
     except BrokenPipeError:
@@ -142,6 +144,9 @@ def _check_files(flags: Namespace) -> None:
         plot.check(flags.plot, len(flags.loads or flags.load or ()))
     if flags.csv and flags.csv != STDOUT:
         plot.check_writable("--csv", flags.csv)
+    if flags.parquet:
+        compare.check_parquet()
+        plot.check_writable("--parquet", flags.parquet)
 
 
 def _print(flags: Namespace, results: list[dict[str, Any]]) -> None:

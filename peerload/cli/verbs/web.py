@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from peerload.cli.common.options import Options
 from peerload.client.connection import AgentConnection
@@ -21,7 +23,7 @@ def main(words: list[str]) -> int:
         "--listen",
         default="",
         metavar="HOST:PORT|PATH",
-        help="where (127.0.0.1:7118); elsewhere than on loopback with TLS",
+        help="where (127.0.0.1:7118, or another port if it is taken); elsewhere than on loopback with TLS",
     )
     reader.flag("--host", action="append", default=[], metavar="NAME", help="serve under this name, too (repeatable)")
     reader.flag("--tls-cert", default="", metavar="FILE", help="certificate in PEM")
@@ -36,21 +38,26 @@ def main(words: list[str]) -> int:
         raise PeerloadError("the web server is not installed", why=str(error), hint=how_to_add("web")) from None
     with AgentConnection(flags.socket) as client:
         info, path = client.call("info"), client.path
-    tokens = os.path.abspath(flags.tokens or _tokens_of(info))  # noqa: PTH100
-    listen = flags.listen or f"127.0.0.1:{server.PORT_DEFAULT}"
-    settings = server.settings(path, listen, tokens, tuple(flags.host), flags.tls_cert, flags.tls_key)
-    if flags.open and (url := server.running(settings)):
-        return _told(url, flags)
+    own = Path(flags.tokens).absolute() if flags.tokens else _tokens_of(info)
+    # The agent's own server (`[web] listen`) belongs to its user; root may use it, too.
+    places = (own, Path(info["state"], "web")) if os.geteuid() == 0 and not flags.tokens else (own,)
+    for place in places if flags.open else ():
+        url = server.running(place)
+        if url and flags.listen in ("", urlsplit(url).netloc):
+            return _told(url, flags)
+    settings = server.ServerSettings(path, flags.listen, own, tuple(flags.host), flags.tls_cert, flags.tls_key)
     return server.run(settings, lambda url: _told(url, flags))
 
 
-def _tokens_of(info: dict[str, Any]) -> str:
-    """The directory of the tokens: the agent's, if it is this user's."""
-    state = str(info["state"])
-    if os.access(state, os.W_OK):
-        return os.path.join(state, "web")  # noqa: PTH118
-    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
-    return os.path.join(base, "peerload", "web")  # noqa: PTH118
+def _tokens_of(info: dict[str, Any]) -> Path:
+    """The directory of this user's tokens: in the agent's, if it is this user's."""
+    state = Path(info["state"])
+    try:
+        is_own = state.stat().st_uid == os.geteuid()
+    except OSError:
+        is_own = False
+    base = state if is_own else Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "peerload"
+    return base / "web"
 
 
 def _told(url: str, flags: Any) -> int:  # noqa: ANN401 -- argparse's own

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NAMES_IN_A_PART = 10_000
 """Names in one part of the answer to a request about many tasks: nobody waits until a million of them are encoded."""
+CANCELLED = "cancelled"
 HELD_BY_USER = "held by its user"
 RELEASED = "released"
 
@@ -61,13 +62,26 @@ class ClientRequests:
         """Durable before it is confirmed (D7)."""
         self._batches.carry_out(event.request, self._cancel(event))
 
-    def _cancel(self, event: events.CancelRequested) -> Iterator[None]:
+    def _cancel(self, event: events.CancelRequested) -> Iterator[int | None]:
         # Every member of an array, although the first may have been cancelled already. Those that wait go first: else they
         # would start in the room that the others leave.
         stopped: dict[str, bool] = {}
         others: list[tuple[str, HomeTask]] = []
         later: dict[str, None] = {}
-        for name in event.tasks:
+        at = 0
+        while at < len(event.tasks):
+            name = event.tasks[at]
+            if untouched := self._home.untouched_run(event.tasks, at):
+                block, members = untouched
+                named = 0 if block.task == name else len(members)
+                stopped.update(dict.fromkeys(event.tasks[at : at + max(named, 1)], True))
+                at += named
+                self._home.cancel_untouched(block, members, CANCELLED)
+                yield len(members)
+                if len(stopped) - len(later) >= NAMES_IN_A_PART:
+                    stopped = self._answer_part(event.request, stopped, later)
+                continue
+            at += 1
             stopped.setdefault(name, False)
             for task in self._home.named(name):
                 if task.phase not in QUEUED_PHASES:
@@ -75,21 +89,24 @@ class ClientRequests:
                     later[name] = None
                 elif self._is_there(task):
                     stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
-                yield
+                yield None
             if len(stopped) - len(later) >= NAMES_IN_A_PART:
-                done = {name: is_stopped for name, is_stopped in stopped.items() if name not in later}
-                self._state.actions.append(AnswerPart(event.request, _cancelled(done)))
-                stopped = {name: stopped[name] for name in later}
+                stopped = self._answer_part(event.request, stopped, later)
         for name, task in others:
             if self._is_there(task):
                 stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
-            yield
+            yield None
         self._answer(event.request, **_cancelled(stopped))
+
+    def _answer_part(self, request: int, stopped: dict[str, bool], later: dict[str, None]) -> dict[str, bool]:
+        """Tell what has become of the tasks that were looked at, but for those that are yet to be. → these."""
+        done = {name: is_stopped for name, is_stopped in stopped.items() if name not in later}
+        self._state.actions.append(AnswerPart(request, _cancelled(done)))
+        return {name: stopped[name] for name in later}
 
     def signal(self, event: events.SignalRequested) -> None:
         """Passed on to a running task."""
-        named = self._home.named(event.task)
-        task = named[0] if named and named[0].task == event.task else None
+        task = None if self._home.is_being_made(event.task) else self._home.by_id.get(event.task)
         error: BadRequest | None = None
         if task is None:
             error = NoSuchTask(f"no unfinished task {event.task}", hint="peerload ls")

@@ -26,11 +26,15 @@ if TYPE_CHECKING:
     from peerload.core.tasks.eligibility import Eligibility
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.tasks.submission import SubmissionLog
-    from peerload.core.work import HomeTask
+    from peerload.core.tasks.submission import SubmissionInProgress, SubmissionLog
+    from peerload.core.work import HomeTask, UntouchedMembers
     from peerload.model.events import TaskSubmitted
     from peerload.model.messages import NotStarted, Return
     from peerload.model.task import TaskSpec
+
+
+SINGLY_MAX = 250
+"""Members of a uniform array that are looked at one by one for whether they go elsewhere: the first of them mostly stay."""
 
 
 class TaskDispatch:
@@ -72,6 +76,26 @@ class TaskDispatch:
         self._queue.add(task)
         if sends:
             self._sharing.sender.search_for(task)
+
+    def arrive_together(self, block: UntouchedMembers) -> Iterator[int | None]:
+        """Dispatch arriving members of a uniform array: they wait here as one, and look for places in turn."""
+        state, spec, sender = self._state, block.spec, self._sharing.sender
+        may_send = self._membership.has_any() and sender.may_send(block)
+        if why_never(state.profile, spec.request, spec.placement, state.node) or (may_send and sender.places_all):
+            for member in block.members:
+                task = self._home.by_id.get(f"{block.task}.{member}")
+                if task is not None and self.has_yet_to_arrive(task):
+                    self.arrives(task)
+                yield None
+            return
+        for _ in range(SINGLY_MAX if may_send else 0):
+            if not block.members or sender.sends(block):
+                break
+            self.arrives(self._home.touch(block, block.members[0]))
+        if block.members:
+            self._queue.add(block)
+            if may_send and sender.still_sends(block):
+                sender.search_for_members(block.task)
 
     def _rests_for_price(self, task: HomeTask) -> bool:
         """Have a task rest that may start later, until its cheapest hours. → whether it does."""
@@ -212,17 +236,24 @@ class Intake:
         """There is all that it names."""
         self._batches.carry_out(event.request, self._submitted(event))
 
-    def _repeated(self, event: TaskSubmitted, reply: dict[str, object]) -> Iterator[None]:
+    def _repeated(self, event: TaskSubmitted, reply: dict[str, object]) -> Iterator[int | None]:
         """Answer a submission that was accepted before. Its client attends the tasks from now on; that of then may be gone."""
         if event.client:
             self._client_binding.submission_begun(event.client)
             for task in self._home.named(str(reply["id"])):
                 self._client_binding.submitted(task, (event.client,))
-                yield
+                yield None
             self._client_binding.submission_done(event.client)
         self._state.actions.append(Answer(event.request, reply))
 
-    def _submitted(self, event: TaskSubmitted) -> Iterator[None]:
+    def _is_uniform(self, event: TaskSubmitted) -> bool:
+        """True if the members of an array differ in nothing but their numbers, and nothing keeps them from the queue."""
+        terms, spec = event.terms, event.spec
+        is_apart = event.each or event.held or event.client or event.input or event.retry_of or not event.directory_here
+        is_kept_back = terms.awaits or terms.group or terms.start_by or spec.request.takes_devices
+        return len(event.indices) >= self._state.config.uniform_array_min and not is_apart and not is_kept_back
+
+    def _submitted(self, event: TaskSubmitted) -> Iterator[int | None]:
         """The members of an array are made one by one and kept some at a time; all of them count, and are told of, once the
         last are kept: nobody knows their names before. Then each arrives, unless something has become of it already; from then on it ends with its client."""
         try:
@@ -234,25 +265,41 @@ class Intake:
                 self._client_binding.submission_begun(event.client)
                 return
             placeable, declining = self._submissions.placeable(event)
-            array = self._submissions.begin(event, len(self._home.tasks))
+            array = self._submissions.begin(event, self._home.number)
         except BadRequest as error:
             self._state.actions.append(Answer(event.request, error=error))
             return
         self._home.begin_making(array.name)
         self._client_binding.submission_begun(event.client)
+        is_uniform = self._is_uniform(event)
+        yield from self._make_members(array) if is_uniform else self._make_tasks(array)
+        self._submissions.accept(array, placeable, self._eligibility.dependencies.rows(event.terms), declining)
+        self._home.has_made(array.name)
+        for block in array.adopt_members(self._home) if is_uniform else ():
+            yield from self._dispatch.arrive_together(block)
+        yield from self._arrive(array)
+
+    def _make_members(self, array: SubmissionInProgress) -> Iterator[int | None]:
+        array.make_uniform()
+        for members in array.parts(self._state.config.uniform_at_a_time):
+            self._submissions.keep_so_far(array)
+            array.add_members(members)
+            yield len(members)
+
+    def _make_tasks(self, array: SubmissionInProgress) -> Iterator[int | None]:
         for member in array.members():
             self._submissions.keep_so_far(array)
             task = array.add(member)
-            self._dispatch.adopt(task, directory_here=event.directory_here)
-            yield
-        self._submissions.accept(array, placeable, self._eligibility.dependencies.rows(event.terms), declining)
-        self._home.has_made(array.name)
-        clients = array.clients()
+            self._dispatch.adopt(task, directory_here=array.event.directory_here)
+            yield None
+
+    def _arrive(self, array: SubmissionInProgress) -> Iterator[int | None]:
+        event, clients = array.event, array.clients()
         for task in array.tasks if clients or not event.held else ():
             if clients and self._home.tasks.get(task.uid) is task:
                 self._client_binding.submitted(task, clients)
             if not event.held and self._dispatch.has_yet_to_arrive(task):
                 self._dispatch.arrives(task)
-            yield
+            yield None
         for client in clients:
             self._client_binding.submission_done(client)

@@ -1,22 +1,29 @@
 """Running attempts of this node, of this home and of others alike: started when they fit, followed until their process is gone.
 
-Every attempt in `RunningTasks` holds room. It leaves when the launcher has told how it ended, or when it is known to have died:
+An attempt in `RunningTasks` holds room. It leaves when the launcher has told how it ended, or when it is known to have died:
 the launcher (or another one) came back and neither runs it nor has its exit record.
+
+Short tasks of this home are given to the launcher ahead (prefetching): a *lane* of attempts waits there behind one that runs, each
+durably started as any other, and starts the moment the one before has ended. It gets the room of that one, and holds none before.
+So a slot does not stand still for a round trip with a commit, and what has ended is reported and recorded in batches. A lane is bounded
+by the time that it is expected to take; the launcher gives back what has waited for too long.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.core.estimates.history import RUNS_KNOWN_MIN
 from peerload.core.handoff.frozen import Frozen
 from peerload.core.resources.gpu_use import with_gpu_use
-from peerload.core.work import HomeTask, RemoteTask
+from peerload.core.work import HomePhase, HomeTask, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
-from peerload.model.task import TIME_LIMIT_EXIT_CODE
+from peerload.model.task import TIME_LIMIT_EXIT_CODE, Guarantee
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +34,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
+    from peerload.core.work import Work
     from peerload.model.events import Running
     from peerload.model.task import Exit
 
@@ -57,6 +65,10 @@ class RunningTasks:
         self._executor = executor
         self._shortage = shortage
         self._works: dict[str, HomeTask | RemoteTask] = {}
+        self._lanes: dict[str, deque[HomeTask]] = {}
+        """Attempts that were given ahead, by the attempt whose room the first of them gets."""
+        self._ahead: dict[str, deque[HomeTask]] = {}
+        """The lane of each attempt that waits in one."""
         self._launcher_away = False
         self._strangers: set[str] = set()
         self._devices_due_s = math.inf
@@ -64,7 +76,7 @@ class RunningTasks:
     def holds(self, key: str) -> bool:
         """True if this attempt is to run here. A process decided upon before its launcher died must not be started by
         the next one: the attempt was reported as died meanwhile."""
-        return key in self._works
+        return key in self._works or key in self._ahead
 
     def is_ending(self, key: str) -> bool:
         """True if the launcher had this attempt running when it was last asked, nobody here knows it, and it has not
@@ -77,7 +89,7 @@ class RunningTasks:
         return not self._launcher_away
 
     def works(self) -> Iterable[HomeTask | RemoteTask]:
-        """All running attempts."""
+        """All attempts that hold room."""
         return self._works.values()
 
     def restore(self, work: HomeTask | RemoteTask) -> None:
@@ -88,7 +100,7 @@ class RunningTasks:
 
     def fill(self) -> None:
         """Start what fits, in order; nothing new while this node is drained, or short of something."""
-        if self._launcher_away or self._state.profile.drained:
+        if not self._may_fill:
             return
         while self._shortage.may_start and (work := self._queue.next_startable()) is not None:
             self._queue.remove(work)
@@ -99,7 +111,68 @@ class RunningTasks:
                 continue
             self._works[work.key] = work
             self._shortage.starting(work.key)
+            self._give_ahead(work)
         self._wait_for_devices()
+
+    @property
+    def _may_fill(self) -> bool:
+        return not self._launcher_away and not self._state.profile.drained
+
+    def _give_ahead(self, first: HomeTask | RemoteTask) -> None:
+        """Give the launcher short tasks that are to start one after the other when ``first`` has ended: the next in line that ask
+        for the same room. No lane gets more than its share of what waits, so that all slots end at about the same time."""
+        config, queue = self._state.config, self._queue
+        if not config.ahead_s or not len(queue) or self._shortage.reason or not (each_s := self._short_s(first)):
+            return
+        lane = self._lanes.get(first.key)
+        if lane is None:
+            lane = self._lanes[first.key] = deque()
+        at_most = min(config.ahead_max, (len(queue) + len(self._ahead)) // self._state.profile.slots)
+        expected_s = each_s * len(lane)
+        while len(lane) < at_most and isinstance(task := queue.head(), HomeTask):
+            if task.spec is not first.spec:  # it is, in an array
+                each_s = self._short_s(task)
+            expected_s += each_s
+            if not each_s or expected_s > config.ahead_s or task.spec.request != first.spec.request:
+                break
+            queue.remove(task)
+            self._home.start_here(task, after=(lane[-1] if lane else first).key)
+            self._ahead[task.key] = lane
+            lane.append(task)
+
+    def _short_s(self, work: Work) -> float:
+        """How long it is expected to run here, if it may be given ahead, or have others behind it: the launcher alone can start it,
+        and it is known to be short. Else 0."""
+        spec, history = work.spec, self._state.history
+        if not isinstance(work, HomeTask) or work.phase is HomePhase.OVER or spec.guarantee is Guarantee.ONCE:
+            return 0.0
+        if spec.takes_input or spec.followed or spec.terminal or spec.is_staged or spec.request.takes_devices:
+            return 0.0
+        runs = history.past(history.keys_of(work))
+        expected_s = (
+            runs.mean_s / self._state.profile.speed if runs is not None and len(runs) >= RUNS_KNOWN_MIN else 0.0
+        )
+        return expected_s if expected_s <= self._state.config.ahead_s else 0.0
+
+    def _occupy(self, key: str) -> None:
+        """An attempt that was given ahead has room, and leaves its lane."""
+        lane = self._ahead.pop(key)
+        task = next(task for task in lane if task.key == key)  # mostly the first
+        lane.remove(task)
+        task.started_s = self._state.now.boot_s
+        self._home.holds_room(task)
+        self._works[key] = task
+
+    def _leave(self, key: str) -> None:
+        """An attempt that had room is gone: the next of its lane has it."""
+        del self._works[key]
+        self._ledger.end(key)
+        if lane := self._lanes.pop(key, None):
+            following = lane[0]
+            self._occupy(following.key)
+            self._lanes[following.key] = lane
+            if self._may_fill:
+                self._give_ahead(following)
 
     def _wait_for_devices(self) -> None:
         """Be told when time alone may have given a waiting task room, and have a reading of devices that one has left."""
@@ -137,7 +210,7 @@ class RunningTasks:
     def started(self, key: str, started_at: float) -> None:
         """The launcher has the process."""
         self._shortage.started(key)
-        work = self._works.get(key)
+        work = self._works.get(key) or next((task for task in self._ahead.get(key, ()) if task.key == key), None)
         if isinstance(work, HomeTask):
             self._home.started_here(work, started_at)
         elif work is not None:
@@ -147,17 +220,19 @@ class RunningTasks:
 
     def ended(self, key: str, exit_: Exit) -> None:
         """The process is gone; the next one starts before anybody is asked for more."""
+        if key in self._ahead:  # the launcher is ahead of what is known of the attempt before
+            self._occupy(key)
         work = self._works.get(key)
         if work is None:
             self._strangers.discard(key)
             self._forget_exit(key)
             return
-        del self._works[key]
         self._shortage.gone(key)
         self._shortage.try_again()
         devices = work.record.devices if isinstance(work, HomeTask) else work.devices
         exit_ = with_gpu_use(self._ledger.devices, key, devices, work.spec.request, _limited(exit_, work))
-        self._ledger.end(key)
+        self._ledger.devices.mps_ended(key, work.spec.argv, exit_)
+        self._leave(key)
         speed = self._state.profile.speed
         if exit_.speed != speed:
             exit_ = msgspec.structs.replace(exit_, speed=speed)
@@ -177,13 +252,19 @@ class RunningTasks:
         if shortage:
             self._shortage.began(shortage)
         self._shortage.gone(key)
+        is_early = key in self._ahead
+        if is_early:
+            self._occupy(key)
         work = self._works.get(key)
         if work is None:
             if key in self._strangers:  # the home that asks about it has its answer from now on
                 self._strangers.discard(key)
                 self._forget_exit(key)
             return
-        if never_started:
+        if is_early and never_started and not shortage and isinstance(work, HomeTask):
+            self._leave(key)
+            self._home.given_back(work, reason)
+        elif never_started:
             self._never_started(key, work, reason, is_short=bool(shortage))
         else:
             self._died(key, work, reason)
@@ -214,9 +295,8 @@ class RunningTasks:
             self._state.actions.append(SignalTask(key, SIGKILL))
 
     def _died(self, key: str, work: HomeTask | RemoteTask, reason: str) -> None:
-        self._works.pop(key, None)
         self._shortage.gone(key)
-        self._ledger.end(key)
+        self._leave(key)
         if isinstance(work, HomeTask):
             self._home.died_here(work, reason)
         else:
@@ -224,9 +304,8 @@ class RunningTasks:
         self._state.actions.append(ForgetTask(key, output=True))  # nobody will ask for what a lost attempt wrote
 
     def _never_started(self, key: str, work: HomeTask | RemoteTask, reason: str, *, is_short: bool) -> None:
-        del self._works[key]
+        self._leave(key)
         if isinstance(work, HomeTask):
-            self._ledger.end(key)
             self._home.never_started_here(work, reason, is_short=is_short)
         else:
             self._executor.results.never_started(work, reason)
@@ -255,6 +334,9 @@ class RunningTasks:
 
     def reconcile(self, listed: Running, ended: dict[str, Exit], frozen: Iterable[str] = ()) -> None:
         """Every attempt that holds room here either runs (or is held still), has an exit record, or has died."""
+        for key in list(self._ahead):
+            self._occupy(key)  # each runs, waits, has ended or is gone, as the launcher says
+        self._lanes.clear()
         running = {key: (started_at, ts) for key, started_at, ts in listed}
         strangers = [key for key in ended if key not in self._works]
         for key, work in list(self._works.items()):

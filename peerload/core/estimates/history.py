@@ -167,22 +167,22 @@ class BacklogEstimate:
         history.learned = self._learned
 
     def add(self, work: Work) -> None:
-        """A task waits here."""
+        """Work waits here."""
         keys = self._history.keys_of(work)
         command = self._commands.get(keys[0])
         if command is None:
             command = self._commands[keys[0]] = _Waiting()
         self._take_out(command)
-        command.count += 1
+        command.count += work.count
         command.expected_s = self._history.expected_s(keys)
         self._put_in(command)
 
-    def remove(self, work: Work) -> None:
-        """Remove work that waits no longer."""
+    def remove(self, work: Work, number: int = 1) -> None:
+        """Remove so many tasks that wait no longer."""
         key = self._history.keys_of(work)[0]
         command = self._commands[key]
         self._take_out(command)
-        command.count -= 1
+        command.count -= number
         if command.count:
             self._put_in(command)
         else:

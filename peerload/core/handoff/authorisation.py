@@ -71,6 +71,7 @@ TABLE: Mapping[type[Any], Row] = {
     messages.CertificateRequest: ANY_MEMBER,
     messages.CertificateTold: ANY_MEMBER,
     messages.Leaving: ANY_MEMBER,
+    messages.Wake: ANY_MEMBER,  # no more than waking a member that is asleep, once a second
     messages.NameTaken: ANY_MEMBER,
     messages.WrongBoot: ANY_MEMBER,
     messages.DialBack: ANY_MEMBER,  # a connection to the asker, who could have made it, and proves to be itself
@@ -133,9 +134,6 @@ TABLE: Mapping[type[Any], Row] = {
     gossip.MembershipUpdate: ANY_MEMBER,
     gossip.Load: ANY_MEMBER,
 }
-
-OVER_BROKER: tuple[type[Any], ...] = messages.ADVICE
-"""All that is taken from a broker; the rest is dropped there, whoever says it (rule M2)."""
 
 _BY_HOME = frozenset(kind for kind, row in TABLE.items() if row is ITS_HOME)
 _BY_HOLDER = frozenset(kind for kind, row in TABLE.items() if row in (ITS_HOLDER, MAY_BE_BACK, HAD_IT))

@@ -344,7 +344,13 @@ class ExecutorHandoff:
         run_s = self._state.run_s_max(guest, self._ledger.devices.models) if guest.devices else 0.0
         learned = self._state.learned_gpu_bytes(guest, self._ledger.devices.models) if guest.devices else {}
         self._ledger.start(
-            guest.key, guest.spec.request, is_local=False, devices=guest.devices, run_s=run_s, learned=learned
+            guest.key,
+            guest.spec.request,
+            is_local=False,
+            devices=guest.devices,
+            run_s=run_s,
+            learned=learned,
+            owner=self._ledger.devices.mps_owner(guest.spec, is_local=False),
         )
 
     def started(self, guest: RemoteTask, started_at: float, reason: str = "its process is there") -> None:

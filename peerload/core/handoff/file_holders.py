@@ -58,8 +58,17 @@ class FileHolders:
         return [node for node in reversed(known) if self._membership.is_usable(node)]
 
     def sources(self, task: HomeTask, node: str) -> tuple[str, ...]:
-        """Where this node may fetch the files from, beside their home."""
+        """Nodes from which this node may fetch the files, besides their home."""
         return tuple([other for other in self.nodes(task) if other != node][:SOURCES_MAX])
+
+    def saved_at(self, node: str, task: HomeTask) -> float:
+        """The seconds that this node saves, since it has the files of this task; 0 if it does not, or they are not worth it."""
+        files = task.spec.files
+        return self.saved_s(task) if files is not None and node in self._nodes.get(files.manifest, ()) else 0.0
+
+    def has_any(self, node: str) -> bool:
+        """True if a node has files of some task."""
+        return any(node in nodes for nodes in self._nodes.values())
 
     def saved_s(self, task: HomeTask) -> float:
         """The seconds that a node saves which has the files; 0 if they are not worth a preference."""

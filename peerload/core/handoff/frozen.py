@@ -68,15 +68,18 @@ class Frozen:
     def settle(self) -> None:
         """Give room to those who can use it, after every event."""
         state, ledger = self._state, self._ledger
+        if not self._since_s:  # as after nearly all events
+            state.runs_frozen_only = state.is_stuck = False
+            state.turned_away = None
+            return
         for key in [key for key in self._since_s if key not in ledger.running]:
             self.thawed(key)
         state.runs_frozen_only = 0 < len(self._since_s) == len(ledger.running)
         state.is_stuck = state.runs_frozen_only and not ledger.has_cores(ONE_CORE)
-        if self._since_s:
-            if state.runs_frozen_only and len(self._queue):
-                self._executor.give_waiting_back()
-            if not state.profile.drained and not state.profile.trouble:
-                self._make_room()
+        if state.runs_frozen_only and len(self._queue):
+            self._executor.give_waiting_back()
+        if self._since_s and not state.profile.drained and not state.profile.trouble:
+            self._make_room()
         state.turned_away = None
 
     def _make_room(self) -> None:

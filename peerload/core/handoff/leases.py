@@ -166,8 +166,8 @@ class HomeLeases:
         self._ask_if_silent(task, lease_s)
         task.devices = renewal.devices or task.devices
         if renewal.started_at and not task.running_at:
-            task.running_at = renewal.started_at
-            record = msgspec.structs.replace(task.record, started_at=renewal.started_at)
+            task.running_at = self._home.by_own_clock(task, renewal.started_at)
+            record = msgspec.structs.replace(task.record, started_at=task.running_at)
             self._state.actions.append(TaskChanged(record, running=True, reason=f"started on {src}"))
             self._home.seen_running(task, f"started on {src}")
         priority = None if task.running_at else task.record.priority

@@ -10,6 +10,7 @@ is no gossip, and nothing is kept here of those of whom nothing else was heard.
 from __future__ import annotations
 
 import enum
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,7 +41,7 @@ from peerload.model.timers import GossipTimerKind as Kind
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from peerload.core.mediator import Mediator
     from peerload.core.membership.directory import Directory
@@ -242,7 +243,7 @@ class Membership:
         self._mediator = mediator
         self.gossip = Gossip(state, self)
         self.circuit_breaker = CircuitBreaker(state, self._eligible)
-        self.waking = Waking(state)
+        self.waking = Waking(state, self._peers)
         self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible)
 
     def __iter__(self) -> Iterator[PeerInfo]:
@@ -277,6 +278,17 @@ class Membership:
             return None
         age_s = self._state.now.boot_s - heard.at_s
         return KnownReport(heard.report, age_s) if age_s <= self._believed_s else None
+
+    def reports(self, nodes: Iterable[str], age_s_max: float = math.inf) -> Iterator[tuple[str, LoadReport]]:
+        """The newest report of each of these peers, unless it is older than that or too old to be believed."""
+        now_s, age_s_max = self._state.now.boot_s, min(age_s_max, self._believed_s)
+        reports, announced = self._reports, self._announced
+        for node in nodes:
+            heard, told = reports.get(node), announced.get(node)
+            if heard is None or (told is not None and heard.report.sequence < told.report.sequence):
+                heard = told
+            if heard is not None and now_s - heard.at_s <= age_s_max:
+                yield node, heard.report
 
     def last_report(self, node: str) -> HeardReport | None:
         """The newest report of a peer, however old."""
@@ -370,7 +382,7 @@ class Membership:
 
     def wake_for(self, task: HomeTask) -> None:
         """A task has no place among those that are there: one that is asleep may have room."""
-        self.waking.for_task(task, (peer.profile for peer in self._peers.values() if peer.state is PeerState.ASLEEP))
+        self.waking.for_task(task)
 
     def heard_from(self, node: str) -> None:
         """A peer said something over its link."""

@@ -13,7 +13,7 @@ from peerload.core.resources.device_ledger import DeviceLedger
 from peerload.core.resources.devices import CROWDED, DeviceRequest
 from peerload.core.resources.placement import is_meant, place
 from peerload.model.config import GpuConfig
-from peerload.model.devices import GPU, Device, GpuWait
+from peerload.model.devices import GPU, Device, GpuShare, GpuWait
 from peerload.model.resources import BUILDERS, OVERCOMMIT_SHARE
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ def why_never(profile: Profile, request: ResourceRequest, placement: Placement, 
         return f"{under_cap_text(profile.power, profile.cpus)}, asked {request.cpus:g}"
     if profile.mem_bytes and request.mem_bytes > profile.mem_bytes:
         return f"{profile.mem_bytes / 2**30:.1f} GiB of memory, asked {request.mem_bytes / 2**30:.1f} GiB"
+    if request.gpu_share is GpuShare.MPS and not (
+        (profile.mps == "any" or (profile.mps and home == profile.node)) and any(gpu.has_mps for gpu in profile.devices)
+    ):
+        return "no MPS"
     return _why_no_devices(profile, request) if request.takes_devices else ""
 
 
@@ -366,8 +370,8 @@ class Ledger:
         """Other cores count for the same requests than before."""
         self.cpus_running = sum((self.cores_of(request) for request, _ in self.running.values()), 0.0)
         self.cpus_inbound = sum(map(self.cores_of, self.inbound.values()), 0.0)
-        requests = (work.spec.request for work in waiting)
-        self._cpus_waiting = sum((self.cores_of(one) for one in requests if not one.takes_devices), 0.0)
+        requests = ((work.spec.request, work.count) for work in waiting if not work.withheld)
+        self._cpus_waiting = sum((n * self.cores_of(one) for one, n in requests if not one.takes_devices), 0.0)
         self._changed()
 
     def exceeds_cap(self, cpus: float) -> bool:
@@ -383,14 +387,14 @@ class Ledger:
         devices: Sequence[str] = (),
         run_s: float = math.inf,
         learned: Mapping[str, int] = NOTHING_LEARNED,
+        owner: str | None = "",
     ) -> None:
-        """An attempt starts to hold what it asked for: these devices, for ``run_s`` nearly for sure; ``learned``: as of
+        """An attempt starts to hold what it asked for: these devices, for ``run_s`` nearly for sure; ``learned``, ``owner``: as of
         `DeviceRequest`."""
         if key not in self.running:
             if devices:
-                self.devices.grant(
-                    key, devices, DeviceRequest(request, self.devices.config, learned, run_s), self.now_s
-                )
+                ask = DeviceRequest(request, self.devices.config, learned, run_s, owner)
+                self.devices.grant(key, devices, ask, self.now_s)
             self.running[key] = (request, is_local)
             self.running_local += is_local
             self.cpus_running += self.cores_of(request)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.resources.devices import NEVER_S, DeviceGrant, DeviceState
-from peerload.model.devices import GPU, Device, DeviceLoad, DeviceMode, DeviceReading, Health
+from peerload.model.bounded import BoundedDict
+from peerload.model.devices import GPU, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from peerload.core.resources.devices import DeviceRequest
     from peerload.model.config import GpuConfig
     from peerload.model.resources import Profile
+    from peerload.model.task import Exit, TaskSpec
 
 STRAYS_MAX = 1024
+MPS_FAULTS_MAX = 2
 
 
 class DeviceLedger:
@@ -40,6 +43,8 @@ class DeviceLedger:
         """Ids of those that are kept for somebody who waits for them."""
         self._leaving: dict[str, float] = {}
         self._present: tuple[str, ...] = ()
+        self._mps_faults: BoundedDict[tuple[bytes, ...], int] = BoundedDict(STRAYS_MAX)
+        """By command: attempts under which MPS has failed."""
         self.models: tuple[str, ...] = ()
         """Of the GPUs that are there."""
         self._told: tuple[tuple[int, int, tuple[str, ...]], tuple[DeviceLoad, ...]] = (-1, 0, ()), ()
@@ -117,7 +122,8 @@ class DeviceLedger:
             state = self.states.get(name)
             if state is None:
                 state = self.states[name] = self._gone(DeviceState(Device(name, kind=_kind_of(name)), self.config))
-            state.grants[key] = DeviceGrant(key, ask, state.device, now_s)
+            mode, others = state.mode_for(ask), len(state.grants)
+            state.grants[key] = DeviceGrant(key, ask, state.device, now_s, mode, others)
         if names:
             self.version += 1
             self.holding[key] = tuple(names)
@@ -157,6 +163,8 @@ class DeviceLedger:
 
     def due_s(self, now_s: float) -> float:
         """The time at which time alone will have changed something; infinite = never."""
+        if not self._leaving and not self.states:
+            return NEVER_S  # asked after every event
         dues = [left_s + self.config.release_s_max for left_s in self._leaving.values()]
         for state in self.states.values():
             dues += [
@@ -165,6 +173,39 @@ class DeviceLedger:
                 if not grant.is_settled(now_s, self.config.settle_s)
             ]
         return min(dues, default=NEVER_S)
+
+    # -- MPS -----------------------------------------------------------------------------------------------------------
+
+    def mps_owner(self, spec: TaskSpec, *, is_local: bool) -> str | None:
+        """Whose daemon of MPS a task could use; None: nobody's, also because its command has broken MPS before, unless it asks
+        for MPS."""
+        if self.config.mps_by_user and not is_local:
+            return None
+        is_broken = self._mps_faults.get(spec.argv, 0) >= MPS_FAULTS_MAX and spec.request.gpu_share is not GpuShare.MPS
+        return None if is_broken else spec.user if self.config.mps_by_user else ""
+
+    def mps_reported(self, name: str, why: str, *, is_fault: bool) -> None:
+        """MPS of a device works, or not. Tasks that wait for its daemon, and can do without, share in turns."""
+        state = self.states.get(name)
+        if state is None:
+            return
+        state.mps_why = why
+        self.version += 1
+        for grant in state.grants.values() if why else ():
+            if grant.mode is DeviceMode.MPS and is_fault:
+                grant.fault = why
+            elif grant.ask.share is GpuShare.AUTO and grant.mode is DeviceMode.MPS:
+                grant.mode = DeviceMode.TIME
+
+    def mps_ended(self, key: str, command: tuple[bytes, ...], exit_: Exit) -> None:
+        """Learn from the end of an attempt that still holds its devices."""
+        for state in self.of_grant(key):
+            grant = state.grants[key]
+            if grant.mode is DeviceMode.MPS and grant.fault and exit_.failed_device:
+                self._mps_faults[command] = self._mps_faults.get(command, 0) + 1
+            elif grant.mode is DeviceMode.MPS and not exit_.exit_code:
+                degree = round((grant.others + 1 + len(state.grants)) / 2)
+                state.degree.ended(command, degree, exit_.ended_at - exit_.started_at)
 
     # -- summed up -----------------------------------------------------------------------------------------------------
 

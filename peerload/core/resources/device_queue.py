@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from peerload.core.resources.backfill import Backfill
 from peerload.core.resources.devices import NEVER_S, DeviceRequest
 from peerload.core.resources.placement import place
+from peerload.core.work import HomeTask
 from peerload.model.devices import GpuWait
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ class DeviceQueue:
         """True if its devices are free; if not, some are kept for it."""
         request, now_s = work.spec.request, self._ledger.now_s
         waited_s = now_s - work.arrived_s
-        ask = DeviceRequest(request, self._ledger.devices.config, learned, run_s)
+        owner = self._ledger.devices.mps_owner(work.spec, is_local=isinstance(work, HomeTask))
+        ask = DeviceRequest(request, self._ledger.devices.config, learned, run_s, owner)
         if len(self._ledger.kept.seen) < PASSED_MAX:
             self._ledger.kept.seen[work.task] = self._ledger.kept.number
         names = place(self._ledger.devices, request, ask, now_s, waited_s, self._ledger.kept.allows)

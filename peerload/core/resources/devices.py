@@ -13,6 +13,7 @@ import math
 from typing import TYPE_CHECKING
 
 from peerload.core.estimates.gpu_history import NOTHING_LEARNED
+from peerload.core.resources.mps_degree import MpsDegree
 from peerload.model.devices import GPU, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
 from peerload.model.devices import MIB as _MIB
 
@@ -39,19 +40,22 @@ class DeviceRequest:
 
     need_bytes: of memory, as its user said, None = that was not said; learned: what its command has needed of GPUs of each
     model; activity: how much of a GPU it keeps busy; activity_max: of a GPU that it shares, itself counted; is_exclusive: nobody joins it; run_s: how long it will run nearly for
-    sure (p90), infinite = not known.
+    sure (p90), infinite = not known; owner: whose daemon of MPS it can use, None = nobody's; pct: its share of the multiprocessors
+    under MPS.
     """
 
     __slots__ = (
         "_config",
-        "_share",
         "activity",
         "activity_max",
         "fraction",
         "is_exclusive",
         "learned",
         "need_bytes",
+        "owner",
+        "pct",
         "run_s",
+        "share",
     )
 
     def __init__(
@@ -60,6 +64,7 @@ class DeviceRequest:
         config: GpuConfig,
         learned: Mapping[str, int] = NOTHING_LEARNED,
         run_s: float = NEVER_S,
+        owner: str | None = "",
     ) -> None:
         self.fraction = request.gpu_fraction
         self.need_bytes = request.gpu_mem_bytes or None
@@ -68,7 +73,9 @@ class DeviceRequest:
         self.activity = self.fraction if self.fraction < 1.0 else config.activity_unknown
         self.activity_max = config.activity_max
         self.run_s = run_s
-        self._share = request.gpu_share
+        self.share = request.gpu_share
+        self.owner = owner
+        self.pct = request.gpu_pct or 100.0 * self.activity
         self._config = config
 
     def bytes_of(self, device: Device) -> int | None:
@@ -86,11 +93,11 @@ class DeviceRequest:
     def wants_empty(self) -> bool:
         """True if it starts only where nobody else is, whatever the device."""
         is_known = self.need_bytes is not None or self.fraction < 1.0 or bool(self.learned)
-        return self.is_exclusive or (self._share is GpuShare.AUTO and not is_known)
+        return self.is_exclusive or (self.share is GpuShare.AUTO and not is_known)
 
     def wants_empty_on(self, device: Device) -> bool:
         """True if it starts on this one only if nobody else is there."""
-        return self.is_exclusive or (self._share is GpuShare.AUTO and self.bytes_of(device) is None)
+        return self.is_exclusive or (self.share is GpuShare.AUTO and self.bytes_of(device) is None)
 
 
 def grantable_bytes(device: Device, config: GpuConfig) -> int:
@@ -101,11 +108,36 @@ def grantable_bytes(device: Device, config: GpuConfig) -> int:
 class DeviceGrant:
     """One device given to one attempt. ends_s: when that is expected to be over nearly for sure, infinite = not known;
     leaves_s: since when the attempt is over, though its processes may still be on the device; 0 = it runs. stable: how
-    many readings in a row have seen the same memory of it."""
+    many readings in a row have seen the same memory of it. mode: how it is held; others: tasks under MPS that were there before;
+    fault: what has happened to MPS under it."""
 
-    __slots__ = ("ask", "ends_s", "key", "leaves_s", "now_bytes", "peak_bytes", "promised_bytes", "since_s", "stable")
+    __slots__ = (
+        "ask",
+        "ends_s",
+        "fault",
+        "key",
+        "leaves_s",
+        "mode",
+        "now_bytes",
+        "others",
+        "peak_bytes",
+        "promised_bytes",
+        "since_s",
+        "stable",
+    )
 
-    def __init__(self, key: str, ask: DeviceRequest, device: Device, now_s: float) -> None:
+    def __init__(
+        self,
+        key: str,
+        ask: DeviceRequest,
+        device: Device,
+        now_s: float,
+        mode: DeviceMode = DeviceMode.TIME,
+        others: int = 0,
+    ) -> None:
+        self.mode = mode
+        self.others = others
+        self.fault = ""
         self.key = key
         self.ask = ask
         self.promised_bytes = ask.bytes_of(device)
@@ -134,7 +166,7 @@ class DeviceGrant:
 class DeviceState:
     """One device with its grants, by execution key."""
 
-    __slots__ = ("_config", "device", "grants", "reading")
+    __slots__ = ("_config", "degree", "device", "grants", "mps_why", "reading")
 
     def __init__(self, device: Device, config: GpuConfig) -> None:
         self.device = device
@@ -142,6 +174,9 @@ class DeviceState:
         if device.is_read:
             self.reading = DeviceReading(device.id, Health.UNKNOWN, "it was not read so far")
         self.grants: dict[str, DeviceGrant] = {}
+        self.degree = MpsDegree(config.tasks_max)
+        self.mps_why = ""
+        """The reason why MPS does not work here now."""
         self._config = config
 
     @property
@@ -159,7 +194,48 @@ class DeviceState:
         """The mode in which it is held."""
         if not self.grants and not self.foreign:
             return DeviceMode.FREE
-        return DeviceMode.EXCLUSIVE if self.is_held_alone or self.device.kind != GPU else DeviceMode.TIME
+        if self.is_held_alone or self.device.kind != GPU:
+            return DeviceMode.EXCLUSIVE
+        modes = [grant.mode for grant in self.grants.values()]
+        return DeviceMode.MPS if modes and set(modes) == {DeviceMode.MPS} else DeviceMode.TIME
+
+    def mode_for(self, ask: DeviceRequest, without: Sequence[str] = ()) -> DeviceMode:
+        """The mode in which it would hold this task beside the others."""
+        if ask.is_exclusive or self.device.kind != GPU:
+            return DeviceMode.EXCLUSIVE
+        others = [grant for key, grant in self.grants.items() if key not in without]
+        if ask.share is GpuShare.AUTO and ask.owner is not None and not ask.wants_empty_on(self.device):
+            joins = all(grant.mode is DeviceMode.MPS for grant in others)
+            return DeviceMode.MPS if joins and (others or not self._why_no_mps(ask, others)) else DeviceMode.TIME
+        return DeviceMode.MPS if ask.share is GpuShare.MPS else DeviceMode.TIME
+
+    def _why_not_so(self, mode: DeviceMode, ask: DeviceRequest, others: Sequence[DeviceGrant]) -> str:
+        """The reason why it cannot hold a task in this mode beside these."""
+        if mode is DeviceMode.MPS:
+            return self._why_no_mps(ask, others)
+        if any(grant.mode is DeviceMode.MPS for grant in others):
+            return "held under MPS"
+        is_short = mode is DeviceMode.TIME and not ask.wants_empty_on(self.device)
+        return "it is shared under MPS alone" if is_short and self._config.mps == "require" else ""
+
+    def _why_no_mps(self, ask: DeviceRequest, others: Sequence[DeviceGrant]) -> str:
+        """The reason why a task cannot run under MPS beside these."""
+        if self._config.mps == "off" or not self.device.has_mps:
+            return "there is no MPS on it"
+        if self.mps_why:
+            return f"MPS does not work: {self.mps_why}"
+        if ask.owner is None:
+            return "MPS is for tasks of this node's users"
+        if any(grant.mode is not DeviceMode.MPS for grant in others) or (self.foreign and not others):
+            return "others use it without MPS"
+        if any(grant.ask.owner != ask.owner for grant in others):
+            return "another user has its MPS"
+        if len(others) >= self.degree.limit:
+            return f"{_number(len(others), 'task')} under MPS; more have not paid off"
+        pct, pct_max = sum(grant.ask.pct for grant in others), 100.0 * self._config.pct_oversubscribe
+        if pct + ask.pct > pct_max + EPSILON:
+            return f"{pct:g} % of its multiprocessors promised, asked {ask.pct:g} of {pct_max:g}"
+        return ""
 
     @property
     def activity(self) -> float:
@@ -243,6 +319,8 @@ class DeviceState:
         if not self.device.mem_bytes:  # nothing is known of it: parts of it, as they add up
             taken = sum(grant.ask.fraction for grant in others)
             return f"{taken:g} of it taken" if taken + ask.fraction > 1.0 + EPSILON else ""
+        if why := self._why_not_so(self.mode_for(ask, without), ask, others):
+            return why
         activity = sum(grant.ask.activity for grant in others)
         if activity + ask.activity > ask.activity_max + EPSILON:
             return f"too much work on it ({activity:g} of {ask.activity_max:g})"
@@ -262,7 +340,7 @@ class DeviceState:
         slots, share = self._left(now_s) if usable else (0, 0.0)
         return DeviceLoad(
             self.device.mark,
-            self.mode,
+            min(self.mode, DeviceMode.TIME),
             free_mib=min(self.free_bytes(now_s) // _MIB, SMALL_MAX) if usable else 0,
             free_slots=slots,
             eta_s=min(max(math.ceil(ends_s - now_s), 1), SMALL_MAX) if ends_s < NEVER_S else 0,

@@ -3,7 +3,7 @@
 The most memory of each grant is what the readings have shown while it ran. An attempt has run out of GPU memory only if the
 last words of its stderr say that an allocation was refused (the agent looks: `Exit.out_of`). How much it had used is no
 evidence: a task that uses all that it was promised may fail for any reason. An attempt that failed on a card that is sick by
-now, which it was not when it was given, failed because of the card. Pure.
+now, which it was not when it was given, or under MPS whose server has ended, failed because of that. Pure.
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request:
         exit_.usage, gpu_memory_bytes_max=peak_bytes, gpu_model=state.device.model[:MODEL_CHARS_MAX]
     )
     exit_ = msgspec.structs.replace(exit_, usage=usage)
-    failed = next((one for one in states if one.reading.health is Health.SICK), None)
-    if failed is not None and _has_failed(exit_):
-        return _by_device(exit_, failed)
+    if _has_failed(exit_):
+        for one in states:
+            if one.reading.health is Health.SICK:
+                return _by_device(exit_, one, one.reading.why or "it is sick")
+            if key in one.grants and one.grants[key].fault:
+                return _by_device(exit_, one, f"MPS: {one.grants[key].fault}")
     promised_bytes = grant.promised_bytes if grant is not None else request.gpu_mem_bytes or None
     limit_bytes = promised_bytes or state.device.mem_bytes
     if exit_.out_of != OUT_OF_GPU_MEMORY or not _has_failed(exit_):
@@ -68,14 +71,14 @@ def _has_failed(exit_: Exit) -> bool:
     return exit_.exit_code != 0 and not is_stopped and exit_.out_of in ("", OUT_OF_GPU_MEMORY)
 
 
-def _by_device(exit_: Exit, state: DeviceState) -> Exit:
-    """The exit of an attempt that failed because this card did."""
+def _by_device(exit_: Exit, state: DeviceState, why: str) -> Exit:
+    """The exit of an attempt that failed because this card did, or its MPS."""
     name = f"GPU {state.device.index}" + (f" ({state.device.model})" if state.device.model else "")
     return msgspec.structs.replace(
         exit_,
         out_of="",
         failed_device=name[:DEVICE_CHARS_MAX],
-        reason=f"{name} failed under it: {state.reading.why or 'it is sick'}; {how_it_ended(exit_)}"[:REASON_CHARS_MAX],
+        reason=f"{name} failed under it: {why}; {how_it_ended(exit_)}"[:REASON_CHARS_MAX],
     )
 
 

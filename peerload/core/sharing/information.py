@@ -80,6 +80,8 @@ class Information:
         self._own: View | None = None
         self._sensed = LoadSampled(0.0, 0.0, 0)
         self._samples = 0
+        self._is_index_steady = bool(getattr(state.policies.load, "steady", False))
+        """True if the load index changes only with the tasks here and with what the sensors read."""
         self._level = 0.0
         self._level_at: tuple[int, int, Profile] | None = None
 
@@ -147,11 +149,6 @@ class Information:
         if uncounted is None and self._is_index_steady:
             self._level, self._level_at = level, at
         return level
-
-    @property
-    def _is_index_steady(self) -> bool:
-        """True if the load index changes only with the tasks here and with what the sensors read."""
-        return bool(getattr(self._state.policies.load, "steady", False))
 
     def sends(self, uncounted: Work | None = None) -> bool:
         """True if an arriving task is to go elsewhere, as far as the load tells: where it is counted, it is left out."""

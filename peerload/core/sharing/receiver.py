@@ -86,13 +86,18 @@ class Receiver:
         """A node has told everybody that it has work. If all that want more asked it, one of them would have a task, and the
         number of questions would grow with the number of nodes. So of those that ask again by themselves only ASKERS ask,
         and only that node; and none asks where it would be refused because the task would only wait here instead."""
-        if not self._state.policies.receiver.retry_rate:
-            self.pull(first=node)
-            return
-        if self.heeds(report) and self._is_asker(node, report, is_ahead=self._information.asks_ahead()):
-            self.pull(first=node, asks_others=False)
+        if self.answers(node, report):
+            self.pull(first=node, asks_others=not self._state.policies.receiver.retry_rate)
 
-    def heeds(self, report: LoadReport) -> bool:
+    def answers(self, node: str, report: LoadReport) -> bool:
+        """True if this node asks a node that has told everybody this report."""
+        if not self._heeds(report):
+            return False
+        if not self._state.policies.receiver.retry_rate:
+            return True
+        return self._is_asker(node, report, is_ahead=self._information.asks_ahead())
+
+    def _heeds(self, report: LoadReport) -> bool:
         """True if this node wants more and a node with that report would not refuse it, as far as that tells."""
         if not self.wants_more():
             return False
@@ -106,9 +111,8 @@ class Receiver:
         as their reports say; with ``is_ahead`` also those with no task to give."""
         announcement = f"{node} {report.incarnation} {report.sequence}"
         own, before = _weight(announcement, self._state.node), 0
-        for peer in self._membership.eligible(Need(), ""):
-            known = self._membership.report(peer)
-            if known is None or not (known.report.accepts or (is_ahead and not known.report.gives)):
+        for peer, told in self._membership.reports(self._membership.eligible(Need(), "")):
+            if not (told.accepts or (is_ahead and not told.gives)):
                 continue
             before += _weight(announcement, peer) < own
             if before == ASKERS:
@@ -123,7 +127,13 @@ class Receiver:
         """Ask the policy whom to ask next, and do it."""
         peers = self._membership.eligible(Need(), "")
         if self._state.policies.information.reports_guide_probing and self._information.asks_ahead():
-            peers = tuple(peer for peer in peers if self._may_give_ahead(peer))
+            here, slots = self._ledger.load_tasks, self._slots  # as far as is known:
+            refusing = {
+                peer
+                for peer, told in self._membership.reports(peers)
+                if not evens_out(told.load_tasks, told.slots, here, slots)
+            }
+            peers = tuple(peer for peer in peers if peer not in refusing)
         view = self._information.view(peers)
         search.steps += 1
         try:
@@ -141,13 +151,6 @@ class Receiver:
                 return
         self._searches.leave_footprints(search)
         self._end(search)
-
-    def _may_give_ahead(self, peer: str) -> bool:
-        """True if that node would not refuse this one because the task would only wait here instead, as far as is known."""
-        known = self._membership.report(peer)
-        if known is None:
-            return True
-        return evens_out(known.report.load_tasks, known.report.slots, self._ledger.load_tasks, self._slots)
 
     def _ask(self, search: Search, node: str) -> None:
         self._searches.asked(search, node)

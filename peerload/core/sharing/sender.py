@@ -33,13 +33,15 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.work import Offering
+    from peerload.core.work import Offering, UntouchedMembers
     from peerload.model.load import LoadReport
     from peerload.model.messages import StateAnswer
+    from peerload.model.resources import ResourceRequest
 
 STRANDED_ASKED_MAX = 64
 """Stranded tasks looked at when a report says that its node has room; the others have their timers."""
 
+NEVER = (0.0, 0.0)
 STRANDED_TIMED_MAX = 1000
 """Stranded tasks that have a timer; the others take turns with those that have been asked about in vain for longest. A timer for
 each of 100,000 would hold up the agent for seconds."""
@@ -67,23 +69,30 @@ class Sender:
         self._information = information
         self._searches = searches
         self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
-        self._places_all = bool(getattr(state.policies.sender, "places_all", False))
-        self._waiting: deque[HomeTask] = deque()
+        self.places_all = bool(getattr(state.policies.sender, "places_all", False))
+        """True if the policy looks for a place for each task."""
+        self._waiting: deque[HomeTask | str] = deque()
+        """Tasks, and names of uniform arrays, that wait for their turn."""
+        self._full: dict[str, dict[ResourceRequest, tuple[float, float]]] = {}
+        """Nodes that had no room for this: until when they are not asked again for a stranded task, and the pause before that."""
         self._timed: set[bytes] = set()
         self._untimed: dict[bytes, HomeTask] = {}
         self._in_flight = 0
 
     # -- which tasks look for a place ----------------------------------------------------------------------------------
 
-    def sends(self, task: HomeTask) -> bool:
-        """True if an arriving task (not counted itself) should go elsewhere."""
-        if self._state.policies.names["location.sender"] == "none":
+    def may_send(self, task: HomeTask | UntouchedMembers) -> bool:
+        """True if a task may go elsewhere by choice."""
+        is_on = self._state.policies.names["location.sender"] != "none"
+        return is_on and self._home.may_migrate(task) and not task.spec.placement.local
+
+    def sends(self, task: HomeTask | UntouchedMembers) -> bool:
+        """True if an arriving task (not counted itself), or the next of these members, should go elsewhere."""
+        if not self.may_send(task):
             return False
-        if not self._home.may_migrate(task) or task.spec.placement.local:
-            return False
-        if self._places_all:
+        if self.places_all:
             return True
-        if task.spec.request.takes_devices:
+        if task.spec.request.takes_devices and isinstance(task, HomeTask):
             fits = self._ledger.fits_beside_all(asked_of(self._state, task, self._state.profile))
             return not fits or bool(self._with_good_gpus(task))
         if self._information.sends():
@@ -134,6 +143,35 @@ class Sender:
         self._set_timer(task)
         self.search_for(task)
 
+    def _was_full(self, node: str, task: HomeTask) -> None:
+        """A node had no room for a stranded task: all that ask for the same wait, and not each for itself."""
+        config, now_s = self._state.config, self._state.now.boot_s
+        if len(self._full) >= config.full_kept_max:
+            self._full.clear()
+        requests = self._full.setdefault(node, {})
+        if len(requests) >= config.full_kept_max:
+            requests.clear()
+        until_s, pause_s = requests.get(task.spec.request, (0.0, config.full_s_min / 2))
+        if until_s <= now_s:  # else another was on its way when it said so
+            pause_s = min(2 * pause_s, config.full_s_max)
+            requests[task.spec.request] = now_s + pause_s, pause_s
+
+    def _all_full(self, task: HomeTask) -> bool:
+        """True if every node that could run a stranded task had no room a moment ago."""
+        if not self._full:
+            return False
+        now_s, request = self._state.now.boot_s, task.spec.request
+        nodes = self._candidates(task)
+        return bool(nodes) and all(self._full.get(node, {}).get(request, NEVER)[0] > now_s for node in nodes)
+
+    def room_freed(self, node: str) -> None:
+        """A task of this home has ended at a node: it has room for the next that looks for a place."""
+        if self._full.pop(node, None) is not None:
+            waiting = (task for task in self._home.stranded.values() if task.search is None)
+            following = next((task for task in waiting if node in self._candidates(task)), None)
+            if following is not None:
+                self.search_for(following)
+
     def peer_met(self) -> None:
         """A node is new here: it may have room for any stranded task."""
         for task in list(self._home.stranded.values()):
@@ -141,8 +179,10 @@ class Sender:
 
     def room_at(self, node: str, report: LoadReport) -> None:
         """A node says what room it has: it may be some for a stranded task, or for one that waits for devices here."""
+        if report.accepts:
+            self._full.pop(node, None)
         tasks = list(islice(self._without_place(), STRANDED_ASKED_MAX))
-        if not self._places_all and report.gpus and self._ledger.waits_for_devices:
+        if not self.places_all and report.gpus and self._ledger.waits_for_devices:
             waiting = (work for work in self._queue.waiting_for_devices() if isinstance(work, HomeTask))
             tasks += [task for task in islice(waiting, STRANDED_ASKED_MAX) if self._home.may_migrate(task)]
         for task in tasks:
@@ -155,14 +195,14 @@ class Sender:
         """Tasks that look for a place, the longest first: the stranded ones, and where the policy places all, those that
         wait here, too."""
         yield from self._home.stranded.values()
-        if self._places_all:
+        if self.places_all:
             for work in self._queue.oldest_first():
                 if isinstance(work, HomeTask) and self._home.may_migrate(work) and not work.spec.placement.local:
                     yield work
 
     def place_next(self) -> None:
         """Search a place for the task that has waited longest, if the policy places all tasks: there may be room again."""
-        if self._places_all:
+        if self.places_all:
             following = next((task for task in self._without_place() if task.search is None), None)
             if following is not None:
                 self.search_for(following)
@@ -172,34 +212,53 @@ class Sender:
         if task.search is not None or task.phase is not HomePhase.WAITING or not self._state.has_disk_room:
             return
         task.search = 0
-        if self._places_all and not task.stranded_because:
+        if self.places_all and not task.stranded_because:
             self._queue.withhold(task)  # until its turn has come, too
         self._waiting.append(task)
         self.take_turns()
 
+    def search_for_members(self, array: str) -> None:
+        """Look for places for the untouched members of a uniform array, one after the other."""
+        self._waiting.append(array)
+        self.take_turns()
+
+    def _next_in_turn(self) -> HomeTask | None:
+        following = self._waiting[0]
+        if not isinstance(following, str):
+            self._waiting.popleft()
+            return following
+        blocks = self._home.untouched.get(following)
+        if not blocks or not self._state.has_disk_room or not self.still_sends(blocks[0]):
+            self._waiting.popleft()
+            return None
+        task = self._home.touch(blocks[0], blocks[0].members[0])
+        task.search = 0
+        return task
+
     def take_turns(self) -> None:
         """Start searches whose turn has come; a task whose node has room by now just stays."""
         while self._waiting and self._in_flight < self._state.config.searches_in_flight_max:
-            task = self._waiting.popleft()
-            if task.search != 0 or task.phase is not HomePhase.WAITING:
+            task = self._next_in_turn()
+            if task is None or task.search != 0 or task.phase is not HomePhase.WAITING:
                 continue
-            if not task.stranded_because and not self._still_sends(task):
+            if self._all_full(task) if task.stranded_because else not self.still_sends(task):
                 task.search = None
                 continue
             search = self._searches.open(task)
             search.holds = not task.stranded_because and (
-                self._places_all or self._ledger.fits(asked_of(self._state, task, self._state.profile))
+                self.places_all or self._ledger.fits(asked_of(self._state, task, self._state.profile))
             )
-            search.wants_good_gpus = search.holds and task.spec.request.takes_devices and not self._places_all
+            search.wants_good_gpus = search.holds and task.spec.request.takes_devices and not self.places_all
             task.search = search.id
             self._in_flight += 1
             self._state.count(metrics.SENDER_SEARCHES)
             self.step(search, task)
 
-    def _still_sends(self, task: HomeTask) -> bool:
-        if self._places_all:
+    def still_sends(self, task: HomeTask | UntouchedMembers) -> bool:
+        """True if a waiting task, or the next of these members, should go elsewhere."""
+        if self.places_all:
             return True
-        if task.spec.request.takes_devices:
+        if task.spec.request.takes_devices and isinstance(task, HomeTask):
             fits = self._ledger.fits(asked_of(self._state, task, self._state.profile))
             return not fits or bool(self._with_good_gpus(task))
         if self._information.sends(uncounted=task):
@@ -241,9 +300,9 @@ class Sender:
         peers = self._candidates(task)
         step = self._choose(search, task, peers)
         if task.stranded_because and self._stays(search, step, peers):
-            beyond = self._beside_foreign_load(search) if self._places_all else self._place_stranded(search, peers)
+            beyond = self._beside_foreign_load(search) if self.places_all else self._place_stranded(search, peers)
             step = beyond or step
-        if isinstance(step, Transfer | Keep):
+        if isinstance(step, (Transfer, Keep)):
             search.compared = step.compared
         if isinstance(step, Transfer) and step.load_tasks_max >= 0 and self._has_joined_a_crowd(task):
             step = Keep("it waits for devices, and has gone to a lesser crowd once")
@@ -267,11 +326,13 @@ class Sender:
             self._searches.decide(search, "stay", reason)
             self._searches.leave_footprints(search)
             self._end(search)
-            self._wake_for(task)
+            self._wake_for(task, step)
 
-    def _wake_for(self, task: HomeTask) -> None:
-        """Nobody takes a task: wake a node for it, unless it can start here."""
-        if task.stranded_because or not self._ledger.fits(asked_of(self._state, task, self._state.profile)):
+    def _wake_for(self, task: HomeTask, step: ProbeStep | Broadcast | Transfer | Keep) -> None:
+        """Nobody takes a task: wake a node for it, unless it can start here; or it waits for a node that was asleep."""
+        if isinstance(step, Keep) and step.wakes and self._queue.remove(task):
+            self._home.rest(task, self._membership.waking.for_joules(task, step.wakes))
+        elif task.stranded_because or not self._ledger.fits(asked_of(self._state, task, self._state.profile)):
             self._membership.wake_for(task)
 
     def _choose(self, search: Search, task: HomeTask, peers: Sequence[str]) -> ProbeStep | Broadcast | Transfer | Keep:
@@ -286,6 +347,8 @@ class Sender:
         uncounted = None if task.stranded_because else task
         view = self._information.view(peers, uncounted, asked_of(self._state, task))
         view.starts_here = search.holds and self._ledger.fits(asked_of(self._state, task, self._state.profile))
+        if self.places_all and search.holds:
+            view.asleep = self._membership.waking.could_run(task)
         shown = task_view(task, self._state)
         search.steps += 1
         try:
@@ -404,6 +467,10 @@ class Sender:
         if search is not None and search.task is not None:
             seen = gpu_terms.seen_by(asked_of(self._state, search.task), reply.report)
             search.add(src, accepts=reply.accepts, report=seen, price_s=reply.price_s)
+            if reply.accepts:
+                self._full.pop(src, None)
+            elif search.task.stranded_because:
+                self._was_full(src, search.task)
             if not search.pending:
                 self._searches.wait_no_more(search)
                 self.step(search, search.task)
@@ -429,6 +496,8 @@ class Sender:
     def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         """Pass a declined offer on to the policy as a reply; it costs no probe."""
         search = self._searches.of(task)
+        if task.stranded_because:
+            self._was_full(offering.node, task)
         if search is not None:
             search.add(offering.node, accepts=False)
             self.step(search, task)

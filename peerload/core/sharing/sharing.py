@@ -33,7 +33,7 @@ from peerload.model import metrics
 from peerload.model.load import Region
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.handoff.home import HomeHandoff
@@ -75,7 +75,7 @@ class Sharing:
         self.information = information = Information(state, queue, membership, hints, home.stranded, mediator)
         self.admission = RemoteAdmission(state, queue.ledger, membership, information, hints)
         self.sender = Sender(state, queue, membership, home, handoff, information, searches)
-        self.donor = TaskDonor(state, queue, membership, home, executor, information, self.sender)
+        self.donor = TaskDonor(state, queue, membership, home, executor, handoff.holders, information, self.sender)
         self.receiver = Receiver(state, queue.ledger, membership, information, searches, self.donor, retry_rate)
         self.pairing = PairProtocol(state, membership, information, self.donor, retry_rate)
         self.requests = StateRequests(state, membership, information, searches, self.admission, self.receiver)
@@ -133,19 +133,35 @@ class Sharing:
         self._announced(src, report, to_all=True)
         self._act_on(src, report, asks=self.receiver.answer)
 
+    def is_attentive(self) -> bool:
+        """True if this node may heed reports of nodes of which it has no hint."""
+        return bool(
+            self._heeds_all
+            or self._hints.leaves_footprints
+            or self._looks_for_room()
+            or (self._has_receiver and self.receiver.wants_more())
+        )
+
+    @property
+    def busy_hints(self) -> Sequence[str]:
+        """Nodes that this one remembers as busy."""
+        return self._hints.busy
+
+    def _looks_for_room(self) -> bool:
+        return bool(self._stranded or self._ledger.waits_for_devices or (self._places_all and self._ledger.waiting))
+
     def heeds(self, src: str, report: LoadReport) -> bool:
         """True if this node does anything about a report that is told to everybody, beside knowing it: asks for work, offers
         a task, or changes its hints, its thresholds or its load index."""
         if self._heeds_all:
             return True
-        looks_for_room = self._stranded or self._ledger.waits_for_devices or (self._places_all and self._ledger.waiting)
-        if looks_for_room and (report.accepts or report.gpus):
+        if (report.accepts or report.gpus) and self._looks_for_room():
             return True
         is_overloaded = report.region is Region.OVERLOADED and report.movable > 0
         if report.gives or is_overloaded:
             if is_overloaded and self._hints.leaves_footprints:
                 return True
-            return self._has_receiver and self.receiver.heeds(report)
+            return self._has_receiver and self.receiver.answers(src, report)
         return src in self._hints.busy
 
     def answer_received(self, src: str, answer: StateAnswer) -> None:

@@ -21,9 +21,10 @@ from peerload.policy.api import Transfer
 from peerload.policy.validation import valid_step
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     from peerload.core.handoff.executor import ExecutorHandoff
+    from peerload.core.handoff.file_holders import FileHolders
     from peerload.core.membership.membership import Membership
     from peerload.core.sharing.information import Information
     from peerload.core.sharing.sender import Sender
@@ -48,6 +49,7 @@ class TaskDonor:
         membership: Membership,
         home: Home,
         executor: ExecutorHandoff,
+        holders: FileHolders,
         information: Information,
         sender: Sender,
     ) -> None:
@@ -57,6 +59,7 @@ class TaskDonor:
         self._membership = membership
         self._home = home
         self._executor = executor
+        self._holders = holders
         self._information = information
         self._sender = sender
 
@@ -78,13 +81,26 @@ class TaskDonor:
         return None
 
     def choose(self, profile: Profile, besides: Container[bytes] = ()) -> Work | None:
-        """The waiting task that the selection policy lets go to that node; not one of ``besides``, by uid, nor one that
-        takes devices."""
-        movable = MovableTasksView(
-            self._queue,
-            lambda work: work.uid not in besides and self._may_go(work, profile),
-            self._state,
-        )
+        """The waiting task that the selection policy lets go to that node, if it can from those whose files are there; not
+        one of ``besides``, by uid, nor one that takes devices."""
+
+        def goes(work: Work) -> bool:
+            return work.uid not in besides and self._may_go(work, profile)
+
+        node, holders = profile.node, self._holders
+        if holders.has_any(node):
+            near = self._selected(
+                lambda work: isinstance(work, HomeTask) and holders.saved_at(node, work) > 0 and goes(work)
+            )
+            if isinstance(near, HomeTask):
+                policy, reason = self._state.policies.names["selection"], f"{node} has room and its files, which saves"
+                reason = f"{reason} {holders.saved_at(node, near):.1f} s"
+                self._state.actions.append(Decided(near.task, policy, (), node, reason))
+                return near
+        return self._selected(goes)
+
+    def _selected(self, may_go: Callable[[Work], bool]) -> Work | None:
+        movable = MovableTasksView(self._queue, may_go, self._state)
         try:
             chosen = self._state.policies.selection.select(movable)
             return movable.works.get(chosen.task) if chosen is not None else None

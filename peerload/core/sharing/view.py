@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain, islice
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.core.resources.gpu_terms import seen_by
@@ -14,7 +15,7 @@ from peerload.policy.api import KnownReport, TaskView
 from peerload.policy.validation import valid_load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence, Sized
+    from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 
     from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work
     from peerload.model.events import LoadSampled
-    from peerload.model.load import Thresholds
+    from peerload.model.load import LoadReport, Thresholds
     from peerload.model.resources import Profile, ResourceRequest
 
 SLACK = {"time": 0.0, "balanced": 0.1, "energy": 0.5}
@@ -58,6 +59,7 @@ class View:
         "_state",
         "_stranded",
         "_uncounted",
+        "asleep",
         "for_request",
         "sensed",
         "starts_here",
@@ -79,6 +81,7 @@ class View:
         self.thresholds: Thresholds
         self.told: KnownReport | None = None
         self.starts_here = False
+        self.asleep: Mapping[str, float] = {}
 
     @property
     def node(self) -> str:
@@ -245,6 +248,12 @@ class View:
         if known is None or self.for_request is None:
             return known
         return KnownReport(seen_by(self.for_request, known.report), known.age_s)
+
+    def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
+        """Those of the peers."""
+        known = self._membership.reports(self.peers, age_s_max)
+        request = self.for_request
+        return known if request is None else ((node, seen_by(request, report)) for node, report in known)
 
 
 class RunningTasksView:

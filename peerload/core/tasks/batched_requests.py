@@ -3,7 +3,6 @@ for all of them. A request about a few tasks is done in the event it came with."
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload.model import timers
@@ -23,11 +22,11 @@ class BatchedRequests:
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
-        self._under_way: dict[int, Iterator[None]] = {}
+        self._under_way: dict[int, Iterator[int | None]] = {}
 
-    def carry_out(self, request: int, steps: Iterator[None]) -> None:
-        """Do what a request takes, a step a task; what is left after TASKS_AT_A_TIME goes on in events of its own. What
-        has become of a task meanwhile is for its step to look at."""
+    def carry_out(self, request: int, steps: Iterator[int | None]) -> None:
+        """Do what a request takes, a step a task, or for as many alike as it yields; what is left after TASKS_AT_A_TIME goes on in
+        events of its own. What has become of a task meanwhile is for its step to look at."""
         self._under_way[request] = steps
         self.go_on(request)
 
@@ -36,7 +35,10 @@ class BatchedRequests:
         steps = self._under_way.get(request)
         if steps is None:
             return
-        if sum(1 for _ in islice(steps, TASKS_AT_A_TIME)) < TASKS_AT_A_TIME:
-            del self._under_way[request]
-        else:
-            self._state.set_timer_in(0.0, timers.Batch.of(request))
+        left = TASKS_AT_A_TIME
+        for number in steps:
+            left -= number or 1
+            if left <= 0:
+                self._state.set_timer_in(0.0, timers.Batch.of(request))
+                return
+        del self._under_way[request]

@@ -153,7 +153,7 @@ class Dependencies:
 
     def _count(self, name: str, awaited: Awaited) -> bool:
         """How much of it is unfinished here; → whether the disk has to tell more."""
-        awaited.left = sum(not task.record.state.is_final for task in self._home.named(name))
+        awaited.left = self._home.unfinished_in(name)
         awaited.is_known = awaited.is_known or awaited.left > 0
         return not awaited.left and not awaited.fate.is_over
 
@@ -218,13 +218,15 @@ class Dependencies:
 
     def stands_here(self, name: str) -> str:
         """The state of a task, or an array, of this home in a few words."""
-        tasks = self._home.named(name)
-        unfinished = [task for task in tasks if not task.record.state.is_final]
+        unfinished = self._home.unfinished_in(name)
         if not unfinished:
             return "over"
-        if len(unfinished) > 1 or unfinished[0].task != name:
-            return f"{len(unfinished)} of it unfinished"
-        return stands(unfinished[0])
+        task = self._home.by_id.get(name)
+        return stands(task) if task is not None else f"{unfinished} of it unfinished"
+
+    def is_awaited(self, array: str) -> bool:
+        """True if tasks here wait for this array, or for one of its members."""
+        return any(name.rpartition(".")[0] == array or name == array for name in self._awaited)
 
     # -- what becomes of them ------------------------------------------------------------------------------------------
 

@@ -65,6 +65,10 @@ class Eligibility:
         self.dependencies.left(task)
         self.groups.left(task)
 
+    def is_awaited(self, array: str) -> bool:
+        """True if other tasks, or other homes, are told when members of this array end."""
+        return self.dependencies.is_awaited(array) or self.remote_status.is_any_watched(array)
+
     # -- the gate ------------------------------------------------------------------------------------------------------
 
     def admits(self, task: HomeTask) -> bool:

@@ -7,27 +7,38 @@ lost is `lost_attempts.py`; only what a user wants of a running task, a cancel o
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from peerload.core.work import GrantedLease, HomePhase, HomeTask
 from peerload.model import metrics, timers
-from peerload.model.actions import ForgetTask, PutChores, PutTask, SignalTask, SpawnTask, TaskChanged
+from peerload.model.actions import (
+    ForgetTask,
+    MembersCancelled,
+    PutChores,
+    PutMembers,
+    PutTask,
+    SignalTask,
+    SpawnTask,
+    TaskChanged,
+)
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Revoke, Signal
 from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_ended, submission_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from peerload.core.mediator import Mediator
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
+    from peerload.core.work import UntouchedMembers
     from peerload.model.task import Exit, TaskRecord
 
 SIGKILL = 9
@@ -39,7 +50,8 @@ NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0, "d
 
 
 class TasksById(Mapping[str, HomeTask]):
-    """The unfinished tasks of a home by their ids, looked up among its single tasks and its arrays: no table of its own."""
+    """The unfinished tasks of a home by their ids, looked up among its single tasks and its arrays: no table of its own. Those
+    that are objects of their own, but who asks for another by its id gets it as one."""
 
     __slots__ = ("_home",)
 
@@ -48,7 +60,12 @@ class TasksById(Mapping[str, HomeTask]):
 
     def __getitem__(self, task: str) -> HomeTask:
         array = _array(task)
-        return (self._home.arrays[array] if array else self._home.singles)[task]
+        if not array:
+            return self._home.singles[task]
+        found = self._home.arrays.get(array, {}).get(task) or self._home.member(task)
+        if found is None:
+            raise KeyError(task)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return chain(self._home.singles, *self._home.arrays.values())
@@ -71,6 +88,9 @@ class Home:
         self.arrays: dict[str, dict[str, HomeTask]] = {}
         self.singles: dict[str, HomeTask] = {}
         """The tasks that are in no array, by their ids."""
+        self.untouched: dict[str, list[UntouchedMembers]] = {}
+        """Members of uniform arrays that are no tasks of their own yet, in order, by the name of the array."""
+        self._untouched_number = 0
         self.by_id = TasksById(self)
         self.stranded: dict[bytes, HomeTask] = {}
         self._being_made: dict[str, None] = {}
@@ -82,8 +102,11 @@ class Home:
 
     def adopt(self, task: HomeTask) -> None:
         """Add a task, new or read from the store."""
-        self.tasks[task.uid] = task
         self.states[task.record.state] += 1
+        self._index(task)
+
+    def _index(self, task: HomeTask) -> None:
+        self.tasks[task.uid] = task
         array = _array(task.task)
         if not array:
             self.singles[task.task] = task
@@ -92,6 +115,100 @@ class Home:
         else:
             self.arrays[array] = {task.task: task}
         self._moved(task, "")
+
+    @property
+    def number(self) -> int:
+        """The number of unfinished tasks."""
+        return len(self.tasks) + self._untouched_number
+
+    def adopt_members(self, block: UntouchedMembers) -> None:
+        """Add members of a uniform array, behind those of it that are here."""
+        self.untouched.setdefault(block.task, []).append(block)
+        self.arrays.setdefault(block.task, {})
+        self._untouched_number += block.count
+        self.states[TaskState.QUEUED] += block.count
+
+    def member(self, name: str) -> HomeTask | None:
+        """Make the untouched member of this name a task of its own. None if there is none."""
+        array, _, number = name.rpartition(".")
+        blocks = self.untouched.get(array)
+        if blocks is None:
+            return None
+        member = int(number)
+        at = bisect_right(blocks, member, key=_first_member) - 1
+        return self.touch(blocks[at], member) if at >= 0 and member in blocks[at].members else None
+
+    def touch(self, block: UntouchedMembers, member: int) -> HomeTask:
+        """Make this member a task of its own, in the same place of the queue."""
+        task = block.member(member)
+        self._index(task)
+        self._divided(block, self._queue.take_apart(block, task, member), member)
+        self._untouched_number -= 1
+        return task
+
+    def touched(self, array: str, at_most: int) -> None:
+        """Make the next ``at_most`` members of a uniform array tasks of their own, if there are so many."""
+        while at_most > 0 and (blocks := self.untouched.get(array)):
+            self.touch(blocks[0], blocks[0].members[0])
+            at_most -= 1
+
+    def some(self, at_most: int) -> list[HomeTask]:
+        """So many unfinished tasks, or all there are."""
+        for array in list(self.untouched):
+            self.touched(array, at_most - len(self.tasks))
+        return list(islice(self.tasks.values(), at_most))
+
+    def untouched_run(self, names: Sequence[str], at: int) -> tuple[UntouchedMembers, range] | None:
+        """The untouched members of one array that are named from here on without a gap, or with their array, and with whom no more
+        ends than these; a bounded number of them. None if there are none."""
+        name, at_most = names[at], self._state.config.uniform_at_a_time
+        array = name if name in self.untouched else name.rpartition(".")[0]
+        blocks = self.untouched.get(array)
+        if not blocks or blocks[0].terms.chores() or self.mediator.is_awaited(array):
+            return None
+        if array == name:
+            return blocks[0], blocks[0].members[:at_most]
+        member = int(name[len(array) + 1 :])
+        block = blocks[max(bisect_right(blocks, member, key=_first_member) - 1, 0)]
+        if member not in block.members:
+            return None
+        first = block.members.index(member)
+        same = takewhile(
+            lambda pair: pair[0] == f"{array}.{pair[1]}",
+            zip(islice(names, at, at + at_most), block.members[first:], strict=False),
+        )
+        return block, block.members[first : first + sum(1 for _ in same)]
+
+    def cancel_untouched(self, block: UntouchedMembers, members: range, reason: str) -> None:
+        """Cancel untouched members of an array, as one row."""
+        rest = self._queue.drop(block, members)
+        self._divided(block, rest, members[0])
+        self._untouched_number -= len(members)
+        self.states[TaskState.QUEUED] -= len(members)
+        ended_at = self._state.now.wall_s
+        record = msgspec.structs.replace(block.record, state=TaskState.CANCELLED, reason=reason, ended_at=ended_at)
+        kept = PutMembers(record, block.uid_key, members[0], members[-1], members.step, ended_at, reason)
+        self._state.persist(kept)
+        self._state.actions.append(MembersCancelled(kept))
+
+    def _divided(self, block: UntouchedMembers, rest: UntouchedMembers | None, member: int) -> None:
+        """Keep the blocks of an array in order: one has lost members from this one on, and ``rest`` are those behind."""
+        blocks = self.untouched[block.task]
+        if rest is not None:
+            blocks.insert(bisect_right(blocks, member, key=_first_member), rest)
+        elif not block.members:
+            blocks.remove(block)
+            if not blocks:
+                del self.untouched[block.task]
+                if not self.arrays[block.task]:
+                    del self.arrays[block.task]
+
+    def unfinished_in(self, name: str) -> int:
+        """The number of unfinished tasks that a user means: one, or the members of an array."""
+        if name not in self.untouched:
+            return sum(not task.record.state.is_final for task in self.named(name))
+        members = self.arrays.get(name, {}).values()
+        return sum(not task.record.state.is_final for task in members) + sum(one.count for one in self.untouched[name])
 
     def tables(self) -> tuple[dict[Any, Any], ...]:
         """The tables that grow with the number of tasks."""
@@ -123,15 +240,18 @@ class Home:
         if self.is_being_made(name):
             return []
         task = self.by_id.get(name)
-        return [task] if task is not None else list(self.arrays.get(name, {}).values())
+        if task is not None:
+            return [task]
+        self.touched(name, self._untouched_number)
+        return list(self.arrays.get(name, {}).values())
 
-    def migrations_max(self, task: HomeTask) -> int:
+    def migrations_max(self, task: HomeTask | UntouchedMembers) -> int:
         """How often it may be placed elsewhere by choice: `CoreConfig.migrations_max` where nobody sets a limit."""
         own = task.spec.placement.migrations_max
         limit = own if own is not None else self._state.policies.migration.migrations_max
         return limit if limit is not None else self._state.config.migrations_max
 
-    def may_migrate(self, task: HomeTask) -> bool:
+    def may_migrate(self, task: HomeTask | UntouchedMembers) -> bool:
         """True if one more placement by choice is allowed; none is without room on the disk for what it takes."""
         if not self._state.has_disk_room:
             return False
@@ -323,8 +443,8 @@ class Home:
     def _is_older_than_loss(self, task: HomeTask) -> bool:
         return self._state.attempts_up_to > 0 and submission_of(task.task) <= self._state.attempts_up_to
 
-    def start_here(self, task: HomeTask) -> None:
-        """Run it on this node: LEASED to ourselves and START in one (D2 + D3)."""
+    def start_here(self, task: HomeTask, after: str = "") -> None:
+        """Run it on this node: LEASED to ourselves and START in one (D2 + D3). after: the key of the attempt whose room it gets."""
         self.mediator.task_placed(task, self._state.node)
         task.enter(HomePhase.HERE)
         self.become(
@@ -341,9 +461,16 @@ class Home:
             devices=task.devices,
         )
         self._state.count(PLACED_HERE)
-        self.holds_room(task)
+        if not after:
+            self.holds_room(task)
         spawn = SpawnTask(
-            task.key, task.task, task.record.attempt, self._state.node, task.spec, devices=task.record.devices
+            task.key,
+            task.task,
+            task.record.attempt,
+            self._state.node,
+            task.spec,
+            devices=task.record.devices,
+            after=after,
         )
         self._state.actions.append(spawn)
 
@@ -352,7 +479,13 @@ class Home:
         run_s = self._state.run_s_max(task, self._ledger.devices.models) if task.record.devices else 0.0
         learned = self._state.learned_gpu_bytes(task, self._ledger.devices.models) if task.record.devices else {}
         self._ledger.start(
-            task.key, task.spec.request, is_local=True, devices=task.record.devices, run_s=run_s, learned=learned
+            task.key,
+            task.spec.request,
+            is_local=True,
+            devices=task.record.devices,
+            run_s=run_s,
+            learned=learned,
+            owner=self._ledger.devices.mps_owner(task.spec, is_local=True),
         )
 
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
@@ -393,6 +526,13 @@ class Home:
         else:
             self.mediator.attempt_never_started(task, reason, is_short)
 
+    def given_back(self, task: HomeTask, reason: str) -> None:
+        """It was to start here in the room of another, which the launcher has not got in time: queue it again at once."""
+        if task.phase is HomePhase.OVER:
+            self._gone(task)
+        else:
+            self.requeue(task, reason)
+
     def _gone(self, task: HomeTask) -> None:
         """Forget a cancelled task whose process is gone."""
         self._forget(task)
@@ -413,16 +553,25 @@ class Home:
         collection = task.collection if task.phase is HomePhase.COLLECTING else None
         if collection is not None and collection.attempt == task.record.attempt:
             changes["devices"] = task.devices
+        started_at, ended_at = exit_.started_at, exit_.ended_at or self._state.now.wall_s
+        if task.record.node != self._state.node:
+            ended_at = self.by_own_clock(task, ended_at, ran_s=ended_at - started_at if started_at else 0.0)
+            started_at = started_at and ended_at - (exit_.ended_at - started_at)
         self.become(
             task,
             f"{reason}; {why}" if why.strip() else reason,
             state=state,
-            started_at=exit_.started_at,
-            ended_at=exit_.ended_at or self._state.now.wall_s,
+            started_at=started_at,
+            ended_at=ended_at,
             exit=exit_,
             **changes,
         )
         self._forget(task)
+
+    def by_own_clock(self, task: HomeTask, at: float, *, ran_s: float = 0.0) -> float:
+        """An instant (Unix s) by the clock of another node, which may be wrong: neither in the future, nor before the task was
+        submitted and had run for ran_s."""
+        return min(max(at, task.record.submitted_at + ran_s), self._state.now.wall_s)
 
     def _forget(self, task: HomeTask) -> None:
         self._clear_timers(task)
@@ -437,7 +586,7 @@ class Home:
         members = self.arrays.get(array)
         if members is not None:
             members.pop(task.task, None)
-            if not members:
+            if not members and array not in self.untouched:
                 del self.arrays[array]
 
     def _clear_timers(self, task: HomeTask) -> None:
@@ -508,6 +657,10 @@ class Home:
             signals = ()
         task.signalled = task.record.attempt, tuple(dict.fromkeys((*signals, signal)))
         return True
+
+
+def _first_member(block: UntouchedMembers) -> int:
+    return block.members.start
 
 
 def _array(task: str) -> str:

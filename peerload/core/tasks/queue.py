@@ -15,6 +15,7 @@ import msgspec
 
 from peerload.core.estimates.history import BacklogEstimate
 from peerload.core.resources.device_queue import DeviceQueue
+from peerload.core.work import UntouchedMembers
 from peerload.model import metrics
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
-    from peerload.core.work import Work
+    from peerload.core.work import HomeTask, Work
 
 NEVER = (-1, -1)
 ARRIVED_MAX = 64
@@ -37,7 +38,7 @@ MOVABLE = LOCAL, REMOTE
 
 class Line:
     """Work in the order of its arrival: a doubly linked list through `Work.before` and `Work.after`, which takes no memory
-    beside these two."""
+    beside these two. Who goes through it gets tasks: a member of a uniform array becomes one as soon as its turn comes."""
 
     __slots__ = ("_first", "_last")
 
@@ -51,25 +52,48 @@ class Line:
     def __iter__(self) -> Iterator[Work]:
         work = self._first
         while work is not None:
+            if isinstance(work, UntouchedMembers):
+                work = work.home.touch(work, work.members[0])
             following = work.after  # it may be removed meanwhile
             yield work
+            if following is not None and not following.is_queued:
+                following = work.after if work.is_queued else None
             work = following
 
     def __reversed__(self) -> Iterator[Work]:
         work = self._last
         while work is not None:
+            if isinstance(work, UntouchedMembers):
+                work = work.home.touch(work, work.members[-1])
             preceding = work.before
             yield work
+            if preceding is not None and not preceding.is_queued:
+                preceding = work.before if work.is_queued else None
             work = preceding
+
+    def as_it_is(self) -> Iterator[Work]:
+        """The work with untouched members of an array as one, while nothing changes."""
+        work = self._first
+        while work is not None:
+            yield work
+            work = work.after
 
     def append(self, work: Work) -> None:
         """Add work at the end."""
-        last = work.before = self._last
-        if last is None:
+        self.insert(work, self._last)
+
+    def insert(self, work: Work, before: Work | None) -> None:
+        """Add work behind ``before``; None: at the front."""
+        after = self._first if before is None else before.after
+        work.before, work.after = before, after
+        if before is None:
             self._first = work
         else:
-            last.after = work
-        self._last = work
+            before.after = work
+        if after is None:
+            self._last = work
+        else:
+            after.before = work
 
     def remove(self, work: Work) -> None:
         """Take work out, wherever it stands."""
@@ -121,8 +145,8 @@ class WaitingQueue:
         """Add work at the end of its class and priority."""
         if work.is_queued:
             return
-        self._next_order += 1
-        work.order = self._next_order
+        work.order = self._next_order + 1
+        self._next_order += work.count
         work.is_queued = True
         work.withheld = False
         if work.reserved:
@@ -133,10 +157,51 @@ class WaitingQueue:
         level[_line(work)].append(work)
         if work.spec.request.takes_devices:
             self._arrived.append(work)
-        self._number += 1
-        self.ledger.wait(work.spec.request, is_local=work.is_local)
+        self._number += work.count
+        self.ledger.wait(work.spec.request, is_local=work.is_local, by=work.count)
         if self._backlog is not None:
             self._backlog.add(work)
+
+    def take_apart(self, block: UntouchedMembers, task: HomeTask, member: int) -> UntouchedMembers | None:
+        """Put one of these members, as a task, where it stands. → those behind it, if there are others before it."""
+        index = block.members.index(member)
+        if not block.is_queued:
+            return self._divide(block, index, 1)
+        task.order, task.is_queued = block.order + index, True
+        line = self._levels[block.spec.priority][_line(block)]
+        if not index:
+            line.insert(task, block.before)
+        rest = self._divide(block, index, 1)
+        if index:
+            line.insert(task, block)
+        return rest
+
+    def drop(self, block: UntouchedMembers, members: range) -> UntouchedMembers | None:
+        """Take members out that wait no longer. → those behind them, if there are others before them."""
+        if block.is_queued:
+            self._leaves(block, len(members))
+        return self._divide(block, block.members.index(members[0]), len(members))
+
+    def _divide(self, block: UntouchedMembers, index: int, number: int) -> UntouchedMembers | None:
+        """Take so many members out of a block, which keeps those before them, else those behind. → those behind, if it has both."""
+        earlier, later = block.members[:index], block.members[index + number :]
+        rest = block.split(later) if earlier and later else None
+        block.members = earlier or later
+        if not block.is_queued:
+            return rest
+        level = self._levels[block.spec.priority]
+        line = level[_line(block)]
+        if rest is not None:
+            rest.order, rest.is_queued = block.order + index + number, True
+            line.insert(rest, block)
+        elif not earlier:
+            block.order += number
+        if not block.members:
+            block.is_queued = False
+            line.remove(block)
+            if not any(level):
+                del self._levels[block.spec.priority]
+        return rest
 
     def prioritize(self, work: Work, priority: int) -> None:
         """Change the priority of work; if it waits here, it goes behind work that has this priority already."""
@@ -152,17 +217,21 @@ class WaitingQueue:
         if not work.is_queued:
             return False
         work.is_queued = False
-        self._number -= 1
         level = self._levels[work.spec.priority]
         level[_line(work)].remove(work)
         if work.spec.request.takes_devices:
             self._look_again()  # what was kept for it is free
         if not any(level):
             del self._levels[work.spec.priority]
-        self.ledger.wait(work.spec.request, is_local=work.is_local, by=-1)
-        if self._backlog is not None:
-            self._backlog.remove(work)
+        self._leaves(work, work.count)
         return True
+
+    def _leaves(self, work: Work, number: int) -> None:
+        """Count tasks of this work that wait no longer."""
+        self._number -= number
+        self.ledger.wait(work.spec.request, is_local=work.is_local, by=-number)
+        if self._backlog is not None:
+            self._backlog.remove(work, number)
 
     def withhold(self, work: Work) -> None:
         """Withhold work whose offer is out: it keeps its place and is skipped."""
@@ -176,7 +245,7 @@ class WaitingQueue:
 
     def oldest_wait_s(self) -> float:
         """How long the first task in line has waited here, over all lines; 0 if nothing waits."""
-        firsts = [next(iter(line)) for level in self._levels.values() for line in level if line]
+        firsts = [next(line.as_it_is()) for level in self._levels.values() for line in level if line]
         return max((self._state.now.boot_s - work.arrived_s for work in firsts), default=0.0)
 
     @property
@@ -185,9 +254,8 @@ class WaitingQueue:
         who asks, a load policy."""
         if self._backlog is None:
             self._backlog = BacklogEstimate(self._state.history)
-            for level in self._levels.values():
-                for work in chain(*level):
-                    self._backlog.add(work)
+            for work in self.as_it_is():
+                self._backlog.add(work)
         return self._backlog.expected_s
 
     def _look_again(self) -> None:
@@ -223,6 +291,13 @@ class WaitingQueue:
         self._nothing_startable_at, self._no_room_at = version, room
         return None
 
+    def head(self) -> Work | None:
+        """The work at the head of the line, whether it fits or not; None where some of its priority waits for devices."""
+        if not self._levels:
+            return None
+        level = self._levels[max(self._levels)]
+        return None if level[LOCAL_DEVICES] or level[REMOTE_DEVICES] else self._head(level)
+
     # -- for whoever asks why -----------------------------------------------------------------------------------------
 
     def goes_before(self, work: Work) -> Work | None:
@@ -252,8 +327,9 @@ class WaitingQueue:
         if level is None:
             return 0
         lines = level[LOCAL_DEVICES:] if work.spec.request.takes_devices else level[:LOCAL_DEVICES]
-        earlier = takewhile(lambda other: other.order < work.order, heapq.merge(*lines, key=_order))
-        return sum(1 for _ in islice(earlier, at_most))
+        everybody = heapq.merge(*(line.as_it_is() for line in lines), key=_order)
+        earlier = takewhile(lambda other: other.order < work.order, everybody)
+        return min(sum(other.count for other in islice(earlier, at_most)), at_most)
 
     def _has_urgent(self) -> bool:
         """True if work has come that takes devices and would have them before others that wait."""
@@ -292,6 +368,10 @@ class WaitingQueue:
         if preferred == "first":
             return heapq.merge(*lines, key=_order)
         return chain(*(lines if preferred == "local" else reversed(lines)))
+
+    def as_it_is(self) -> Iterator[Work]:
+        """All that waits, in no certain order, with untouched members of an array as one."""
+        return chain.from_iterable(line.as_it_is() for level in self._levels.values() for line in level)
 
     def oldest_first(self, lines: Sequence[int] = ALL) -> Iterator[Work]:
         """Work in these lines that is not withheld: the higher priority first, then by arrival at this node."""

@@ -216,6 +216,10 @@ class RemoteStatusQueries:
         """True if another home has asked after this task of this home, or after its array, and was not told yet that it is over."""
         return task in self._watched or task.rpartition(".")[0] in self._watched
 
+    def is_any_watched(self, array: str) -> bool:
+        """True if another home has asked after this array, or after one of its members."""
+        return any(name.rpartition(".")[0] == array or name == array for name in self._watched)
+
     def found(self, event: TasksFound) -> None:
         """Status of tasks as it is on disk: it is sent to the nodes that wait for them.
 
@@ -258,7 +262,9 @@ class RemoteStatusQueries:
 
     def _has_unfinished(self, array: str) -> bool:
         members = self._home.arrays.get(array, {}).values()
-        return any(not task.record.state.is_final for task in reversed(members))  # mostly the last ones are
+        return array in self._home.untouched or any(
+            not task.record.state.is_final for task in reversed(members)
+        )  # mostly the last ones are
 
 
 def _silent(name: str, home: str, why: str) -> BadRequest:

@@ -10,19 +10,20 @@ import msgspec
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import asked_text, lacks, why_never
 from peerload.core.resources.gpu_terms import seen_by
-from peerload.core.work import HomePhase, HomeTask
+from peerload.core.work import HomePhase, HomeTask, UntouchedMembers
 from peerload.model import metrics
-from peerload.model.actions import Answer, PutMaking, PutSubmission, PutTask
+from peerload.model.actions import Answer, PutMaking, PutMembers, PutSubmission, PutTask
 from peerload.model.errors import BadRequest, NeverRunnable, SlowDown
 from peerload.model.events import Submission
 from peerload.model.messages import Need
-from peerload.model.task import TaskRecord, TaskState, member_of
+from peerload.model.task import TaskRecord, TaskState, member_of, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from peerload.core.membership.membership import Membership, PeerInfo
     from peerload.core.state import CoreState
+    from peerload.core.tasks.home import Home
     from peerload.model.actions import Row
     from peerload.model.events import TaskSubmitted
     from peerload.model.task import TaskSpec
@@ -39,8 +40,8 @@ _tokens = msgspec.msgpack.Decoder(list[tuple[str, tuple[bytes, dict[str, object]
 
 
 class SubmissionInProgress:
-    """A submission while its tasks are made. ``rows``: those of its tasks that are not on their way to the disk yet; begun:
-    whether some are; ``repeated``: requests that repeat it meanwhile."""
+    """A submission while its tasks are made. ``rows``: those of its tasks that are not on their way to the disk yet, ``unkept``
+    of them; begun: whether some are; ``repeated``: requests that repeat it meanwhile."""
 
     def __init__(self, state: CoreState, event: TaskSubmitted, counter: int, spec: TaskSpec) -> None:
         self._state = state
@@ -59,7 +60,8 @@ class SubmissionInProgress:
             terms=event.terms,
             each=event.each,
         )
-        self.rows: list[PutTask] = []
+        self.rows: list[PutTask | PutMembers] = []
+        self.unkept = 0
         self.is_begun = False
         self.repeated: list[TaskSubmitted] = []
         self._first, self._reason = (
@@ -80,11 +82,40 @@ class SubmissionInProgress:
         """The clients that attend these tasks, once for each submission that they sent."""
         return [event.client for event in (self.event, *self.repeated) if event.client]
 
-    def add(self, member: str) -> HomeTask:
-        """Make one."""
-        uid = self._state.rng.getrandbits(128).to_bytes(16, "big")
-        record = TaskRecord(
-            member,
+    def make_uniform(self) -> None:
+        """Give the members uids of one key, so that one row and one object may stand for many of them."""
+        self.submission = msgspec.structs.replace(self.submission, uid_key=self._uid())
+
+    def parts(self, at_most: int) -> Iterator[range]:
+        """The members of an array, some at a time."""
+        for members in ranges(self.event.indices):
+            yield from (members[start : start + at_most] for start in range(0, len(members), at_most))
+
+    def add_members(self, members: range) -> None:
+        """Make these members of a uniform array."""
+        record, key = self._record(self.name, b""), self.submission.uid_key
+        self.rows.append(
+            PutMembers(record, key, members[0], members[-1], members.step, self.submitted_at, self._reason)
+        )
+        self.unkept += len(members)
+
+    def adopt_members(self, home: Home) -> list[UntouchedMembers]:
+        """Add the members of a uniform array to the tasks of this home."""
+        record, key, now_s = self._record(self.name, b""), self.submission.uid_key, self._state.now.boot_s
+        blocks = [
+            UntouchedMembers(home, members, record, key, self.spec, now_s, self.event.terms)
+            for members in ranges(self.event.indices)
+        ]
+        for block in blocks:
+            home.adopt_members(block)
+        return blocks
+
+    def _uid(self) -> bytes:
+        return self._state.rng.getrandbits(128).to_bytes(16, "big")
+
+    def _record(self, task: str, uid: bytes) -> TaskRecord:
+        return TaskRecord(
+            task,
             uid,
             self._first,
             self.submitted_at,
@@ -93,7 +124,12 @@ class SubmissionInProgress:
             attended=self.event.client > 0,
             input=self.event.input,
         )
+
+    def add(self, member: str) -> HomeTask:
+        """Make one."""
+        record = self._record(member, self._uid())
         self.rows.append(PutTask(record, self.submitted_at, self._reason))
+        self.unkept += 1
         spec = self.spec if not self.event.each else self.submission.spec_of(member_of(member))
         phase = HomePhase.HELD if self.event.held else HomePhase.WAITING
         task = HomeTask(record, spec, self._state.now.boot_s, self.event.terms, phase)
@@ -176,11 +212,12 @@ class SubmissionLog:
 
     def keep_so_far(self, made: SubmissionInProgress) -> None:
         """Keep the members that were made so far, once there are many. They count for nothing until the submission is kept."""
-        if len(made.rows) < self._state.config.members_at_a_time:
+        if made.unkept < self._state.config.members_at_a_time:
             return
         begins = () if made.is_begun else (PutMaking(made.submission.counter),)
         self._state.persist(*begins, *made.rows)
         made.rows.clear()
+        made.unkept = 0
         made.is_begun = True
 
     def accept(
@@ -196,7 +233,7 @@ class SubmissionLog:
         del self._under_way[event.token]
         state.persist(PutSubmission(made.submission), *made.rows, *rows)
         made.rows.clear()
-        state.count(metrics.TASKS_SUBMITTED, len(made.tasks))
+        state.count(metrics.TASKS_SUBMITTED, len(event.indices) or 1)
         reply: dict[str, object] = {"id": made.name, "members": len(event.indices) or None}
         if event.retry_of:
             reply["retry_of"] = event.retry_of

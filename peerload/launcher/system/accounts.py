@@ -236,6 +236,10 @@ class GuestIds:
                 return LauncherAccount(f"guest-{uid}", uid, uid, (uid,), "/tmp", is_guest=True)  # noqa: S108 -- its own
         raise SpawnRefused("all uids for guests are taken")
 
+    def hold(self, key: str, uid: int) -> None:
+        """Note that an attempt has this uid, which an earlier launcher has assigned."""
+        self._taken[key] = uid
+
     def give_back(self, key: str) -> None:
         """Release the uid of an attempt."""
         self._taken.pop(key, None)

@@ -12,6 +12,7 @@ from peerload.launcher.protocol import (
     DirectoryCheck,
     FileAppend,
     FileCheck,
+    FilesJob,
     LauncherProtocolError,
     LeaseRequest,
     ListenRequest,
@@ -98,7 +99,7 @@ class DeferredRequests:
 def _key(request: Request) -> Key | None:
     """Requests with the same key wait together; None for requests that never wait."""
     match request:
-        case DirectoryCheck() | FileCheck() | FileAppend():
+        case DirectoryCheck() | FileCheck() | FileAppend() | FilesJob():
             return "user", request.id
         case ListRequest() | PingRequest() | UsageRequest() | ListenRequest() | StopRequest():
             return None

@@ -176,7 +176,8 @@ class ForkServer:
         if account.is_guest and not policy.guest_network:
             sandbox.isolate_network(kernel)
         if order.hidden is not None:
-            sandbox.enter(kernel, policy.guest_bytes_max, order.hidden, has_devices=order.has_devices)
+            devices = order.has_devices
+            sandbox.enter(kernel, policy.guest_bytes_max, order.hidden, has_devices=devices, staged=order.staged)
         kernel.close_on_exec(3)
         os.chdir("/")
         drop_privileges.drop(account, kernel)
@@ -235,7 +236,8 @@ class ForkServer:
 
 class SpawnOrder:
     """The description of one child. reads: as `spawn` takes it. hidden: further directories hidden from a guest, None:
-    no sandbox. seccomp: its filter program. allowed: patterns of the programs that may run, None: any."""
+    no sandbox. seccomp: its filter program. allowed: patterns of the programs that may run, None: any. staged: the scratch
+    directory with its files, to be shown in the sandbox."""
 
     __slots__ = (
         "account",
@@ -250,6 +252,7 @@ class SpawnOrder:
         "policy",
         "reads",
         "seccomp",
+        "staged",
         "umask",
     )
 
@@ -270,6 +273,7 @@ class SpawnOrder:
         self.allowed: tuple[str, ...] | None = None
         self.has_devices = request.devices
         self.makes_scratch = False
+        self.staged = ""
 
 
 def _enter(directory: bytes) -> None:

@@ -63,18 +63,24 @@ GPUS = ("nvidia", "dri", "kfd")
 """Names, or prefixes, of GPU devices in /dev."""
 
 
-def enter(kernel: Syscalls, bytes_max: int, hidden: tuple[str, ...], *, has_devices: bool) -> None:
+def enter(kernel: Syscalls, bytes_max: int, hidden: tuple[str, ...], *, has_devices: bool, staged: str = "") -> None:
     """Enter a sandbox with so many bytes of temporary files. hidden: further directories to hide. has_devices: it was
-    given devices of this machine. Raises OSError."""
+    given devices of this machine. staged: a directory with its files, which is SCRATCH there. Raises OSError."""
     kernel.unshare(CLONE_NEWNS | CLONE_NEWIPC)
     kernel.mount("", "/", "", MS_REC | MS_SLAVE)
     kernel.make_read_only("/")
+    own = os.open(staged, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if staged else -1
     covered = [path for path in dict.fromkeys((*HIDDEN, *hidden)) if os.path.isdir(path)]  # noqa: PTH112 -- as elsewhere here
     _devices(kernel, has_devices=has_devices)
     kernel.mount("tmpfs", TEMPORARY, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={bytes_max}")
     for path in ("/var/tmp", "/dev/shm"):  # noqa: S108 -- the same
         if os.path.isdir(path):  # noqa: PTH112
             kernel.mount(TEMPORARY, path, "", MS_BIND)
+    if staged:
+        os.mkdir(SCRATCH)  # noqa: PTH102 -- as elsewhere here
+        kernel.mount(f"/proc/self/fd/{own}", SCRATCH, "", MS_BIND)
+        kernel.mount("", SCRATCH, "", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV)
+        os.close(own)
     for path in covered:
         if os.path.isdir(path):  # noqa: PTH112 -- it may lie in one that is covered by now
             kernel.mount("tmpfs", path, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=000,size=4k")

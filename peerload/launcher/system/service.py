@@ -16,7 +16,7 @@ from peerload.launcher.cgroup_limits import CgroupLimits
 from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.powercap import PLACE, Powercap
 from peerload.launcher.process import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, SpawnRefused, raise_shortage
-from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck, LauncherProtocolError
+from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck, FilesJob, LauncherProtocolError
 from peerload.launcher.record_log import log_line
 from peerload.launcher.server import ignore_signals, locked_launcher
 from peerload.launcher.system import sandbox
@@ -25,14 +25,14 @@ from peerload.launcher.system.accounts import Entry, GuestIds, LauncherAccount, 
 from peerload.launcher.system.deferred_requests import DeferredRequests
 from peerload.launcher.system.fork_server import DESCRIPTORS_MAX, ChildReports, ForkServer, SpawnOrder
 from peerload.launcher.system.seccomp import guest_filter
-from peerload.launcher.system.syscalls import Syscalls
+from peerload.launcher.system.syscalls import MS_NODEV, MS_NOSUID, Syscalls
 from peerload.launcher.system.user_helpers import HelperRequest, UserHelpers
 from peerload.launcher.system.user_policy import DIRECTORY, FILE, PolicyError, PolicyFiles, check_root_owned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import select
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from typing import Any
 
     from peerload.launcher.containment import Units
@@ -88,6 +88,10 @@ class MultiUserService:
         self._guests = GuestIds()
         self._accounts: dict[str, LauncherAccount] = {}
         self._scratches: dict[str, LauncherAccount] = {}
+        self._staged: dict[str, int] = {}
+        """Attempts with files, whose scratch directories outlive them, and the number of jobs that work there."""
+        self._forgotten: set[str] = set()
+        """Those of them that the agent needs no longer, while a job still works there."""
         self._kernel = Syscalls()
         self._seccomp = guest_filter()
         self._has_sandbox = self._has_networks = False
@@ -95,7 +99,13 @@ class MultiUserService:
         policies.read()
 
     def open(
-        self, epoll: select.epoll, events: list[LauncherEvent], units: Units, root_name: str, own_children: set[int]
+        self,
+        epoll: select.epoll,
+        events: list[LauncherEvent],
+        units: Units,
+        root_name: str,
+        own_children: set[int],
+        kept: Collection[str],
     ) -> None:
         """See `MultiUser`. Finds out what works here."""
         self._limits = CgroupLimits(self._directory, units, root_name)
@@ -105,7 +115,7 @@ class MultiUserService:
         self.fork_server = ForkServer(self._kernel, self.access, self.reports)
         self.helpers = UserHelpers(epoll, events, self.fork_server, own_children)
         self._resolver = AccountResolver(self.helpers)
-        self._make_scratch_place()
+        self._make_scratch_place(kept)
         why = self._try(self._try_sandbox)
         self._has_sandbox = not why
         if why:
@@ -128,21 +138,30 @@ class MultiUserService:
         failure = self.reports.failure_of(pid)
         return failure[1] if failure is not None else "" if not status else f"it ended with {status}"
 
-    def _make_scratch_place(self) -> None:
+    def _make_scratch_place(self, kept: Collection[str]) -> None:
         self.scratch = f"{self._directory}/{SCRATCH_NAME}"
         os.makedirs(self.scratch, mode=0o711, exist_ok=True)  # noqa: PTH103 -- pathlib costs the launcher a megabyte
         os.chmod(self.scratch, 0o711)  # noqa: PTH101, S103 -- as above; users pass through to what is theirs
-        self._remove_leftovers()
+        self._remove_leftovers(kept)
         os.chmod(self._directory, 0o711)  # noqa: PTH101, S103 -- as above
 
-    def _remove_leftovers(self) -> None:
-        """Remove what tasks of a killed launcher have left, each directory as its owner."""
+    def _remove_leftovers(self, kept: Collection[str]) -> None:
+        """Remove what tasks of a killed launcher have left, each directory as its owner, but for those that ended before and
+        whose outputs the agent may not have yet."""
+        least, most = self._policies.current().guest_uids
         for name in os.listdir(self.scratch):  # noqa: PTH208 -- as above
-            status = os.lstat(f"{self.scratch}/{name}")
-            account = LauncherAccount("left", status.st_uid, status.st_gid, (status.st_gid,), "/")
-            if account.uid:
-                path = f"{self.scratch}/{name}"
-                self.helpers.empty(path, account, lambda path=path: self._scratch_emptied("", path))  # type: ignore[misc]
+            path = f"{self.scratch}/{name}"
+            status = os.lstat(path)
+            uid, gid = status.st_uid, status.st_gid
+            account = LauncherAccount("left", uid, gid, (gid,), "/", is_guest=least <= uid <= most)
+            if not uid:
+                continue
+            self._scratches[name] = account
+            if account.is_guest:
+                self._guests.hold(name, uid)
+            self._staged[name] = 0
+            if name not in kept:
+                self.forget(name)
 
     def admits(self, connection: socket.socket) -> bool:
         """True if the agent is at the other end, according to the kernel."""
@@ -162,6 +181,8 @@ class MultiUserService:
             raise LauncherProtocolError("node or home is missing")
         policy = self._policies.current()
         name = policy.name_for(node, home, user, uid)
+        if not name and key in self._staged:
+            return self._scratches[key]
         if name:
 
             def look(name: str, group: str, admin_group: str) -> Entry | None:
@@ -180,6 +201,8 @@ class MultiUserService:
         """See `MultiUser`."""
         number = request.id
         origin, holder = HelperRequest(number, _quota_key(request)), f"helper {number}"
+        if isinstance(request, FilesJob) and request.directory == SCRATCH:
+            holder = request.key
         try:
             account = self.account(request, holder)
         except AccountUnanswered as silence:
@@ -191,13 +214,46 @@ class MultiUserService:
         match request:
             case DirectoryCheck(directory):
                 self._check_directory(origin, account, directory, holder)
-            case FileCheck() | FileAppend() if account.is_guest:
+            case FilesJob(_, _, directory) if directory == SCRATCH:
+                self._work_in_scratch(origin, account, request)
+            case FileCheck() | FileAppend() | FilesJob() if account.is_guest:
                 self._guests.give_back(holder)
                 self.helpers.reply(number, "policy: guests have no files here")
             case FileCheck(patterns):
                 self.helpers.check_files(origin, account, patterns)
             case FileAppend():
                 self.helpers.append(origin, account, request)
+            case FilesJob():
+                self.helpers.work_with_files(origin, account, request.socket, request.directory, lambda: None)
+
+    def _work_in_scratch(self, origin: HelperRequest, account: LauncherAccount, request: FilesJob) -> None:
+        key, why = request.key, ""
+        if key not in self._staged and request.makes:
+            try:
+                self._make_scratch(key, account)
+                self._staged[key] = 0
+                if account.is_guest and self._has_sandbox:
+                    options = (
+                        f"mode=700,uid={account.uid},gid={account.gid},size={self._policies.current().guest_bytes_max}"
+                    )
+                    self._kernel.mount("tmpfs", f"{self.scratch}/{key}", "tmpfs", MS_NOSUID | MS_NODEV, options)
+            except (CannotStart, OSError) as error:
+                why = f"busy: {error}"
+        elif key not in self._staged or self._scratches[key].uid != account.uid:
+            why = "its working directory is gone"
+        if why:
+            if key not in self._staged:
+                self._guests.give_back(key)
+            self.helpers.reply(origin.number, why)
+            return
+        self._staged[key] += 1
+        path = f"{self.scratch}/{key}".encode()
+        self.helpers.work_with_files(origin, account, request.socket, path, lambda: self._has_worked(key))
+
+    def _has_worked(self, key: str) -> None:
+        self._staged[key] -= 1
+        if key in self._forgotten:
+            self.forget(key)
 
     def _check_directory(self, origin: HelperRequest, account: LauncherAccount, directory: bytes, holder: str) -> None:
         if directory == SCRATCH:
@@ -257,7 +313,9 @@ class MultiUserService:
         home = account.home
         if order.directory == SCRATCH:
             if order.hidden is not None:
-                order.directory, order.makes_scratch = sandbox.SCRATCH.encode(), True
+                order.directory = sandbox.SCRATCH.encode()
+                order.makes_scratch = key not in self._staged
+                order.staged = "" if order.makes_scratch else f"{self.scratch}/{key}"
             else:
                 order.directory = self._make_scratch(key, account)
         if account.is_guest and order.hidden is None:
@@ -300,6 +358,18 @@ class MultiUserService:
         """See `MultiUser`. The uid of a guest is released."""
         self._accounts.pop(key, None)
         self._limits.close(key)
+        if key not in self._staged:
+            self._release_scratch(key)
+
+    def forget(self, key: str) -> None:
+        """See `MultiUser`."""
+        if self._staged.get(key):
+            self._forgotten.add(key)
+        elif self._staged.pop(key, None) is not None:
+            self._forgotten.discard(key)
+            self._release_scratch(key)
+
+    def _release_scratch(self, key: str) -> None:
         account = self._scratches.pop(key, None)
         if account is None:
             self._guests.give_back(key)
@@ -309,6 +379,7 @@ class MultiUserService:
 
     def _scratch_emptied(self, key: str, path: str) -> None:
         try:
+            self._kernel.unmount(path)
             os.rmdir(path)  # noqa: PTH106 -- as above
         except OSError as error:
             log_line(

@@ -22,6 +22,7 @@ CAPABILITIES_MAX = 63
 LAST_CAPABILITY = "/proc/sys/kernel/cap_last_cap"
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWNET = 0x00020000, 0x08000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 19
+MNT_DETACH = 2
 AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 MOUNT_ATTR_RDONLY = 1
 KEYCTL_JOIN_SESSION_KEYRING = 1
@@ -96,6 +97,14 @@ class Syscalls:
         """Mount a file system. Raises OSError."""
         raw = [os.fsencode(text) if text else None for text in (source, target, kind, options)]
         self._check(self._libc.mount(raw[0], raw[1], raw[2], flags, raw[3]), f"mount {target}")
+
+    def unmount(self, path: str) -> None:
+        """Unmount what is mounted here, if anything is. Raises OSError."""
+        if self._libc.umount2(os.fsencode(path), MNT_DETACH) < 0 and ctypes.get_errno() not in {
+            errno.EINVAL,
+            errno.EPERM,
+        }:
+            self._check(-1, f"unmount {path}")
 
     def make_read_only(self, path: str) -> None:
         """Make a mount and all below it read-only. Raises OSError (ENOSYS before Linux 5.12)."""

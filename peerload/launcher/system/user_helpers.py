@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
+import sys
 import time
 
-from peerload.launcher.process import SpawnRefused
+from peerload.launcher.process import PATH_DEFAULT, SpawnRefused
 from peerload.launcher.protocol import UserReply
 from peerload.launcher.record_log import log_line
 from peerload.launcher.system import sandbox, write_as_user
@@ -31,6 +33,8 @@ LOOK_S_MAX = 30.0
 """Timeout of a check: the user's directory hangs, or the user has stopped the helper."""
 SECONDS_MAX = 300.0
 """Timeout of what writes or removes files; it is killed then."""
+FILES_S_MAX = 86_400.0
+"""Timeout of a job with the files of a task; the agent ends it sooner when nothing moves."""
 KILL_AGAIN_S = 60.0
 """Pause before it is killed again, if it hangs where nothing can be killed."""
 FILES_MAX = 4
@@ -122,6 +126,30 @@ class UserHelpers:
             write_as_user.append(request.path, segments, umask, request.at, ends=request.ends)
 
         self._begin(origin, account, work)
+
+    def work_with_files(
+        self, origin: HelperRequest, account: LauncherAccount, path: str, directory: bytes, done: Callable[[], None]
+    ) -> None:
+        """Run `peerload.files.as_user` as the account in this directory; its standard input is the agent's socket ``path``."""
+
+        def work() -> None:
+            with socket.socket(socket.AF_UNIX) as agent, self._fork_server.access:
+                above = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)  # noqa: PTH120 -- as elsewhere here
+                agent.connect(f"/proc/self/fd/{above}/{os.path.basename(path)}")  # noqa: PTH119 -- the path may be too long
+                os.dup2(agent.fileno(), 0)
+            null = os.open("/dev/null", os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            self._fork_server.become(account)
+            self._fork_server.kernel.close_on_exec(3)
+            try:
+                os.chdir(directory)
+            except (OSError, ValueError):
+                raise SpawnRefused(_NOT_THERE) from None
+            variables = {"PATH": PATH_DEFAULT.decode(), "LANG": "C.UTF-8"}
+            os.execve(sys.executable, [sys.executable, "-I", "-m", "peerload.files.as_user"], variables)  # noqa: S606
+
+        self._begin(origin, account, work, done, FILES_S_MAX)
 
     def empty(self, path: str, account: LauncherAccount, done: Callable[[], None]) -> None:
         """Empty a directory of the account; its parent is root's."""

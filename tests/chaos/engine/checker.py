@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.actions import PutTask
+from peerload.model.actions import PutMembers, PutTask
 from peerload.model.errors import InvariantBroken
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ class Checker:
 
     def durable(self, at_s: float, row: Row) -> None:
         """A final record never changes; attempts never go back."""
+        if isinstance(row, PutMembers):
+            for one in row.rows():
+                self.durable(at_s, one)
         if not isinstance(row, PutTask):
             return
         record = row.record

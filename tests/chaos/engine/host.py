@@ -199,6 +199,9 @@ class Host:
                 simulation.answered(self, action)
             case actions.TaskChanged():
                 simulation.changed(self, action)
+            case actions.MembersCancelled():
+                for change in action.changes():
+                    simulation.changed(self, change)
             case _:
                 pass  # Dial: whoever is up is introduced by the simulation
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.model.actions import (
     DropExecution,
     DropFates,
@@ -17,19 +19,20 @@ from peerload.model.actions import (
     PutFloor,
     PutGroup,
     PutMaking,
+    PutMembers,
     PutRun,
     PutSubmission,
     PutTask,
 )
-from peerload.model.events import AgentStarted, TaskFound, TaskRow
+from peerload.model.events import AgentStarted, MembersRow, TaskFound, TaskRow
 from peerload.model.submit_options import failed_words
-from peerload.model.task import TaskState, execution_key, member_of
+from peerload.model.task import TaskRecord, TaskState, execution_key, member_of, member_record
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row
     from peerload.model.events import Running, Submission
     from peerload.model.submit_options import GroupSettings, TaskOutcome
-    from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord
+    from peerload.model.task import ExecutionRecord, Exit, FenceKind
 
 
 class SimStore:
@@ -51,6 +54,9 @@ class SimStore:
         match row:
             case PutTask():
                 self.tasks[row.record.task] = row.record
+            case PutMembers():
+                for one in row.rows():
+                    self.apply(one)
             case PutRun():
                 self.starts = max(self.starts, row.incarnation)
             case PutMaking():
@@ -86,16 +92,23 @@ class SimStore:
         """The first event of an agent that starts now. Members of arrays that were cut short are dropped."""
         for name in [name for name in self.tasks if _counter(name) in self.making]:
             del self.tasks[name]
-        rows = tuple(
-            TaskRow(record, kept.spec_of(member_of(record.task)), terms=kept.terms)
-            for record, kept in (
-                (record, self._submission_of(record.task))
-                for record in self.tasks.values()
-                if not record.state.is_final
-            )
-        )
+        rows: list[TaskRow] = []
+        members: list[MembersRow] = []
+        last: MembersRow | None = None
+        for record in self.tasks.values():
+            if not record.state.is_final:
+                kept = self._submission_of(record.task)
+                row = TaskRow(record, kept.spec_of(member_of(record.task)), terms=kept.terms)
+                before, last = last, _untouched(row, kept, last)
+                if last is None:
+                    rows.append(row)
+                elif before is not None and (before.record, before.first) == (last.record, last.first):
+                    members[-1] = last
+                else:
+                    members.append(last)
         return AgentStarted(
-            tasks=rows,
+            tasks=tuple(rows),
+            members=tuple(members),
             executions=tuple(self.executions.values()),
             floors=tuple((uid, *floor) for uid, floor in self.floors.items()),
             counter=max((*self.submissions, *self.making), default=0),
@@ -128,6 +141,18 @@ class SimStore:
             if kept.token == token
         )
         return next(found, None)
+
+
+def _untouched(row: TaskRow, kept: Submission, last: MembersRow | None) -> MembersRow | None:
+    """A task as an untouched member of a uniform array, alone or behind the last ones that were found; None if it is none."""
+    record, member = row.record, member_of(row.record.task)
+    array = record.task.rpartition(".")[0]
+    alike = TaskRecord(array, b"", TaskState.QUEUED, record.submitted_at, reason=record.reason)
+    if not kept.uid_key or record != member_record(alike, kept.uid_key, member):
+        return None
+    if last is not None and last.record == alike and (last.first == last.last or last.last + last.step == member):
+        return msgspec.structs.replace(last, last=member, step=member - last.last)
+    return MembersRow(alike, kept.uid_key, member, member, 1, row.spec, terms=row.terms)
 
 
 def _counter(task: str) -> int:

@@ -278,7 +278,7 @@ def test_who_takes_chosen_foreign_tasks_only_is_no_home_for_them_either(settings
     access = made(users="same-name", **settings)
     for submit in submits:
         access.authorize(access.local(20001), submit)
-        with pytest.raises(NotAllowed, match="no home for users of other nodes"):
+        with pytest.raises(NotAllowed, match=r"accept_foreign|exec_allow"):
             access.authorize(access.forwarded("n2", Forward(b"x", "alice")), submit)
     access.authorize(access.forwarded("n2", Forward(b"x", "alice")), control.Show(tasks=("1",)))
     made(users="same-name").authorize(access.forwarded("n2", Forward(b"x", "alice")), submits[0])

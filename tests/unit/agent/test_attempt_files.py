@@ -9,18 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from peerload.agent.files.attempts import AttemptFiles
 from peerload.agent.output.spool import Spool
 from peerload.files import manifest
 from peerload.files.manifest import FileEntry, Manifest
 from peerload.files.store import BlockStore
 from peerload.model.actions import StageFiles
-from peerload.model.errors import BadRequest
-from peerload.model.events import FilesStaged
 from peerload.model.messages import Blocks, BlocksEnd, BlocksRequest
-from peerload.model.submit_options import SubmitOptions
 from peerload.model.task import SCRATCH, TaskFiles, TaskSpec
 from tests.support import PATIENCE_S
 
@@ -30,35 +25,18 @@ SPEC = TaskSpec((b"true",), SCRATCH, files=TaskFiles(bytes(32)))
 
 
 def files_of(state: Path, came: list[Any], mode: str = "user", links: Any = None) -> AttemptFiles:
-    info: Any = SimpleNamespace(config=SimpleNamespace(mode=mode), counters=Counter())
+    info: Any = SimpleNamespace(config=SimpleNamespace(mode=mode, node="n"), counters=Counter())
     home: Any = SimpleNamespace(home=SimpleNamespace(tasks={}, by_id={}))
     disk: Any = SimpleNamespace(low_bytes=0)
     inbox: Any = SimpleNamespace(put=came.append)
+    launcher: Any = SimpleNamespace(run="", forget=came.append)
     event_log: Any = SimpleNamespace(record=lambda *_, **__: None)
-    return AttemptFiles(state, 1 << 30, disk, Spool(state), links, inbox, info, home, event_log)
+    return AttemptFiles(state, 1 << 30, disk, Spool(state), launcher, links, inbox, info, home, event_log)
 
 
 async def others() -> None:
     """Wait for all other tasks of the loop."""
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
-
-
-def test_the_service_for_all_users_takes_no_files_and_says_what_helps(tmp_path: Path) -> None:
-    came: list[Any] = []
-
-    async def story() -> None:
-        files = files_of(tmp_path, came, "system")
-        with pytest.raises(BadRequest) as refused:
-            await files.check(SPEC, SubmitOptions(files_home=b"/home/u"))
-        assert "peerload up" in refused.value.hint
-        files.offered(StageFiles(KEY, "h/1", UID, 1, "h", SPEC))
-        await others()
-        await files.close()
-
-    asyncio.run(story())
-    (told,) = came
-    assert isinstance(told, FilesStaged)
-    assert (told.key, told.code) == (KEY, "cannot")
 
 
 def test_a_working_directory_is_gone_at_once_and_its_files_are_removed_in_a_thread(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def _closed() -> Iterator[None]:
 
 
 def transfer_of(store: BlockStore, links: Any) -> FileTransfer:
-    made.append(FileTransfer(store, links, lambda _: None, Counter(), serves=True))
+    made.append(FileTransfer(store, links, lambda _: None, Counter()))
     return made[-1]
 
 
@@ -68,7 +68,7 @@ def fetched(store: BlockStore, links: Any, id_: bytes, times: int = 1) -> int:
 
     async def story() -> int:
         there = transfer_of(store, links)
-        fetches = [there.fetch(id_, list(links.nodes)) for _ in range(times)]
+        fetches = [there.fetch(id_, list(links.nodes), b"") for _ in range(times)]
         work = [fetch.work for fetch in fetches if fetch.work is not None]
         await asyncio.gather(*work)
         return fetches[0].done_bytes
@@ -268,8 +268,8 @@ def test_outputs_come_home_while_inputs_that_do_not_arrive_wait(tmp_path: Path) 
     async def story() -> None:
         there = transfer_of(empty, Links(y=silent, z=server(full)))
         for number in range(2 * transfer.FETCHES_MAX):
-            there.fetch(bytes([number]) * 32, ["y"])
-        home = there.fetch(id_, ["z"], is_output=True)
+            there.fetch(bytes([number]) * 32, ["y"], b"")
+        home = there.fetch(id_, ["z"], b"", is_output=True)
         assert home.work is not None
         await home.work
         await there.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 
 import uvloop
@@ -97,26 +96,6 @@ def test_a_full_inbox_drops_advice_and_samples_alone() -> None:
         assert turns.events == [advice, LoadSampled(1.0, 1.0, 1), timer(1), timer(2)]
         inbox.put(advice)
         assert (inbox.dropped, len(inbox)) == (2, 1)
-
-    asyncio.run(story())
-
-
-def test_from_another_thread() -> None:
-    async def story() -> None:
-        turns = Turns()
-        inbox = Inbox(asyncio.get_running_loop(), 10_000)
-        inbox.start(turns.take)
-        sent = [timer(number) for number in range(500)]
-
-        def put_all() -> None:
-            for event in sent:
-                inbox.put_threadsafe(event)
-
-        thread = threading.Thread(target=put_all)
-        thread.start()
-        await turns.until(500)
-        thread.join()
-        assert turns.events == sent
 
     asyncio.run(story())
 

@@ -49,6 +49,12 @@ def woken() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
+def flushed(exits: Exits) -> list[EndedEvent]:
+    """What can be reported, and is written."""
+    exits.write()
+    return exits.reportable()
+
+
 def made(path: Path, woken: tuple[int, int]) -> Exits:
     exits = Exits(str(path))
     exits.set_wake_fd(woken[1])
@@ -65,19 +71,19 @@ def test_what_is_to_be_synced_is_told_after_that_and_nothing_else_waits(
     exits = made(tmp_path, woken)
     exits.add("once", RECORD, is_synced=True)
     exits.add("plain", RECORD, is_synced=False)
-    assert keys(exits.flush()) == ["plain"]
+    assert keys(flushed(exits)) == ["plain"]
     assert exits.unsynced() == {"once"}
     wait_until(lambda: disk.begun == 1)
     exits.add("late", RECORD, is_synced=True)  # may not be part of the sync that runs
-    assert exits.flush() == []
+    assert flushed(exits) == []
     disk.may_end.release()
     assert _is_woken(woken)
     os.read(woken[0], 1)
-    assert keys(exits.flush()) == ["once"]
+    assert keys(flushed(exits)) == ["once"]
     wait_until(lambda: disk.begun == 2)
     disk.may_end.release()
     assert _is_woken(woken)
-    assert keys(exits.flush()) == ["late"]
+    assert keys(flushed(exits)) == ["late"]
     assert exits.unsynced() == set()
 
 
@@ -89,10 +95,10 @@ def test_a_batch_takes_one_sync(tmp_path: Path, disk: Disk, woken: tuple[int, in
     exits = made(tmp_path, woken)
     for number in range(50):
         exits.add(f"k{number}", RECORD, is_synced=True)
-    assert exits.flush() == []
+    assert flushed(exits) == []
     disk.may_end.release()
     assert _is_woken(woken)
-    assert len(exits.flush()) == 50
+    assert len(flushed(exits)) == 50
     assert disk.begun == 1
 
 
@@ -105,28 +111,28 @@ def test_a_sync_that_fails_holds_nothing_for_ever(
     monkeypatch.setattr(RecordLog, "sync", fail)
     exits = made(tmp_path, woken)
     exits.add("a", RECORD, is_synced=True)
-    assert exits.flush() == []
+    assert flushed(exits) == []
     assert _is_woken(woken)
-    assert keys(exits.flush()) == ["a"]
+    assert keys(flushed(exits)) == ["a"]
     assert capfd.readouterr().err
 
 
 def test_the_file_is_not_replaced_while_it_is_synced(tmp_path: Path, disk: Disk, woken: tuple[int, int]) -> None:
     exits = made(tmp_path, woken)
     exits.add("once", RECORD, is_synced=True)
-    exits.flush()
+    flushed(exits)
     inode = (tmp_path / "exits.log").stat().st_ino
     long = RECORD.replace(reason="x" * 400)
     for number in range(LOG_BYTES_MAX // 400):
         exits.add(f"k{number}", long, is_synced=False)
-        exits.flush()
+        flushed(exits)
         exits.forget(f"k{number}")
     assert (tmp_path / "exits.log").stat().st_ino == inode
     disk.may_end.release()
     assert _is_woken(woken)
-    assert keys(exits.flush()) == ["once"]
+    assert keys(flushed(exits)) == ["once"]
     exits.add("next", RECORD, is_synced=False)
-    exits.flush()
+    flushed(exits)
     assert (tmp_path / "exits.log").stat().st_size < LOG_BYTES_MAX
     assert [row[0] for row in whole_records(str(tmp_path / "exits.log"))[0]] == ["once", "next"]
     assert set(Exits(str(tmp_path)).ended) == {"once", "next"}
@@ -136,7 +142,7 @@ def test_a_record_that_the_disk_has_changed_is_not_believed(tmp_path: Path, woke
     exits = made(tmp_path, woken)
     for key in ("a", "b", "c"):
         exits.add(key, RECORD.replace(reason=f"of {key}"), is_synced=False)
-    exits.flush()
+    flushed(exits)
     path = tmp_path / "exits.log"
     raw = path.read_bytes()
     path.write_bytes(raw.replace(b"of b", b"of x"))  # as good a record, if nobody looks at its checksum
@@ -155,8 +161,8 @@ def test_where_no_thread_can_be_made_the_launcher_waits_for_the_disk_itself(
     reading, writing = os.pipe()
     exits.set_wake_fd(writing)
     exits.add("a-1", RECORD, is_synced=True)
-    exits.flush()
+    flushed(exits)
     assert select.select([reading], [], [], 0)[0], "it is woken up to tell"
-    assert keys(exits.flush()) == ["a-1"]
+    assert keys(flushed(exits)) == ["a-1"]
     os.close(reading)
     os.close(writing)

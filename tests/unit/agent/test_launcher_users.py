@@ -116,7 +116,7 @@ def test_no_user_of_another_node_becomes_an_administrator_unless_that_is_said() 
         return name, 20_001, 20_001, (20_001, 27), "/", "/bin/sh", False, True
 
     strict, lax = (UsersPolicy(admin_group="wheel", map_administrators=allowed) for allowed in (False, True))
-    with pytest.raises(SpawnRefused, match="in the group wheel"):
+    with pytest.raises(SpawnRefused, match="wheel"):
         account_named("carol", strict, look=look)
     assert account_named("carol", lax, look=look).uid == 20_001
     assert account_named("carol", strict, uid=20_001, is_own=True, look=look).uid == 20_001, "her own tasks are hers"

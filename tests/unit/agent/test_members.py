@@ -105,7 +105,7 @@ def test_a_port_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
             other.bind(("127.0.0.1", 0))
             port = other.getsockname()[1]
             members, parts = made(tmp_path, f"127.0.0.1:{port}")
-            with pytest.raises(ConfigError, match=f"cannot receive datagrams at 127.0.0.1:{port}"):
+            with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
                 await members.listen()
             assert parts.links.asked == []
         members, parts = made(tmp_path, taken=PORT_TRIES_MAX)

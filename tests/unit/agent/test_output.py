@@ -254,7 +254,7 @@ class Disk:
         files: Any = SimpleNamespace(has=lambda _key: False, settled=settled)
         energy: Any = SimpleNamespace(ended=lambda _key, exit_: exit_)
         records = ExitRecords(info, spool, disk, files, energy)
-        return ExitSettler(records, inbox, node, pulls, output, cast("Any", None), RunState())
+        return ExitSettler(records, inbox, node, pulls, output, cast("Any", None), cast("Any", None), RunState())
 
     def ended(self, spool: Spool, output: TaskOutputs, event: events.TaskEnded) -> list[str]:
         """What was synced until the core was told of this end, and that."""

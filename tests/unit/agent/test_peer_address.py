@@ -113,7 +113,7 @@ def test_dialling_what_no_host_can_be_called_is_a_link_that_is_not_there(
                 credentials_of("x"),
                 lambda: PeerConnection(cast("Owner", None), credentials_of("x"), dialled=True),
             )
-        with pytest.raises(OSError, match=r"not a host name|not known"):
+        with pytest.raises(OSError, match=r"a\.\.b|name"):
             await resolve_one("a..b")
 
     with asyncio.Runner(loop_factory=make) as runner:

@@ -166,7 +166,8 @@ def test_what_was_reported_dead_before_its_turn_to_be_spawned_is_not_spawned() -
     stdin: Any = SimpleNamespace(source=lambda _action: None)
     launcher: Any = SimpleNamespace(spawn=lambda action, *_: spawned.append(action.key))
     environments: Any = SimpleNamespace(variables=lambda *_: {})
-    starter = TaskStarter(info, x.node, spool, stdin, launcher, environments, cast("Any", None))
+    mps: Any = SimpleNamespace(variables=lambda _key: {})
+    starter = TaskStarter(info, x.node, spool, stdin, launcher, environments, mps, cast("Any", None))
     starter.start(order)
     assert spawned == [KEY]
     x.when(events.LauncherLost())

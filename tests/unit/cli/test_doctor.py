@@ -150,7 +150,7 @@ def test_a_node_that_cannot_renew_its_certificate_or_was_shut_out(facts: DoctorI
     assert (found(3, issuer=False).result, found(-3, issuer=False).result) == ("warn", "fail")
     shut_out = found(60, issuer=False, revoked=True)
     assert shut_out.result == "fail"
-    assert "shut out" in shut_out.says
+    assert "revoked" in shut_out.says
     assert "peerload invite" in shut_out.fix
 
 
@@ -321,7 +321,7 @@ def test_a_check_that_hangs_does_not_hang_the_others(facts: DoctorInput, monkeyp
     monkeypatch.setattr(doctor, "LOOK_S_MAX", 0.05)
     found = doctor.looked_at(Check("hangs", hangs), facts)
     never.set()
-    assert (found.result, "it hangs" in found.says) == ("fail", True)
+    assert (found.result, "df" in found.fix) == ("fail", True)
 
 
 def test_what_was_lost_and_what_was_removed_early(facts: DoctorInput) -> None:
@@ -342,7 +342,7 @@ def test_a_broker_of_this_machine_that_holds_small_messages_back(
     facts = DoctorInput(str(tmp_path / "none"), root=tmp_path, environment=environment)
     put(facts, "proc/7/cmdline", "/usr/sbin/mosquitto\0-c\0/etc/mosquitto.conf\0")
     put(facts, "etc/mosquitto.conf", f"listener 1883\n{settings}")
-    found = cluster.broker(facts)
+    found = broker.broker(facts)
     assert (found.result, "set_tcp_nodelay" in found.fix) == (result, result == "warn")
 
 

@@ -34,6 +34,12 @@ def test_a_row_of_a_node(agent: FakeAgent) -> None:
     assert text.split() == ["ws1", "3600", "1", "1000", "600", "2000", "0.0s", "measured", "package", "powercap"]
 
 
+def test_small_figures_are_shown(agent: FakeAgent) -> None:
+    agent.answer("energy", **{**ROW, "joules": 0.123, "wh": 0.123 / 3600, "tasks_joules": 0.05})
+    text = peerload("energy", agent=agent).stdout.decode().splitlines()[1]
+    assert text.split()[1:4] == ["0.12", "0.000034", "0.050"]
+
+
 def test_a_row_of_each_node_that_is_alive(agent: FakeAgent) -> None:
     agent.answer("energy", **ROW)
     names = (("ws1", "alive", True), ("ws2", "alive", False), ("ws3", "dead", False))

@@ -544,11 +544,11 @@ def test_up_counts_the_members_of_earlier_starts(agent: FakeAgent, told: dict[st
     [
         (
             {"listen": "127.0.0.1:9", "cluster_local": True},
-            "peerload invite        on this one too:  peerload up --peer 127.0.0.1:9 …",
+            "peerload invite        another agent here:  peerload up --peer 127.0.0.1:9 …",
         ),
         (
             {"listen": "127.0.0.1:9", "cluster_local": False, "issuer": True},
-            "peerload invite        from other machines: once this one is started with  --listen ADDRESS:PORT",
+            "peerload invite        other machines can reach it after:  peerload up --listen ADDRESS:PORT",
         ),
         ({"listen": "10.0.0.1:9", "cluster_local": False, "issuer": True}, "peerload invite"),
         (

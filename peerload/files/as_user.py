@@ -1,0 +1,96 @@
+"""A process of a user that works with the files of one task, for an agent that serves all users of a machine.
+
+The launcher starts it in the user's directory, without any rights but the user's. Its standard input is a socket to the
+agent, which says what is to be done, and gives and takes blocks; frames as in `launcher/protocol.py`, each a list.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from peerload.files import work
+from peerload.files.manifest import digest_of
+from peerload.model.errors import StagingFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FRAME_BYTES_MAX = 64 << 20
+HEADER_BYTES = 4
+PUT_BYTES = 4 << 20
+"""Blocks are sent together up to this."""
+
+
+class _StoreFailed(StagingFailed):
+    """The agent cannot give or take a block; it knows why."""
+
+
+class _Agent:
+    """The other end of the socket; the blocks of this user's files are there."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._file = connection.makefile("rwb")
+        self._put: list[bytes] = []
+
+    def receive(self) -> Any:  # noqa: ANN401 -- what the agent says
+        header = self._file.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            raise ConnectionError("the agent went away")
+        return msgpack.unpackb(self._file.read(int.from_bytes(header, "big")))
+
+    def send(self, *words: object) -> None:
+        raw = msgpack.packb(words)
+        self._file.write(len(raw).to_bytes(HEADER_BYTES, "big") + raw)
+        self._file.flush()
+
+    def _ask(self, *words: object) -> Any:  # noqa: ANN401 -- as above
+        self.send(*words)
+        reply = self.receive()
+        if reply is None:
+            raise _StoreFailed("blocks are not to be had")
+        return reply
+
+    def read(self, digest: bytes) -> bytes:
+        return self.read_some([digest], 1)[0]
+
+    def read_some(self, digests: Sequence[bytes], bytes_max: int) -> list[bytes]:
+        found: list[bytes] = self._ask("read", list(digests), bytes_max)
+        return found
+
+    def put(self, blocks: Sequence[bytes]) -> list[bytes]:
+        self._put += blocks
+        if sum(map(len, self._put)) > PUT_BYTES:
+            self.flush()
+        return [digest_of(block) for block in blocks]
+
+    def flush(self) -> None:
+        if self._put:
+            self._ask("put", self._put)
+            self._put = []
+
+
+def main() -> None:
+    """Do what the agent asks for, in the working directory."""
+    agent = _Agent(socket.socket(fileno=0))
+    name, *values = agent.receive()
+    try:
+        result = work.WORK[name](b".", agent, *values)
+        agent.flush()
+    except _StoreFailed:
+        agent.send("failed", 0, "", "", "")
+    except StagingFailed as error:
+        agent.send("failed", 0, error.what, error.why, error.hint)
+    except OSError as error:
+        agent.send("failed", error.errno or errno.EIO, error.strerror or str(error), "", "")
+    except Exception as error:  # noqa: BLE001 -- nobody sees its standard error
+        agent.send("failed", 0, "the files of the task cannot be handled", repr(error), "")
+    else:
+        agent.send("done", result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Lanes: tasks that were given ahead, each of which starts the moment the one before it has ended. Used by the launcher alone."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+
+from peerload.launcher.protocol import LauncherProtocolError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+
+class Start(Protocol):
+    """A request to start the attempt ``key`` when the attempt ``after`` has ended."""
+
+    @property
+    def key(self) -> str: ...  # noqa: D102
+    @property
+    def after(self) -> str: ...  # noqa: D102
+
+
+AnyStart = TypeVar("AnyStart", bound=Start)
+WAITING_MAX = 10_000
+WAIT_S_MAX = 0.5
+"""The tasks behind one that has run for longer are given back: it was expected to be short."""
+HARMLESS = frozenset(
+    {
+        0,
+        signal.SIGCONT,
+        signal.SIGCHLD,
+        signal.SIGURG,
+        signal.SIGWINCH,
+        signal.SIGSTOP,
+        signal.SIGTSTP,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+    }
+)
+"""Signals that do not end a process which was just started."""
+
+
+class Lanes(Generic[AnyStart]):
+    """waiting: the requests that have not been started, by key."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, AnyStart] = {}
+        self._lanes: dict[str, deque[str]] = {}
+        """The lane of each attempt that is the first of one, or waits there, or has waited there and was withdrawn."""
+
+    def add(self, request: AnyStart, running: Container[str]) -> bool:
+        """Keep a request for later. → False: nothing is left before it, it is to be started now. Raises LauncherProtocolError."""
+        lane = self._lanes.get(request.after)
+        if lane is None:
+            if request.after not in running:
+                return False
+            lane = self._lanes[request.after] = deque()
+        if len(self.waiting) >= WAITING_MAX:
+            raise LauncherProtocolError("too many tasks wait for others")
+        lane.append(request.key)
+        self._lanes[request.key] = lane
+        self.waiting[request.key] = request
+        return True
+
+    def next(self, key: str) -> AnyStart | None:
+        """The request to be started now that this attempt has ended."""
+        lane = self._lanes.pop(key, None)
+        while lane:
+            following = lane.popleft()
+            if (request := self.waiting.pop(following, None)) is not None:
+                return request
+            del self._lanes[following]
+        return None
+
+    def behind(self, key: str) -> list[str]:
+        """Keys of those that wait behind this one."""
+        return [following for following in self._lanes.get(key, ()) if following in self.waiting]

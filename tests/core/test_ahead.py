@@ -1,0 +1,123 @@
+"""Short tasks of this home are given to the launcher ahead: each waits there for the end of the one before, and holds no room until then."""
+
+from __future__ import annotations
+
+import pytest
+
+from peerload.model import events
+from peerload.model.actions import ForgetTask, SignalTask, SpawnTask
+from peerload.model.config import CoreConfig
+from peerload.model.resources import ResourceRequest
+from peerload.model.task import Guarantee, TaskSpec, TaskState
+from tests.core.given import Given, spec
+
+CONFIG = CoreConfig(ahead_s=10.0, ahead_max=4)
+
+
+def short(slots: int = 1, config: CoreConfig = CONFIG) -> Given:
+    """A node that knows its command to take a second."""
+    x = Given(peers=(), slots=slots, config=config)
+    for number in range(1, 4):
+        x.submit()
+        x.end(x.task(number).key)
+    return x
+
+
+def lane(x: Given, *tasks: TaskSpec) -> list[str]:
+    """Submit these while all slots are taken, until one ends → the keys that each spawn waits for."""
+    for task in (spec(), *tasks):
+        x.submit(task)
+    x.end(x.task(4).key)
+    return [action.after for action in x.last if isinstance(action, SpawnTask)]
+
+
+def test_each_waits_for_the_one_before_and_holds_room_when_that_has_ended() -> None:
+    x = short()
+    assert lane(x, *[spec()] * 6) == ["", *(x.task(number).key for number in (5, 6, 7, 8))]
+    assert list(x.node.ledger.running) == [x.task(5).key]
+    assert all(x.node.holds(x.task(number).key) for number in (5, 6, 7, 8, 9))
+    assert x.task(10).record.state is TaskState.QUEUED
+    x.end(x.task(5).key)
+    assert list(x.node.ledger.running) == [x.task(6).key]
+    assert x.done(SpawnTask).after == x.task(9).key  # the last goes behind the last
+    for number in range(6, 11):
+        x.end(x.task(number).key)
+    assert not x.node.ledger.running
+    assert not x.node.home.tasks
+
+
+def test_no_slot_gets_more_than_its_share_of_what_waits() -> None:
+    x = short(slots=2)
+    x.submit()
+    assert lane(x, *[spec()] * 7) == ["", *(x.task(number).key for number in (6, 7, 8))]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        spec(guarantee=Guarantee.ONCE),
+        spec(takes_input=True),
+        spec(followed=True),
+        spec(request=ResourceRequest(mem_bytes=1)),
+        TaskSpec((b"unknown",), b"/tmp"),
+    ],
+)
+def test_others_wait_at_home(task: TaskSpec) -> None:
+    assert lane(short(), spec(), task) == [""]
+
+
+def test_nothing_is_given_behind_a_task_that_is_long_or_while_the_node_is_drained() -> None:
+    assert lane(short(config=CoreConfig(ahead_s=0.5)), *[spec()] * 4) == [""]
+    y = short()
+    lane(y, *[spec()] * 8)
+    y.when(events.DrainRequested(99))
+    assert not any(line.startswith("spawn") for line in y.end(y.task(5).key))
+
+
+def test_what_the_launcher_gives_back_is_queued_again() -> None:
+    x = short()
+    lane(x, *[spec()] * 3)
+    given = x.task(6)
+    x.when(events.TaskLost(given.key, "the task before it takes longer than expected", never_started=True))
+    assert (given.record.state, given.record.losses) == (TaskState.QUEUED, 0)
+    assert list(x.node.ledger.running) == [x.task(5).key]
+    x.end(x.task(5).key)
+    x.end(x.task(7).key)
+    assert x.node.holds(given.key)
+    assert given.record.attempt == 2
+
+
+def test_one_that_is_cancelled_before_its_turn_is_ended_and_the_next_has_the_room() -> None:
+    x = short()
+    lane(x, *[spec()] * 3)
+    key = x.task(6).key
+    x.when(events.CancelRequested(100, ("x/6",), 15))
+    assert x.done(SignalTask).key == key
+    x.end(key, 143)
+    assert x.done(ForgetTask).key == key
+    x.end(x.task(5).key)
+    assert list(x.node.ledger.running) == [x.task(7).key]
+
+
+def test_an_end_that_is_told_before_that_of_the_task_before_it_is_taken() -> None:
+    x = short()
+    lane(x, *[spec()] * 3)
+    x.when(events.TaskStarted(x.task(6).key, 0.0))
+    assert x.task(6).running_at == 0.0
+    x.end(x.task(6).key)
+    assert list(x.node.ledger.running) == [x.task(5).key]
+    x.end(x.task(5).key)
+    assert list(x.node.ledger.running) == [x.task(7).key]
+
+
+def test_a_launcher_that_is_listed_again_says_what_became_of_each() -> None:
+    x = short()
+    lane(x, *[spec()] * 3)
+    keys = [x.task(number).key for number in (5, 6, 7)]
+    x.when(events.LauncherLost())
+    x.when(events.LauncherReady(((keys[1], 0.0, 0.0), (keys[2], 0.0, 0.0)), (), ()))
+    assert sorted(x.node.ledger.running) == sorted(keys[1:])
+    assert x.task(5).record.losses == 1
+    for key in keys[1:]:
+        x.end(key)
+    assert not x.node.holds(keys[2])
