@@ -43,9 +43,12 @@ class Found(NamedTuple):
 
 
 class Rules:
-    """The ignore files of one directory and those above it, the deepest first: (length of its path, its patterns)."""
+    """The ignore files of one directory and those above it, the deepest first: (length of its path, an expression that matches
+    what any of its patterns does, its patterns)."""
 
-    def __init__(self, names: Sequence[str], above: tuple[tuple[int, GitIgnoreSpec], ...] = ()) -> None:
+    def __init__(
+        self, names: Sequence[str], above: tuple[tuple[int, re.Pattern[str], GitIgnoreSpec], ...] = ()
+    ) -> None:
         self._names = names
         self._specs = above
 
@@ -61,14 +64,16 @@ class Rules:
         from pathspec import GitIgnoreSpec  # noqa: PLC0415 -- most trees have none
 
         spec = GitIgnoreSpec.from_lines(lines)
-        return Rules(self._names, ((len(path) + 1 if path else 0, spec), *self._specs))
+        words = [re.sub(r"\(\?P<\w+>", "(?:", one.regex.pattern) for one in spec.patterns if one.regex is not None]
+        any_of = re.compile("|".join(f"(?:{word})" for word in words) or r"(?!)")
+        return Rules(self._names, ((len(path) + 1 if path else 0, any_of, spec), *self._specs))
 
     def ignore(self, path: str, *, is_directory: bool) -> bool:
         """True if this entry does not travel."""
         shown = f"{path}/" if is_directory else path
-        for skipped, spec in self._specs:
-            verdict = spec.check_file(shown[skipped:]).include
-            if verdict is not None:
+        for skipped, any_of, spec in self._specs:
+            below = shown[skipped:]
+            if any_of.search(below) and (verdict := spec.check_file(below).include) is not None:
                 return verdict
         return False
 
