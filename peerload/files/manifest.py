@@ -1,6 +1,6 @@
 """Manifest of a tree of files: the format in which it travels, and the rules for names in it (rule F1).
 
-A file is a list of blocks of at most BLOCK_BYTES; a block is known by the SHA-256 of its content. The manifest is itself cut
+A file is a list of blocks of at most BLOCK_BYTES, large inputs cut by their content (docs/adr/0043); a block is known by the SHA-256 of its content. The manifest is itself cut
 into blocks. Its *root* names these, and the SHA-256 of the root is the id of the whole tree. So whoever has the id can
 fetch everything else from anybody, and verify it.
 """
@@ -31,13 +31,21 @@ FILE_BYTES_MAX = 1 << 50
 
 
 class FileEntry(NamedTuple):
-    """One regular file. mode: its permissions, 0 … 0o777; blocks: the digests of its content, in order."""
+    """One regular file. mode: its permissions, 0 … 0o777; blocks: the digests of its content, in order; sizes: those of the
+    blocks if they were cut by content, () if all have BLOCK_BYTES but the last."""
 
     path: str
     mode: int
     size_bytes: int
     mtime_ns: int
     blocks: tuple[bytes, ...]
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """The size of each block."""
+        whole, rest = divmod(self.size_bytes, BLOCK_BYTES)
+        return self.sizes or (BLOCK_BYTES,) * whole + (rest,) * (rest > 0)
 
 
 class Manifest(NamedTuple):
@@ -152,11 +160,15 @@ def _check(found: Manifest) -> None:
 
 
 def _file(values: Any) -> FileEntry:  # noqa: ANN401 -- of another node
-    path, mode, size, mtime, blocks = values
-    entry = FileEntry(str(path), int(mode), int(size), int(mtime), _digests(blocks))
+    path, mode, size, mtime, blocks, sizes = values
+    entry = FileEntry(str(path), int(mode), int(size), int(mtime), _digests(blocks), tuple(map(int, sizes)))
     if entry.mode & ~0o777 or not 0 <= entry.size_bytes <= FILE_BYTES_MAX or not 0 <= entry.mtime_ns < 1 << 63:
         raise ValueError("a file has an impossible mode, size or date")
-    if len(entry.blocks) != -(-entry.size_bytes // BLOCK_BYTES):
+    if entry.sizes and (
+        min(entry.sizes) <= 0 or max(entry.sizes) > BLOCK_BYTES or sum(entry.sizes) != entry.size_bytes
+    ):
+        raise ValueError("a file has blocks of impossible sizes")
+    if len(entry.blocks) != (len(entry.sizes) or -(-entry.size_bytes // BLOCK_BYTES)):
         raise ValueError("a file has too many or too few blocks")
     return entry
 

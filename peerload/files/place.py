@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 from typing import TYPE_CHECKING, Protocol
@@ -80,15 +81,12 @@ def _write(parent: int, name: str, entry: FileEntry, contents: Iterator[bytes], 
     """mtime_ns: the date that it gets; 0: now."""
     fd = os.open(name, CREATE, 0o600, dir_fd=parent)
     try:
-        left = entry.size_bytes
-        for digest in entry.blocks:
+        for digest, size in zip(entry.blocks, entry.block_sizes, strict=True):
             data = b"" if digest == ZEROS else next(contents)
-            size = len(data) or BLOCK_BYTES
-            if size != min(left, BLOCK_BYTES):
+            if size != (len(data) or BLOCK_BYTES):
                 raise StagingFailed(
                     f"{entry.path} cannot be staged", why="a block of it has another size than announced"
                 )
-            left -= size
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
@@ -145,7 +143,7 @@ class Homecoming:
         found = _status(parent, name)
         if found is not None:
             is_file = stat.S_ISREG(found.st_mode)
-            if is_file and found.st_size == entry.size_bytes and _digests(parent, name) == entry.blocks:
+            if is_file and found.st_size == entry.size_bytes and _digests(parent, name, entry) == entry.blocks:
                 self._own[entry.path] = digest_of(b"".join(entry.blocks))
                 return
             if not is_file or self._was_changed(parent, name, entry.path, found):
@@ -171,7 +169,7 @@ class Homecoming:
             return False
         if before is not None:
             same = (found.st_size, found.st_mtime_ns) == (before.size_bytes, before.mtime_ns)
-            return not same and _digests(parent, name) != before.blocks
+            return not same and _digests(parent, name, before) != before.blocks
         return found.st_mtime >= self._since
 
     def _place_link(self, parent: int, name: str, path: str, target: str) -> None:
@@ -195,11 +193,12 @@ def _status(parent: int, name: str) -> os.stat_result | None:
         return None
 
 
-def _digests(parent: int, name: str) -> tuple[bytes, ...]:
-    """The digests of the blocks of a file."""
+def _digests(parent: int, name: str, like: FileEntry | None = None) -> tuple[bytes, ...]:
+    """The digests of the blocks of a file. like: the entry whose blocks' sizes count, as far as they reach."""
     fd = open_beneath(parent, name, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(fd, "rb", buffering=0) as file:
         found = []
-        while data := file.read(BLOCK_BYTES):
+        sizes = itertools.chain(like.sizes if like is not None else (), itertools.repeat(BLOCK_BYTES))
+        while data := file.read(next(sizes)):
             found.append(digest_of(data))
         return tuple(found)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 BATCH_BYTES = 3 << 20
 """Bound on the blocks that are sent at a time; a frame takes no more than 4 MiB."""
 BATCH_BLOCKS = 2048
+FORMAT = 2
+"""Of the digests that are remembered."""
 UNSURE_NS = 2_000_000_000
 """A file that was changed so shortly before it was read may have been changed again within the same tick of the clock."""
 
@@ -161,7 +163,7 @@ def _read(base: int, found: Iterable[tree.Found], known: _Known, sender: _Sender
             files.append(entry)
         else:
             try:
-                entry, status = tree.read_file(parents, item.path, sender.take)
+                entry, status = tree.read_file(parents, item.path, sender.take, by_content=True)
             except FileNotFoundError:  # it is gone, as if the tree had been looked through a moment later
                 continue
             known.note(entry, status)
@@ -184,19 +186,20 @@ class _Known:
         with contextlib.suppress(OSError, ValueError, msgpack.UnpackException):
             with open(self._path, "rb") as file:  # noqa: PTH123 -- quick
                 raw = msgpack.unpackb(file.read())
-            if isinstance(raw, dict) and raw.get("format") == 1:
+            if isinstance(raw, dict) and raw.get("format") == FORMAT:
                 self._files = raw["files"]
 
     def entry(self, path: str, status: os.stat_result) -> FileEntry | None:
         found = self._files.get(path)
         if found is None or tuple(found[0]) != tree.identity_of(status):
             return None
-        return FileEntry(path, status.st_mode & 0o777, status.st_size, status.st_mtime_ns, tuple(found[1]))
+        blocks, sizes = map(tuple, found[1:])
+        return FileEntry(path, status.st_mode & 0o777, status.st_size, status.st_mtime_ns, blocks, sizes)
 
     def note(self, entry: FileEntry, status: os.stat_result) -> None:
         self._is_news = True
         if max(status.st_mtime_ns, status.st_ctime_ns) < self._began_ns - UNSURE_NS:
-            self._files[entry.path] = [tree.identity_of(status), entry.blocks]
+            self._files[entry.path] = [tree.identity_of(status), entry.blocks, entry.sizes]
 
     def forget(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -206,7 +209,7 @@ class _Known:
         if not self._is_news:
             return
         paths = {entry.path for entry in manifest.files}
-        body = {"format": 1, "files": {path: value for path, value in self._files.items() if path in paths}}
+        body = {"format": FORMAT, "files": {path: value for path, value in self._files.items() if path in paths}}
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120 -- quick
             part = f"{self._path}.{os.getpid()}"

@@ -129,7 +129,7 @@ class BlockStore:
             marks = ",".join("?" * len(some))
             yield from self._execute(f"SELECT {columns} FROM blocks WHERE digest IN ({marks})", some)  # noqa: S608 -- marks
 
-    def put(self, blocks: Sequence[bytes], expected: Sequence[bytes] | None = None) -> list[bytes]:
+    def put(self, blocks: Sequence[bytes | memoryview], expected: Sequence[bytes] | None = None) -> list[bytes]:
         """Keep these blocks → their digests. Raises NoRoom, Damaged if they are not the ``expected`` ones, OSError."""
         digests = [digest_of(block) for block in blocks]
         if expected is not None and digests != list(expected):
@@ -166,7 +166,7 @@ class BlockStore:
             raise
         return digests
 
-    def _name(self, pack: int, new: dict[bytes, bytes], changed_ns: int) -> None:
+    def _name(self, pack: int, new: dict[bytes, bytes | memoryview], changed_ns: int) -> None:
         """Say in the database which blocks are in a pack that was written just now."""
         rows, start, now = [], 0, time.time()
         for digest, block in new.items():

@@ -27,6 +27,7 @@ NEVER = frozenset({".git", ".hg", ".svn"})
 """Directories of version control never travel with a snapshot."""
 BYTES_MAX = 1 << 40
 """Bound on the files that travel with one task, or come back."""
+CUT_BY_CONTENT_BYTES_MIN = 8 << 20
 READ_TRIES = 3
 """Number of times that a file which changes is read before it is refused."""
 PART_PREFIX, KEPT_BESIDE = ".peerload-part-", ".peerload-"
@@ -42,9 +43,12 @@ class Found(NamedTuple):
 
 
 class Rules:
-    """The ignore files of one directory and those above it, the deepest first: (length of its path, its patterns)."""
+    """The ignore files of one directory and those above it, the deepest first: (length of its path, an expression that matches
+    what any of its patterns does, its patterns)."""
 
-    def __init__(self, names: Sequence[str], above: tuple[tuple[int, GitIgnoreSpec], ...] = ()) -> None:
+    def __init__(
+        self, names: Sequence[str], above: tuple[tuple[int, re.Pattern[str], GitIgnoreSpec], ...] = ()
+    ) -> None:
         self._names = names
         self._specs = above
 
@@ -60,14 +64,16 @@ class Rules:
         from pathspec import GitIgnoreSpec  # noqa: PLC0415 -- most trees have none
 
         spec = GitIgnoreSpec.from_lines(lines)
-        return Rules(self._names, ((len(path) + 1 if path else 0, spec), *self._specs))
+        words = [re.sub(r"\(\?P<\w+>", "(?:", one.regex.pattern) for one in spec.patterns if one.regex is not None]
+        any_of = re.compile("|".join(f"(?:{word})" for word in words) or r"(?!)")
+        return Rules(self._names, ((len(path) + 1 if path else 0, any_of, spec), *self._specs))
 
     def ignore(self, path: str, *, is_directory: bool) -> bool:
         """True if this entry does not travel."""
         shown = f"{path}/" if is_directory else path
-        for skipped, spec in self._specs:
-            verdict = spec.check_file(shown[skipped:]).include
-            if verdict is not None:
+        for skipped, any_of, spec in self._specs:
+            below = shown[skipped:]
+            if any_of.search(below) and (verdict := spec.check_file(below).include) is not None:
                 return verdict
         return False
 
@@ -175,9 +181,12 @@ def largest(found: Iterable[Found], count: int = 3) -> list[Found]:
     return sorted(files, key=lambda item: (-item.status.st_size if item.status else 0, item.path))[:count]
 
 
-def read_file(parents: Parents, path: str, take: Callable[[bytes], bytes]) -> tuple[FileEntry, os.stat_result]:
-    """Read one file → its entry, and its status then. ``take(block)`` gives the digest of a block. Raises StagingFailed if it
-    changes all the time while it is read; FileNotFoundError."""
+def read_file(
+    parents: Parents, path: str, take: Callable[[bytes], bytes], *, by_content: bool = False
+) -> tuple[FileEntry, os.stat_result]:
+    """Read one file → its entry, and its status then. ``take(block)`` gives the digest of a block. by_content: a large file is
+    cut where its content says so: after a change in its middle most blocks are as before. Raises StagingFailed if it changes
+    all the time while it is read; FileNotFoundError."""
     for _ in range(READ_TRIES):
         try:
             parent, name = parents.of(path)
@@ -190,21 +199,50 @@ def read_file(parents: Parents, path: str, take: Callable[[bytes], bytes]) -> tu
             before = os.fstat(fd)
             if not stat.S_ISREG(before.st_mode):
                 raise StagingFailed(f"{path} cannot be read", why="it is no file any more")
-            blocks, size = [], 0
-            while size < before.st_size:
-                if (holes := _blocks_without_data(fd, size, before)) > 0:
-                    blocks += [take(bytes(BLOCK_BYTES))] * holes
-                    size = os.lseek(fd, holes * BLOCK_BYTES, os.SEEK_CUR)
-                elif data := _block(fd, min(before.st_size - size, BLOCK_BYTES)):
-                    blocks.append(take(data))
-                    size += len(data)
-                else:
-                    break
+            cut, size = [], 0
+            for block, times in _blocks(fd, before, by_content=by_content):
+                cut += [(take(block), len(block))] * times
+                size += len(block) * times
             if size == before.st_size and identity_of(os.fstat(fd)) == identity_of(before):
-                return FileEntry(path, before.st_mode & 0o777, size, before.st_mtime_ns, tuple(blocks)), before
+                mode, mtime_ns = before.st_mode & 0o777, before.st_mtime_ns
+                blocks, sizes = zip(*cut, strict=True) if cut else ((), ())
+                is_even = sizes[:-1].count(BLOCK_BYTES) == len(sizes[:-1])
+                return FileEntry(path, mode, size, mtime_ns, blocks, () if is_even else sizes), before
         finally:
             os.close(fd)
     raise StagingFailed(f"{path} cannot be staged", why="it changes while it is read", hint=_SKIPS)
+
+
+def _blocks(fd: int, status: os.stat_result, *, by_content: bool) -> Iterator[tuple[bytes, int]]:
+    """The blocks of a file, and how often each stands there: a hole is one block of zeros, many times, and is not read."""
+    at = 0
+    if by_content and status.st_size >= CUT_BY_CONTENT_BYTES_MIN and status.st_blocks * 512 >= status.st_size:
+        for block in _cut_by_content(fd):
+            yield block, 1
+            at += len(block)
+            if at > status.st_size:  # it grows
+                return
+    while at < status.st_size:
+        if (holes := _blocks_without_data(fd, at, status)) > 0:
+            yield bytes(BLOCK_BYTES), holes
+            at = os.lseek(fd, holes * BLOCK_BYTES, os.SEEK_CUR)
+        elif data := _block(fd, min(status.st_size - at, BLOCK_BYTES)):
+            yield data, 1
+            at += len(data)
+        else:
+            return
+
+
+def _cut_by_content(fd: int) -> Iterator[bytes]:
+    """The blocks of a file by FastCDC [XZJ+20]; none where that library is not compiled: in plain Python it takes minutes."""
+    try:
+        from pyfastcdc.cy import FastCDC  # noqa: PLC0415 -- for large files alone
+    except ImportError:
+        return
+    cutter = FastCDC(BLOCK_BYTES // 2, min_size=BLOCK_BYTES // 4, max_size=BLOCK_BYTES)
+    with os.fdopen(fd, "rb", buffering=0, closefd=False) as file:
+        for chunk in cutter.cut_stream(file):
+            yield bytes(chunk.data)
 
 
 def _blocks_without_data(fd: int, at: int, status: os.stat_result) -> int:

@@ -649,7 +649,9 @@ class BlocksRequest(_Message, frozen=True, tag="blocks-request"):
 class Blocks(_Message, frozen=True, tag="blocks"):
     """The next blocks, in the order they were asked for."""
 
-    blocks: Annotated[tuple[Annotated[bytes, Meta(max_length=1 << 20)], ...], Meta(min_length=1, max_length=BLOCKS_MAX)]
+    blocks: Annotated[
+        tuple[Annotated[memoryview, Meta(max_length=1 << 20)], ...], Meta(min_length=1, max_length=BLOCKS_MAX)
+    ]
 
 
 class BlocksEnd(_Message, frozen=True, tag="blocks-end"):

@@ -39,10 +39,10 @@ _SIZES |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
 _STEPS = _steps()
 
 
-def check(raw: bytes, values_max: int, depth_max: int = DEPTH_MAX) -> None:
+def check(raw: bytes | bytearray | memoryview, values_max: int, depth_max: int = DEPTH_MAX) -> None:
     """Raise ValueError for a MessagePack value that is nested deeper, or has more values. The decoder rejects values
     that are cut off or invalid."""
-    if len(raw) <= values_max and len(raw) - len(raw.translate(None, _CONTAINERS)) <= depth_max:
+    if len(raw) <= values_max and len(raw) - len(bytes(raw).translate(None, _CONTAINERS)) <= depth_max:
         return  # no deeper than the number of values
     at, size, left, seen = 0, len(raw), 1, 0
     above: list[int] = []
@@ -71,7 +71,7 @@ def check(raw: bytes, values_max: int, depth_max: int = DEPTH_MAX) -> None:
             raise ValueError(f"more than {values_max} values")
 
 
-def _within(raw: bytes, at: int, head: int) -> tuple[int, int]:
+def _within(raw: bytes | bytearray | memoryview, at: int, head: int) -> tuple[int, int]:
     """→ number of values of a list or a table, and length of its header."""
     if head < 0x90:  # noqa: PLR2004 -- of MessagePack
         return 2 * (head & 15), 1

@@ -7,6 +7,7 @@ import msgspec
 from peerload.model.errors import BadMessage, FrameTooLarge
 from peerload.model.messages import Envelope
 from peerload.wire import bounds
+from peerload.wire.frame import HEADER_BYTES
 
 CONTROL_BYTES_MAX = 1 << 20
 DATA_BYTES_MAX = 4 << 20
@@ -25,16 +26,19 @@ def encode(envelope: Envelope) -> bytes:
     return _encoder.encode(envelope)
 
 
-def encode_frame(envelope: Envelope) -> bytes:
+def encode_frame(envelope: Envelope) -> bytearray:
     """Encode length and body, as they are sent over the peer link."""
-    raw = _encoder.encode(envelope)
-    if len(raw) > DATA_BYTES_MAX:
-        raise FrameTooLarge(len(raw), DATA_BYTES_MAX)
-    return len(raw).to_bytes(4, "big") + raw
+    frame = bytearray()
+    _encoder.encode_into(envelope, frame, HEADER_BYTES)
+    size = len(frame) - HEADER_BYTES
+    if size > DATA_BYTES_MAX:
+        raise FrameTooLarge(size, DATA_BYTES_MAX)
+    frame[:HEADER_BYTES] = size.to_bytes(HEADER_BYTES, "big")
+    return frame
 
 
-def decode(raw: bytes, size_bytes_max: int = DATA_BYTES_MAX) -> Envelope:
-    """Decode one envelope. Raises FrameTooLarge or BadMessage, whatever the bytes are."""
+def decode(raw: bytes | bytearray | memoryview, size_bytes_max: int = DATA_BYTES_MAX) -> Envelope:
+    """Decode one envelope; blocks of files in it are views of ``raw``. Raises FrameTooLarge or BadMessage, whatever the bytes are."""
     if len(raw) > size_bytes_max:
         raise FrameTooLarge(len(raw), size_bytes_max)
     try:

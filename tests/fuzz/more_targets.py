@@ -60,6 +60,19 @@ STEP_BYTES = 7
 """What comes over a connection comes in pieces of this size."""
 
 
+def feed(connection: asyncio.BufferedProtocol | asyncio.Protocol, data: bytes) -> None:
+    """Have a connection receive this."""
+    if isinstance(connection, asyncio.Protocol):
+        connection.data_received(data)
+        return
+    while data:
+        room = memoryview(connection.get_buffer(len(data)))
+        count = min(len(room), len(data))
+        room[:count] = data[:count]
+        connection.buffer_updated(count)
+        data = data[count:]
+
+
 class Deaf(asyncio.Transport):
     """A connection into nowhere."""
 
@@ -192,7 +205,7 @@ def peer_connection(raw: bytes) -> object:
             link = PeerConnection(owner, _tls(), dialled=False)
             link._transport, link.certified = Deaf(), "n2"
             for piece in (before, *(raw[first : first + STEP_BYTES] for first in range(0, len(raw), STEP_BYTES))):
-                link.data_received(piece)
+                feed(link, piece)
             link._transport.close()
             link.connection_lost(None)
 
@@ -401,7 +414,7 @@ def files() -> tuple[bytes, ...]:
 def _introduction() -> bytes:
     told = messages.Identity("n2", "boot-2", "machine-2", "store-2", 2, "127.0.0.1:2")
     hello = messages.Hello(told, Profile("n2", 2, 2.0))
-    return peer.encode_frame(messages.Envelope(1, "default", "n2", "boot-2", 1, hello))
+    return bytes(peer.encode_frame(messages.Envelope(1, "default", "n2", "boot-2", 1, hello)))
 
 
 _TOKEN = b"t" * 8

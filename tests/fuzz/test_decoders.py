@@ -67,6 +67,7 @@ DECODERS = {
     "agent/launcher/connect.py:exit_of": "exit",
     "security/broker.py:BrokerTls.context": USERS_OWN,
     "agent/peers/connection.py:PeerConnection._take_frames": "peer-link",
+    "agent/peers/connection.py:PeerConnection.get_buffer": "peer-link",
     "agent/sensors/gpu_health.py:GpuFaults._stored": "state",
     "agent/launcher/mps.py:MpsDaemons._told": "mps-keeper",
     "agent/energy/controls.py:PowerControls._changed": "state",

@@ -217,7 +217,7 @@ class Stranger:
     def frame(self, message: Message, **changes: object) -> bytes:
         self.sequence += 1
         made = Envelope(1, "default", self.told.node, self.told.boot, self.sequence, message, self.to)
-        return peer.encode_frame(msgspec.structs.replace(made, **changes))
+        return bytes(peer.encode_frame(msgspec.structs.replace(made, **changes)))
 
     def hello(self, **changes: object) -> bytes:
         profile = Profile(node=self.told.node, slots=1, cpus=1.0)

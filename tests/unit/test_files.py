@@ -106,6 +106,31 @@ def test_blocks_that_the_agent_has_lost_are_sent_again(home: Path, tmp_path: Pat
     assert anew.missing_of(first.id) == []
 
 
+def test_a_large_file_that_has_changed_in_its_middle_costs_the_blocks_there(
+    home: Path, tmp_path: Path, store: BlockStore
+) -> None:
+    before = os.urandom(20 << 20)
+    (home / "large").write_bytes(before)
+    agent = Agent(store)
+    first = frozen(home, agent)
+    (entry,) = first.manifest.files
+    assert entry.sizes
+    came = agent.came
+    (home / "large").write_bytes(before[: 9 << 20] + b"one line more" + before[9 << 20 :])
+    second = frozen(home, agent)
+    assert agent.came - came <= 3 + 2  # of the file, and of the manifest
+    there = made(tmp_path / "there", second, store)
+    assert (there / "large").read_bytes() == (home / "large").read_bytes()
+
+    output = manifest.FileEntry("large", 0o644, 1, 1, tuple(store.put([b"x"])))
+    coming = Homecoming(os.fsencode(home), first.manifest, {}, since=0.0, mark="h/1")
+    coming.place(Manifest((output,)), store.read_some)
+    assert coming.conflicts == ["large"]  # it is not as at submit
+    (home / "large").write_bytes(before)
+    coming.place(Manifest((output,)), store.read_some)
+    assert (home / "large").read_bytes() == b"x"
+
+
 def test_ignore_files_count_for_a_snapshot_and_deeper_ones_before_others(home: Path) -> None:
     for name in ("a.o", "a.c", "keep.o", "build/x", "sub/b.o", "sub/b.log", ".git/config", "data/big"):
         (home / name).parent.mkdir(exist_ok=True)
@@ -247,6 +272,9 @@ def test_a_manifest_with_such_a_name_is_refused(path: str) -> None:
         Manifest((FileEntry("a", 0o644, -1, 0, ()),)),
         Manifest((FileEntry("a", 0o644, 5, 0, ()),)),
         Manifest((FileEntry("a", 0o644, 5, 0, (b"short",)),)),
+        Manifest((FileEntry("a", 0o644, 5, 0, (b"d" * 32,), (6,)),)),
+        Manifest((FileEntry("a", 0o644, 5, 0, (b"d" * 32,) * 2, (6, -1)),)),
+        Manifest((FileEntry("a", 0o644, 2 * BLOCK_BYTES, 0, (b"d" * 32,), (2 * BLOCK_BYTES,)),)),
         Manifest((FileEntry("a", 0o644, 0, 0, ()), FileEntry("a", 0o644, 0, 0, ()))),
         Manifest(links=(("a", "/etc"),)),
         Manifest(links=(("a/b", "../../x"),)),

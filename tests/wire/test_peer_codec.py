@@ -175,7 +175,7 @@ SAMPLES: list[Message] = [
     InputEnd(5, gone=True),
     Staging(**ATTEMPT, done_bytes=1, size_bytes=1 << 60),
     BlocksRequest((b"d" * 32,)),
-    Blocks((b"x" * (1 << 20), b"")),
+    Blocks((memoryview(b"x" * (1 << 20)), memoryview(b""))),
     BlocksEnd("it is gone"),
 ]
 
@@ -206,7 +206,7 @@ def test_another_codec_reads_and_writes_the_same(message: Message) -> None:
     envelope = wrap(message)
     seen = msgpack.unpackb(peer.encode(envelope))
     assert seen["body"]["t"] == tag(message)
-    assert seen == msgpack.unpackb(msgpack.packb(msgspec.to_builtins(envelope, builtin_types=(bytes,))))
+    assert seen == msgpack.unpackb(msgpack.packb(msgspec.to_builtins(envelope, builtin_types=(bytes, memoryview))))
     assert peer.decode(msgpack.packb(seen)) == envelope
 
 

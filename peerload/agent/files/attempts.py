@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import logging
 import os
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.accounts.as_user import BUSY, POLICY, TaskUser
+from peerload.agent.event_loop import in_own_thread
 from peerload.agent.files.caches import FileCache, FileCaches
 from peerload.agent.files.user_work import UserWork, WorkLost
 from peerload.files import work
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
     from pathlib import Path
 
+    from peerload.agent.files.transfer import Fetch
     from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.node_info import AgentInfo
@@ -289,7 +292,7 @@ class AttemptFiles:
 
     async def _stage(self, key: str, note: AttemptNote, sources: Sequence[str], attempt: int) -> None:
         """sources: nodes to fetch from, the home of the attempt last; none if that is this node."""
-        uid, cache = _uid_in(key), self._cache(note.user)
+        cache = self._cache(note.user)
         began_s = time.monotonic()
         try:
             async with asyncio.timeout(STAGING_S_MAX):
@@ -297,8 +300,8 @@ class AttemptFiles:
                 repairs_left = REPAIRS_MAX if sources else 0
                 while True:
                     try:
-                        await self._fetch(uid, cache, note, sources, attempt)
-                        await self._make(key, cache, note, sources, attempt)
+                        making = await self._fetch(key, cache, note, sources, attempt)
+                        await self._make(key, cache, note, sources, attempt, making)
                         break
                     except Damaged:  # in the cache here: others have it
                         if not repairs_left:
@@ -317,31 +320,56 @@ class AttemptFiles:
         self._event_log.record("files", "staged", task=note.task, reason=came)
 
     async def _fetch(
-        self, uid: bytes, cache: FileCache, note: AttemptNote, sources: Sequence[str], attempt: int
-    ) -> None:
+        self, key: str, cache: FileCache, note: AttemptNote, sources: Sequence[str], attempt: int
+    ) -> asyncio.Future[None] | None:
+        """→ the making of the working directory, if that has begun meanwhile: one thread for each fetch that has its turn writes
+        each file as soon as its blocks are here."""
         if not sources or await cache.transfer.in_thread(cache.is_complete, note.files.manifest):
-            return
+            return None
+        uid = _uid_in(key)
         self.caches.pin()
         fetch = cache.transfer.fetch(note.files.manifest, sources, uid)
         is_first, fetch.is_counted = not fetch.is_counted, True
         assert fetch.work is not None
+        making: asyncio.Future[None] | None = None
+        step = fetch.begun if is_first and self._user_work is None else fetch.work
         try:
-            while not fetch.work.done():
+            while not fetch.work.done() and not (step is making and step.done()):
                 self._tell(uid, note, sources, attempt, fetch.done_bytes)
-                await asyncio.wait({fetch.work}, timeout=TELL_EVERY_S)
+                await asyncio.wait({fetch.work, step}, timeout=TELL_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                if step is fetch.begun and step.done() and not step.cancelled():
+                    blocks = _WhileWanted(cache.store, lambda: self._notes.get(key) is note, fetch)
+                    directory = os.fsencode(self._spool.make_scratch(key))
+                    make = functools.partial(work.make, directory, blocks, note.files.manifest, note.files.outputs)
+                    step = making = in_own_thread(make)
+            if fetch.work.done():
+                fetch.work.result()
+        except BaseException:
+            if making is not None:
+                making.cancel()
+            raise
         finally:
             fetch.tasks.remove(uid)
-        fetch.work.result()
         note.in_bytes += fetch.done_bytes if is_first else 0
+        return making
 
     def _tell(self, uid: bytes, note: AttemptNote, sources: Sequence[str], attempt: int, done_bytes: int) -> None:
         """Tell the home of an offered attempt that its files are on their way."""
         if sources:
             self._links.send(sources[-1], Staging(note.task, uid, attempt, done_bytes, note.files.size_bytes))
 
-    async def _make(self, key: str, cache: FileCache, note: AttemptNote, sources: Sequence[str], attempt: int) -> None:
+    async def _make(
+        self,
+        key: str,
+        cache: FileCache,
+        note: AttemptNote,
+        sources: Sequence[str],
+        attempt: int,
+        making: asyncio.Future[None] | None,
+    ) -> None:
+        """making: it has begun already."""
         uid, blocks = _uid_in(key), _WhileWanted(cache.store, lambda: self._notes.get(key) is note)
-        making = asyncio.create_task(
+        making = making or asyncio.create_task(
             self.do("make", note.user, key, SCRATCH, note.files.manifest, note.files.outputs, blocks=blocks)
         )
         try:
@@ -549,14 +577,16 @@ def _uid_in(key: str) -> bytes:
 class _WhileWanted:
     """The blocks of a store while somebody wants them."""
 
-    def __init__(self, store: BlockStore, is_wanted: Callable[[], bool]) -> None:
-        self._is_wanted = is_wanted
+    def __init__(self, store: BlockStore, is_wanted: Callable[[], bool], fetch: Fetch | None = None) -> None:
+        """fetch: it brings those that are not here yet."""
+        self._is_wanted, self._fetch = is_wanted, fetch
         self.read, self.put, self._read_some = store.read, store.put, store.read_some
 
     def read_some(self, digests: Sequence[bytes], bytes_max: int) -> list[bytes]:
+        here = self._fetch.here(digests) if self._fetch is not None else digests
         if not self._is_wanted():
             raise StagingFailed("the files are not wanted any more")
-        return self._read_some(digests, bytes_max)
+        return self._read_some(here, bytes_max)
 
 
 def _kept(store: BlockStore, manifest: bytes) -> Root:

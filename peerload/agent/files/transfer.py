@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
+import threading
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from peerload.agent.event_loop import Workers
@@ -54,7 +56,8 @@ RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
 
 class Fetch:
     """One manifest on its way. sources: nodes that may have it, the best first; done_bytes: what has come; size_bytes: of all
-    files, 0 = not known yet; is_counted: some attempt has taken it for its own."""
+    files, 0 = not known yet; is_counted: some attempt has taken it for its own; begun: the manifest is here, and the
+    blocks of its files come; cancelled if there are none."""
 
     def __init__(self) -> None:
         self.is_counted = False
@@ -65,6 +68,37 @@ class Fetch:
         self.distrusted: set[str] = set()
         """Nodes that have sent a wrong block. They are asked to verify what they send; the second time they are dropped."""
         self.work: asyncio.Task[None] | None = None
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lacking: set[bytes] = set()
+        self._news = threading.Condition()
+        self._is_over = False
+
+    def begin(self, digests: Sequence[bytes]) -> None:
+        """These blocks of files are not here, and are fetched now."""
+        self._lacking = set(digests)
+        if not self.begun.done():
+            self.begun.set_result(None)
+
+    def came(self, digests: Sequence[bytes]) -> None:
+        """These blocks are in the store. For a thread."""
+        with self._news:
+            self._lacking.difference_update(digests)
+            self._news.notify_all()
+
+    def over(self) -> None:
+        """No more blocks come."""
+        self.begun.cancel()
+        with self._news:
+            self._is_over = True
+            self._news.notify_all()
+
+    def here(self, digests: Sequence[bytes]) -> Sequence[bytes]:
+        """The first of these blocks, as many as are here; waits for the first one as long as the fetch lasts. For a thread."""
+        with self._news:
+            self._news.wait_for(lambda: self._is_over or digests[0] not in self._lacking)
+            if self._is_over:
+                return digests
+            return list(itertools.takewhile(lambda digest: digest not in self._lacking, digests))
 
 
 class FileTransfer:
@@ -115,7 +149,7 @@ class FileTransfer:
                     blocks = await self.in_thread(self._store.read_some, left, PIECE_BYTES, verified=request.verify)
                 left = left[len(blocks) :]
                 self._counters[metrics.FILES_SERVED_BYTES] += sum(map(len, blocks))
-                yield Blocks(tuple(blocks))
+                yield Blocks(tuple(map(memoryview, blocks)))
             yield BlocksEnd()
         except StagingFailed as error:
             yield BlocksEnd(str(error)[:WHY_LENGTH_MAX])
@@ -139,7 +173,7 @@ class FileTransfer:
         return known
 
     def _done(self, manifest: bytes, work: asyncio.Task[None]) -> None:
-        del self._fetches[manifest]
+        self._fetches.pop(manifest).over()
         if not work.cancelled() and (error := work.exception()) is not None:
             log.info("cannot fetch files: manifest=%s error=%s", manifest.hex()[:16], error)
 
@@ -147,9 +181,13 @@ class FileTransfer:
         wait_s, silent_s = RETRY_S_MIN, 0.0
         async with turn:
             while lacking := await self.in_thread(self._store.missing_of, manifest):
-                if not fetch.size_bytes and lacking != [manifest]:
-                    fetch.size_bytes = decode_root(await self.in_thread(self._store.read, manifest)).size_bytes
-                    await self.in_thread(self._room, fetch.size_bytes)
+                if lacking != [manifest]:
+                    root = decode_root(await self.in_thread(self._store.read, manifest))
+                    if not fetch.size_bytes:
+                        fetch.size_bytes = root.size_bytes
+                        await self.in_thread(self._room, fetch.size_bytes)
+                    if lacking[0] not in root.parts:
+                        fetch.begin(lacking)
                 before = fetch.done_bytes
                 error = await self._fetch_from_all(fetch, lacking)
                 if error is None:
@@ -227,13 +265,14 @@ class FileTransfer:
                     fetch.distrusted.add(node)
                     return  # what is missing is asked for again
                 at += len(wanted)
+                fetch.came(wanted)
                 size = sum(map(len, piece.blocks))
                 fetch.done_bytes += size
                 self._counters[metrics.FILES_FETCHED_BYTES] += size
         finally:
             await pieces.aclose()  # type: ignore[attr-defined]
 
-    def _keep(self, wanted: Sequence[bytes], blocks: Sequence[bytes]) -> bool:
+    def _keep(self, wanted: Sequence[bytes], blocks: Sequence[memoryview]) -> bool:
         """False if they are not the wanted ones. Raises StagingFailed, OSError."""
         size = sum(map(len, blocks))
         if self._store.needs_room(size):

@@ -22,6 +22,7 @@ from peerload.security.address import join_address, open_tcp, parse_address, pla
 from peerload.security.certificates import proven_info
 from peerload.security.tls import node_of, peer_certificate, tls_error_text
 from peerload.wire import peer
+from peerload.wire.frame import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -40,7 +41,8 @@ HELLO_S = 5.0
 """Timeout of the Hello of the other end."""
 HELLO_BYTES_MAX = 256 << 10
 """Size limit of the first frame: a Hello that describes 300 other members fits."""
-HEADER_BYTES = 4
+READ_BYTES = 16 << 10
+"""Room for the next frames: a TLS record."""
 FLUSH_BYTES = 256 << 10
 """Gathered frames of this size are written at once."""
 BUFFERED_BYTES_MAX = 1 << 20
@@ -102,7 +104,7 @@ class Links(Owner, Protocol):
         raise NotImplementedError
 
 
-class PeerConnection(asyncio.Protocol):
+class PeerConnection(asyncio.BufferedProtocol):
     """The protocol object of one connection. ``dialled``: this node made it. ``stream``: it carries one output, input or
     forwarded client, not messages. ``back``: the number under which the peer asked for this stream, 0 if it did not."""
 
@@ -126,12 +128,13 @@ class PeerConnection(asyncio.Protocol):
         """Loop time of the last message that was more than membership traffic, and of the last message at all."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
+        self._filled = 0
         self._paused_for: set[str] = set()
         self._is_lost = False
         self._read_timeout = ReadTimeout(self._loop, lambda: self._refuse("a frame that does not go on"))
         self.frame_bytes = 0
         """Size of the frame that is being handled."""
-        self._waiting: list[tuple[Message | None, bytes]] = []
+        self._waiting: list[tuple[Message | None, bytes | bytearray]] = []
         self._waiting_bytes = 0
         self._flush_planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -188,19 +191,32 @@ class PeerConnection(asyncio.Protocol):
         self.owner.refused(self, why)
         self.abort(why)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _: int) -> memoryview:
+        """Room for the rest of the frame that has begun, or for the next ones. A large frame has a buffer of its own size:
+        it is decrypted into it and, if it carries blocks of files, never copied."""
+        if self.is_closed:
+            self._buffer, self._filled = bytearray(), 0
+        if self._filled == len(self._buffer):
+            begun = self._buffer
+            size = HEADER_BYTES + int.from_bytes(begun[:HEADER_BYTES], "big") if begun else 0
+            self._buffer = bytearray(max(size, READ_BYTES))
+            self._buffer[: self._filled] = begun
+        return memoryview(self._buffer)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Handle the complete frames."""
-        if not self.is_closed:
-            self._buffer += data
-            taken = self._take_frames()
-            del self._buffer[:taken]
-            self._read_timeout.received(
-                len(data), is_whole=taken > 0, is_partial=bool(self._buffer) and not self.is_closed
-            )
+        self._filled += nbytes
+        if self.is_closed:
+            return
+        taken = self._take_frames()
+        if taken:
+            self._buffer = self._buffer[taken : self._filled]
+            self._filled = len(self._buffer)
+        self._read_timeout.received(nbytes, is_whole=taken > 0, is_partial=self._filled > 0 and not self.is_closed)
 
     def _take_frames(self) -> int:
         """Handle each complete frame in the buffer, until reading is paused. Returns the number of bytes handled."""
-        start, end = 0, len(self._buffer)
+        start, end = 0, self._filled
         while end - start >= HEADER_BYTES and not self.is_closed and not self._paused_for:
             size = int.from_bytes(self._buffer[start : start + HEADER_BYTES], "big")
             limit = peer.DATA_BYTES_MAX if self.hello is not None else HELLO_BYTES_MAX
@@ -211,9 +227,7 @@ class PeerConnection(asyncio.Protocol):
             if end - start - HEADER_BYTES < size:
                 break
             start += HEADER_BYTES
-            with memoryview(self._buffer) as view:
-                raw = bytes(view[start : start + size])
-            self._frame(raw)
+            self._frame(memoryview(self._buffer)[start : start + size])
             start += size
         return end if self.is_closed else start
 
@@ -248,19 +262,19 @@ class PeerConnection(asyncio.Protocol):
                 timer.cancel()
         self._is_lost = True
         self._paused_for.clear()
-        self.data_received(b"")  # complete frames that came while reading was paused
+        self.buffer_updated(0)  # complete frames that came while reading was paused
         self.is_closed = True
         self._read_timeout.stop()
         self.reason = self.reason or _why_lost(exc)
         self._drained.set()
-        self._buffer.clear()
+        self._buffer, self._filled = bytearray(), 0
         if not self.gone.done():
             self.gone.set_result(None)
         self.owner.closed(self, self.reason)
 
     # -- frames in ---------------------------------------------------------------------------------------------------
 
-    def _frame(self, raw: bytes) -> None:
+    def _frame(self, raw: memoryview) -> None:
         self._limit_rate()
         self.frame_bytes = len(raw)
         try:
@@ -334,7 +348,7 @@ class PeerConnection(asyncio.Protocol):
         if self._paused_for or self._transport is None or self._transport.is_closing():
             return
         self._read_timeout.pause(paused=False)
-        self.data_received(b"")
+        self.buffer_updated(0)
         if not self._paused_for and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -345,7 +359,7 @@ class PeerConnection(asyncio.Protocol):
 
     # -- frames out --------------------------------------------------------------------------------------------------
 
-    def write(self, message: Message, frame: bytes) -> None:
+    def write(self, message: Message, frame: bytes | bytearray) -> None:
         """Write a frame at the end of this turn of the loop, together with the others of the turn."""
         self._waiting.append((None if self.stream else message, frame))
         self._waiting_bytes += len(frame)

@@ -20,7 +20,7 @@ from peerload.agent.peers.listener import Listener
 from peerload.agent.peers.peer_table import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, PeerBackpressure
 from peerload.model import metrics
 from tests.each import each
-from tests.fuzz.more_targets import Deaf
+from tests.fuzz.more_targets import Deaf, feed
 from tests.support import PATIENCE_S, security_events
 
 
@@ -141,7 +141,7 @@ def test_a_connection_with_a_frame_that_does_not_go_on_is_closed(door: str, monk
         else:
             connection = LocalConnection(cast("Any", links), cast("Any", links))
         connection._transport = transport
-        connection.data_received(b"\0\0\1\0begin")
+        feed(connection, b"\0\0\1\0begin")
         async with asyncio.timeout(PATIENCE_S):
             while not transport.is_over:  # noqa: ASYNC110 -- nobody tells
                 await asyncio.sleep(0.01)
@@ -199,7 +199,7 @@ def test_a_link_is_read_again_when_no_reason_against_it_is_left() -> None:
         connection.pause_reading("one")
         connection.pause_reading("another")
         connection.pause_reading("another")
-        connection.data_received(3 * NO_FRAME + NO_FRAME[:3])  # it was on its way
+        feed(connection, 3 * NO_FRAME + NO_FRAME[:3])  # it was on its way
         connection.resume_reading("one")
         connection.resume_reading("a third")
         await asyncio.sleep(0)
@@ -207,7 +207,7 @@ def test_a_link_is_read_again_when_no_reason_against_it_is_left() -> None:
         connection.resume_reading("another")
         await asyncio.sleep(0)
         assert (owner.count, transport.is_held) == (3, False)
-        connection.data_received(NO_FRAME[3:])
+        feed(connection, NO_FRAME[3:])
         assert owner.count == 4
         connection.connection_lost(None)
 
@@ -218,7 +218,7 @@ def test_what_came_whole_before_the_end_is_taken_whatever_was_held() -> None:
     async def story() -> None:
         owner = _Counting(pauses=True)
         connection, _ = held_back(owner)
-        connection.data_received(12 * NO_FRAME + NO_FRAME[:2])
+        feed(connection, 12 * NO_FRAME + NO_FRAME[:2])
         assert owner.count == 1
         connection.connection_lost(None)
         assert owner.count == 12
@@ -235,14 +235,14 @@ def test_what_came_together_is_taken_no_further_than_is_wanted() -> None:
     async def story() -> None:
         owner = _Counting(pauses=True)
         connection, transport = held_back(owner)
-        connection.data_received(4 * NO_FRAME)
+        feed(connection, 4 * NO_FRAME)
         for count in range(1, 5):
             assert (owner.count, transport.is_held) == (count, True)
             connection.resume_reading("not now")
             await asyncio.sleep(0)
         assert (owner.count, transport.is_held) == (4, False)
         connection.pause_reading("not now")
-        connection.data_received(NO_FRAME)
+        feed(connection, NO_FRAME)
         connection.close("over")
         connection.resume_reading("not now")
         await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -104,13 +105,43 @@ def test_a_copy_that_broke_off_goes_on_with_what_is_missing(tmp_path: Path, monk
     assert len(links.asked) > 3
 
 
+def test_no_verified_block_is_sent_again_after_cuts_and_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 1)
+    full, empty, id_ = stores(tmp_path)
+    serve = server(full)
+    sent: Counter[bytes] = Counter()
+
+    async def cut(node: str, request: BlocksRequest) -> Pieces:
+        at = 0
+        async for piece in serve(node, request):
+            yield piece
+            if isinstance(piece, Blocks):
+                sent.update(request.digests[at : at + len(piece.blocks)])
+                at += len(piece.blocks)
+            if at == 7:
+                raise asyncio.CancelledError  # the agent ends
+
+    ends = 0
+    while empty.missing_of(id_):
+        with contextlib.suppress(asyncio.CancelledError):
+            fetched(empty, Links(cut), id_)
+        ends += 1
+        empty.close()
+        empty = BlockStore(tmp_path / "empty", 1 << 30)  # the next one goes on
+    assert ends > 3
+    assert set(sent.values()) == {1}
+    assert len(sent) == full.usage().blocks
+
+
 async def wrong(_: str, request: BlocksRequest) -> Pieces:
-    yield Blocks(tuple(b"something else" for _ in request.digests))
+    yield Blocks(tuple(memoryview(b"something else") for _ in request.digests))
     yield BlocksEnd()
 
 
 async def too_many(_: str, request: BlocksRequest) -> Pieces:
-    yield Blocks(tuple(b"x" for _ in range(len(request.digests) + 1)))
+    yield Blocks((memoryview(b"x"),) * (len(request.digests) + 1))
 
 
 async def too_few(_: str, __: BlocksRequest) -> Pieces:
