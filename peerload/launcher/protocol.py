@@ -68,13 +68,17 @@ class MessageType(type):
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> "MessageType":
         """A class with defaults and match arguments."""
-        annotations = body.get("__annotations__", {})
-        names, body["types"] = tuple(annotations), tuple(annotations.values())
-        body["defaults"] = defaults = {name: body.pop(name) for name in names if name in body}
-        body["omitted"] = {name: value for name, value in defaults.items() if name not in _SENT_ALWAYS}
-        body["names"] = body["__match_args__"] = names
-        body["shapes"] = {}
-        return super().__new__(cls, name, bases, body)
+        made = super().__new__(cls, name, bases, body)
+        # Python 3.14 has no annotations in ``body``; `inspect` and `annotationlib` take the launcher a megabyte.
+        annotations = type.__dict__["__annotations__"].__get__(made)  # noqa: RUF063
+        made.names, made.types = tuple(annotations), tuple(annotations.values())
+        setattr(made, "__match_args__", made.names)  # noqa: B010 -- the type checker has it read-only
+        made.defaults = {name: body[name] for name in made.names if name in body}
+        for default in made.defaults:
+            delattr(made, default)
+        made.omitted = {name: value for name, value in made.defaults.items() if name not in _SENT_ALWAYS}
+        made.shapes = {}
+        return made
 
 
 class Message(metaclass=MessageType):
