@@ -43,6 +43,8 @@ PROFILE_BYTES_MAX = 64 << 10
 COMMAND_EVERY_S = 10.0
 COMMAND_S_MAX = 5.0
 READ_S_MAX = 0.2
+FIND_EVERY = 30
+"""Readings from one look for chips to the next."""
 OUTPUT_BYTES_MAX = 4096
 ENDED_LOOKS = 50
 ENDED_LOOK_S = 0.01
@@ -208,7 +210,7 @@ class Hwmon(_OfReadings):
     async def refresh(self, at_s: float) -> None:
         """Take a reading in a thread: firmware may take its time. One that hangs holds up nothing, and no other is begun; nor is one
         while there is no chip, but for a look now and then."""
-        if self._file is None and self._find_in > 0:
+        if self._file is None and not self.cards.chips and self._find_in > 0:
             self._find_in -= 1
             return
         if self._reading is None or self._reading.done():
@@ -216,16 +218,15 @@ class Hwmon(_OfReadings):
         await asyncio.wait({self._reading}, timeout=READ_S_MAX)
 
     def read(self, at_s: float) -> None:
-        """Take a reading; look for a chip now and then where there is none."""
+        """Take a reading; look for chips now and then."""
+        self._find_in -= 1
+        if self._find_in < 0:
+            self._find_in = FIND_EVERY
+            self.cards.find()
+            self._file = self._file or self._found()
         self.cards.read(at_s)
         if self._file is None:
-            self._find_in -= 1
-            if self._find_in >= 0:
-                return
-            self._find_in = 30
-            self._file = self._found()
-            if self._file is None:
-                return
+            return
         try:
             text = self._file.read_text(encoding="ascii").strip()
             watts = int(text) / 1e6
@@ -252,18 +253,17 @@ class GpuChips:
 
     def __init__(self, place: str) -> None:
         self._place = Path(place)
-        self._find_in = 0
-        self._chips: tuple[Path, ...] = ()
+        self.chips: tuple[Path, ...] = ()
         self.power: dict[str, tuple[float, DeviceReading]] = {}
 
+    def find(self) -> None:
+        """Look for the chips of cards."""
+        chips = sorted(path.parent for path in self._place.glob("hwmon*/name"))
+        self.chips = tuple(chip for chip in chips if _is_card(chip))
+
     def read(self, at_s: float) -> None:
-        """Take a reading of each; look for chips now and then."""
-        self._find_in -= 1
-        if self._find_in < 0:
-            self._find_in = 30
-            chips = sorted(path.parent for path in self._place.glob("hwmon*/name"))
-            self._chips = tuple(chip for chip in chips if _is_card(chip))
-        for chip in self._chips:
+        """Take a reading of each."""
+        for chip in self.chips:
             device = chip / "device"
             watts = _micro(chip / "power1_average")
             watts = _micro(chip / "power1_input") if watts is None else watts
