@@ -145,7 +145,7 @@ def test_the_children_of_a_task_count(bench: Bench, *, is_whole: bool) -> None:
     bench.launcher()
     agent = bench.agent()
     child = f"{TAKE}; print('has', flush=True); __import__('time').sleep(1000)"
-    script = f'for i in 1 2 3; do "$0" -c "{child}" 30 & done; wait'
+    script = f'for i in 1 2 3; do "$0" -c "{child}" 30 & done; wait; exec sleep 1000'
     agent.spawn("a", b"sh", b"-c", script.encode(), PYTHON, **LIMIT)
     exit_ = agent.ended("a")
     assert (exit_["signal"], exit_["out_of"]) == (signal.SIGKILL, "memory")

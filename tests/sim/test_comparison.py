@@ -20,6 +20,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_short")
+@pytest.mark.long
 def test_features_tell_presets_apart(tmp_path: Path) -> None:
     found = {name: features((name, 60)) for name in ("none", "adaptive", "central-fcfs", "non-cooperative")}
     assert math.isnan(found["none"].reaction)

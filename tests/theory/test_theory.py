@@ -345,6 +345,7 @@ def test_made_cases_can_all_be_played_and_the_mean_of_known_queues_is_exact() ->
     assert value == pytest.approx(1 + 0.7 / 0.3 * 5 / 2)
 
 
+@pytest.mark.long
 def test_known_queues_narrow_the_interval_of_a_sharing_policy() -> None:
     parameters = {"N": 4, "rho": 0.8, "sender": "shortest", "T_send": 1, "L": 3}
     setup = setup_of(parameters)
