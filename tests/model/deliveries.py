@@ -207,6 +207,11 @@ def _result(model: Handoff, state: State, message: Message, emit: Emit) -> None:
     is_short = state.history.short >> attempt & 1 and not model.at_most_once
     is_its = home.state is At.LEASED and attempt == home.attempt
     noted = acknowledged._replace(history=state.history._replace(rows=state.history.rows & ~(1 << attempt)))
+    if (
+        model.loose and home.state is At.QUEUED and attempt == home.attempt
+    ):  # its output is fetched before it is recorded
+        fetching = home._replace(state=At.LEASED, holder=node, offered=NOBODY, deadline=model.lease + model.grace)
+        emit(Step("leased again", attempt, node), state._replace(home=fetching))
     if is_short and is_its:  # no result, but the task again with more; or its result, when that was tried often enough
         emit(Step("requeued", attempt, node, "out of memory"), model.requeued(noted))
     if (attempt < home.attempt and state.history.killed >> attempt & 1) or (is_short and not is_its):
