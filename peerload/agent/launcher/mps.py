@@ -56,7 +56,7 @@ Place = Annotated[str, Meta(pattern=r"^/[!-~]{1,200}\Z")]
 
 
 class KeeperState(msgspec.Struct, frozen=True):
-    """What a keeper has told (`mps_keeper.py`). It runs as a user, who may have it tell anything."""
+    """State of a daemon as its keeper told it (`mps_keeper.py`). The keeper runs as a user, so that nothing in it is trusted."""
 
     device: Annotated[str, Meta(max_length=128)]
     owner: Annotated[str, Meta(max_length=128)] = ""
@@ -193,7 +193,7 @@ class MpsDaemons:
                     self._check(daemon)
 
     def _told(self, key: str) -> KeeperState:
-        """What a keeper has told; NOTHING_TOLD also while it is being written."""
+        """The state that a keeper has told; NOTHING_TOLD also while it is being written."""
         try:
             with self._file(key).open("rb") as file:
                 return _decoder.decode(file.read(STATE_BYTES_MAX))

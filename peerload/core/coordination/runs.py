@@ -141,8 +141,8 @@ class RunningTasks:
             lane.append(task)
 
     def _short_s(self, work: Work) -> float:
-        """How long it is expected to run here, if it may be given ahead, or have others behind it: the launcher alone can start it,
-        and it is known to be short. Else 0."""
+        """Expected run time here, in seconds, of a task that may be given ahead or have others behind it: the launcher alone can start
+        it, and it is known to be short. 0 for any other."""
         spec, history = work.spec, self._state.history
         if not isinstance(work, HomeTask) or work.phase is HomePhase.OVER or spec.guarantee is Guarantee.ONCE:
             return 0.0

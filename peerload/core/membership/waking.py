@@ -146,7 +146,7 @@ class Waking:
             self._state.clear_timer(timers.Wake(node))
 
     def _rested(self, node: str) -> None:
-        """Those that rest for a node rest no longer."""
+        """Tasks that waited for this node to wake look for a place again."""
         for uid in self._resting.pop(node, ()):
             self._state.set_timer_in(0.0, timers.Rest.of(uid))
 

@@ -177,8 +177,8 @@ class DeviceLedger:
     # -- MPS -----------------------------------------------------------------------------------------------------------
 
     def mps_owner(self, spec: TaskSpec, *, is_local: bool) -> str | None:
-        """Whose daemon of MPS a task could use; None: nobody's, also because its command has broken MPS before, unless it asks
-        for MPS."""
+        """Owner of the MPS daemon that a task could use. None: there is no such daemon, or its command has broken MPS before and it
+        does not ask for MPS."""
         if self.config.mps_by_user and not is_local:
             return None
         is_broken = self._mps_faults.get(spec.argv, 0) >= MPS_FAULTS_MAX and spec.request.gpu_share is not GpuShare.MPS
