@@ -16,7 +16,7 @@ from peerload.model.errors import DiskFull, SlowDown
 from peerload.wire import control
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import msgspec
 
@@ -125,10 +125,13 @@ class _Used:
 class Quotas:
     """Quotas of all users of one agent."""
 
-    def __init__(self, config: AgentConfig, store: StoreReader, security: SecurityEvents) -> None:
+    def __init__(
+        self, config: AgentConfig, store: StoreReader, security: SecurityEvents, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._config = config
         self._store = store
         self._security = security
+        self._clock = clock
         self._is_system = config.mode == "system"
         self._used: OrderedDict[str, _Used] = OrderedDict()
         self._waited: Counter[tuple[str, ...]] = Counter()
@@ -157,7 +160,7 @@ class Quotas:
         if not self._is_system:
             return 0.0
         tokens_max = self._config.user_requests_per_s
-        return self._of(caller.counted_as).requests.take(min(tokens, tokens_max), time.monotonic())
+        return self._of(caller.counted_as).requests.take(min(tokens, tokens_max), self._clock())
 
     def check_rate(self, connection: Connection, request: control.Request) -> None:
         """Take the tokens of a request. Raises SlowDown if there are none, and stops reading this client until there are."""
@@ -186,7 +189,7 @@ class Quotas:
             raise
 
     def _take_tasks(self, who: str, tasks: int) -> None:
-        used, config, now_s = self._of(who), self._config, time.monotonic()
+        used, config, now_s = self._of(who), self._config, self._clock()
         if used.unfinished + tasks > config.user_tasks_max:
             if now_s - used.unfinished_at_s >= COUNTED_EVERY_S:
                 used.unfinished, used.unfinished_at_s = self._store.unfinished_of(who), now_s
@@ -219,8 +222,8 @@ class Quotas:
     def _of(self, who: str) -> _Used:
         used = self._used.get(who)
         if used is None:
-            used = self._used[who] = _Used(self._config, time.monotonic())
-            used.unfinished, used.unfinished_at_s = self._store.unfinished_of(who), time.monotonic()
+            used = self._used[who] = _Used(self._config, self._clock())
+            used.unfinished, used.unfinished_at_s = self._store.unfinished_of(who), self._clock()
             if len(self._used) > USERS_KEPT_MAX:
                 idle = next((name for name, one in self._used.items() if not one.connections and name != who), None)
                 if idle is not None:

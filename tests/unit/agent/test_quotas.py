@@ -38,7 +38,7 @@ def quotas(mode: Any = "system", **settings: Any) -> tuple[Quotas, Any]:
     store = SimpleNamespace(unfinished_of=lambda _: has.unfinished, output_bytes_of_owner=lambda _: has.output_bytes)
     config = AgentConfig(node="n", state="s", socket="k", mode=mode, **settings)
     security: Any = SimpleNamespace(report=lambda *_: None)
-    return Quotas(config, cast("Any", store), security), has
+    return Quotas(config, cast("Any", store), security, clock=lambda: 100.0), has
 
 
 ALICE, BOB = Principal("a", "alice", 1), Principal("b", "bob", 2)
