@@ -126,7 +126,11 @@ class Quotas:
     """Quotas of all users of one agent."""
 
     def __init__(
-        self, config: AgentConfig, store: StoreReader, security: SecurityEvents, clock: Callable[[], float] = time.monotonic
+        self,
+        config: AgentConfig,
+        store: StoreReader,
+        security: SecurityEvents,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._store = store
