@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from peerload.cli.common.task_messages import say_away, say_unknown, say_waits
+from peerload.cli.common.messages import say_away, say_unknown, say_waits
 from peerload.cli.common.terminal import BACKGROUND_LOOK_S, DETACH_KEY, RawTerminal, StdinReader, window
 from peerload.client.connection import AgentConnection
 from peerload.client.protocol import accepted

@@ -14,8 +14,9 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from peerload.cli.common import files
-from peerload.cli.common.task_messages import say_declining, say_unknown
+from peerload.cli.common import command
+from peerload.cli.common.command import say_declining
+from peerload.cli.common.messages import say_unknown
 from peerload.cli.map.inputs import BadInput
 from peerload.cli.map.show import MapResult, MapView
 from peerload.cli.map.template import shown
@@ -348,7 +349,7 @@ class Mapping:
             self._retry_at_s = time.monotonic() + FULL_RETRY_S if code == SlowDown.code else 0.0
             if code == SnapshotWanted.code and self._fields.pop("freezes", False):
                 with AgentConnection(self._socket_path) as client:
-                    files.freeze(client, self._fields["spec"], self._fields["terms"])
+                    command.freeze_directory(client, self._fields["spec"], self._fields["terms"])
             return
         self._number -= len(batch.left) if self._number == len(batch.left) else 0
         self._give_up(refusal(body))

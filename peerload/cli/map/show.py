@@ -7,8 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from peerload.cli.common.messages import exit_code_of
 from peerload.cli.common.output import write_all
-from peerload.cli.common.task_messages import exit_code_of
 from peerload.model.text import printable
 from peerload.text.format import duration_text, shortened
 

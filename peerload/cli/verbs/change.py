@@ -7,8 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import selection, task_messages
-from peerload.cli.common.errors import CANNOT, TIMED_OUT, report
+from peerload.cli.common import selection
+from peerload.cli.common.messages import CANNOT, TIMED_OUT, report
 from peerload.cli.common.options import Options, signal_number, whole
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import BadRequest, UsageError
@@ -331,6 +331,8 @@ def retry(words: list[str]) -> int:
 
 
 def _retry(client: AgentConnection, task: str, *, is_json: bool, **fields: object) -> None:
+    from peerload.cli.common.command import warn_if_stranded
+
     reply = client.call("retry", token=os.urandom(TOKEN_BYTES).hex(), task=task, **fields)
     members = reply.get("members")
     if is_json:
@@ -339,7 +341,7 @@ def _retry(client: AgentConnection, task: str, *, is_json: bool, **fields: objec
         sys.stdout.write(f"{printable(reply['id'])}\n")
         sys.stdout.flush()
     spec = {} if reply.get("directory_here") else client.call("show", tasks=[reply["id"]])["tasks"][0]
-    task_messages.warn_if_stranded(client, reply, spec)
+    warn_if_stranded(client, reply, spec)
 
 
 def _chosen(

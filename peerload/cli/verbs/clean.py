@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import selection
-from peerload.cli.common.errors import CANNOT
+from peerload.cli.common.messages import CANNOT
 from peerload.cli.common.options import Options, whole
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, UsageError

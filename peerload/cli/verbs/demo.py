@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from peerload.cli.common.errors import INTERRUPTED
+from peerload.cli.common.messages import INTERRUPTED
 from peerload.cli.common.options import Options, whole
 from peerload.cli.demo.demo import interrupt, run_and_clean, temporary_directory
 from peerload.cli.demo.sharing import TASKS_MAX, SharingDemo, told

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
-from peerload.cli.common.errors import CANNOT
+from peerload.cli.common.messages import CANNOT
 from peerload.cli.common.options import Options, whole
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError

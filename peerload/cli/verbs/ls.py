@@ -8,10 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import selection
-from peerload.cli.common.errors import CANNOT, report
+from peerload.cli.common.messages import CANNOT, report, say_away, say_unknown, say_waits
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter, redrawn
-from peerload.cli.common.task_messages import say_away, say_unknown, say_waits
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import BadRequest, UsageError
 from peerload.model.text import printable

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import command, files, options
-from peerload.cli.common.errors import CANNOT, report
-from peerload.cli.common.task_messages import exit_code_of
+from peerload.cli.common import command, options
+from peerload.cli.common.messages import CANNOT, exit_code_of, report
 from peerload.cli.map.inputs import opened, refuse_late_flags, split
 from peerload.cli.map.joblog import Joblog
 from peerload.cli.map.run import Halt, Mapping
@@ -67,14 +66,14 @@ def main(words: list[str]) -> int:
     inputs = opened(sources, end=b"\0" if flags.null else b"\n")
     template = CommandTemplate(spec["argv"][-1:] if shell else spec["argv"], is_shell=shell, inputs=inputs.width)
     fields = _fields(flags, spec)
-    found = files.prepare(flags, spec, fields["terms"])
+    found = command.prepare_files(flags, spec, fields["terms"])
     if not flags.dry_run:
         with AgentConnection(flags.socket) as client:  # without an agent an existing log is not touched
-            files.send(client, spec, fields["terms"], found)
+            command.send_files(client, spec, fields["terms"], found)
         fields |= {"freezes": True} if may_freeze(spec) else {}
     joblog = _joblog(flags)
     if flags.dry_run:
-        for what, value in files.described(found, spec).items():
+        for what, value in command.described_files(found, spec).items():
             say(f"{what}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
         return _dry_run(flags, template, inputs, joblog)
     if not sources and sys.stdin is not None and sys.stdin.isatty():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common.errors import TIMED_OUT
+from peerload.cli.common.messages import TIMED_OUT
 from peerload.cli.common.options import Options, node_name
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import UsageError
