@@ -9,7 +9,16 @@ import os
 import sys
 
 from peerload.cli.common import options
-from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name, whole
+from peerload.cli.common.options import (
+    GROUP_CHARACTERS,
+    GROUP_LENGTH_MAX,
+    GROUP_SAYS,
+    NODE_NAME_SAYS,
+    Options,
+    group_name,
+    is_node_name,
+    whole,
+)
 from peerload.client import environment
 from peerload.client import files as travelling
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, SnapshotWanted, UsageError
@@ -351,11 +360,8 @@ def _given(**fields: object) -> dict[str, object]:
 
 AFTER_MAX = 100
 RETRIES_MAX = 100
-GROUP_LENGTH_MAX = 40
-GROUP_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 TAGS_MAX = 16
 TAG_VALUE_LENGTH_MAX = 128
-GROUP_SAYS = "letters, digits, '.', '_' and '-', at most 40, the first a letter or a digit"
 
 
 def add_flags(reader: Options, *, is_map: bool = False) -> None:
@@ -418,13 +424,6 @@ def _tags(flags: Namespace, verb: str) -> list[str]:
     if len(tags) > TAGS_MAX:
         raise UsageError(f"{verb}: {len(tags)} tags; at most {TAGS_MAX} are allowed")
     return [f"{key}={value}" for key, value in tags.items()]
-
-
-def group_name(text: str, verb: str) -> str:
-    """A valid name of a group. Raises UsageError."""
-    if not 0 < len(text) <= GROUP_LENGTH_MAX or not GROUP_CHARACTERS.issuperset(text) or text[0] in "._-":
-        raise UsageError(f"{verb}: {text[:60]!r} is not a valid name of a group", hint=f"a name has {GROUP_SAYS}")
-    return text
 
 
 def _listed(values: list[str]) -> list[str]:

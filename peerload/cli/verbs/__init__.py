@@ -1,6 +1,6 @@
 """The verbs of `peerload`: by what a user wants to do, as `--help` lists them; what else people type for them; and how each is loaded.
 
-Verbs that share code share a file. More than 25 files, because only the file of the verb in question is imported.
+Small verbs of one kind share a file. Only the file of the verb in question is imported.
 """
 
 from __future__ import annotations
@@ -79,17 +79,16 @@ HIDDEN = ("launcher",)
 """Verbs that only services run."""
 FILES = {
     "agent": ("up", "down", "agent", "launcher"),
-    "change": ("cancel", "signal", "hold", "release", "prio", "retry"),
-    "clean": ("clean", "files"),
+    "change": ("cancel", "signal", "hold", "release", "prio", "group", "retry", "clean", "files"),
     "cluster": ("cluster", "leave", "forget", "revoke"),
-    "join": ("join",),
-    "ls": ("ls", "logs", "why", "events"),
-    "nodes": ("nodes", "drain", "undrain"),
+    "energy": ("power", "energy"),
+    "join": ("invite", "join"),
+    "ls": ("ls", "why", "logs", "history", "events"),
+    "nodes": ("nodes", "top", "drain", "undrain"),
     "run": ("run", "sh", "attach", "exec"),
     "show": ("show", "trace"),
-    "top": ("top",),
 }
-"""The files in cli/verbs with their verbs, which are functions of that name; any other verb is `main` in a file of its own."""
+"""The files with their verbs, which are functions of that name; any other verb is `main` in a file of its own."""
 ALIASES = {"kill": "cancel", "list": "ls", "log": "logs", "ps": "ls"}
 """Words that people type for a verb; `version` stands for --version."""
 _TASKS_OR_AGENT = "a task:  peerload {}        the agent:  peerload {}"

@@ -11,9 +11,11 @@ from peerload.cli.common import command, messages
 from peerload.cli.common.messages import CANNOT, exit_code_of, report_end, report_missing, say_detached, say_unsaved
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
-from peerload.cli.common.task_session import Detached, TaskSession, is_ours
-from peerload.cli.common.terminal import (
+from peerload.cli.common.task_session import (
+    Detached,
     StdinReader,
+    TaskSession,
+    is_ours,
     say_if_it_needs_a_terminal,
     takes_input,
     window,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common import selection
 from peerload.cli.common.messages import TIMED_OUT, exit_code_of, say_conflicts, say_missing, say_unknown, say_unsaved
 from peerload.cli.common.options import Options
-from peerload.cli.map.show import Bar
+from peerload.cli.common.output import Bar
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
