@@ -57,7 +57,7 @@ from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.invitations import Invitations
 from peerload.sim.energy_cases import read_cases
-from peerload.wire import control, frame, gossip, join, peer, recording, token
+from peerload.wire import control, frame, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.fuzz import more_targets
 from tests.support import cluster_of, security_events
@@ -161,7 +161,7 @@ def _sealed(raw: bytes) -> object:
 
 def _gossip(raw: bytes) -> object:
     """What a member says in a datagram is read, and then believed or not."""
-    read = gossip.decode(raw)
+    read = peer.decode_datagram(raw)
     me = msgspec.structs.replace(IDENTITY, node="n1", boot="boot-1")
     node = Node(CoreConfig(), more_targets.policies(), me, Profile("n1", 2, 2.0), random.Random(1))
     node.handle(Instant(1.0, 1.0), events.AgentStarted())
@@ -345,7 +345,7 @@ def targets() -> dict[str, Target]:
     return {
         "peer": Target(peer.decode, protocol, _envelopes()),
         "sealed": Target(_sealed, protocol, (Sealer(KEY, "id", "n2", "boot-2").seal(b"hello"),)),
-        "gossip": Target(_gossip, protocol, (gossip.encode(SAID), gossip.encode(RUMOURS))),
+        "gossip": Target(_gossip, protocol, (peer.encode_datagram(SAID), peer.encode_datagram(RUMOURS))),
         "mqtt": Target(_mqtt_payload, (), _envelopes()),
         "request": Target(control.decode_request, protocol, _requests()),
         "answer": Target(control.decode_answer, protocol, _answers()),

@@ -19,7 +19,7 @@ from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError
 from peerload.model.gossip import MembershipUpdate
 from peerload.security.address import parse_address, resolve_one
-from peerload.wire import gossip as wire
+from peerload.wire import peer as wire
 
 if TYPE_CHECKING:
     from peerload.agent.inbox import Inbox
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from peerload.model.actions import SendGossip
     from peerload.model.messages import Hello, Identity
     from peerload.security.revocation import TrustStore
-    from peerload.wire.gossip import Datagram
+    from peerload.wire.peer import Datagram
 
 ADDRESS_FILE = "addresses"
 PORT_TRIES_MAX = 20
@@ -91,8 +91,8 @@ class Members:
         self._file = AddressFile(Path(info.config.state) / ADDRESS_FILE)
         self._socket = GossipSocket(
             local.sealer("gossip"),
-            wire.encode,
-            wire.decode,
+            wire.encode_datagram,
+            wire.decode_datagram,
             self._received,
             security,
             loopback_only=local.cluster.is_local,
