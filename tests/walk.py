@@ -48,7 +48,7 @@ ARCHITECTURE = ROOT / "docs/architecture.md"
 BACKGROUND = (
     "peerload/core/membership/gossip",
     "peerload/core/membership/detector.py",
-    "peerload/agent/peers/gossip.py",
+    "peerload/agent/peers/membership.py",
     "peerload/agent/sensors/",
     "peerload/agent/launcher/heartbeat.py",
     "peerload/agent/systemd/",

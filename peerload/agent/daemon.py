@@ -75,12 +75,10 @@ from peerload.agent.launcher.process import LauncherProcess, LauncherService
 from peerload.agent.node_info import AgentInfo
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
-from peerload.agent.peers.addresses import AddressWatch
-from peerload.agent.peers.duplicate_node_name import DuplicateNames
+from peerload.agent.peers.connection import PeerBackpressure
 from peerload.agent.peers.links import PeerLinks
-from peerload.agent.peers.local_node import LocalNode, profile_of, speed_file, speed_of
+from peerload.agent.peers.local_node import AddressWatch, DuplicateNames, LocalNode, profile_of, speed_file, speed_of
 from peerload.agent.peers.membership import Members
-from peerload.agent.peers.peer_table import PeerBackpressure
 from peerload.agent.recorder import Recorder
 from peerload.agent.requests.attach import AttachRequests
 from peerload.agent.requests.cancel_wait import CancelWaits

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
-    from peerload.agent.peers.duplicate_node_name import DuplicateNames
     from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.local_node import DuplicateNames
     from peerload.agent.peers.membership import Members
     from peerload.agent.run_state import RunState
     from peerload.agent.security_events import SecurityEvents

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from peerload.agent.peers.addresses import followed
+from peerload.agent.peers.local_node import followed
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import check_service_places
 from peerload.config import loader

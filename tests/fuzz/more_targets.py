@@ -25,8 +25,8 @@ from peerload.agent.energy.controls import PowerControls
 from peerload.agent.forwarding.response_validation import MergedListing, merged
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, EventFrames, exit_of
-from peerload.agent.peers.addresses import AddressFile
 from peerload.agent.peers.connection import PeerConnection
+from peerload.agent.peers.membership import AddressFile
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.config import check

@@ -39,7 +39,7 @@ DECODERS = {
     "sim/energy_cases.py:_check_node": "energy-cases",
     "web/routes.py:_body": "web-body",
     "web/server.py:running": OUR_OWN,
-    "agent/peers/addresses.py:_read": "state",
+    "agent/peers/membership.py:_read_addresses": "state",
     "security/certificates.py:_of_der": "certificate",
     "security/certificates.py:_of_pem": "cluster",
     "security/certificates.py:private_key": "certificate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from peerload.agent.peers.listener import SEGMENT_BYTES_MAX, _listening
+from peerload.agent.peers.links import SEGMENT_BYTES_MAX, _listening
 from peerload.model.gossip import MESSAGES_BYTES_MAX, GossipMessage, Load, size_bytes
 from peerload.model.load import LoadReport
 from peerload.wire import peer
