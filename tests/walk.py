@@ -51,7 +51,7 @@ BACKGROUND = (
     "peerload/agent/peers/membership.py",
     "peerload/agent/sensors/",
     "peerload/agent/launcher/heartbeat.py",
-    "peerload/agent/systemd/",
+    "peerload/agent/systemd.py",
     "peerload/agent/store/retention.py",
 )
 

@@ -31,7 +31,7 @@ from peerload.security.address import parse_address
 from peerload.security.broker import BrokerUrl, check_ca
 
 if TYPE_CHECKING:
-    from peerload.agent.systemd.notify import ServiceManager
+    from peerload.agent.systemd import ServiceManager
     from peerload.model.config import AgentConfig
 
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 import msgspec
 
-from peerload.agent.files import user_work
-from peerload.agent.joining.enrollment import JoiningNode, JoinServer
+from peerload.agent.files import attempts
+from peerload.agent.joining import JoiningNode, JoinServer
 from peerload.agent.launcher.mps import KeeperState
 from peerload.agent.launcher.task_environment import variables_of
-from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
+from peerload.agent.mqtt import AdviceFilter, Topics
 from peerload.agent.store.store import Store
 from peerload.config import loader
 from peerload.core.node import Node
@@ -396,7 +396,7 @@ def targets() -> dict[str, Target]:
         "settings": Target(more_targets.settings_text, (), (b'node = "a"\nslots = 3\n', b"[gpu]\nx = 1\n")),
         "manifest": Target(more_targets.manifest_of, (), more_targets.manifests()),
         "user-work": Target(
-            user_work.decode,
+            attempts.decode,
             (StagingFailed,),
             tuple(
                 msgpack.packb(words)

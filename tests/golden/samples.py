@@ -17,7 +17,7 @@ from msgspec import inspect
 
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.process import LauncherProcess
-from peerload.agent.mqtt.message_filter import Topics
+from peerload.agent.mqtt import Topics
 from peerload.launcher.protocol import Request, encode
 from peerload.model import gossip as gossip_model
 from peerload.model import messages

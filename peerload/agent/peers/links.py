@@ -563,7 +563,7 @@ NOTICE_EVERY_S = 60.0
 
 
 class NewcomerServer(Protocol):
-    """Serves those who ask to join (agent/joining/enrollment.py)."""
+    """Serves those who ask to join (agent/joining.py)."""
 
     def newcomer(self, closed: Callable[[asyncio.BaseProtocol], None]) -> asyncio.BaseProtocol:
         """The protocol object of one connection; it calls ``closed`` with itself at its end."""

@@ -1,20 +1,13 @@
-"""This node as its peers see it: identity, profile, Hello and State, envelopes and sealers; its address, and its name.
+"""This node as its peers see it: identity, profile, Hello and State, envelopes and sealers; and duplicates of its name.
 
-A machine may get another address by a move to another network or a new DHCP lease. If `peerload join` or `invite` chose the
-address to listen at, another one is chosen when the machine does not have it any more, and the agent restarts in its
-process; tasks go on. An address from a flag, a variable or a file is left alone.
-
-Another agent may have this node's name. A new agent that is refused ends: it started less than NEWCOMER_S ago and never had
-a task, so nothing is lost. Any other stays, cut off from the peers that refuse it, and reports that: no peer's word ends an
-agent that is at work. Of two agents with copies of one state directory, which have proven that to each other, the younger
-ends.
+An agent that is refused because another has its name ends if it started less than NEWCOMER_S ago and never had a task, so
+that nothing is lost. Any other stays, cut off from the peers that refuse it, and reports that: no peer's word ends an agent
+that is at work. Of two agents with copies of one state directory, which have proven that to each other, the younger ends.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.energy.power_down import cards
-from peerload.agent.event_loop import next_tick
+from peerload.agent.energy import cards
 from peerload.agent.node_info import now
-from peerload.agent.run_state import Ending
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.host import machine_facts
 from peerload.agent.sensors.power import own_curve
@@ -37,12 +28,10 @@ from peerload.model.devices import GPU
 from peerload.model.errors import ConfigError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, State
 from peerload.model.resources import Profile
-from peerload.security import node_identity_file
-from peerload.security.address import join_address, parse_address, reachable, source_address
 from peerload.wire.seal import Sealer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from peerload.agent.inbox import Inbox
     from peerload.agent.node_info import AgentInfo
@@ -178,134 +167,13 @@ def profile_of(info: AgentInfo, devices: tuple[Device, ...], *, is_issuer: bool)
     )
 
 
-CHECK_EVERY_S = 4.0
-GONE_FOR = 2
-"""Checks in a row that have to agree: an address is missing for a moment while its interface is configured."""
-
-_log = logging.getLogger("peerload.peer")
-
-
-def followed(config: AgentConfig, origins: Mapping[str, str]) -> AgentConfig:
-    """The settings; if the address that joining chose is gone, with another address of this machine."""
-    address = _moved(config, origins, config.peer)
-    if not address:
-        return config
-    _log.warning("listen address changed: old=%s new=%s", config.listen, address)
-    _save(config, address)
-    return msgspec.structs.replace(config, listen=address)
-
-
-@dataclass(eq=False, repr=False)
-class AddressWatch:
-    """Restarts the agent when the address of this machine has changed."""
-
-    _info: AgentInfo
-    _local: LocalNode
-    _run: RunState
-    _events: EventLog
-
-    async def run(self) -> None:
-        """Check until the agent restarts."""
-        config, warned, seen = self._info.config, False, 0
-        while True:
-            await next_tick(CHECK_EVERY_S)
-            others = [address for address in self._local.peer_addresses() if address]
-            address = _moved(config, self._info.origins, [*others, *config.peer]) or self._seen_otherwise()
-            seen = seen + 1 if address else 0
-            if seen >= GONE_FOR and not self._run.is_stopping:
-                old = self._info.identity.address
-                _log.warning("restarting: listen address changed: old=%s new=%s", old, address)
-                self._events.record("agent", "restarting", reason=f"its address was {old} and is {address}")
-                self._run.stop(Ending.RESTART)
-                return
-            if not warned and not address and is_gone(config.listen):
-                warned = True
-                _log.warning("listen address is gone from this machine; no peer can reach this node: %s", config.listen)
-
-    def _seen_otherwise(self) -> str:
-        """The address where a node that listens at every address is found now, if it is not the published one; else
-        empty."""
-        config, published = self._info.config, self._info.identity.address
-        ip = _ip(config.listen)
-        if ip is None or not ip.is_unspecified or config.advertise:
-            return ""
-        try:
-            found = join_address(reachable(str(ip)), int(published.rpartition(":")[2]))
-        except OSError:
-            return ""  # no network at all: it may be back with the same address
-        return found if found != published else ""
-
-
-def is_gone(listen: str) -> bool:
-    """True if this is a numeric `HOST:PORT` that no interface of this machine has."""
-    ip = _ip(listen)
-    if ip is None or ip.is_unspecified:
-        return False
-    family = socket.AF_INET6 if ip.version == 6 else socket.AF_INET  # noqa: PLR2004 -- IPv6
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((str(ip), 0))
-        except OSError:
-            return True
-    return False
-
-
-def _moved(config: AgentConfig, origins: Mapping[str, str], others: Iterable[str]) -> str:
-    """The address to listen at if the one that joining chose is gone and there is another; else empty."""
-    if Path(origins.get("listen", "")).name != node_identity_file.NAME or not is_gone(config.listen):
-        return ""
-    ip, port = _ip(config.listen), config.listen.rpartition(":")[2]
-    hosts = [host for other in others if (host := _ip(other)) is not None and host.version == ip.version] if ip else []
-    for host in hosts:
-        if (found := _towards(str(host))) and not ipaddress.ip_address(found).is_loopback:
-            return join_address(found, _free(found, int(port)))
-    return ""
-
-
-def _towards(host: str) -> str:
-    """The source address of packets to that host; empty without a route."""
-    try:
-        return source_address(host)
-    except OSError:
-        return ""
-
-
-def _free(host: str, port: int) -> int:
-    """This port if it is free there, else 0."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        with socket.socket(family, kind) as probe:
-            try:
-                probe.bind((host, port))
-            except OSError:
-                return 0
-    return port
-
-
-def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(parse_address("listen", address, loopback_only=False)[0])
-    except (ValueError, ConfigError):
-        return None
-
-
-def _save(config: AgentConfig, address: str) -> None:
-    """Write the address down for the next start."""
-    try:
-        found = node_identity_file.read(Path(config.state))
-        if found is not None:
-            node_identity_file.write(Path(config.state), found._replace(listen=address))
-    except (OSError, ConfigError) as error:
-        _log.warning("cannot save the listen address: address=%s error=%s", address, error)
-
-
 NEWCOMER_S = 60.0
 HINT = "start this one with a name of its own:  peerload up --node NAME"
 COPY_NOTICE = "another agent with a copy"
 COPIES_REPORTED_MAX = 8
 """Addresses of copies that are reported and dialled: any member can make up more."""
 
-_agent_log = logging.getLogger("peerload.agent")
+_log = logging.getLogger("peerload.agent")
 
 
 @dataclass(eq=False, repr=False)
@@ -331,7 +199,7 @@ class DuplicateNames:
         notice = f"{what}. It was started later than this one, and ends"
         if notice not in info.notices:
             info.notices.append(notice)
-        _agent_log.error("another agent has a copy of this state directory: address=%s; it ends", other.address)
+        _log.error("another agent has a copy of this state directory: address=%s; it ends", other.address)
 
     def copy_reported(self, other: Identity) -> bool:
         """A message over the broker claims to come from an agent with this node's name and database; any member can send
@@ -345,7 +213,7 @@ class DuplicateNames:
         if notice in reported or len(reported) >= COPIES_REPORTED_MAX:
             return False
         info.notices.append(notice)
-        _agent_log.error("%s", notice)
+        _log.error("%s", notice)
         self._events.record("store", "copied", node=other.node, reason=notice)
         return bool(other.address)
 
@@ -364,4 +232,4 @@ class DuplicateNames:
         what = f"the peer at {by} refuses this node: another agent is called {name}"
         info.notices[:] = [notice for notice in info.notices if "another agent is called" not in notice]
         info.notices.append(f"{what} (peerload down, then peerload up --node NAME)")
-        _agent_log.error("%s; %s", what, HINT)
+        _log.error("%s; %s", what, HINT)

@@ -13,7 +13,7 @@ from peerload.text.format import print_json, say
 
 def restore(words: list[str]) -> int:
     """Run `power restore` in this process, which needs the rights to set power controls."""
-    from peerload.agent.energy.controls import FILE, PowerControls
+    from peerload.agent.energy import FILE, PowerControls
 
     flags = Options("power restore", "Put back what the power controls of an agent have changed.").read(words)
     try:

@@ -12,7 +12,7 @@ import pytest
 from peerload.agent import event_loop
 from peerload.agent.control.connection import LocalConnection
 from peerload.agent.event_loop import CHECK_EVERY_S, CHECKS_MAX, PROGRESS_BYTES_MIN, ReadTimeout
-from peerload.agent.joining.enrollment import JoinServer
+from peerload.agent.joining import JoinServer
 from peerload.agent.peers import connection
 from peerload.agent.peers import links as peer_listen
 from peerload.agent.peers.connection import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, PeerBackpressure, PeerConnection

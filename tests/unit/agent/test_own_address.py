@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.peers import local_node
+from peerload.agent.peers import addresses
 from peerload.model.config import AgentConfig
 from peerload.security import node_identity_file
 from tests.each import each
@@ -42,17 +42,17 @@ def origins(state: Path) -> dict[str, str]:
     ],
 )
 def test_whether_an_address_is_gone(listen: str, gone: bool) -> None:
-    assert local_node.is_gone(listen) is gone
+    assert addresses.is_gone(listen) is gone
 
 
 def test_the_way_to_the_members_gives_the_new_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node_identity_file.write(
         tmp_path, node_identity_file.NodeIdentityFile("/c", "n1", ELSEWHERE, ("198.51.100.9:7117",))
     )
-    monkeypatch.setattr(local_node, "_towards", lambda host: "198.51.100.2" if host == "198.51.100.9" else "")
-    monkeypatch.setattr(local_node, "_free", lambda _host, port: port)
+    monkeypatch.setattr(addresses, "_towards", lambda host: "198.51.100.2" if host == "198.51.100.9" else "")
+    monkeypatch.setattr(addresses, "_free", lambda _host, port: port)
     before = config(tmp_path, ELSEWHERE, "198.51.100.9:7117")
-    assert local_node.followed(before, origins(tmp_path)).listen == "198.51.100.2:7117"
+    assert addresses.followed(before, origins(tmp_path)).listen == "198.51.100.2:7117"
     kept = node_identity_file.read(tmp_path)
     assert kept is not None
     assert kept.listen == "198.51.100.2:7117"
@@ -61,9 +61,9 @@ def test_the_way_to_the_members_gives_the_new_address(tmp_path: Path, monkeypatc
 def test_it_stays_with_the_kind_of_address_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone, members = "[2001:db8::7]:7117", ("198.51.100.9:7117", "[2001:db8:1::9]:7117")
     node_identity_file.write(tmp_path, node_identity_file.NodeIdentityFile("/c", "n1", gone, members))
-    monkeypatch.setattr(local_node, "_towards", lambda host: {"2001:db8:1::9": "2001:db8:1::2"}.get(host, "192.0.2.1"))
-    monkeypatch.setattr(local_node, "_free", lambda _host, port: port)
-    assert local_node.followed(config(tmp_path, gone, *members), origins(tmp_path)).listen == "[2001:db8:1::2]:7117"
+    monkeypatch.setattr(addresses, "_towards", lambda host: {"2001:db8:1::9": "2001:db8:1::2"}.get(host, "192.0.2.1"))
+    monkeypatch.setattr(addresses, "_free", lambda _host, port: port)
+    assert addresses.followed(config(tmp_path, gone, *members), origins(tmp_path)).listen == "[2001:db8:1::2]:7117"
 
 
 def test_a_port_that_somebody_has_is_not_insisted_on() -> None:
@@ -71,18 +71,18 @@ def test_a_port_that_somebody_has_is_not_insisted_on() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind((own, 0))
         port = other.getsockname()[1]
-        assert local_node._free(own, port) == 0
-    assert local_node._free(own, port) == port
+        assert addresses._free(own, port) == 0
+    assert addresses._free(own, port) == port
 
 
 def test_loopback_is_no_way_to_a_member(tmp_path: Path) -> None:
     before = config(tmp_path, ELSEWHERE, "127.0.0.1:7118")
-    assert local_node.followed(before, origins(tmp_path)).listen == ELSEWHERE
+    assert addresses.followed(before, origins(tmp_path)).listen == ELSEWHERE
 
 
 def test_an_address_that_somebody_named_is_left_alone(tmp_path: Path) -> None:
     for place in ("flag", "environment", str(tmp_path / "config.toml")):
         before = config(tmp_path, ELSEWHERE, "198.51.100.9:7117")
-        assert local_node.followed(before, {"listen": place}) is before
+        assert addresses.followed(before, {"listen": place}) is before
     here = config(tmp_path, HERE, "198.51.100.9:7117")
-    assert local_node.followed(here, origins(tmp_path)) is here
+    assert addresses.followed(here, origins(tmp_path)) is here
