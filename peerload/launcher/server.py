@@ -23,7 +23,6 @@ from peerload.launcher.control_socket import EVENTS_PER_FRAME_MAX, AgentSocket, 
 from peerload.launcher.exit_records import Exits
 from peerload.launcher.fs_credentials import OwnCredentials
 from peerload.launcher.lanes import HARMLESS, WAIT_S_MAX, Lanes
-from peerload.launcher.leases import CHECK_S, LeaseTimers
 from peerload.launcher.memory_limits import memory_limits
 from peerload.launcher.orphan_cleanup import Watchdog, kill_leftovers, note_units
 from peerload.launcher.process import NEVER_STARTED, SHORTAGES, CannotStart, Capture, HolePuncher, SpawnRefused
@@ -57,12 +56,21 @@ from peerload.launcher.protocol import (
     StopRequest,
     UsageRequest,
 )
-from peerload.launcher.reaper import Reaper
 from peerload.launcher.record_log import LOG_BYTES_MAX, log_line
 from peerload.launcher.spawner import Spawner
 from peerload.launcher.stdin import LauncherStdin
-from peerload.launcher.task import CLOSE_S_MIN, FROZEN_S_MAX, LIMIT_EVERY_S, LaunchedTask, boot_s, failed
-from peerload.launcher.usage import usage_of
+from peerload.launcher.task import (
+    CHECK_S,
+    CLOSE_S_MIN,
+    FROZEN_S_MAX,
+    LIMIT_EVERY_S,
+    LaunchedTask,
+    LeaseTimers,
+    Reaper,
+    boot_s,
+    failed,
+    usage_of,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 from peerload.agent.launcher.connect import exit_of
 from peerload.launcher import cgroups
 from peerload.launcher.memory_limits import Cgroup2Memory, MemoryUse
-from peerload.launcher.oom_detection import with_shortage
 from peerload.launcher.protocol import ExitRecord, ResourceUsage, decode_exit
+from peerload.launcher.task import with_shortage
 from tests.each import each
 
 if TYPE_CHECKING:
