@@ -18,12 +18,11 @@ import sys
 import time
 from typing import assert_never
 
-from peerload.launcher.cgroups import ROOT_PREFIX, cgroup_units
+from peerload.launcher.containment import ROOT_PREFIX, cgroup_units, memory_limits
 from peerload.launcher.control_socket import EVENTS_PER_FRAME_MAX, AgentSocket, claim_store
 from peerload.launcher.exit_records import Exits
 from peerload.launcher.fs_credentials import OwnCredentials
 from peerload.launcher.lanes import HARMLESS, WAIT_S_MAX, Lanes
-from peerload.launcher.memory_limits import memory_limits
 from peerload.launcher.orphan_cleanup import Watchdog, kill_leftovers, note_units
 from peerload.launcher.process import NEVER_STARTED, SHORTAGES, CannotStart, Capture, HolePuncher, SpawnRefused
 from peerload.launcher.protocol import (

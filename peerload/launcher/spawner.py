@@ -11,8 +11,7 @@ import os
 import sys
 import time
 
-from peerload.launcher.cgroups import Cgroup2
-from peerload.launcher.containment import PREFIX, read
+from peerload.launcher.containment import PREFIX, Cgroup2, read
 from peerload.launcher.orphan_cleanup import SPAWNS_NAME
 from peerload.launcher.process import NOT_EXECUTABLE, CannotStart, spawn
 from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, log_line, machine_boot, process_start
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.launcher.cgroup_limits import CgroupLimits
-    from peerload.launcher.containment import Units
-    from peerload.launcher.memory_limits import MemoryLimits
+    from peerload.launcher.containment import MemoryLimits, Units
     from peerload.launcher.multi_user import MultiUser
     from peerload.launcher.protocol import SpawnRequest
     from peerload.launcher.stdin import LauncherStdin

@@ -25,8 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from peerload.launcher.containment import Units
-    from peerload.launcher.memory_limits import MemoryUse
+    from peerload.launcher.containment import MemoryUse, Units
     from peerload.launcher.powercap import Reading
     from peerload.launcher.process import Capture, HolePuncher
     from peerload.launcher.protocol import LauncherEvent, UsageRequest
