@@ -20,7 +20,6 @@ from typing import assert_never
 
 from peerload.launcher.containment import ROOT_PREFIX, cgroup_units, memory_limits
 from peerload.launcher.control_socket import EVENTS_PER_FRAME_MAX, AgentSocket, claim_store
-from peerload.launcher.exit_records import Exits
 from peerload.launcher.fs_credentials import OwnCredentials
 from peerload.launcher.lanes import HARMLESS, WAIT_S_MAX, Lanes
 from peerload.launcher.orphan_cleanup import Watchdog, kill_leftovers, note_units
@@ -55,7 +54,7 @@ from peerload.launcher.protocol import (
     StopRequest,
     UsageRequest,
 )
-from peerload.launcher.record_log import LOG_BYTES_MAX, log_line
+from peerload.launcher.record_log import LOG_BYTES_MAX, Exits, log_line
 from peerload.launcher.spawner import Spawner
 from peerload.launcher.stdin import LauncherStdin
 from peerload.launcher.task import (
