@@ -20,10 +20,19 @@ from typing import assert_never
 
 from peerload.launcher.containment import ROOT_PREFIX, cgroup_units, memory_limits
 from peerload.launcher.control_socket import EVENTS_PER_FRAME_MAX, AgentSocket, claim_store
-from peerload.launcher.fs_credentials import OwnCredentials
 from peerload.launcher.lanes import HARMLESS, WAIT_S_MAX, Lanes
 from peerload.launcher.orphan_cleanup import Watchdog, kill_leftovers, note_units
-from peerload.launcher.process import NEVER_STARTED, SHORTAGES, CannotStart, Capture, HolePuncher, SpawnRefused
+from peerload.launcher.process import (
+    NEVER_STARTED,
+    SHORTAGES,
+    CannotStart,
+    Capture,
+    HolePuncher,
+    LauncherStdin,
+    OwnCredentials,
+    Spawner,
+    SpawnRefused,
+)
 from peerload.launcher.protocol import (
     ALREADY_RUNS,
     NODE_CHARS_MAX,
@@ -55,8 +64,6 @@ from peerload.launcher.protocol import (
     UsageRequest,
 )
 from peerload.launcher.record_log import LOG_BYTES_MAX, Exits, log_line
-from peerload.launcher.spawner import Spawner
-from peerload.launcher.stdin import LauncherStdin
 from peerload.launcher.task import (
     CHECK_S,
     CLOSE_S_MIN,

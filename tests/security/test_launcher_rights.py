@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.agent.accounts import output_files
-from peerload.launcher.fs_credentials import AgentCredentials
-from peerload.launcher.process import PATH_DEFAULT, SpawnRefused
+from peerload.launcher.process import PATH_DEFAULT, AgentCredentials, SpawnRefused
 from peerload.launcher.protocol import DirectoryCheck, SpawnRequest
 from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
 from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder
@@ -39,7 +38,7 @@ KEYCTL_GET_ID, SESSION_KEYRING = 0, -3
 LAUNCHER = f"""
 import os, select, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
-from peerload.launcher.fs_credentials import AgentCredentials
+from peerload.launcher.process import AgentCredentials
 from peerload.launcher.system.fork_server import ForkServer, SpawnOrder, ChildReports
 from peerload.launcher.system.syscalls import Syscalls
 from peerload.launcher.system.accounts import LauncherAccount

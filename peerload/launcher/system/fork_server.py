@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
-    from peerload.launcher.fs_credentials import AgentCredentials
+    from peerload.launcher.process import AgentCredentials
     from peerload.launcher.protocol import SpawnRequest
     from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
     from peerload.launcher.system.syscalls import Syscalls

@@ -13,9 +13,15 @@ import struct
 import sys
 
 from peerload.launcher.cgroup_limits import CgroupLimits
-from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.powercap import PLACE, Powercap
-from peerload.launcher.process import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, SpawnRefused, raise_shortage
+from peerload.launcher.process import (
+    NOT_EXECUTABLE,
+    PATH_DEFAULT,
+    AgentCredentials,
+    CannotStart,
+    SpawnRefused,
+    raise_shortage,
+)
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck, FilesJob, LauncherProtocolError
 from peerload.launcher.record_log import log_line
 from peerload.launcher.server import ignore_signals, locked_launcher

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.launcher.fs_credentials import AgentCredentials
+from peerload.launcher.process import AgentCredentials
 from peerload.launcher.system import user_helpers
 from peerload.launcher.system.accounts import LauncherAccount
 from peerload.launcher.system.fork_server import ChildReports, ForkServer
