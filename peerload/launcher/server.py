@@ -30,7 +30,6 @@ from peerload.launcher.process import (
     HolePuncher,
     LauncherStdin,
     OwnCredentials,
-    Spawner,
     SpawnRefused,
 )
 from peerload.launcher.protocol import (
@@ -72,6 +71,7 @@ from peerload.launcher.task import (
     LaunchedTask,
     LeaseTimers,
     Reaper,
+    Spawner,
     boot_s,
     failed,
     usage_of,
