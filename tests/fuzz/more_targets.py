@@ -32,8 +32,8 @@ from peerload.agent.sensors.gpu_health import GpuFaults
 from peerload.config import check
 from peerload.files import manifest
 from peerload.files.manifest import FileEntry
-from peerload.launcher.control_socket import AgentSocket, _starts_with_list
 from peerload.launcher.protocol import decode_exit
+from peerload.launcher.server import AgentSocket, _starts_with_list
 from peerload.launcher.system.accounts import policy_of
 from peerload.model import messages
 from peerload.model.errors import BadRequest, PeerloadError, ProtocolError, StagingFailed

@@ -17,7 +17,6 @@ import msgpack
 
 from peerload.agent.launcher.connect import (
     LOST,
-    SOCKET_NAME,
     LauncherError,
     exit_of,
     fetch_list,
@@ -27,6 +26,7 @@ from peerload.agent.launcher.heartbeat import Heartbeat
 from peerload.agent.launcher.process import GONE_S, is_alive, is_still_there, wait_gone
 from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
 from peerload.launcher.protocol import (
+    SOCKET_NAME,
     EndedEvent,
     EvictRequest,
     ExpiredEvent,

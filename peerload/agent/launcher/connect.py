@@ -16,6 +16,7 @@ import msgspec
 from peerload.launcher.protocol import (
     FRAME_BYTES_MAX,
     HEADER_BYTES,
+    SOCKET_NAME,
     LauncherProtocolError,
     LauncherTooOld,
     ListedEvent,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peerload.launcher")
 
-SOCKET_NAME = "launcher.sock"
 START_S_MAX = 15.0
 """Timeout of a start; a new launcher first kills what its predecessor left."""
 SERVICE_LOOK_S = 0.25
