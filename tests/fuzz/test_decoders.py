@@ -57,7 +57,7 @@ DECODERS = {
     "security/node_identity_file.py:read": "joined",
     "launcher/system/account_resolver.py:_validated": OUR_OWN,
     "agent/launcher/connect.py:EventFrames._next": "launcher-event",
-    "launcher/system/user_policy.py:_settings": "users-policy",
+    "launcher/system/accounts.py:_settings": "users-policy",
     "launcher/record_log.py:whole_records": "exit-record",
     "launcher/server.py:AgentSocket._receive_first": "launcher-request",
     "launcher/server.py:AgentSocket._process": "launcher-request",
