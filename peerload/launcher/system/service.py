@@ -26,7 +26,7 @@ from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck, Fi
 from peerload.launcher.record_log import log_line
 from peerload.launcher.server import ignore_signals, locked_launcher
 from peerload.launcher.system import sandbox
-from peerload.launcher.system.account_resolver import AccountResolver, AccountUnanswered, agent_ids
+from peerload.launcher.system.account_resolver import AccountResolver, AccountUnanswered, DeferredRequests, agent_ids
 from peerload.launcher.system.accounts import (
     DIRECTORY,
     FILE,
@@ -39,7 +39,6 @@ from peerload.launcher.system.accounts import (
     check_root_owned,
     check_uid,
 )
-from peerload.launcher.system.deferred_requests import DeferredRequests
 from peerload.launcher.system.fork_server import DESCRIPTORS_MAX, ChildReports, ForkServer, SpawnOrder
 from peerload.launcher.system.seccomp import guest_filter
 from peerload.launcher.system.syscalls import MS_NODEV, MS_NOSUID, Syscalls
