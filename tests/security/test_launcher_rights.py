@@ -21,8 +21,8 @@ from peerload.launcher.process import PATH_DEFAULT, AgentCredentials, SpawnRefus
 from peerload.launcher.protocol import DirectoryCheck, SpawnRequest
 from peerload.launcher.system.accounts import LauncherAccount, PolicyFiles, UsersPolicy
 from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder
+from peerload.launcher.system.sandbox import Syscalls
 from peerload.launcher.system.service import MultiUserService, _is_foreign, _without_code
-from peerload.launcher.system.syscalls import Syscalls
 from peerload.launcher.system.user_helpers import UserHelpers
 from tests.integration.cluster import is_alive
 from tests.security.users import ROOT, needs_root
@@ -39,7 +39,7 @@ import os, select, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
 from peerload.launcher.process import AgentCredentials
 from peerload.launcher.system.fork_server import ForkServer, SpawnOrder, ChildReports
-from peerload.launcher.system.syscalls import Syscalls
+from peerload.launcher.system.sandbox import Syscalls
 from peerload.launcher.system.accounts import LauncherAccount
 forge = ForkServer(Syscalls(), AgentCredentials(0, 0), ChildReports(select.epoll()))
 account = LauncherAccount("somebody", {UID}, {UID}, ({UID},), "/")

@@ -30,7 +30,7 @@ from peerload.launcher.process import (
     raise_shortage,
     text,
 )
-from peerload.launcher.system import drop_privileges, sandbox
+from peerload.launcher.system import sandbox
 from peerload.launcher.system.write_as_user import Unwritable
 
 TYPE_CHECKING = False
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from peerload.launcher.process import AgentCredentials
     from peerload.launcher.protocol import SpawnRequest
     from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
-    from peerload.launcher.system.syscalls import Syscalls
+    from peerload.launcher.system.sandbox import Syscalls
 
 FAILED_BEFORE = 126
 """Exit code of a child that failed before the command; its report says why."""
@@ -149,8 +149,8 @@ class ForkServer:
 
     def become(self, account: LauncherAccount) -> None:
         """Drop all privileges in a helper that acts for a user. Raises OSError, DropFailed."""
-        drop_privileges.limit(account, drop_privileges.HELPER_PROCESSES_MAX)
-        drop_privileges.drop(account, self.kernel)
+        sandbox.limit(account, sandbox.HELPER_PROCESSES_MAX)
+        sandbox.drop(account, self.kernel)
         self.kernel.die_with_parent()  # it may hang in a directory of its user's
         if os.getppid() != self._pid:
             os._exit(FAILED_BEFORE)
@@ -172,7 +172,7 @@ class ForkServer:
         os.umask(0)
         self._standard_files(order)
         os.umask(order.umask | (0o077 if account.is_guest else 0))
-        drop_privileges.limit(account, policy.task_processes_max)
+        sandbox.limit(account, policy.task_processes_max)
         if account.is_guest and not policy.guest_network:
             sandbox.isolate_network(kernel)
         if order.hidden is not None:
@@ -180,7 +180,7 @@ class ForkServer:
             sandbox.enter(kernel, policy.guest_bytes_max, order.hidden, has_devices=devices, staged=order.staged)
         kernel.close_on_exec(3)
         os.chdir("/")
-        drop_privileges.drop(account, kernel)
+        sandbox.drop(account, kernel)
         if order.makes_scratch:
             os.mkdir(order.directory, 0o700)  # noqa: PTH102 -- pathlib costs the launcher a megabyte
         _enter(order.directory)

@@ -40,8 +40,7 @@ from peerload.launcher.system.accounts import (
     check_uid,
 )
 from peerload.launcher.system.fork_server import DESCRIPTORS_MAX, ChildReports, ForkServer, SpawnOrder
-from peerload.launcher.system.seccomp import guest_filter
-from peerload.launcher.system.syscalls import MS_NODEV, MS_NOSUID, Syscalls
+from peerload.launcher.system.sandbox import MS_NODEV, MS_NOSUID, Syscalls, guest_filter
 from peerload.launcher.system.user_helpers import HelperRequest, UserHelpers
 
 TYPE_CHECKING = False

@@ -14,7 +14,7 @@ from peerload.launcher.process import AgentCredentials
 from peerload.launcher.system import user_helpers
 from peerload.launcher.system.accounts import LauncherAccount
 from peerload.launcher.system.fork_server import ChildReports, ForkServer
-from peerload.launcher.system.syscalls import Syscalls
+from peerload.launcher.system.sandbox import Syscalls
 from peerload.launcher.system.user_helpers import OF_A_USER_MAX, HelperRequest, UserHelpers
 from tests.security.users import needs_root
 from tests.support import stands_still, wait_until

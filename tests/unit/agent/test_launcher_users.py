@@ -23,7 +23,7 @@ from peerload.launcher.system.accounts import (
     check_uid,
     policy_of,
 )
-from peerload.launcher.system.seccomp import guest_filter
+from peerload.launcher.system.sandbox import guest_filter
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 from tests.each import each
