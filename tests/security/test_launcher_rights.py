@@ -20,10 +20,9 @@ from peerload.agent.accounts import output_files
 from peerload.launcher.process import PATH_DEFAULT, AgentCredentials, SpawnRefused
 from peerload.launcher.protocol import DirectoryCheck, SpawnRequest
 from peerload.launcher.system.accounts import LauncherAccount, PolicyFiles, UsersPolicy
-from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder
+from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder, UserHelpers
 from peerload.launcher.system.sandbox import Syscalls
 from peerload.launcher.system.service import MultiUserService, _is_foreign, _without_code
-from peerload.launcher.system.user_helpers import UserHelpers
 from tests.integration.cluster import is_alive
 from tests.security.users import ROOT, needs_root
 from tests.support import wait_until

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.launcher.protocol import Request
-    from peerload.launcher.system.user_helpers import UserHelpers
+    from peerload.launcher.system.fork_server import UserHelpers
 
 
 ANSWER_S_MAX = 10.0

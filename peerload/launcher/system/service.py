@@ -39,9 +39,15 @@ from peerload.launcher.system.accounts import (
     check_root_owned,
     check_uid,
 )
-from peerload.launcher.system.fork_server import DESCRIPTORS_MAX, ChildReports, ForkServer, SpawnOrder
+from peerload.launcher.system.fork_server import (
+    DESCRIPTORS_MAX,
+    ChildReports,
+    ForkServer,
+    HelperRequest,
+    SpawnOrder,
+    UserHelpers,
+)
 from peerload.launcher.system.sandbox import MS_NODEV, MS_NOSUID, Syscalls, guest_filter
-from peerload.launcher.system.user_helpers import HelperRequest, UserHelpers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
