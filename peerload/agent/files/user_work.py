@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from peerload.agent.accounts.as_user import BUSY, POLICY
-from peerload.agent.launcher.connect import LauncherError
+from peerload.agent.launcher.client import LauncherError
 from peerload.files.as_user import FRAME_BYTES_MAX, HEADER_BYTES
 from peerload.launcher.protocol import FilesJob
 from peerload.model.errors import PeerloadError, StagingFailed

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.launcher.connect import exit_of
+from peerload.agent.launcher.client import exit_of
 from peerload.launcher import containment
 from peerload.launcher.containment import Cgroup2Memory, MemoryUse
 from peerload.launcher.protocol import ExitRecord, ResourceUsage, decode_exit
