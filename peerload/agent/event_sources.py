@@ -17,7 +17,7 @@ import msgspec
 from peerload.agent.accounts.as_user import TaskUser
 from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.files.environments import BuildFailed
-from peerload.agent.launcher.connect import LauncherError
+from peerload.agent.launcher.client import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
 from peerload.agent.mqtt import SOURCES_MAX
 from peerload.core.handoff.executor import OFFERS_MAX

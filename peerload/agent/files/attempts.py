@@ -25,7 +25,7 @@ from msgspec import Meta
 from peerload.agent.accounts.as_user import BUSY, POLICY, TaskUser
 from peerload.agent.event_loop import in_own_thread
 from peerload.agent.files.transfer import FileCache, FileCaches
-from peerload.agent.launcher.connect import LauncherError
+from peerload.agent.launcher.client import LauncherError
 from peerload.files import work
 from peerload.files.as_user import FRAME_BYTES_MAX, HEADER_BYTES
 from peerload.files.manifest import decode_root
