@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from peerload.core.sharing.peer_hints import NAMES_MAX, PeerHints
+from peerload.core.sharing.information import NAMES_MAX, PeerHints
 from peerload.model import messages
 from peerload.model.load import LoadReport, Region
 from peerload.model.resources import Profile

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from peerload.core.resources.admission import why_never
-from peerload.core.sharing.search import STEPS_MAX
+from peerload.core.sharing.sender import STEPS_MAX
 from peerload.model import actions, messages
 from peerload.model.errors import ConfigError
 from peerload.model.load import Thresholds
