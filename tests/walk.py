@@ -47,7 +47,7 @@ ARCHITECTURE = ROOT / "docs/architecture.md"
 
 BACKGROUND = (
     "peerload/core/membership/gossip",
-    "peerload/core/membership/detector.py",
+    "peerload/core/membership/gossip.py",
     "peerload/agent/peers/gossip.py",
     "peerload/agent/sensors/",
     "peerload/agent/launcher/heartbeat.py",

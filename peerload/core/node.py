@@ -26,8 +26,7 @@ from peerload.core.coordination.termination_tracker import TERMINATION_MESSAGES,
 from peerload.core.handoff.authorisation import DROPPED, Authorisation
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.home import HomeHandoff
-from peerload.core.membership.membership import Membership
-from peerload.core.membership.own_profile import OwnProfile
+from peerload.core.membership.membership import Membership, OwnProfile
 from peerload.core.resources.admission import Ledger
 from peerload.core.sharing.sharing import Sharing
 from peerload.core.state import CoreState

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.membership.directory import Directory, NamesWithout
-from peerload.core.membership.membership import Membership, PeerState
+from peerload.core.membership.membership import Directory, Membership, NamesWithout, PeerState
 from peerload.core.state import CoreState
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport

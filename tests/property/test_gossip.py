@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerload.core.membership.broadcast_queue import BroadcastQueue, transmissions
-from peerload.core.membership.suspicion import Suspicion, suspicion_s
+from peerload.core.membership.gossip_state import BroadcastQueue, Suspicion, suspicion_s, transmissions
 from peerload.model.errors import ProtocolError
 from peerload.model.gossip import (
     ACCUSERS_MAX,
