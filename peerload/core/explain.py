@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.core.resources.admission import Ledger
-    from peerload.core.resources.backfill import Backfill
     from peerload.core.resources.devices import DeviceState
+    from peerload.core.resources.placement import Backfill
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import HomeTask
     from peerload.model.devices import Device, DeviceLoad

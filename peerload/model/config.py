@@ -128,7 +128,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     # load
     counts_foreign: bool = True
-    """True if cores that other programs keep busy occupy slots (`core/resources/foreign_load.py`)."""
+    """True if cores that other programs keep busy occupy slots (`core/resources/admission.py`)."""
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
     """A load region counts only after it has held for this long."""
     tell_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.05

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import itertools
 
-from peerload.core.resources.gpu_terms import has_room, seen_by
+from peerload.core.resources.admission import has_room, seen_by
 from peerload.model.devices import DeviceLoad, DeviceMode
 from peerload.model.load import LoadReport
 from peerload.model.resources import ResourceRequest

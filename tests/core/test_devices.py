@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from peerload.core.resources.admission import why_never
-from peerload.core.resources.backfill import Backfill
-from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import DeviceRequest
-from peerload.core.resources.gpu_terms import has_room
-from peerload.core.resources.placement import place
+from peerload.core.resources.admission import has_room, why_never
+from peerload.core.resources.devices import DeviceLedger, DeviceRequest
+from peerload.core.resources.placement import Backfill, place
 from peerload.model import actions, events, messages
 from peerload.model.config import GpuConfig
 from peerload.model.devices import Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, GpuWait, Health, Nearness

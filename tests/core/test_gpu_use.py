@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import DeviceRequest
-from peerload.core.resources.gpu_use import with_gpu_use
+from peerload.core.resources.devices import DeviceLedger, DeviceRequest, with_gpu_use
 from peerload.model.config import GpuConfig
 from peerload.model.devices import Device, DeviceReading, Health
 from peerload.model.resources import Profile, ResourceRequest

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from peerload.core.resources.admission import why_never
-from peerload.core.resources.device_ledger import DeviceLedger
+from peerload.core.resources.devices import DeviceLedger
 from peerload.model.config import GpuConfig
 from peerload.model.devices import MIB, Device, GpuShare, Nearness
 from peerload.model.resources import Placement, Profile, ResourceRequest

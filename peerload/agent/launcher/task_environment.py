@@ -19,7 +19,7 @@ from peerload.model.errors import BadRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from peerload.core.resources.device_ledger import DeviceLedger
+    from peerload.core.resources.devices import DeviceLedger
     from peerload.model.config import DeviceConfig
     from peerload.model.resources import ResourceRequest
 

@@ -16,9 +16,7 @@ from itertools import chain, islice
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peerload.core.resources.admission import why_never
-from peerload.core.resources.foreign_load import foreign_slots
-from peerload.core.resources.gpu_terms import seen_by
+from peerload.core.resources.admission import foreign_slots, seen_by, why_never
 from peerload.core.tasks.queue import MOVABLE
 from peerload.energy.price import price_at
 from peerload.model import metrics, timers
@@ -163,7 +161,7 @@ class View:
         self, observed: Observed, sensed: LoadSampled, peers: Sequence[str] | None, uncounted: Work | None
     ) -> None:
         """peers: None = all that are usable; uncounted: a waiting task that is left out. `for_request`: that of the task in question,
-        if it asks for GPUs: then loads are in GPUs (`gpu_terms.py`)."""
+        if it asks for GPUs: then loads are in GPUs (`seen_by`)."""
         self._state, self._queue, self._membership, self._hints, self._mediator, self._stranded = observed
         self._ledger = observed.queue.ledger
         self._peers = peers

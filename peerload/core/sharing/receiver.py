@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.resources.admission import why_never
-from peerload.core.resources.effective_request import asked_of
-from peerload.core.resources.gpu_terms import has_room
+from peerload.core.resources.admission import asked_of, has_room, why_never
 from peerload.core.sharing.information import WAITING_LOOKED_AT_MAX, MovableTasksView, task_view
 from peerload.core.sharing.sender import STEPS_MAX
 from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask

@@ -14,8 +14,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from peerload.core.resources import gpu_terms
-from peerload.core.resources.effective_request import asked_of
+from peerload.core.resources.admission import asked_of, has_room, offers_good_gpus, seen_by
 from peerload.core.sharing.information import task_view
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import metrics, timers
@@ -355,8 +354,8 @@ class Sender:
             tasks += [task for task in islice(waiting, STRANDED_ASKED_MAX) if self._home.may_migrate(task)]
         for task in tasks:
             request = asked_of(self._state, task)
-            has_room = gpu_terms.has_room(request, report) if request.gpus else report.accepts
-            if has_room and task.search is None and node in self._candidates(task):
+            fits = has_room(request, report) if request.gpus else report.accepts
+            if fits and task.search is None and node in self._candidates(task):
                 self.search_for(task)
 
     def _without_place(self) -> Iterator[HomeTask]:
@@ -446,9 +445,7 @@ class Sender:
 
     def _has_good_gpus(self, node: str, task: HomeTask, report: LoadReport | None) -> bool:
         peer = self._membership.get(node)
-        return peer is not None and gpu_terms.offers_good_gpus(
-            asked_of(self._state, task, peer.profile), peer.profile, report
-        )
+        return peer is not None and offers_good_gpus(asked_of(self._state, task, peer.profile), peer.profile, report)
 
     # -- a search ------------------------------------------------------------------------------------------------------
 
@@ -631,7 +628,7 @@ class Sender:
         """An answer to a probe; one that comes after its time is only a report."""
         search = self._searches.answered(reply.search, src)
         if search is not None and search.task is not None:
-            seen = gpu_terms.seen_by(asked_of(self._state, search.task), reply.report)
+            seen = seen_by(asked_of(self._state, search.task), reply.report)
             search.add(src, accepts=reply.accepts, report=seen, price_s=reply.price_s)
             if reply.accepts:
                 self._full.pop(src, None)
@@ -648,7 +645,7 @@ class Sender:
         if search is None or search.task is None or not search.is_broadcast:
             return False
         if len(search.replies) < self._state.config.probes_per_search_max:
-            seen = gpu_terms.seen_by(asked_of(self._state, search.task), answer.report)
+            seen = seen_by(asked_of(self._state, search.task), answer.report)
             search.add(src, accepts=True, report=seen, price_s=answer.price_s)
             if search.task.phase is not HomePhase.OFFERED:
                 self.step(search, search.task)
