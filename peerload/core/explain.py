@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.membership.membership import PeerState
-from peerload.core.resources.admission import EPSILON, lacks, under_cap_text, why_never
-from peerload.core.resources.devices import DeviceRequest
+from peerload.core.resources.admission import lacks, under_cap_text, why_never
+from peerload.core.resources.devices import EPSILON, DeviceRequest
 from peerload.core.resources.placement import Scope, is_meant, place
 from peerload.core.work import HomePhase
 from peerload.model.config import GpuConfig

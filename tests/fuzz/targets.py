@@ -52,7 +52,7 @@ from peerload.model.resources import Profile
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
 from peerload.model.text import printable
 from peerload.policy import registry
-from peerload.policy.preset_loader import parsed
+from peerload.policy.preset import parsed
 from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.invitations import Invitations

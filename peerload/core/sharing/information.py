@@ -25,9 +25,16 @@ from peerload.model.events import LoadSampled
 from peerload.model.load import LoadReport, Region, Thresholds
 from peerload.model.messages import UNASKED, Need, ProbeReply, ProbeRequest, State, StateAnswer
 from peerload.model.task import task_home
-from peerload.policy.api import ANY_LOAD, KnownReport, TaskView
-from peerload.policy.remaining import remaining_s
-from peerload.policy.validation import valid_answer, valid_audience, valid_load, valid_thresholds
+from peerload.policy.api import (
+    ANY_LOAD,
+    KnownReport,
+    TaskView,
+    remaining_s,
+    valid_answer,
+    valid_audience,
+    valid_load,
+    valid_thresholds,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence, Sized

@@ -22,8 +22,7 @@ from peerload.model import metrics, timers
 from peerload.model.actions import Decided
 from peerload.model.messages import PAIR_MOVES_MAX, GiveReply, GiveRequest, Need, PairReply, PairRequest, Unpair
 from peerload.model.task import task_home
-from peerload.policy.api import Probe, Transfer
-from peerload.policy.validation import valid_answer, valid_partner, valid_step
+from peerload.policy.api import Probe, Transfer, valid_answer, valid_partner, valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container

@@ -21,8 +21,7 @@ from peerload.model import metrics, timers
 from peerload.model.actions import Announce, Decided
 from peerload.model.devices import GpuWait
 from peerload.model.messages import SOURCES_MAX, Enough, Footprint, Need, ProbeReply, ProbeRequest, StateRequest
-from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Probe, Reply, Transfer
-from peerload.policy.validation import valid_step
+from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Probe, Reply, Transfer, valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
