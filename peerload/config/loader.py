@@ -24,8 +24,8 @@ from peerload import notification
 from peerload.energy.prices import read_prices
 from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
-from peerload.model.devices import DEVICES_MAX, GPU, Device
 from peerload.model.errors import ConfigError
+from peerload.model.resources import DEVICES_MAX, GPU, Device
 from peerload.security import node_identity_file
 from peerload.text import units
 from peerload.wire.expected import in_words

@@ -28,8 +28,7 @@ from peerload.core.resources.devices import EPSILON, DeviceRequest
 from peerload.core.resources.placement import Scope, is_meant, place
 from peerload.core.work import HomePhase
 from peerload.model.config import GpuConfig
-from peerload.model.devices import GPU, MIB, DeviceMode, GpuShare, GpuWait
-from peerload.model.load import Region
+from peerload.model.resources import GPU, MIB, DeviceMode, GpuShare, GpuWait, Region
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,9 +40,7 @@ if TYPE_CHECKING:
     from peerload.core.resources.placement import Backfill
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import HomeTask
-    from peerload.model.devices import Device, DeviceLoad
-    from peerload.model.load import LoadReport
-    from peerload.model.resources import Placement, Profile, ResourceRequest
+    from peerload.model.resources import Device, DeviceLoad, LoadReport, Placement, Profile, ResourceRequest
     from peerload.model.task import TaskSpec
 
     Change = tuple[str, dict[str, object]]

@@ -47,11 +47,10 @@ if TYPE_CHECKING:
     from peerload.core.work import Offering, RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
+    from peerload.model.events import Instant
     from peerload.model.gossip import Load
-    from peerload.model.instant import Instant
-    from peerload.model.load import LoadReport
     from peerload.model.messages import Identity
-    from peerload.model.resources import Profile
+    from peerload.model.resources import LoadReport, Profile
     from peerload.model.task import Exit, TaskRecord
     from peerload.policy.preset import PolicySet
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from peerload.model.power import PowerCurve
+    from peerload.model.resources import PowerCurve
 
     Steps = tuple[tuple[float, ...], tuple[float, ...]]
 

@@ -6,14 +6,12 @@ import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.energy.envelope import slope_at
-from peerload.model.load import LoadReport
-from peerload.model.power import TaskCost, estimated_curve
+from peerload.model.resources import LoadReport, TaskCost, estimated_curve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from peerload.model.power import PowerCurve
-    from peerload.model.resources import Profile
+    from peerload.model.resources import PowerCurve, Profile
 
 EXACT_STEPS_MAX = 24_000
 """Steps of the exact plan; beyond this the cheapest of some greedy ones is taken."""

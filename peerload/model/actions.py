@@ -15,9 +15,18 @@ from peerload.model import rules
 from peerload.model.events import Submission
 from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
-from peerload.model.power import TaskCost
-from peerload.model.submit_options import CompletionJob, GroupSettings, TaskOutcome
-from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec, member_record
+from peerload.model.resources import TaskCost
+from peerload.model.task import (
+    CompletionJob,
+    ExecutionRecord,
+    Exit,
+    FenceKind,
+    GroupSettings,
+    TaskOutcome,
+    TaskRecord,
+    TaskSpec,
+    member_record,
+)
 from peerload.model.timers import Timer
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from peerload.model.devices import Kind
 from peerload.model.gossip import LAN, GossipPreset
-from peerload.model.resources import Name, NodeName, Speed
+from peerload.model.resources import Kind, Name, NodeName, Speed
 
 if TYPE_CHECKING:
-    from peerload.model.power import PowerCurve
+    from peerload.model.resources import PowerCurve
 
 Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Limit = Annotated[int, Meta(ge=1, le=100_000_000)]

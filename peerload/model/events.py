@@ -9,19 +9,37 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model.devices import Device, DeviceReading
 from peerload.model.gossip import GossipMessage
-from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
-from peerload.model.power import PowerCurve
-from peerload.model.resources import Profile
-from peerload.model.submit_options import NO_TERMS, GroupSettings, SubmitOptions, TaskOutcome
-from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec, member_record
+from peerload.model.resources import Device, DeviceReading, LoadReport, PowerCurve, Profile
+from peerload.model.task import (
+    NO_TERMS,
+    ExecutionRecord,
+    Exit,
+    FenceKind,
+    GroupSettings,
+    SubmitOptions,
+    TaskOutcome,
+    TaskRecord,
+    TaskSpec,
+    member_record,
+)
 from peerload.model.timers import Timer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
+
+
+class Instant(msgspec.Struct, frozen=True, gc=False):
+    """A moment on two clocks of one node.
+
+    ``boot_s`` is CLOCK_BOOTTIME in seconds and decides (suspend counts, clock steps do not);
+    ``wall_s`` is Unix time in seconds and is for records and people only.
+    """
+
+    boot_s: float
+    wall_s: float
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -13,10 +13,19 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.model.devices import DEVICES_MAX, DeviceId
 from peerload.model.gossip import Load, MembershipUpdate
-from peerload.model.load import LoadReport
-from peerload.model.resources import Address, BootId, Name, NodeName, Placement, Profile, ResourceRequest
+from peerload.model.resources import (
+    DEVICES_MAX,
+    Address,
+    BootId,
+    DeviceId,
+    LoadReport,
+    Name,
+    NodeName,
+    Placement,
+    Profile,
+    ResourceRequest,
+)
 from peerload.model.task import LEASE_S_MIN, Attempt, Digest, Exit, Nonce, TaskId, TaskSpec, Uid, WorkingDirectory
 
 PROTOCOL_MIN = 1

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, runtime_checkabl
 import msgspec
 from msgspec import Meta
 
-from peerload.model.load import LOAD_MAX, LoadReport, Thresholds
-from peerload.model.power import TaskCost
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import LOAD_MAX, LoadReport, Placement, Profile, ResourceRequest, TaskCost, Thresholds
 
 if TYPE_CHECKING:
     import random

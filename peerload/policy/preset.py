@@ -22,7 +22,7 @@ import msgspec
 from msgspec import inspect as kinds_of
 
 from peerload.model.errors import ConfigError
-from peerload.model.load import Thresholds
+from peerload.model.resources import Thresholds
 from peerload.policy.api import (
     InformationPolicy,
     LoadPolicy,
@@ -38,7 +38,7 @@ from peerload.policy.api import (
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
     from peerload.policy.api import KnownReport, RunningView
 
 

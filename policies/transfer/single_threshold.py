@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.model.load import Thresholds
+from peerload.model.resources import Thresholds
 from peerload.policy.api import THRESHOLD_MAX, AcceptBelow, GiveAbove, ReceiveBelow, SendAt
 
 if TYPE_CHECKING:

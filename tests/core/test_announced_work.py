@@ -9,8 +9,7 @@ import pytest
 from peerload.core.sharing.information import WAITING_LOOKED_AT_MAX
 from peerload.core.sharing.receiver import TaskDonor
 from peerload.model import events, messages
-from peerload.model.load import LoadReport, Region
-from peerload.model.resources import Placement, Profile
+from peerload.model.resources import LoadReport, Placement, Profile, Region
 from tests.core.given import Given, identity, spec
 
 if TYPE_CHECKING:

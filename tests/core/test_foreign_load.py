@@ -10,8 +10,7 @@ from peerload.core.explain import room_told
 from peerload.core.resources.admission import foreign_slots
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport, Region
-from peerload.model.resources import Profile, ResourceRequest
+from peerload.model.resources import LoadReport, Profile, Region, ResourceRequest
 from tests.core.given import RECEIVER, SENDER, Given, spec
 
 

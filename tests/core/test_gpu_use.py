@@ -8,8 +8,7 @@ import pytest
 
 from peerload.core.resources.devices import DeviceLedger, DeviceRequest, with_gpu_use
 from peerload.model.config import GpuConfig
-from peerload.model.devices import Device, DeviceReading, Health
-from peerload.model.resources import Profile, ResourceRequest
+from peerload.model.resources import Device, DeviceReading, Health, Profile, ResourceRequest
 from peerload.model.task import Exit
 
 GIB = 1 << 30

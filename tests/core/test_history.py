@@ -13,8 +13,7 @@ from peerload.core.sharing.information import task_view
 from peerload.core.work import Work
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import Exit, TaskSpec
 from peerload.policy.registry import build_preset
 from tests.chaos.engine.engine import Simulation

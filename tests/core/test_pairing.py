@@ -7,7 +7,7 @@ from typing import Any
 from peerload.core.sharing.receiver import PARTNERS_ASKED_MAX
 from peerload.core.work import HomePhase
 from peerload.model import messages
-from peerload.model.load import LoadReport
+from peerload.model.resources import LoadReport
 from peerload.policy.api import ANY_LOAD
 from tests.core.given import UID, Given, Placement, spec
 

@@ -31,7 +31,7 @@ from peerload.core.resources.admission import why_never
 from peerload.core.sharing.sender import STEPS_MAX
 from peerload.model import actions, messages
 from peerload.model.errors import ConfigError
-from peerload.model.load import Thresholds
+from peerload.model.resources import Thresholds
 from peerload.model.task import task_home
 from peerload.policy import api
 from peerload.policy.preset import PolicySet, parameters, protocol_members, why_not

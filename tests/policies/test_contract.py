@@ -20,8 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peerload.model.errors import ConfigError
-from peerload.model.load import LoadReport, Region, Thresholds
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import LoadReport, Placement, Profile, Region, ResourceRequest, Thresholds
 from peerload.policy import api
 from peerload.policy.describe import member
 from peerload.policy.preset import KINDS, protocol_members

@@ -23,7 +23,7 @@ from peerload.model.gossip import (
     merged,
     size_bytes,
 )
-from peerload.model.load import LoadReport
+from peerload.model.resources import LoadReport
 from peerload.wire import gossip as wire
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k"])

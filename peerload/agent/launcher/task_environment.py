@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model.devices import GPU, MIB, Device, DeviceMode
 from peerload.model.errors import BadRequest
+from peerload.model.resources import GPU, MIB, Device, DeviceMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

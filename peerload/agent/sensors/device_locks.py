@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from peerload.model.devices import Device
+    from peerload.model.resources import Device
 
 log = logging.getLogger("peerload.gpus")
 

@@ -10,7 +10,7 @@ import json
 import logging
 from typing import TYPE_CHECKING
 
-from peerload.model.devices import Health
+from peerload.model.resources import Health
 
 if TYPE_CHECKING:
     from pathlib import Path

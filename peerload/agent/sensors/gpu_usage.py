@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.sensors.process_owner import MPS
-from peerload.model.devices import RUNS_SEEN_MAX, Device, DeviceReading
+from peerload.model.resources import RUNS_SEEN_MAX, Device, DeviceReading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

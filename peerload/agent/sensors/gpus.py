@@ -25,8 +25,8 @@ from peerload.agent.sensors.nvml_library import LIBRARY, SessionOver, find_libra
 from peerload.agent.sensors.process_owner import ProcessOwners
 from peerload.config.loader import configured_devices
 from peerload.core.resources.placement import is_meant
-from peerload.model.devices import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
+from peerload.model.resources import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.security.private_files import machine_boot_id
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import msgspec
 
 from peerload.agent.sensors.gpu_health import GpuFaults, ThrottleDetector, judged
 from peerload.agent.sensors.nvml_library import NOT_THERE, Library, text
-from peerload.model.devices import DEVICES_MAX, GPU, Device, Health, Nearness
+from peerload.model.resources import DEVICES_MAX, GPU, Device, Health, Nearness
 
 if TYPE_CHECKING:
     from collections.abc import Callable

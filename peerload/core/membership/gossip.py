@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.model.events import LoopLagged
     from peerload.model.gossip import GossipMessage
-    from peerload.model.load import LoadReport
-    from peerload.model.resources import Profile
+    from peerload.model.resources import LoadReport, Profile
 
 
 PROBES_MAX = 64

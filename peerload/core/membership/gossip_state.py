@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from peerload.core.state import CoreState
     from peerload.model.gossip import GossipMessage, GossipPreset
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
 
 
 GRAVE, PRESENCE, LOADS = range(3)

@@ -24,9 +24,7 @@ from peerload.core.resources.admission import why_never
 from peerload.model import metrics, rules
 from peerload.model.actions import ForgetPeer
 from peerload.model.bounded import BoundedDict
-from peerload.model.devices import GPU
 from peerload.model.gossip import Load, MemberStatus
-from peerload.model.load import LoadReport
 from peerload.model.messages import (
     DECLINES_LASTING,
     PROFILES_MAX,
@@ -39,8 +37,7 @@ from peerload.model.messages import (
     ProfileTold,
     decline_subject,
 )
-from peerload.model.power import PowerCurve
-from peerload.model.resources import Profile
+from peerload.model.resources import GPU, LoadReport, PowerCurve, Profile
 from peerload.model.timers import GossipTimerKind as Kind
 from peerload.policy.api import KnownReport
 
@@ -52,9 +49,9 @@ if TYPE_CHECKING:
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
     from peerload.core.work import HomeTask
-    from peerload.model.devices import Device
     from peerload.model.gossip import MembershipUpdate
     from peerload.model.messages import DirectoryTold, Identity, Ping
+    from peerload.model.resources import Device
     from peerload.model.task import Exit, TaskSpec
 
 

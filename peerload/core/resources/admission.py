@@ -23,18 +23,14 @@ from peerload.core.resources.devices import (
 from peerload.core.resources.placement import Backfill, is_meant, place
 from peerload.core.work import HomeTask
 from peerload.model.config import GpuConfig
-from peerload.model.devices import GPU, MIB, Device, GpuShare, GpuWait
-from peerload.model.resources import BUILDERS, OVERCOMMIT_SHARE
+from peerload.model.resources import BUILDERS, GPU, MIB, OVERCOMMIT_SHARE, Device, GpuShare, GpuWait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from peerload.core.state import CoreState
     from peerload.core.work import Work
-    from peerload.model.devices import DeviceLoad
-    from peerload.model.load import LoadReport
-    from peerload.model.power import PowerCurve
-    from peerload.model.resources import Placement, Profile, ResourceRequest
+    from peerload.model.resources import DeviceLoad, LoadReport, Placement, PowerCurve, Profile, ResourceRequest
 
 
 def why_never(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from peerload.core.estimates.gpu_history import NOTHING_LEARNED
 from peerload.model.bounded import BoundedDict
-from peerload.model.devices import GPU, MIB, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
+from peerload.model.resources import GPU, MIB, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
 from peerload.model.task import TIME_LIMIT_EXIT_CODE, how_it_ended
 
 if TYPE_CHECKING:

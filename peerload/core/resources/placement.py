@@ -14,14 +14,13 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from peerload.core.resources.devices import ACTIVITY_HALF, CROWDED, NEVER_S
-from peerload.model.devices import GPU, GpuWait, Nearness
+from peerload.model.resources import GPU, GpuWait, Nearness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from peerload.core.resources.devices import DeviceLedger, DeviceRequest, DeviceState
-    from peerload.model.devices import Device
-    from peerload.model.resources import ResourceRequest
+    from peerload.model.resources import Device, ResourceRequest
 
 
 COMBINATIONS_MAX = 2000

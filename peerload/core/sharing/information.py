@@ -22,8 +22,8 @@ from peerload.energy.price import price_at
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce
 from peerload.model.events import LoadSampled
-from peerload.model.load import LoadReport, Region, Thresholds
 from peerload.model.messages import UNASKED, Need, ProbeReply, ProbeRequest, State, StateAnswer
+from peerload.model.resources import LoadReport, Region, Thresholds
 from peerload.model.task import task_home
 from peerload.policy.api import (
     ANY_LOAD,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work
-    from peerload.model.instant import Instant
+    from peerload.model.events import Instant
     from peerload.model.messages import Offer
     from peerload.model.resources import Profile, ResourceRequest
     from peerload.policy.api import TransferPolicy

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work
-    from peerload.model.load import LoadReport
-    from peerload.model.resources import Profile
+    from peerload.model.resources import LoadReport, Profile
 
 
 LOOKED_AT_MAX = 64

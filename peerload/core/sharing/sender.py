@@ -19,8 +19,8 @@ from peerload.core.sharing.information import task_view
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce, Decided
-from peerload.model.devices import GpuWait
 from peerload.model.messages import SOURCES_MAX, Enough, Footprint, Need, ProbeReply, ProbeRequest, StateRequest
+from peerload.model.resources import GpuWait
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Probe, Reply, Transfer, valid_step
 
 if TYPE_CHECKING:
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Offering, UntouchedMembers
-    from peerload.model.load import LoadReport
     from peerload.model.messages import StateAnswer
-    from peerload.model.power import TaskCost
-    from peerload.model.resources import ResourceRequest
+    from peerload.model.resources import LoadReport, ResourceRequest, TaskCost
 
 
 STEPS_MAX = 256

@@ -17,8 +17,8 @@ from peerload.core.sharing.receiver import PairProtocol, Receiver, RetryRate, Ta
 from peerload.core.sharing.sender import Searches, Sender
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce
-from peerload.model.load import Region
 from peerload.model.messages import UNASKED, Enough, StateAnswer, StateRequest
+from peerload.model.resources import Region
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.model.load import LoadReport
     from peerload.model.messages import Footprint
+    from peerload.model.resources import LoadReport
 
 
 class StateRequests:
