@@ -65,7 +65,7 @@ def value_of(kind: Any, depth: int, *, full: bool) -> Any:  # noqa: C901, PLR091
             return float(number) if isinstance(kind, inspect.FloatType) else int(number)
         case inspect.StrType():
             return _text(kind)
-        case inspect.BytesType() | inspect.ByteArrayType():
+        case inspect.BytesType() | inspect.ByteArrayType() | inspect.MemoryViewType():
             return bytes(range(256))[: max(kind.min_length or 3, 1)].ljust(kind.min_length or 0, b"x")
         case inspect.RawType():
             return msgspec.Raw(b"\x81\xa1a\x01")
