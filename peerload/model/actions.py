@@ -7,7 +7,7 @@ alone (`granted`): it is worth nothing when it comes late.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -470,42 +470,15 @@ class Decided(_Action, frozen=True, omit_defaults=True):
     compared: tuple[TaskCost, ...] = ()
 
 
-OUTWARD: tuple[type, ...] = (
-    Send,
-    Announce,
-    Dial,
-    DialAddress,
-    ForgetPeer,
-    WakePeer,
-    SpawnTask,
-    FindTasks,
-    SignalTask,
-    SetLease,
-    EvictTask,
-    ForgetTask,
-    StageFiles,
-    SendResult,
-    KeepOutput,
-    FetchOutput,
-    Answer,
-    AnswerPart,
-    TaskChanged,
-    MembersCancelled,
-    AttemptGone,
-)
-
-Action = (
-    Persist
-    | Send
+Outward = (
+    Send
     | Announce
     | Dial
     | DialAddress
     | ForgetPeer
     | WakePeer
-    | SendGossip
     | SpawnTask
     | FindTasks
-    | LookAtDevices
     | SignalTask
     | SetLease
     | EvictTask
@@ -519,11 +492,9 @@ Action = (
     | TaskChanged
     | MembersCancelled
     | AttemptGone
-    | SetTimer
-    | ClearTimer
-    | Note
-    | Decided
 )
+OUTWARD: tuple[type, ...] = get_args(Outward)
+Action = Outward | Persist | SendGossip | LookAtDevices | SetTimer | ClearTimer | Note | Decided
 
 
 def granted(action: Action) -> tuple[bytes, ...]:
