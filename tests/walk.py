@@ -47,8 +47,13 @@ ARCHITECTURE = ROOT / "docs/architecture.md"
 
 BACKGROUND = (
     "peerload/core/membership/gossip",
-    "peerload/core/membership/detector.py",
+<<<<<<< ours
+    "peerload/core/membership/gossip.py",
     "peerload/agent/peers/membership.py",
+=======
+    "peerload/core/membership/gossip.py",
+    "peerload/agent/peers/membership.py",
+>>>>>>> theirs
     "peerload/agent/sensors/",
 <<<<<<< ours
     "peerload/agent/launcher/client.py",

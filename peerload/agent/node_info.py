@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from peerload.model.instant import Instant
+from peerload.model.events import Instant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

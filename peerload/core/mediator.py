@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from peerload.model.actions import Row
     from peerload.model.events import TaskSubmitted
     from peerload.model.gossip import Load
-    from peerload.model.load import LoadReport
     from peerload.model.messages import Offer
+    from peerload.model.resources import LoadReport
     from peerload.model.task import Exit, TaskRecord
 
 

@@ -26,8 +26,7 @@ from peerload.core.coordination.termination_tracker import TERMINATION_MESSAGES,
 from peerload.core.handoff.authorisation import DROPPED, Authorisation
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.home import HomeHandoff
-from peerload.core.membership.membership import Membership
-from peerload.core.membership.own_profile import OwnProfile
+from peerload.core.membership.membership import Membership, OwnProfile
 from peerload.core.resources.admission import Ledger
 from peerload.core.sharing.sharing import Sharing
 from peerload.core.state import CoreState
@@ -48,11 +47,10 @@ if TYPE_CHECKING:
     from peerload.core.work import Offering, RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
+    from peerload.model.events import Instant
     from peerload.model.gossip import Load
-    from peerload.model.instant import Instant
-    from peerload.model.load import LoadReport
     from peerload.model.messages import Identity
-    from peerload.model.resources import Profile
+    from peerload.model.resources import LoadReport, Profile
     from peerload.model.task import Exit, TaskRecord
     from peerload.policy.preset import PolicySet
 

@@ -10,8 +10,8 @@ import msgspec
 from peerload.core.estimates.gpu_history import NOTHING_LEARNED
 from peerload.core.estimates.history import RUNS_KNOWN_MIN, DurationEstimates
 from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, PutRun, Send, SetTimer
-from peerload.model.devices import GpuShare
-from peerload.model.instant import Instant
+from peerload.model.events import Instant
+from peerload.model.resources import GpuShare
 
 if TYPE_CHECKING:
     import random

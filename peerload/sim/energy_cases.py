@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from peerload.model.errors import ConfigError
-from peerload.model.power import PowerCurve
+from peerload.model.resources import PowerCurve
 from peerload.policy.registry import presets
 
 FORMAT = "energy-cases/1"

@@ -15,11 +15,9 @@ import msgspec
 from peerload.energy.price import integral
 from peerload.model import actions, events, timers
 from peerload.model.config import GpuConfig
-from peerload.model.devices import Device, GpuShare
 from peerload.model.errors import InvariantBroken
-from peerload.model.resources import Profile, ResourceRequest
-from peerload.model.submit_options import SubmitOptions
-from peerload.model.task import SCRATCH, Exit, TaskSpec
+from peerload.model.resources import Device, GpuShare, Profile, ResourceRequest
+from peerload.model.task import SCRATCH, Exit, SubmitOptions, TaskSpec
 from peerload.policy.registry import build_preset, read_preset
 from peerload.sim.energy_cases import jobs_of, slots_of
 from peerload.sim.queueing_model import EPOCH_S, IDEAL_CONFIG, QueueingModel

@@ -16,9 +16,8 @@ from peerload.core.work import HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Action, PutFloor
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import Exit, FenceKind, Guarantee, TaskState
 from tests.core.given import ACCEPTS, UID, Given, offer, spec
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from peerload.agent.node_info import AgentInfo
     from peerload.agent.security_events import SecurityEvents
     from peerload.model.messages import DirectoryTold, Message
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskSpec
+    from peerload.model.task import SubmitOptions, TaskSpec
 
 CHECK_S_MAX = 2.0
 """Timeout of a look; then the file system does not answer."""

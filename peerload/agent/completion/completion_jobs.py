@@ -20,7 +20,7 @@ from peerload.agent.store.pruning import JobDone, JobPostponed
 from peerload.agent.store.rows import SINGLE, order_of
 from peerload.model.actions import PutEvent
 from peerload.model.errors import PeerloadError, StoreError
-from peerload.model.submit_options import CompletionJob
+from peerload.model.task import CompletionJob
 
 if TYPE_CHECKING:
     from peerload.agent.completion.notify_hook import NotifyHooks

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.model.actions import TaskChanged
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
 
 log = logging.getLogger("peerload.agent")
 

@@ -19,7 +19,7 @@ from peerload.agent.accounts.accounts import SYSTEM_UIDS_BELOW, Account, Account
 from peerload.agent.control.task_ids import REF, TaskIds, last_submission, refs_of
 from peerload.model import rules
 from peerload.model.errors import BadRequest, NotAllowed
-from peerload.model.submit_options import owner_key
+from peerload.model.task import owner_key
 from peerload.wire import control
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask, RemoteTask, UntouchedMembers
     from peerload.model.config import AgentConfig
     from peerload.model.messages import Forward
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskSpec
+    from peerload.model.task import SubmitOptions, TaskSpec
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):

@@ -24,10 +24,9 @@ from peerload.config.loader import gpu_config
 from peerload.core.membership.membership import PeerState
 from peerload.environments.builders import kinds
 from peerload.model import events
-from peerload.model.devices import GPU
 from peerload.model.errors import ConfigError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, State
-from peerload.model.resources import Profile
+from peerload.model.resources import GPU, Profile
 from peerload.wire.seal import Sealer
 
 if TYPE_CHECKING:
@@ -39,9 +38,8 @@ if TYPE_CHECKING:
     from peerload.agent.store.event_log import EventLog
     from peerload.core.node import Node
     from peerload.model.config import AgentConfig
-    from peerload.model.devices import Device
-    from peerload.model.load import LoadReport
     from peerload.model.messages import Identity, Message
+    from peerload.model.resources import Device, LoadReport
     from peerload.security.cluster_dir import ClusterDirectory
     from peerload.security.revocation import Keyring
 

@@ -15,8 +15,7 @@ from peerload.agent.stdin import input_name
 from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import TaskSubmitted
 from peerload.model.messages import Need
-from peerload.model.submit_options import NO_TERMS
-from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, SCRATCH, Guarantee, TaskState
+from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, NO_TERMS, SCRATCH, Guarantee, TaskState
 from peerload.wire import control
 
 if TYPE_CHECKING:
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.rows import Each
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
 
 
 class SubmissionRequest(NamedTuple):

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from peerload.agent.requests.durable_reads import DurableReads
     from peerload.agent.store.rows import Damage, RecordedEvent
     from peerload.core.node import Node
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
     from peerload.wire import control
 
 PAGE_TASKS = 256

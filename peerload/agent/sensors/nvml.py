@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from peerload.agent.sensors.nvml import NOT_THERE, GpuFaults, Library, ThrottleDetector, judged, text
 from peerload.agent.sensors.processes import MPS
-from peerload.model.devices import DEVICES_MAX, GPU, RUNS_SEEN_MAX, Device, DeviceReading, Health, Nearness
+from peerload.model.resources import DEVICES_MAX, GPU, RUNS_SEEN_MAX, Device, DeviceReading, Health, Nearness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -10,7 +10,7 @@ import msgspec
 
 from peerload.agent.store import schema
 from peerload.agent.store.rows import MEMBER_MAX, SINGLE
-from peerload.model.submit_options import CompletionJob
+from peerload.model.task import CompletionJob
 
 if TYPE_CHECKING:
     import sqlite3

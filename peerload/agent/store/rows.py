@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from peerload.model.errors import StoreError
-from peerload.model.submit_options import SubmitOptions
-from peerload.model.task import ExecutionRecord, Exit, Grant, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import ExecutionRecord, Exit, Grant, SubmitOptions, TaskRecord, TaskSpec, TaskState
 
 KEPT_S = 7 * 86_400.0
 """Tokens and floors are remembered for so long."""

@@ -12,8 +12,8 @@ from peerload import __version__
 from peerload.agent.histogram import Histogram
 from peerload.core.membership.membership import PeerState
 from peerload.model import metrics
-from peerload.model.devices import GPU, Health
 from peerload.model.metrics import labelled
+from peerload.model.resources import GPU, Health
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from peerload.agent.sensors.gpus import NOT_INSTALLED
 from peerload.agent.views.task import text
 from peerload.core.membership.membership import PeerState
-from peerload.model.devices import GPU, MIB, DeviceMode, Health
-from peerload.model.power import Quality
+from peerload.model.resources import GPU, MIB, DeviceMode, Health, Quality
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,10 +17,7 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceState
-    from peerload.model.devices import Device
-    from peerload.model.load import LoadReport
-    from peerload.model.power import PowerCurve
-    from peerload.model.resources import Profile
+    from peerload.model.resources import Device, LoadReport, PowerCurve, Profile
 
 DECLINES_TOLD_MAX = 8
 """Missing directories that are listed for one node."""

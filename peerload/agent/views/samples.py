@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 from peerload.agent.event_loop import next_tick
 from peerload.agent.node_info import now
 from peerload.core.membership.membership import PeerState
-from peerload.model.devices import GPU
+from peerload.model.resources import GPU
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.core.node import Node
-    from peerload.model.load import LoadReport
-    from peerload.model.resources import Profile
+    from peerload.model.resources import LoadReport, Profile
 
 log = logging.getLogger("peerload.agent")
 

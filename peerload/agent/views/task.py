@@ -13,7 +13,7 @@ from peerload.core.estimates.history import RUNS_KNOWN_MIN
 from peerload.core.explain import uncollected_reason
 from peerload.core.membership.membership import PeerState
 from peerload.core.work import HomePhase
-from peerload.model.devices import GPU
+from peerload.model.resources import GPU
 from peerload.model.task import Staged, TaskState, execution_key
 from peerload.text.tasks import instant_text
 
@@ -27,11 +27,9 @@ if TYPE_CHECKING:
     from peerload.core.estimates.history import DurationEstimates
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
-    from peerload.model.devices import Device
-    from peerload.model.instant import Instant
-    from peerload.model.resources import ResourceRequest
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import Exit, TaskRecord, TaskSpec
+    from peerload.model.events import Instant
+    from peerload.model.resources import Device, ResourceRequest
+    from peerload.model.task import Exit, SubmitOptions, TaskRecord, TaskSpec
 
 ERROR_TAIL_BYTES = 1024
 """Size of the tail of stderr in which its last line is searched."""

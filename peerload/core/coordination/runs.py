@@ -19,7 +19,7 @@ import msgspec
 
 from peerload.core.estimates.history import RUNS_KNOWN_MIN
 from peerload.core.handoff.frozen import Frozen
-from peerload.core.resources.gpu_use import with_gpu_use
+from peerload.core.resources.devices import with_gpu_use
 from peerload.core.work import HomePhase, HomeTask, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from peerload.core.estimates.duration_estimate import PastDurations
-from peerload.model.devices import MIB
+from peerload.model.resources import MIB
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:

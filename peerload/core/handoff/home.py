@@ -12,8 +12,7 @@ import msgspec
 
 from peerload.core.handoff.file_holders import FileHolders
 from peerload.core.handoff.leases import HomeLeases, TaskParking, granted
-from peerload.core.resources.admission import why_never
-from peerload.core.resources.effective_request import asked_of
+from peerload.core.resources.admission import asked_of, why_never
 from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
 from peerload.core.work import Collection, GrantedLease, HomePhase, Offering
 from peerload.model import metrics, rules, timers

@@ -17,8 +17,7 @@ from peerload.core.membership.membership import PeerState
 from peerload.model import metrics, timers
 from peerload.model.actions import DropFates, FindTasks, PutFate
 from peerload.model.messages import AWAITED_MAX, AwaitTasks
-from peerload.model.submit_options import TaskOutcome, failed_words
-from peerload.model.task import TaskState, submission_of, task_home
+from peerload.model.task import TaskOutcome, TaskState, failed_words, submission_of, task_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask
     from peerload.model.actions import Row
     from peerload.model.messages import TasksTold
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord
+    from peerload.model.task import SubmitOptions, TaskRecord
 
 NAMED_MAX = 2
 """Tasks that are named where it is told what one waits for."""

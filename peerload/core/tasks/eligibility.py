@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.home import Home
     from peerload.core.work import HomeTask
     from peerload.model.events import GroupRequested
-    from peerload.model.submit_options import GroupSettings, TaskOutcome
+    from peerload.model.task import GroupSettings, TaskOutcome
 
 PASSED_AT_A_TIME = 250
 """Tasks that pass, or are given up, before other events have their turn."""

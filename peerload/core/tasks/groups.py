@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from peerload.core.work import HomePhase
 from peerload.model.actions import Answer, DropGroup, PutGroup
 from peerload.model.errors import BadRequest, SlowDown
-from peerload.model.submit_options import GroupSettings
-from peerload.model.task import TaskState
+from peerload.model.task import GroupSettings, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.membership.membership import PeerState
-from peerload.core.resources.admission import asked_text, lacks, why_never
-from peerload.core.resources.gpu_terms import seen_by
+from peerload.core.resources.admission import asked_text, lacks, seen_by, why_never
 from peerload.core.work import HomePhase, HomeTask, UntouchedMembers
 from peerload.model import metrics
 from peerload.model.actions import Answer, PutMaking, PutMembers, PutSubmission, PutTask

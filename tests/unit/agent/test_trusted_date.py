@@ -21,8 +21,7 @@ from peerload.launcher import protocol
 from peerload.launcher.task import LaunchedTask
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
-from peerload.model.submit_options import CompletionJob
-from peerload.model.task import Exit, TaskState
+from peerload.model.task import CompletionJob, Exit, TaskState
 from tests.each import each
 from tests.unit.agent.test_retention import left, retention_of
 from tests.unit.agent.test_store import SPEC, Opened, put, submission
