@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates.gpu_history import NOTHING_LEARNED
-from peerload.core.estimates.history import RUNS_KNOWN_MIN, DurationEstimates
+from peerload.core.estimates import NOTHING_LEARNED, RUNS_KNOWN_MIN, DurationEstimates
 from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, PutRun, Send, SetTimer
 from peerload.model.devices import GpuShare
 from peerload.model.instant import Instant

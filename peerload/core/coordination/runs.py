@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates.history import RUNS_KNOWN_MIN
+from peerload.core.estimates import RUNS_KNOWN_MIN
 from peerload.core.handoff.frozen import Frozen
 from peerload.core.resources.gpu_use import with_gpu_use
 from peerload.core.work import HomePhase, HomeTask, RemoteTask

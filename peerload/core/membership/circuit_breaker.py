@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.estimates.history import command_keys
+from peerload.core.estimates import command_keys
 from peerload.model import rules
 from peerload.model.bounded import BoundedDict
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates.gpu_history import NOTHING_LEARNED
+from peerload.core.estimates import NOTHING_LEARNED
 from peerload.core.resources.backfill import Backfill
 from peerload.core.resources.device_ledger import DeviceLedger
 from peerload.core.resources.devices import CROWDED, DeviceRequest

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.core.estimates.gpu_history import NOTHING_LEARNED
+from peerload.core.estimates import NOTHING_LEARNED
 from peerload.core.resources.mps_degree import MpsDegree
 from peerload.model.devices import GPU, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
 from peerload.model.devices import MIB as _MIB

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates.gpu_history import ANY_MODEL
+from peerload.core.estimates import ANY_MODEL
 from peerload.core.resources.admission import gpu_mem_bytes_max
 from peerload.core.resources.devices import LEARNED_SHARE
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates.history import BacklogEstimate
+from peerload.core.estimates import BacklogEstimate
 from peerload.core.resources.device_queue import DeviceQueue
 from peerload.core.work import UntouchedMembers
 from peerload.model import metrics
