@@ -11,10 +11,8 @@ import msgspec
 import pytest
 
 from peerload.core.coordination.peer_events import PeerEvents
-from peerload.core.handoff.executor import ExecutorHandoff
-from peerload.core.handoff.home import HomeHandoff
-from peerload.core.handoff.leases import HomeLeases, granted
-from peerload.core.handoff.remote_tasks import ExecutorLeases, ExecutorResults
+from peerload.core.handoff.executor import ExecutorHandoff, ExecutorLeases, ExecutorResults
+from peerload.core.handoff.home import HomeHandoff, HomeLeases, granted
 from peerload.core.tasks.home import Home
 from peerload.core.tasks.retries import LostAttempts
 from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from peerload.core.coordination.evacuation import NodeDrain
-    from peerload.core.handoff.leases import HomeLeases
+    from peerload.core.handoff.home import HomeLeases
     from peerload.core.membership.membership import Membership
     from peerload.core.state import CoreState
     from peerload.core.tasks.batched_requests import BatchedRequests
