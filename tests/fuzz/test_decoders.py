@@ -95,7 +95,7 @@ DECODERS = {
     "cli/common/command.py:print_dry_run": OUR_OWN,
     "cli/verbs/invite.py:install_lines": "what the installer of this very program has written down",
     "client/connection.py:AgentConnection._pid": OUR_OWN,
-    "core/tasks/submission.py:SubmissionLog.shrink": OUR_OWN,
+    "core/coordination/intake.py:SubmissionLog.shrink": OUR_OWN,
     "policy/parameters.py:made": "preset",
     "policy/parameters.py:why_not": "preset",
     "policy/preset_loader.py:_why_no_value": "preset",

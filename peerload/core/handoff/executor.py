@@ -68,9 +68,8 @@ from peerload.model.task import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from peerload.core.mediator import Mediator
     from peerload.core.resources.admission import Ledger
-    from peerload.core.state import CoreState
+    from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.model.events import RemoteCancelRequested
     from peerload.model.messages import LeaseExtension, Park, RenewOk

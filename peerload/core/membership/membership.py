@@ -43,10 +43,9 @@ from peerload.policy.api import KnownReport
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from peerload.core.mediator import Mediator
     from peerload.core.membership.directory import Directory
     from peerload.core.membership.gossip_state import GossipState
-    from peerload.core.state import CoreState
+    from peerload.core.state import CoreState, Mediator
     from peerload.core.work import HomeTask
     from peerload.model.gossip import MembershipUpdate
     from peerload.model.load import LoadReport

@@ -17,10 +17,9 @@ from peerload.policy.validation import valid_load
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 
-    from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
     from peerload.core.sharing.peer_hints import PeerHints
-    from peerload.core.state import CoreState
+    from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work
     from peerload.model.events import LoadSampled

@@ -34,9 +34,8 @@ from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_en
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from peerload.core.mediator import Mediator
     from peerload.core.resources.admission import Ledger
-    from peerload.core.state import CoreState
+    from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import UntouchedMembers
     from peerload.model.task import Exit, TaskRecord
