@@ -87,7 +87,7 @@ class Node:
         self.own_profile = OwnProfile(self.state, self.ledger)
         self.queue = WaitingQueue(self.state, self.ledger)
         self.membership = Membership(self.state, mediator)
-        self.home = Home(self.state, self.queue, self.ledger, mediator)
+        self.home = Home(self.state, self.queue, mediator)
         self.handoff = HomeHandoff(self.state, self.queue, self.membership, self.home)
         self.executor = ExecutorHandoff(self.state, self.queue, self.ledger, mediator)
         self.authorisation = Authorisation(identity.node, self.home, self.executor)
@@ -263,7 +263,7 @@ class Node:
             case events.PriorityRequested():
                 self.clients.prioritize(event)
             case events.GroupRequested():
-                self.eligibility.asked(event)
+                self.eligibility.groups.asked(event)
             case events.TasksFound():
                 self.eligibility.remote_status.found(event)
             case events.DrainRequested():
@@ -335,7 +335,7 @@ class Node:
         self.runs.reconcile(event.running, dict(event.ended), event.frozen)
         for home, at in event.revoked:  # whoever has that name anew has started its tasks after that
             self.executor.home_revoked(home, at)
-        self.eligibility.restored()
+        self.eligibility.dependencies.restored()
         if event.commits_lost:
             self.handoff.leases.commits_lost(queued)
         works: list[HomeTask | UntouchedMembers] = [*queued, *map(self.intake.restored_members, together)]

@@ -169,6 +169,12 @@ class CoreState:
         if seconds < FOREVER_S:
             self.actions.append(SetTimer(timer, self.now.boot_s + seconds))
 
+    def set_time_limit(self, key: str, limit_s: float, started_at: float) -> None:
+        """Set the timer that stops an attempt at its time limit, if it has one."""
+        if limit_s:
+            left_s = started_at + limit_s - self.now.wall_s
+            self.set_timer_in(max(min(left_s, limit_s), 0.0), timers.TimeLimit(key))
+
     def clear_timer(self, timer: Timer) -> None:
         """Clear a timer."""
         self.actions.append(ClearTimer(timer))

@@ -178,7 +178,7 @@ class ClientRequests:
                     is_there = True
                     waits |= task.phase in QUEUED_PHASES or task.phase is HomePhase.HELD
                     self._home.prioritize(task, event.priority)
-                    self._eligibility.prioritized(task)
+                    self._eligibility.groups.moved(task)
                     is_told |= self._leases.send_priority(task)
                 yield
             (changed if waits else passed_on if is_told else elsewhere if is_there else ended).append(name)
@@ -266,13 +266,10 @@ class ClientBinding:
 
     def submission_begun(self, client: int) -> None:
         """Tasks that this client attends are about to be taken in."""
-        if client:
-            self._coming[client] = self._coming.get(client, 0) + 1
+        self._coming[client] = self._coming.get(client, 0) + 1
 
     def submission_done(self, client: int) -> None:
         """All of them have been."""
-        if not client:
-            return
         self._coming[client] -= 1
         if not self._coming[client]:
             del self._coming[client]

@@ -613,7 +613,8 @@ class Intake:
                 yield from self._repeated(event, reply)
                 return
             if self._submissions.is_under_way(event):
-                self._client_binding.submission_begun(event.client)
+                if event.client:
+                    self._client_binding.submission_begun(event.client)
                 return
             placeable, declining = self._submissions.placeable(event)
             array = self._submissions.begin(event, self._home.number)
@@ -621,10 +622,12 @@ class Intake:
             self._state.actions.append(Answer(event.request, error=error))
             return
         self._home.begin_making(array.name)
-        self._client_binding.submission_begun(event.client)
+        if event.client:
+            self._client_binding.submission_begun(event.client)
         is_uniform = self._is_uniform(event)
         yield from self._make_members(array) if is_uniform else self._make_tasks(array)
-        self._submissions.accept(array, placeable, self._eligibility.dependencies.rows(event.terms), declining)
+        rows = self._eligibility.dependencies.rows(event.terms) if event.terms.awaits else ()
+        self._submissions.accept(array, placeable, rows, declining)
         self._home.has_made(array.name)
         for block in array.adopt_members(self._home) if is_uniform else ():
             yield from self._dispatch.arrive_together(block)

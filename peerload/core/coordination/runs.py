@@ -116,6 +116,7 @@ class RunningTasks:
                 self._home.start_here(work)
             elif not isinstance(work, RemoteTask) or not self._executor.start(work):
                 continue
+            self._hold_room(work)
             self._works[work.key] = work
             self._shortage.starting(work.key)
             self._give_ahead(work)
@@ -167,8 +168,21 @@ class RunningTasks:
         task = next(task for task in lane if task.key == key)  # mostly the first
         lane.remove(task)
         task.started_s = self._state.now.boot_s
-        self._home.holds_room(task)
+        self._hold_room(task)
         self._works[key] = task
+
+    def _hold_room(self, work: HomeTask | RemoteTask) -> None:
+        """Reserve room for an attempt that runs here, with the devices that it was given."""
+        state, ledger, devices = self._state, self._ledger, _devices_of(work)
+        ledger.start(
+            work.key,
+            work.spec.request,
+            is_local=work.is_local,
+            devices=devices,
+            run_s=state.run_s_max(work, ledger.devices.models) if devices else 0.0,
+            learned=state.learned_gpu_bytes(work, ledger.devices.models) if devices else {},
+            owner=ledger.devices.mps_owner(work.spec, is_local=work.is_local),
+        )
 
     def _leave(self, key: str) -> None:
         """An attempt that had room is gone: the next of its lane has it."""
@@ -236,7 +250,7 @@ class RunningTasks:
             return
         self._shortage.gone(key)
         self._shortage.try_again()
-        devices = work.record.devices if isinstance(work, HomeTask) else work.devices
+        devices = _devices_of(work)
         exit_ = with_gpu_use(self._ledger.devices, key, devices, work.spec.request, _limited(exit_, work))
         self._ledger.devices.mps_ended(key, work.spec.argv, exit_)
         self._leave(key)
@@ -352,8 +366,8 @@ class RunningTasks:
             elif key in running:
                 started_at, ts = running[key]
                 work.started_s = self._state.now.boot_s - max(self._state.now.wall_s - started_at, 0.0)
+                self._hold_room(work)
                 if isinstance(work, HomeTask):
-                    self._home.holds_room(work)
                     self._home.started_here(work, started_at, RUNS_ON)
                 else:
                     self._executor.adopted_running(work, started_at, ts)
@@ -368,6 +382,10 @@ class RunningTasks:
             self._executor.fences.found_running(key)
             self._forget_exit(key)
         self.frozen.restore(frozen)
+
+
+def _devices_of(work: HomeTask | RemoteTask) -> tuple[str, ...]:
+    return work.record.devices if isinstance(work, HomeTask) else work.devices
 
 
 def _limited(exit_: Exit, work: HomeTask | RemoteTask) -> Exit:

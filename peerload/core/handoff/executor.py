@@ -343,7 +343,6 @@ class ExecutorHandoff:
             ),
         )
         self._state.note_guest(guest, "started", "room here")
-        self._holds_room(guest)
         self._state.actions.append(
             SpawnTask(
                 guest.key,
@@ -359,26 +358,11 @@ class ExecutorHandoff:
         )
         return True
 
-    def _holds_room(self, guest: RemoteTask) -> None:
-        run_s = self._state.run_s_max(guest, self._ledger.devices.models) if guest.devices else 0.0
-        learned = self._state.learned_gpu_bytes(guest, self._ledger.devices.models) if guest.devices else {}
-        self._ledger.start(
-            guest.key,
-            guest.spec.request,
-            is_local=False,
-            devices=guest.devices,
-            run_s=run_s,
-            learned=learned,
-            owner=self._ledger.devices.mps_owner(guest.spec, is_local=False),
-        )
-
     def started(self, guest: RemoteTask, started_at: float, reason: str = "its process is there") -> None:
         """The launcher has the process: say so, which is what users see as running."""
         guest.running_at = started_at
         self._state.note_guest(guest, "running", reason)
-        if guest.spec.time_limit_s:
-            left_s = started_at + guest.spec.time_limit_s - self._state.now.wall_s
-            self._state.set_timer_in(max(min(left_s, guest.spec.time_limit_s), 0.0), timers.TimeLimit(guest.key))
+        self._state.set_time_limit(guest.key, guest.spec.time_limit_s, started_at)
         self._report(guest)
 
     def ack_received(self, src: str, ack: ResultAck) -> None:
@@ -557,9 +541,8 @@ class ExecutorHandoff:
         return guest
 
     def adopted_running(self, guest: RemoteTask, started_at: float, ts: float) -> None:
-        """Go on with an attempt that runs on after a restart: hold its room, tell its home. ts: the newest that the launcher has."""
+        """Go on with an attempt that runs on after a restart: tell its home. ts: the newest that the launcher has."""
         guest.ts = max(guest.ts, ts)
-        self._holds_room(guest)
         self.started(guest, started_at, "it runs on; the agent is back")
         self.leases.began(guest)
         if guest.is_revoked:  # the launcher that was told to end it is not this one, or did not hear it

@@ -100,9 +100,7 @@ class Dependencies:
             self._state.actions.append(FindTasks(tuple(lost)))
 
     def adopt(self, task: HomeTask) -> None:
-        """A task of this home: it may wait for others."""
-        if not task.terms.awaits:
-            return
+        """Take in a task of this home that waits for others."""
         number = submission_of(task.task)
         dependents = self._dependents.get(number)
         if dependents is None:
@@ -111,9 +109,7 @@ class Dependencies:
         dependents.tasks[task.uid] = task
 
     def left(self, task: HomeTask) -> None:
-        """Forget a task that is over."""
-        if not task.terms.awaits:
-            return
+        """Forget a task that waited for others and is over."""
         dependents = self._dependents.get(submission_of(task.task))
         if dependents is not None and dependents.tasks.pop(task.uid, None) is not None and not dependents.tasks:
             del self._dependents[dependents.number]

@@ -56,18 +56,17 @@ class Eligibility:
         self.dependencies.restore(fates)
         self.groups.restore(groups)
 
-    def restored(self) -> None:
-        """Go on after a restart, once all tasks have been adopted."""
-        self.dependencies.restored()
-
     def adopt(self, task: HomeTask) -> None:
         """Take in a task of this home, new or from the store."""
-        self.dependencies.adopt(task)
-        self.groups.adopt(task)
+        if task.terms.awaits:
+            self.dependencies.adopt(task)
+        if task.terms.group:
+            self.groups.adopt(task)
 
     def left(self, task: HomeTask) -> None:
         """Forget a task that is over."""
-        self.dependencies.left(task)
+        if task.terms.awaits:
+            self.dependencies.left(task)
         self.groups.left(task)
 
     def is_awaited(self, array: str) -> bool:
@@ -96,10 +95,6 @@ class Eligibility:
     def is_lost(self, task: HomeTask) -> bool:
         """True if the outcome of a task that it waits for can no longer be known."""
         return task.terms.awaits and self.dependencies.verdict(task.terms)[0] == LOST
-
-    def prioritized(self, task: HomeTask) -> None:
-        """Note that a task has another priority."""
-        self.groups.moved(task)
 
     def settle(self) -> None:
         """Let eligible tasks pass and give up those that wait in vain, after every event."""
@@ -133,10 +128,6 @@ class Eligibility:
         self._home.mediator.task_arrives(task)
 
     # -- for users -----------------------------------------------------------------------------------------------------
-
-    def asked(self, event: GroupRequested) -> None:
-        """Carry out a user's request about a group."""
-        self.groups.asked(event)
 
     def reason(self, task: HomeTask) -> str:
         """The reason why a task is GATED, in one line; "" if it is not."""
@@ -245,8 +236,6 @@ class TaskGroups:
     def adopt(self, task: HomeTask) -> None:
         """Take in a task of this home. A task that a node has, or may still have, has a slot."""
         name = task.terms.group
-        if not name:
-            return
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = TaskGroup(GroupSettings(name))

@@ -34,7 +34,6 @@ from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_en
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import UntouchedMembers
@@ -77,10 +76,9 @@ class Home:
     """The unfinished tasks of this home by uid; each ends exactly once. ``elsewhere``: those that another node has, or had
     when it was last heard of, by that node; ``stranded``: those that this home cannot run and that have no place elsewhere, by uid. Its timer is ``rest``."""
 
-    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, mediator: Mediator) -> None:
+    def __init__(self, state: CoreState, queue: WaitingQueue, mediator: Mediator) -> None:
         self._state = state
         self._queue = queue
-        self._ledger = ledger
         self.tasks: dict[bytes, HomeTask] = {}
         self.states = dict.fromkeys(TaskState, 0)
         """Number of `tasks` in each state."""
@@ -460,8 +458,6 @@ class Home:
             devices=task.devices,
         )
         self._state.count(PLACED_HERE)
-        if not after:
-            self.holds_room(task)
         spawn = SpawnTask(
             task.key,
             task.task,
@@ -473,24 +469,10 @@ class Home:
         )
         self._state.actions.append(spawn)
 
-    def holds_room(self, task: HomeTask) -> None:
-        """Reserve room for a task that runs here, with the devices that its record names."""
-        run_s = self._state.run_s_max(task, self._ledger.devices.models) if task.record.devices else 0.0
-        learned = self._state.learned_gpu_bytes(task, self._ledger.devices.models) if task.record.devices else {}
-        self._ledger.start(
-            task.key,
-            task.spec.request,
-            is_local=True,
-            devices=task.record.devices,
-            run_s=run_s,
-            learned=learned,
-            owner=self._ledger.devices.mps_owner(task.spec, is_local=True),
-        )
-
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
         """Note that the launcher has started the process of a task."""
         task.running_at = started_at
-        self._arm_time_limit(task, started_at)
+        self._state.set_time_limit(task.key, task.spec.time_limit_s, started_at)
         self._state.actions.append(
             TaskChanged(msgspec.structs.replace(task.record, started_at=started_at), running=True, reason="started")
         )
@@ -536,11 +518,6 @@ class Home:
         """Forget a cancelled task whose process is gone."""
         self._forget(task)
         self.mediator.process_gone(task.key)
-
-    def _arm_time_limit(self, task: HomeTask, started_at: float) -> None:
-        if task.spec.time_limit_s:
-            left_s = started_at + task.spec.time_limit_s - self._state.now.wall_s
-            self._state.set_timer_in(max(min(left_s, task.spec.time_limit_s), 0.0), timers.TimeLimit(task.key))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
