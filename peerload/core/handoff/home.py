@@ -23,7 +23,7 @@ import msgspec
 
 from peerload.core.resources.admission import why_never
 from peerload.core.resources.effective_request import asked_of
-from peerload.core.tasks.retries import LostAttempts, MemoryRetries, Retries
+from peerload.core.tasks.retries import LostAttempts, Retries
 from peerload.core.work import Collection, GrantedLease, HomePhase, Offering, story
 from peerload.model import metrics, rules, timers
 from peerload.model.actions import FetchOutput, KeepOutput, TaskChanged
@@ -82,8 +82,7 @@ class HomeHandoff:
         self._membership = membership
         self._home = home
         self.lost_attempts = LostAttempts(state, membership, home)
-        self.memory = MemoryRetries(state, membership, home)
-        self.retries = Retries(state, home, self.memory, self.lost_attempts)
+        self.retries = Retries(state, membership, home, self.lost_attempts)
         self.parking = TaskParking(state, membership, home)
         self.leases = HomeLeases(state, home, self.lost_attempts, self.parking)
         self.holders = FileHolders(membership)
