@@ -234,8 +234,6 @@ class BacklogEstimate:
     looked up again whenever one of it joins and whenever one of it has ended; one not known counts as the mean of all.
     """
 
-    __slots__ = ("_commands", "_history", "_known_s", "_unknown")
-
     def __init__(self, history: DurationEstimates) -> None:
         self._history = history
         self._commands: dict[bytes, _Waiting] = {}
@@ -315,13 +313,14 @@ _Run = tuple[int, int]
 class GpuRuns:
     """The last runs of one command on GPUs of one model, at most ``kept_max``."""
 
-    __slots__ = ("_bytes", "_need", "_runs", "durations")
+    __slots__ = ("_bytes", "_runs", "durations", "need_bytes")
 
     def __init__(self, kept_max: int) -> None:
         self._runs: deque[_Run] = deque(maxlen=kept_max)
         self.durations = PastDurations(kept_max)
         self._bytes: list[int] = []
-        self._need = 0
+        self.need_bytes = 0
+        """The memory of each GPU that the next run needs, for nearly sure; 0 before the first run."""
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -332,12 +331,7 @@ class GpuRuns:
         self.durations.add(run_s)
         self._bytes = sorted(run[0] for run in self._runs)
         seen = self._bytes[-1] if len(self._bytes) < RUNS_MANY else _share(self._bytes, NEARLY_ALL_BYTES)
-        self._need = int(seen * MARGIN) + MARGIN_BYTES
-
-    @property
-    def need_bytes(self) -> int:
-        """The memory of each GPU that the next run needs, for nearly sure. There must be a run."""
-        return self._need
+        self.need_bytes = int(seen * MARGIN) + MARGIN_BYTES
 
     @property
     def typical_bytes(self) -> int:
@@ -395,23 +389,18 @@ class GpuHistory:
 
     def needs(self, keys: Sequence[bytes], models: Iterable[str], runs_min: int) -> dict[str, int]:
         """The memory of a GPU of each of these models that the command needs, where that is known."""
-        return self._by_model(models, lambda model: self.past(keys, model, runs_min), lambda runs: runs.need_bytes)
+        found = ((model, self.past(keys, model, runs_min)) for model in models)
+        return {model: runs.need_bytes for model, runs in found if runs is not None}
 
     def typical(self, models: Iterable[str], runs_min: int) -> dict[str, int]:
         """The memory that any task is taken to need, where at least ``runs_min`` runs are known."""
-
-        def known(model: str) -> GpuRuns | None:
+        needs = {}
+        for model in models:
             some = (self._all.get(one) for one in (model, ANY_MODEL))
-            return next((runs for runs in some if runs is not None and len(runs) >= runs_min), None)
-
-        return self._by_model(models, known, lambda runs: runs.typical_bytes)
-
-    @staticmethod
-    def _by_model(
-        models: Iterable[str], known: Callable[[str], GpuRuns | None], said: Callable[[GpuRuns], int]
-    ) -> dict[str, int]:
-        found = ((model, known(model)) for model in models)
-        return {model: said(runs) for model, runs in found if runs is not None}
+            runs = next((runs for runs in some if runs is not None and len(runs) >= runs_min), None)
+            if runs is not None:
+                needs[model] = runs.typical_bytes
+        return needs
 
     def _of(self, key: bytes, model: str) -> GpuRuns:
         place = key, model

@@ -44,28 +44,6 @@ class CoreState:
     database under which promises are made to homes, another one than ``identity`` tells once it is known that the database
     is an older copy."""
 
-    __slots__ = (
-        "actions",
-        "attempts_from",
-        "attempts_up_to",
-        "config",
-        "counts",
-        "has_disk_room",
-        "history",
-        "identity",
-        "is_asleep",
-        "is_stuck",
-        "now",
-        "policies",
-        "prices",
-        "profile",
-        "rng",
-        "runs_frozen_only",
-        "store",
-        "turned_away",
-        "unsure_until_s",
-    )
-
     def __init__(
         self,
         config: CoreConfig,

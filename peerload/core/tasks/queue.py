@@ -113,19 +113,6 @@ class WaitingQueue:
     """Linked lists per user priority and class; everything is O(1) but a look past withheld work, and at work that takes
     devices."""
 
-    __slots__ = (
-        "_arrived",
-        "_backlog",
-        "_devices",
-        "_levels",
-        "_next_order",
-        "_no_room_at",
-        "_nothing_startable_at",
-        "_number",
-        "_state",
-        "ledger",
-    )
-
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
         self.ledger = ledger
