@@ -634,9 +634,6 @@ class _Mediator:
     def task_arrives(self, task: HomeTask) -> None:
         self._node.dispatch.arrives(task)
 
-    def task_requeued(self, task: HomeTask, reason: str) -> None:
-        self._node.dispatch.requeued(task, reason)
-
     def task_placed(self, task: HomeTask, node: str) -> None:
         self._node.sharing.sender.placed(task, node)
 

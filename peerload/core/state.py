@@ -166,9 +166,6 @@ class Mediator(Protocol):
     def task_arrives(self, task: HomeTask, /) -> None:
         """A task may run from now on: it is queued, and considered for other nodes."""
 
-    def task_requeued(self, task: HomeTask, reason: str, /) -> None:
-        """A task is back in the queue, which counts as an arrival."""
-
     def task_placed(self, task: HomeTask, node: str, /) -> None:
         """A task needs no place any more: ``node`` has it, or "", since it is over."""
 

@@ -519,9 +519,7 @@ class TaskDispatch:
         is_waiting = task.phase is HomePhase.WAITING and self._home.tasks.get(task.uid) is task
         return is_waiting and not task.is_queued and task.uid not in self._home.stranded
 
-    def requeued(self, task: HomeTask, reason: str) -> None:
-        """Dispatch a task that is back in the queue, as an arrival."""
-        del reason
+    def _requeued(self, task: HomeTask) -> None:
         self._queue.remove(task)
         self.arrives(task)
 
@@ -541,14 +539,14 @@ class TaskDispatch:
             self._state.count(metrics.TASKS_RETURNED)
             self._sharing.donor.taken_home(message.uid)
             if self._sharing.sender.passes_on:  # the same test here as anywhere
-                self.requeued(task, message.reason)
+                self._requeued(task)
         elif to in self._membership.eligible(task.need(), here) and self._home.may_migrate(task):
             if not runs_here:
                 self._queue.remove(task)
                 self._sharing.sender.strand(task, message.reason, searches=False)
             self._sharing.sender.forward(task, to)
         else:
-            self.requeued(task, message.reason)
+            self._requeued(task)
 
 
 def _no_directory(spec: TaskSpec) -> str:

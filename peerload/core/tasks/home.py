@@ -315,9 +315,10 @@ class Home:
             self.rest(task, rests_s)
             return
         task.enter(HomePhase.WAITING)
-        self._queue.add(task)
         if arrives:
-            self.mediator.task_requeued(task, reason)
+            self.mediator.task_arrives(task)
+        else:
+            self._queue.add(task)
 
     def _cannot_repeat(self, task: HomeTask, reason: str) -> bool:
         """True if it has failed, since its input was read and is not kept: nothing is run on half an input."""
@@ -343,8 +344,7 @@ class Home:
         """End the pause of a task: it arrives."""
         if task.phase is HomePhase.RESTING:
             task.enter(HomePhase.WAITING)
-            self._queue.add(task)
-            self.mediator.task_requeued(task, task.record.reason)
+            self.mediator.task_arrives(task)
 
     def prioritize(self, task: HomeTask, priority: int) -> None:
         """Change the priority of a task: it goes before tasks of lower priority, behind those that have this one already."""
@@ -397,8 +397,7 @@ class Home:
                 task.enter(HomePhase.HELD)
             case _:
                 task.enter(HomePhase.WAITING)
-                self._queue.add(task)
-                self.mediator.task_requeued(task, task.record.reason)
+                self.mediator.task_arrives(task)
 
     def hold(self, task: HomeTask, reason: str, **changes: object) -> None:
         """Hold a task that waits, or that another node had."""
