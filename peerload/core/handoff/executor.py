@@ -428,11 +428,8 @@ class ExecutorHandoff:
         guest = self._guest_of(src, revoke.uid)
         if guest is None or guest.attempt != revoke.attempt:
             return
-        if guest.phase is RemotePhase.RESERVED:
-            self._drop(guest)
-        elif guest.phase is RemotePhase.WAITING:
-            self.give_back(guest, revoke.reason or "revoked")
-        elif guest.phase is RemotePhase.HERE:
+        self._let_go(guest, revoke.reason or "revoked")
+        if guest.phase is RemotePhase.HERE:
             self._state.note_guest(guest, "revoked", revoke.reason)
             self._end(guest, revoke.signal)
 
@@ -441,11 +438,8 @@ class ExecutorHandoff:
         to ``until`` (Unix s). The attempt is forgotten durably before its processes are gone: an agent that starts
         meanwhile finds processes that nobody wants, and ends them."""
         for guest in [guest for guest in self.guests.values() if guest.home == home]:
-            if guest.phase is RemotePhase.RESERVED:
-                self._drop(guest)
-            elif guest.phase is RemotePhase.WAITING:
-                self.give_back(guest, REVOKED)
-            elif guest.phase is RemotePhase.HERE and guest.running_at <= until:
+            self._let_go(guest, REVOKED)
+            if guest.phase is RemotePhase.HERE and guest.running_at <= until:
                 guest.is_revoked = True
                 self._state.persist(DropExecution(guest.uid, guest.attempt))
                 self._state.note_guest(guest, "revoked", REVOKED)
@@ -459,11 +453,8 @@ class ExecutorHandoff:
         wanted = frozenset(event.tasks)
         for guest in [guest for guest in self.guests.values() if guest.task in wanted or guest.array in wanted]:
             (ended if guest.phase is RemotePhase.ENDED else cancelled).append(guest.task)
-            if guest.phase is RemotePhase.RESERVED:
-                self._drop(guest)
-            elif guest.phase is RemotePhase.WAITING:
-                self.give_back(guest, event.reason)
-            elif guest.phase is RemotePhase.HERE:
+            self._let_go(guest, event.reason)
+            if guest.phase is RemotePhase.HERE:
                 guest.killed_because = event.reason
                 self._state.note_guest(guest, "cancelled", event.reason)
                 self._end(guest, SIGKILL if event.force else event.signal)
@@ -503,10 +494,7 @@ class ExecutorHandoff:
         """Return all waiting attempts to their homes and drop all reservations → how many went home."""
         guests = list(self.guests.values())
         for guest in guests:
-            if guest.phase is RemotePhase.RESERVED:
-                self._drop(guest)
-            elif guest.phase is RemotePhase.WAITING:
-                self.give_back(guest, reason)
+            self._let_go(guest, reason)
         return sum(guest.phase is RemotePhase.WAITING for guest in guests)
 
     def give_unrunnable_back(self) -> None:
@@ -549,6 +537,13 @@ class ExecutorHandoff:
             self._end(guest, SIGKILL)
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _let_go(self, guest: RemoteTask, reason: str) -> None:
+        """End a reservation, or send a waiting attempt home. One that was started stays."""
+        if guest.phase is RemotePhase.RESERVED:
+            self._drop(guest)
+        elif guest.phase is RemotePhase.WAITING:
+            self.give_back(guest, reason)
 
     def _drop(self, guest: RemoteTask) -> None:
         """A reservation ends; nothing was started and nothing is promised."""

@@ -127,10 +127,8 @@ class HomeHandoff:
 
     def accept_received(self, src: str, message: Accept) -> None:
         """Grant the attempt durably, then send COMMIT: room is reserved there. An ACCEPT that is repeated has had no COMMIT yet."""
-        task = self._home.tasks.get(message.uid)
-        offering = task.offering if task is not None else None
-        is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
-        if task is None or offering is None or not is_answer:
+        task, offering = self._answered(src, message)
+        if task is None or offering is None:
             if task is not None and self._waits_for_commit(task, src, message):
                 self._commit(task, message.ts)
             else:
@@ -173,10 +171,8 @@ class HomeHandoff:
     def staging_received(self, src: str, message: Staging) -> None:
         """A node brings the files of a task that it was offered to itself: the offer stands meanwhile. It is told to stop if
         nobody waits for that any more."""
-        task = self._home.tasks.get(message.uid)
-        offering = task.offering if task is not None else None
-        is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
-        if task is not None and offering is not None and is_answer:
+        task, offering = self._answered(src, message)
+        if task is not None and offering is not None:
             task.offering = offering._replace(staging=message)
             self._state.set_timer_in(self._state.config.offer_timeout_s, timers.OfferTimeout.of(task.uid))
             return
@@ -184,6 +180,12 @@ class HomeHandoff:
         if task is None or message.attempt > task.record.attempt:
             reason = "its offer is not wanted any more"
             self._state.send(src, Revoke(message.task, message.uid, message.attempt, SIGKILL, reason))
+
+    def _answered(self, src: str, message: Accept | Staging | Decline) -> tuple[HomeTask | None, Offering | None]:
+        """The task that a message is about, and the offer that is out for it, if the message answers that."""
+        task = self._home.tasks.get(message.uid)
+        is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
+        return task, task.offering if task is not None and is_answer else None
 
     def _waits_for_commit(self, task: HomeTask, src: str, message: Accept) -> bool:
         record = task.record
@@ -202,10 +204,8 @@ class HomeHandoff:
 
     def decline_received(self, src: str, message: Decline) -> None:
         """Handle DECLINE: no room there after all, or never."""
-        task = self._home.tasks.get(message.uid)
-        offering = task.offering if task is not None else None
-        is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
-        if task is None or offering is None or not is_answer:
+        task, offering = self._answered(src, message)
+        if task is None or offering is None:
             self._state.count(metrics.DECLINES_WITHOUT_OFFER)
             return
         if message.code == "staging" or (message.code == "environment" and not self._may_be_built(task)):
