@@ -489,7 +489,7 @@ class Node:
             case messages.AwaitTasks():
                 self.eligibility.remote_status.asked(src, message)
             case messages.TasksTold():
-                self.eligibility.dependencies.status_received(src, message)
+                self.eligibility.remote_status.status_received(src, message)
             case messages.Revoke():
                 self.executor.revoke_received(src, message)
             case messages.Signal():
@@ -661,9 +661,6 @@ class _Mediator:
 
     def submission_checked(self, event: events.TaskSubmitted) -> None:
         self._node.intake.accepted(event)
-
-    def awaited_task_heard(self, name: str) -> None:
-        self._node.eligibility.remote_status.status_received(name)
 
     def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         self._node.sharing.sender.offer_declined(task, offering, reason)

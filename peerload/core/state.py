@@ -190,9 +190,6 @@ class Mediator(Protocol):
     def submission_checked(self, event: TaskSubmitted, /) -> None:
         """All tasks that a submission waits for are known to exist."""
 
-    def awaited_task_heard(self, name: str, /) -> None:
-        """Something was heard of a task that others wait for."""
-
     # -- attempts ------------------------------------------------------------------------------------------------------
 
     def offer_declined(self, task: HomeTask, offering: Offering, reason: str, /) -> None:

@@ -269,22 +269,20 @@ class Dependencies:
             self._heard(awaited, fate)
         elif not awaited.left and not awaited.fate.is_over:
             self._loses(awaited, f"{self._state.node} does not know {name} any more")
-        self._home.mediator.awaited_task_heard(name)
 
-    def status_received(self, src: str, message: TasksTold) -> None:
-        """Take in the state of tasks from their home; messages of others are ignored."""
-        for told in message.tasks:
-            awaited = self._awaited.get(told.task)
-            if task_home(told.task) != src or awaited is None or awaited.fate.is_over or awaited.fate.lost:
-                self._state.count(metrics.UNAWAITED_TASK_STATUS)
-                continue
-            awaited.says = told.says
-            awaited.is_known = awaited.is_known or told.is_known
-            if told.is_known:
-                self._heard(awaited, TaskOutcome(told.task, is_over=told.is_over, failed=told.failed))
-            else:
-                self._loses(awaited, f"{src} does not know {told.task} any more")
-            self._home.mediator.awaited_task_heard(told.task)
+    def told(self, src: str, told: AwaitedTask) -> bool:
+        """Take in the state of a task from its home → whether it is awaited; what others say is ignored."""
+        awaited = self._awaited.get(told.task)
+        if task_home(told.task) != src or awaited is None or awaited.fate.is_over or awaited.fate.lost:
+            self._state.count(metrics.UNAWAITED_TASK_STATUS)
+            return False
+        awaited.says = told.says
+        awaited.is_known = awaited.is_known or told.is_known
+        if told.is_known:
+            self._heard(awaited, TaskOutcome(told.task, is_over=told.is_over, failed=told.failed))
+        else:
+            self._loses(awaited, f"{src} does not know {told.task} any more")
+        return True
 
     def _heard(self, awaited: Awaited, fate: TaskOutcome) -> None:
         if fate != awaited.fate:
@@ -454,9 +452,14 @@ class RemoteStatusQueries:
             if peer is not None and peer.state is not PeerState.ALIVE and not is_known:
                 raise _silent(name, home, f"it is {peer.state}")
 
-    def status_received(self, name: str) -> None:
-        """Something was heard of a task that is awaited."""
-        """Something was heard of a task: perhaps of one that a submission names."""
+    def status_received(self, src: str, message: TasksTold) -> None:
+        """Take in the state of tasks of another home."""
+        for told in message.tasks:
+            if self._dependencies.told(src, told):
+                self._heard(told.task)
+
+    def _heard(self, name: str) -> None:
+        """Something was heard of a task that is awaited: perhaps of one that a submission names."""
         awaited = self._dependencies.get(name)
         if awaited is None:
             return
@@ -544,6 +547,7 @@ class RemoteStatusQueries:
         for found in event.found:
             name = found.task
             self._dependencies.found(name, is_known=found.is_known, failed=found.failed)
+            self._heard(name)
             says = "over" if found.is_over else self._dependencies.stands_here(name)
             is_unfinished = says != "over"
             if not found.is_over and not is_unfinished:
