@@ -17,11 +17,12 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from peerload.model.bounded import BoundedDict
 from peerload.model.devices import MIB
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
@@ -123,9 +124,8 @@ class DurationEstimates:
     ``durations_kept_max`` runs each; ``all``: the last runs of any; ``gpu``: what those took of GPUs. ``learned(keys)`` is called when a run was added."""
 
     def __init__(self, commands_kept_max: int, durations_kept_max: int) -> None:
-        self._commands_kept_max = commands_kept_max
         self._durations_kept_max = durations_kept_max
-        self._commands: OrderedDict[bytes, PastDurations] = OrderedDict()
+        self._commands: BoundedDict[bytes, PastDurations] = BoundedDict(commands_kept_max)
         self.all = PastDurations(durations_kept_max)
         self.gpu = GpuHistory(commands_kept_max, durations_kept_max)
         # All members of an array, and all tasks of many a simulation, share one spec: what was found for it is at hand.
@@ -173,13 +173,7 @@ class DurationEstimates:
     def _newest(self, key: bytes) -> PastDurations:
         """The runs of a command, which is the last to be forgotten now; whatever was at hand may be forgotten."""
         self._asked = (), None
-        runs = self._commands.get(key)
-        if runs is not None:
-            self._commands.move_to_end(key)
-            return runs
-        runs = self._commands[key] = PastDurations(self._durations_kept_max)
-        if len(self._commands) > self._commands_kept_max:
-            self._commands.popitem(last=False)
+        runs = self._commands[key] = self._commands.get(key) or PastDurations(self._durations_kept_max)
         return runs
 
     def expected_s(self, keys: Keys) -> float:
@@ -351,7 +345,7 @@ class GpuHistory:
     def __init__(self, commands_kept_max: int, runs_kept_max: int) -> None:
         self._commands_kept_max = commands_kept_max
         self._runs_kept_max = runs_kept_max
-        self._commands: OrderedDict[tuple[bytes, str], GpuRuns] = OrderedDict()
+        self._commands: BoundedDict[tuple[bytes, str], GpuRuns] = BoundedDict(commands_kept_max)
         self._all: dict[str, GpuRuns] = {}
 
     def __len__(self) -> int:
@@ -403,13 +397,7 @@ class GpuHistory:
         return needs
 
     def _of(self, key: bytes, model: str) -> GpuRuns:
-        place = key, model
-        runs = self._commands.get(place)
-        if runs is None:
-            runs = self._commands[place] = GpuRuns(self._runs_kept_max)
-            if len(self._commands) > self._commands_kept_max:
-                self._commands.popitem(last=False)
-        self._commands.move_to_end(place)
+        runs = self._commands[key, model] = self._commands.get((key, model)) or GpuRuns(self._runs_kept_max)
         return runs
 
 

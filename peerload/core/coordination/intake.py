@@ -8,7 +8,6 @@ run, or that no policy would keep waiting for room here, is looked after by `sen
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +19,7 @@ from peerload.core.work import HomePhase, HomeTask, UntouchedMembers
 from peerload.energy.price import cheapest_start, integral, price_at
 from peerload.model import metrics, timers
 from peerload.model.actions import Answer, PutMaking, PutMembers, PutSubmission, PutTask
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import BadRequest, NeverRunnable, SlowDown
 from peerload.model.events import Submission
 from peerload.model.messages import Need
@@ -157,8 +157,8 @@ class SubmissionLog:
         self._membership = membership
         self._counter = 0
         self._under_way: dict[str, SubmissionInProgress] = {}
-        self._tokens: OrderedDict[str, tuple[bytes, dict[str, object]]] = OrderedDict()
-        self._environments: OrderedDict[bytes, bytes] = OrderedDict()
+        self._tokens: BoundedDict[str, tuple[bytes, dict[str, object]]] = BoundedDict(state.config.tokens_kept_max)
+        self._environments: BoundedDict[bytes, bytes] = BoundedDict(state.config.environments_kept_max)
 
     def restore(self, counter: int) -> None:
         """After a restart: the last number used. What was submitted before comes with each event (`before`)."""
@@ -249,7 +249,7 @@ class SubmissionLog:
         reply: dict[str, object] = {"id": made.name, "members": len(event.indices) or None}
         if event.retry_of:
             reply["retry_of"] = event.retry_of
-        self._remember(event.token, event.digest, reply)
+        self._tokens[event.token] = event.digest, reply
         reply = {**reply, "directory_here": event.directory_here, "placeable": placeable}
         if declining:
             reply["declining"] = dict(declining)
@@ -262,27 +262,23 @@ class SubmissionLog:
         kept = self._environments.get(spec.environment)
         if kept is None:
             self._environments[spec.environment] = spec.environment
-            if len(self._environments) > self._state.config.environments_kept_max:
-                self._environments.popitem(last=False)
             return spec
         return spec if kept is spec.environment else msgspec.structs.replace(spec, environment=kept)
 
     def shrink(self) -> None:
         """Make the tokens anew, so that they lie together: each of them was made between tasks that have ended since."""
         packed = msgspec.msgpack.encode(list(self._tokens.items()))
-        self._tokens = OrderedDict(_tokens.decode(packed))
-
-    def _remember(self, token: str, digest: bytes, reply: dict[str, object]) -> None:
-        self._tokens[token] = (digest, reply)
-        if len(self._tokens) > self._state.config.tokens_kept_max:
-            self._tokens.popitem(last=False)
+        self._tokens.clear()
+        self._tokens.update(_tokens.decode(packed))
 
 
 def why_not_here(state: CoreState, spec: TaskSpec, *, directory_here: bool) -> str:
     """Why this node can never run a task of its own, in words; "" if it can."""
     never = why_never(state.profile, spec.request, spec.placement, state.node)
-    if never or directory_here:
-        return never
+    return never or ("" if directory_here else _no_directory(spec))
+
+
+def _no_directory(spec: TaskSpec) -> str:
     return f"no directory {spec.directory.decode(errors='replace')} on this node"
 
 
@@ -334,12 +330,6 @@ def _members(membership: Membership) -> Iterator[PeerInfo]:
     return (peer for peer in membership if peer.state is not PeerState.LEFT)
 
 
-def _why_never_there(peer: PeerInfo, never: str) -> str:
-    """True if anybody is there comes first."""
-    gone = "" if peer.state is PeerState.ALIVE else peer.state.value
-    return ", ".join(filter(None, (gone, never)))
-
-
 def _named(reasons: list[tuple[PeerInfo, str]]) -> list[str]:
     lines = [f"{peer.identity.node}: {why}" for peer, why in reasons[:PEERS_NAMED_MAX]]
     return lines if len(reasons) == len(lines) else [*lines, f"and {len(reasons) - len(lines)} more"]
@@ -348,17 +338,12 @@ def _named(reasons: list[tuple[PeerInfo, str]]) -> list[str]:
 def _refuse_hopeless(
     state: CoreState, membership: Membership, spec: TaskSpec, here: str, *, directory_here: bool
 ) -> None:
-    reasons = [
-        (
-            peer,
-            _why_never_there(
-                peer,
-                why_never(peer.profile, spec.request, spec.placement, state.node)
-                or membership.why_declines(peer.identity.node, spec),
-            ),
-        )
-        for peer in _members(membership)
-    ]
+    reasons = []
+    for peer in _members(membership):
+        never = why_never(peer.profile, spec.request, spec.placement, state.node)
+        never = never or membership.why_declines(peer.identity.node, spec)
+        gone = "" if peer.state is PeerState.ALIVE else peer.state.value
+        reasons.append((peer, ", ".join(filter(None, (gone, never)))))
     lacks_here = not directory_here and not why_not_here(state, spec, directory_here=True)
     lacks_there = any(membership.declined_code(peer.identity.node, spec) == "directory" for peer, _ in reasons)
     hint = (
@@ -547,10 +532,6 @@ class TaskDispatch:
             self._sharing.sender.forward(task, to)
         else:
             self._requeued(task)
-
-
-def _no_directory(spec: TaskSpec) -> str:
-    return f"no directory {spec.directory.decode(errors='replace')} on this node"
 
 
 class Intake:

@@ -8,7 +8,6 @@ lost is `lost_attempts.py`; only what a user wants of a running task, a cancel o
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from peerload.model.actions import (
     SpawnTask,
     TaskChanged,
 )
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Revoke, Signal
 from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_ended, submission_of
@@ -92,7 +92,7 @@ class Home:
         self.stranded: dict[bytes, HomeTask] = {}
         self._being_made: dict[str, None] = {}
         self.elsewhere: dict[str, dict[bytes, HomeTask]] = {}
-        self._obeying: OrderedDict[str, float] = OrderedDict()
+        self._obeying: BoundedDict[str, float] = BoundedDict(OBEYING_MAX)
         self.mediator = mediator
 
     # -- the tasks -----------------------------------------------------------------------------------------------------
@@ -600,14 +600,9 @@ class Home:
         if is_elsewhere or is_superseded:
             self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, reason))
             if first != SIGKILL:
-                self._obeys(key)
+                self._obeying[key] = self._state.now.boot_s + self._state.config.kill_after_s
         self._forget(task)
         return True
-
-    def _obeys(self, key: str) -> None:
-        self._obeying[key] = self._state.now.boot_s + self._state.config.kill_after_s
-        if len(self._obeying) > OBEYING_MAX:
-            self._obeying.popitem(last=False)
 
     def may_obey(self, uid: bytes, attempt: int) -> bool:
         """True if the processes of this attempt elsewhere, which was cancelled, still have time to obey: a node that renews
