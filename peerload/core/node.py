@@ -215,8 +215,13 @@ class Node:
                 self.membership.unreachable(event.node)
             case events.SendFailed():
                 self._send_failed(event)
-            case events.CancelRequested():
-                self.clients.cancel(event)
+            case (
+                events.CancelRequested()
+                | events.HoldRequested()
+                | events.ReleaseRequested()
+                | events.PriorityRequested()
+            ):
+                self.clients.carry_out(event)
             case events.AttendRequested():
                 self.client_binding.attend(event)
             case events.DetachRequested():
@@ -256,12 +261,6 @@ class Node:
                     self.sharing.information.announce()
             case events.LoadTold():
                 self.sharing.information.report_sent(event.report)
-            case events.HoldRequested():
-                self.clients.hold(event)
-            case events.ReleaseRequested():
-                self.clients.release(event)
-            case events.PriorityRequested():
-                self.clients.prioritize(event)
             case events.GroupRequested():
                 self.eligibility.groups.asked(event)
             case events.TasksFound():

@@ -17,7 +17,7 @@ import msgspec
 
 from peerload.core.membership.membership import PeerState
 from peerload.core.work import QUEUED_PHASES, HomePhase
-from peerload.model import metrics, timers
+from peerload.model import events, metrics, timers
 from peerload.model.actions import Answer, AnswerPart
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.task import TaskState
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from peerload.core.tasks.eligibility import Eligibility
     from peerload.core.tasks.home import Home
     from peerload.core.work import HomeTask
-    from peerload.model import events
 
 
 NAMES_IN_A_PART = 10_000
 """Names in one part of the answer to a request about many tasks: nobody waits until a million of them are encoded."""
+TasksRequested = events.CancelRequested | events.HoldRequested | events.ReleaseRequested | events.PriorityRequested
+"""Requests of a user about many tasks of this home."""
 CANCELLED = "cancelled"
 HELD_BY_USER = "held by its user"
 RELEASED = "released"
@@ -66,11 +67,21 @@ class ClientRequests:
     def _is_there(self, task: HomeTask) -> bool:
         return self._home.tasks.get(task.uid) is task
 
-    def cancel(self, event: events.CancelRequested) -> None:
-        """Durable before it is confirmed (D7)."""
-        self._batches.carry_out(event.request, self._cancel(event))
+    def carry_out(self, event: TasksRequested) -> None:
+        """Carry out a request about many tasks, some at a time."""
+        match event:
+            case events.CancelRequested():
+                steps = self._cancel(event)
+            case events.HoldRequested():
+                steps = self._hold(event)
+            case events.ReleaseRequested():
+                steps = self._release(event)
+            case _:
+                steps = self._prioritize(event)
+        self._batches.carry_out(event.request, steps)
 
     def _cancel(self, event: events.CancelRequested) -> Iterator[int | None]:
+        """Durable before it is confirmed (D7)."""
         # Every member of an array, although the first may have been cancelled already. Those that wait go first: else they
         # would start in the room that the others leave.
         stopped: dict[str, bool] = {}
@@ -122,11 +133,8 @@ class ClientRequests:
             error = BadRequest(f"{event.task} is not running", hint=f"peerload cancel {event.task}")
         self._state.actions.append(Answer(event.request, {}, error=error))
 
-    def hold(self, event: events.HoldRequested) -> None:
+    def _hold(self, event: events.HoldRequested) -> Iterator[int | None]:
         """Waiting tasks are kept back; one that a node has already is not taken from it."""
-        self._batches.carry_out(event.request, self._hold(event))
-
-    def _hold(self, event: events.HoldRequested) -> Iterator[None]:
         held: list[str] = []
         already_held: list[str] = []
         not_waiting: list[str] = []
@@ -138,15 +146,12 @@ class ClientRequests:
                     # Kept back for good: not even a node that still has an attempt of it may go on with that.
                     self._home.hold(task, HELD_BY_USER, last_node="")
                     is_held = True
-                yield
+                yield None
             (held if is_held else already_held if phases == {HomePhase.HELD} else not_waiting).append(name)
         self._answer(event.request, held=held, already_held=already_held, not_waiting=not_waiting)
 
-    def release(self, event: events.ReleaseRequested) -> None:
+    def _release(self, event: events.ReleaseRequested) -> Iterator[int | None]:
         """Held tasks go on; what was lost before does not count any more."""
-        self._batches.carry_out(event.request, self._release(event))
-
-    def _release(self, event: events.ReleaseRequested) -> Iterator[None]:
         released: list[str] = []
         not_held: list[str] = []
         for name in event.tasks:
@@ -158,15 +163,12 @@ class ClientRequests:
                     self._home.become(task, RELEASED, state=TaskState.QUEUED, losses=0, lost_on=(), is_freed=is_freed)
                     self._home.mediator.task_arrives(task)
                     is_released = True
-                yield
+                yield None
             (released if is_released else not_held).append(name)
         self._answer(event.request, released=released, not_held=not_held)
 
-    def prioritize(self, event: events.PriorityRequested) -> None:
+    def _prioritize(self, event: events.PriorityRequested) -> Iterator[int | None]:
         """Waiting tasks go before, or behind, others; the node that has one in its queue is told."""
-        self._batches.carry_out(event.request, self._prioritize(event))
-
-    def _prioritize(self, event: events.PriorityRequested) -> Iterator[None]:
         changed: list[str] = []
         passed_on: list[str] = []
         elsewhere: list[str] = []
@@ -180,7 +182,7 @@ class ClientRequests:
                     self._home.prioritize(task, event.priority)
                     self._eligibility.groups.moved(task)
                     is_told |= self._leases.send_priority(task)
-                yield
+                yield None
             (changed if waits else passed_on if is_told else elsewhere if is_there else ended).append(name)
         self._answer(
             event.request,

@@ -24,7 +24,7 @@ from peerload.model.submit_options import GroupSettings
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from peerload.core.membership.membership import Membership
     from peerload.core.state import BatchedRequests, CoreState
@@ -166,16 +166,6 @@ class TaskGroup:
         self.waiting: dict[bytes, Place] = {}
         self.line: list[tuple[Place, bytes]] = []
 
-    @property
-    def has_slot(self) -> bool:
-        """True if one more may be let through, as far as slots go."""
-        return not self.settings.slots or len(self.taken) < self.settings.slots
-
-    @property
-    def running(self) -> int:
-        """How many of its tasks run now."""
-        return sum(task.running_at > 0 for task in self.taken.values())
-
     def may_pass(self, uid: bytes) -> bool:
         """True if this one may go on, as far as slots go: it has one that is not one too many, or there is a free one."""
         slots = self.settings.slots
@@ -311,7 +301,8 @@ class TaskGroups:
         group = self._of(task)
         if group is None:
             return True
-        if task.uid not in group.taken and not group.has_slot:
+        slots = group.settings.slots
+        if task.uid not in group.taken and slots and len(group.taken) >= slots:
             return False
         group.taken[task.uid] = task
         return True
@@ -426,9 +417,20 @@ class TaskGroups:
         return f"group {name}: {len(group.taken)} of {slots} slot{'' if slots == 1 else 's'} taken"
 
 
-def group_dict(group: TaskGroup) -> dict[str, object]:
-    """A group as clients get it. slots: null = any number; waiting: for a slot, or for other tasks; queued: in all."""
-    return _as_dict(group, group.members.values(), group.running)
+def group_dict(group: TaskGroup, members: Collection[HomeTask] | None = None) -> dict[str, object]:
+    """A group as clients get it, with these of its tasks; None: with all. slots: null = any number; waiting: for a slot, or for
+    other tasks; queued: in all."""
+    members = group.members.values() if members is None else members
+    states = Counter(task.record.state for task in members)
+    return {
+        "name": group.settings.name,
+        "slots": group.settings.slots or None,
+        "paused": group.settings.is_paused,
+        "taken": len(group.taken),
+        "running": sum(task.running_at > 0 for task in members),
+        "waiting": states[TaskState.QUEUED],
+        "held": states[TaskState.HELD],
+    }
 
 
 def own_part(group: TaskGroup, sees: Callable[[HomeTask], bool]) -> dict[str, object] | None:
@@ -438,18 +440,5 @@ def own_part(group: TaskGroup, sees: Callable[[HomeTask], bool]) -> dict[str, ob
     is_set = group.settings != GroupSettings(group.settings.name)
     if not members and not is_set:
         return None
-    now = _as_dict(group, members, sum(1 for task in members if task.running_at))
+    now = group_dict(group, members)
     return now if is_set else now | {"taken": sum(1 for task in members if task.uid in group.taken)}
-
-
-def _as_dict(group: TaskGroup, members: Iterable[HomeTask], running: int) -> dict[str, object]:
-    states = Counter(task.record.state for task in members)
-    return {
-        "name": group.settings.name,
-        "slots": group.settings.slots or None,
-        "paused": group.settings.is_paused,
-        "taken": len(group.taken),
-        "running": running,
-        "waiting": states[TaskState.QUEUED],
-        "held": states[TaskState.HELD],
-    }
