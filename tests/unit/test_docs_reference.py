@@ -16,7 +16,7 @@ from peerload.agent.views import task as answers
 from peerload.agent.views.task import completion_object
 from peerload.cli import verbs
 from peerload.cli.verbs import doctor
-from peerload.core.estimates.history import DurationEstimates
+from peerload.core.estimates import DurationEstimates
 from peerload.model import gossip, messages
 from peerload.model.config import AgentConfig
 from peerload.model.resources import Device, ResourceRequest
