@@ -95,19 +95,11 @@ DECODERS = {
     "cli/common/command.py:print_dry_run": OUR_OWN,
     "cli/verbs/join.py:install_lines": "what the installer of this very program has written down",
     "client/connection.py:AgentConnection._pid": OUR_OWN,
-<<<<<<< ours
     "core/coordination/intake.py:SubmissionLog.shrink": OUR_OWN,
     "policy/preset.py:made": "preset",
     "policy/preset.py:why_not": "preset",
     "policy/preset.py:_why_no_value": "preset",
     "policy/preset.py:parsed": "preset",
-=======
-    "core/coordination/intake.py:SubmissionLog.shrink": OUR_OWN,
-    "policy/preset.py:made": "preset",
-    "policy/preset.py:why_not": "preset",
-    "policy/preset.py:_why_no_value": "preset",
-    "policy/preset.py:parsed": "preset",
->>>>>>> theirs
     "sim/recorded.py:_json_rows": USERS_OWN,
     "wire/frame.py:_contents": "answer",
     "wire/frame.py:check_bounds": "answer",
