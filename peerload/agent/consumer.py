@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.model.errors import InvariantBroken, StoreError
 
 if TYPE_CHECKING:
     from peerload.agent.effects import Performer
     from peerload.agent.recorder import Recorder
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import RunState
     from peerload.agent.store.write_ahead import Outbox
     from peerload.core.node import Node
     from peerload.model.actions import Action

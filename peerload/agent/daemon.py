@@ -48,7 +48,6 @@ from peerload.agent.energy.controls import FILE as CONTROLS_FILE
 from peerload.agent.energy.controls import PowerControls
 from peerload.agent.energy.power_down import PowerDown, Waker
 from peerload.agent.energy.price_feed import PriceFeed
-from peerload.agent.event_loop import BackgroundTasks, Workers, call_in_loop
 from peerload.agent.event_sources import (
     BusEvents,
     BusPeers,
@@ -65,14 +64,12 @@ from peerload.agent.files.environments import Environments
 from peerload.agent.forwarding.client import ForwardedRequests
 from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.server import ForwardServer
-from peerload.agent.inbox import Inbox
 from peerload.agent.joining.distribution import TrustDistribution
 from peerload.agent.joining.enrollment import Enrollment, JoinServer
 from peerload.agent.joining.renewal import CertificateRenewal
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.mps import MpsDaemons
 from peerload.agent.launcher.process import LauncherProcess, LauncherService
-from peerload.agent.node_info import AgentInfo
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
 from peerload.agent.peers.addresses import AddressWatch
@@ -97,7 +94,7 @@ from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
 from peerload.agent.requests.task_queries import EventRequests, TaskQueries
 from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
 from peerload.agent.requests.why import WhyRequest
-from peerload.agent.run_state import Ending, RunState
+from peerload.agent.runtime import AgentInfo, BackgroundTasks, Ending, Inbox, RunState, Workers, call_in_loop
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.device_locks import DeviceLocks

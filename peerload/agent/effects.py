@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Protocol, assert_never
 
 import msgspec
 
-from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.files.environments import BuildFailed
-from peerload.agent.histogram import Histogram
 from peerload.agent.launcher.task_environment import TRACEPARENT, child_traceparent, given, variables_of
 from peerload.agent.launcher.task_environment import variables as task_variables
-from peerload.agent.node_info import now
+from peerload.agent.runtime import BackgroundTasks, Histogram, now
 from peerload.agent.store.disk_space import cannot_write
 from peerload.model import actions, events, metrics, timers
 from peerload.model.errors import BadRequest, PeerloadError, StoreError
@@ -35,16 +33,14 @@ if TYPE_CHECKING:
     from peerload.agent.event_sources import BusPeers, ExitSettler
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.files.environments import Environments
-    from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.launcher.mps import MpsDaemons
     from peerload.agent.mqtt.client import MqttBus
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import AgentInfo, Inbox, RunState
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding

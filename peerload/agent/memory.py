@@ -13,7 +13,7 @@ import ctypes
 import gc
 from typing import TYPE_CHECKING
 
-from peerload.agent.event_loop import next_tick
+from peerload.agent.runtime import next_tick
 
 if TYPE_CHECKING:
     from peerload.core.node import Node

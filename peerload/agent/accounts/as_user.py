@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.accounts import output_files
-from peerload.agent.event_loop import done_within, in_own_thread
+from peerload.agent.runtime import done_within, in_own_thread
 from peerload.files import mounts
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck
 from peerload.launcher.system.write_as_user import GONE, FileChanged
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.accounts.output_files import Segment
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import AgentInfo
+    from peerload.agent.runtime import AgentInfo
     from peerload.agent.security_events import SecurityEvents
     from peerload.model.messages import DirectoryTold, Message
     from peerload.model.submit_options import SubmitOptions

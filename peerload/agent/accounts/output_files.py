@@ -14,8 +14,8 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
-from peerload.agent.event_loop import done_within, in_own_thread
 from peerload.agent.output.spool import open_output
+from peerload.agent.runtime import done_within, in_own_thread
 from peerload.agent.store.rows import SINGLE
 from peerload.launcher.system import write_as_user
 from peerload.launcher.system.write_as_user import FileChanged, Unwritable

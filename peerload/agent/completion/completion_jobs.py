@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from peerload.agent.completion.saving import FILES_FAILED, JobNotDue
-from peerload.agent.event_loop import BackgroundTasks
+from peerload.agent.runtime import BackgroundTasks
 from peerload.agent.store import jobs
 from peerload.agent.store.pruning import JobDone, JobPostponed
 from peerload.agent.store.rows import SINGLE, order_of
@@ -25,8 +25,7 @@ from peerload.model.submit_options import CompletionJob
 if TYPE_CHECKING:
     from peerload.agent.completion.notify_hook import NotifyHooks
     from peerload.agent.completion.saving import OutputSaver
-    from peerload.agent.node_info import AgentInfo
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import AgentInfo, RunState
     from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.jobs import DueJob
     from peerload.agent.store.pruning import MaintenanceRow

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from peerload import notification
-from peerload.agent.node_info import child_environment
+from peerload.agent.runtime import child_environment
 from peerload.agent.store.rows import order_of
 from peerload.model import metrics
 from peerload.model.errors import PeerloadError
@@ -24,7 +24,7 @@ from peerload.model.metrics import labelled
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
-    from peerload.agent.node_info import AgentInfo
+    from peerload.agent.runtime import AgentInfo
     from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.store import Store
     from peerload.model.actions import PutEvent, TaskChanged

@@ -25,8 +25,8 @@ from peerload.model.task import SCRATCH, Exit, TaskSpec, TaskState, how_it_ended
 if TYPE_CHECKING:
     from peerload.agent.accounts.as_user import UserServices
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.spool import Spool
+    from peerload.agent.runtime import AgentInfo
     from peerload.agent.store.jobs import DueJob
     from peerload.agent.store.reader import StoreReader
     from peerload.model.events import Event

@@ -39,10 +39,9 @@ from peerload.model.errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import AgentInfo, RunState
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.pruning import MaintenanceRow

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.accounts import output_files
-from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.output.spool import STREAMS, remove
+from peerload.agent.runtime import BackgroundTasks
 from peerload.agent.store.rows import order_of
 from peerload.launcher.system.write_as_user import FileChanged
 from peerload.model.errors import PeerloadError
@@ -30,10 +30,9 @@ from peerload.model.task import TaskState, execution_key
 if TYPE_CHECKING:
     from peerload.agent.accounts.as_user import UserServices
     from peerload.agent.accounts.output_files import Segment
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import AgentInfo, RunState
     from peerload.agent.store.jobs import DueJob
     from peerload.agent.store.reader import StoreReader
     from peerload.core.node import Node

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from peerload.agent.control.authorization import NOBODY
-from peerload.agent.event_loop import ReadTimeout
+from peerload.agent.runtime import ReadTimeout
 from peerload.model import metrics
 from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError, SlowDown
 from peerload.wire import control

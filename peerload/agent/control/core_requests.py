@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.agent.control.connection import Connection
-    from peerload.agent.inbox import Inbox
+    from peerload.agent.runtime import Inbox
     from peerload.model.actions import Answer, AnswerPart, Decided
     from peerload.model.events import Event
 

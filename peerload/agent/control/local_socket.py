@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.accounts.accounts import group_number
 from peerload.agent.control.connection import LocalConnection
-from peerload.agent.event_loop import next_tick
+from peerload.agent.runtime import next_tick
 from peerload.model.errors import ConfigError, PeerloadError, SlowDown
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.connection import Server
     from peerload.agent.control.quotas import Quotas
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import AgentInfo
+    from peerload.agent.runtime import AgentInfo
     from peerload.agent.security_events import SecurityEvents
     from peerload.model.config import AgentConfig
 

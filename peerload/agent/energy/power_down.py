@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from peerload.agent.event_loop import next_tick
+from peerload.agent.runtime import next_tick
 from peerload.model.events import MachineSleeping, MachineWoke
 
 if TYPE_CHECKING:

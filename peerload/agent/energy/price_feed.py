@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.event_loop import next_tick
+from peerload.agent.runtime import next_tick
 from peerload.config.loader import load_prices
 from peerload.model.errors import ConfigError
 from peerload.model.events import PricesRead

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.accounts.as_user import BUSY, POLICY, TaskUser
-from peerload.agent.event_loop import in_own_thread
 from peerload.agent.files.caches import FileCache, FileCaches
 from peerload.agent.files.user_work import UserWork, WorkLost
+from peerload.agent.runtime import in_own_thread
 from peerload.files import work
 from peerload.files.manifest import decode_root
 from peerload.files.store import Damaged, NoRoom
@@ -38,11 +38,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.files.transfer import Fetch
-    from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.runtime import AgentInfo, Inbox
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.event_log import EventLog
     from peerload.core.node import Node

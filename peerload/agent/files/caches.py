@@ -11,8 +11,8 @@ import hashlib
 import shutil
 from typing import TYPE_CHECKING
 
-from peerload.agent.event_loop import Workers
 from peerload.agent.files.transfer import THREADS, FileTransfer
+from peerload.agent.runtime import Workers
 from peerload.files.store import BlockStore, NoRoom
 
 if TYPE_CHECKING:

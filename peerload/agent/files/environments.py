@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from peerload.agent.accounts.as_user import TaskUser
     from peerload.agent.files.attempts import AttemptFiles
-    from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.runtime import Inbox
     from peerload.agent.store.event_log import EventLog
     from peerload.environments.builders import Plan
     from peerload.model.actions import StageFiles

@@ -17,7 +17,7 @@ from peerload.agent.control.connection import Connection, error_object
 from peerload.agent.control.task_ids import REF, refs_of
 from peerload.agent.forwarding.client import ResponseQueue
 from peerload.agent.forwarding.response_validation import MergedListing, lists_in, merged
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.agent.views import remote_task
 from peerload.core.membership.membership import PeerState
 from peerload.model.errors import BadRequest, LinkUnavailable, NoSuchTask, PeerloadError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.forwarding.client import ForwardedRequests
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import RunState
     from peerload.agent.store.reader import StoreReader
     from peerload.core.node import Node
 

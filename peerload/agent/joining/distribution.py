@@ -22,9 +22,9 @@ from peerload.wire.seal import KEY_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from peerload.agent.inbox import Inbox
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import LocalNode
+    from peerload.agent.runtime import Inbox
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.store.event_log import EventLog
     from peerload.model.messages import Hello

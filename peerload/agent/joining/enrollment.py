@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.core.membership.membership import PeerState
 from peerload.model import metrics, rules
 from peerload.model.bounded import BoundedDict
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    from peerload.agent.node_info import AgentInfo
+    from peerload.agent.runtime import AgentInfo
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.store.event_log import EventLog
     from peerload.core.membership.membership import PeerInfo

@@ -18,8 +18,8 @@ import aiomqtt
 import msgspec
 import paho.mqtt.client as mqtt  # which aiomqtt is made of
 
-from peerload.agent.event_loop import next_tick
 from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, CopyObserver, FloodFilter, Received, Topics
+from peerload.agent.runtime import next_tick
 from peerload.model import metrics
 from peerload.model.errors import ConfigError
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Message, State

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.event_loop import next_tick
-from peerload.agent.run_state import Ending
+from peerload.agent.runtime import Ending, next_tick
 from peerload.model.errors import ConfigError
 from peerload.model.messages import Identity
 from peerload.security import node_identity_file
@@ -29,9 +28,8 @@ from peerload.security.address import PORT_MAX, join_address, parse_address, rea
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import AgentInfo, RunState
     from peerload.agent.store.event_log import EventLog
     from peerload.model.config import AgentConfig
 

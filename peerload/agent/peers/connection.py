@@ -14,7 +14,7 @@ import ssl
 import weakref
 from typing import TYPE_CHECKING, Protocol, cast
 
-from peerload.agent.event_loop import ReadTimeout
+from peerload.agent.runtime import ReadTimeout
 from peerload.model import metrics
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, Message

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from peerload.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    from peerload.agent.node_info import AgentInfo
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import AgentInfo, RunState
     from peerload.agent.store.event_log import EventLog
     from peerload.core.node import Node
     from peerload.model.messages import Identity

@@ -22,10 +22,9 @@ from peerload.security.address import parse_address, resolve_one
 from peerload.wire import gossip as wire
 
 if TYPE_CHECKING:
-    from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import LocalNode
+    from peerload.agent.runtime import AgentInfo, Inbox
     from peerload.agent.security_events import SecurityEvents
     from peerload.core.node import Node
     from peerload.model.actions import SendGossip

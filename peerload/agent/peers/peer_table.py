@@ -18,8 +18,8 @@ from peerload.model import metrics, rules
 from peerload.model.bounded import BoundedDict
 
 if TYPE_CHECKING:
-    from peerload.agent.inbox import Inbox
     from peerload.agent.peers.connection import PeerConnection
+    from peerload.agent.runtime import Inbox
     from peerload.agent.security_events import SecurityEvents
     from peerload.model.messages import Hello, Identity, Message
 

@@ -11,7 +11,7 @@ import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.core.membership.membership import PeerState
 from peerload.model.events import CancelledAttempt, EndAsked
 from peerload.model.task import TaskState, execution_key

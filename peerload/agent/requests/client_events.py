@@ -7,7 +7,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:

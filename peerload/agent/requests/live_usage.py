@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peerload.agent.control.task_ids import REF
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.agent.views import remote_task
 from peerload.core.work import HomePhase, RemotePhase
 from peerload.model.task import execution_key

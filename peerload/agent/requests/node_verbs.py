@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.agent.requests.submissions import counted
-from peerload.agent.run_state import Ending
+from peerload.agent.runtime import Ending
 from peerload.model.errors import BadRequest, StoreError
 from peerload.model.events import DrainRequested, EmptyAwaited, EmptyAwaitedNoMore, ForgetRequested, UndrainRequested
 from peerload.model.task import TaskState
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from peerload.agent.control.core_requests import CoreRequests
     from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.joining.enrollment import Enrollment
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.membership import Members
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import AgentInfo, RunState
     from peerload.agent.store.event_log import EventLog
     from peerload.agent.views.agent import AgentView, DiagnosticsView
     from peerload.agent.views.metrics import MetricsView

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.requests.client_events import TaskWatch, TaskWatches
     from peerload.agent.requests.durable_reads import DurableReads
+    from peerload.agent.runtime import AgentInfo
     from peerload.agent.store.store import Store
     from peerload.core.node import Node
     from peerload.core.work import RemoteTask

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from peerload.agent.requests.task_queries import EventRequests, TaskQueries
     from peerload.agent.requests.wait_request import WaitRequests
     from peerload.agent.requests.why import WhyRequest
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import RunState
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.store.disk_space import DiskSpace

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.agent.control.authorization import display_user
-from peerload.agent.node_info import now
 from peerload.agent.requests.overview import own_user
+from peerload.agent.runtime import now
 from peerload.agent.store.rows import SINGLE, is_id, member_spec, order_of, task_name
 from peerload.agent.store.selector import Criteria, references
 from peerload.agent.views import remote_task

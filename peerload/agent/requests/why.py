@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.agent.views import task as views
 from peerload.core.explain import (
     EligibilityVerdict,

@@ -17,7 +17,7 @@ from peerload.model.errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import RunState
     from peerload.agent.store.write_ahead import Outbox
 
 NOTES_WITHIN_S = 1.0

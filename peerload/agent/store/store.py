@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.histogram import Histogram
+from peerload.agent.runtime import Histogram
 from peerload.agent.store import schema
 from peerload.agent.store.backup import back_up
 from peerload.agent.store.disk_space import has_no_room

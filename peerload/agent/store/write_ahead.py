@@ -19,7 +19,7 @@ from peerload.model.actions import PutMembers, PutTask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import RunState
     from peerload.model.actions import Row
 
 ROWS_AHEAD_MAX = 1000

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import AgentInfo
+    from peerload.agent.runtime import AgentInfo
     from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.store import Store
     from peerload.agent.systemd.notify import ServiceManager

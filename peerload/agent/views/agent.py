@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from peerload import __version__
 from peerload.agent.accounts.accounts import members
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.agent.views import task as views
 from peerload.config.check import describe
 from peerload.model import metrics
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from peerload.agent.completion.retention import Retention
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
+    from peerload.agent.runtime import AgentInfo
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.store import Store

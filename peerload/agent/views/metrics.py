@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerload import __version__
-from peerload.agent.histogram import Histogram
+from peerload.agent.runtime import Histogram
 from peerload.core.membership.membership import PeerState
 from peerload.model import metrics
 from peerload.model.devices import GPU, Health
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Mapping
 
-    from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import AgentInfo
+    from peerload.agent.runtime import AgentInfo, Inbox
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.views.agent import DiagnosticsView
     from peerload.core.node import Node

@@ -11,7 +11,7 @@ import msgspec
 
 from peerload import __version__
 from peerload.agent.control.authorization import display_user
-from peerload.agent.event_loop import next_tick
+from peerload.agent.runtime import next_tick
 from peerload.agent.store.rows import order_of
 from peerload.agent.views.node import nodes
 from peerload.agent.views.task import task_here

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.agent.views import task as views
 from peerload.core.work import RemotePhase
 from peerload.model.task import TaskRecord, TaskState

@@ -12,8 +12,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from peerload.agent.event_loop import next_tick
-from peerload.agent.node_info import now
+from peerload.agent.runtime import next_tick, now
 from peerload.core.membership.membership import PeerState
 from peerload.model.devices import GPU
 

@@ -15,7 +15,7 @@ from peerload.agent.accounts.accounts import Account, Accounts
 from peerload.agent.control import local_socket
 from peerload.agent.control.authorization import NOBODY, RIGHTS, Authorization, Right, display_user
 from peerload.agent.control.quotas import Quotas
-from peerload.agent.node_info import AgentInfo
+from peerload.agent.runtime import AgentInfo
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, PeerloadError, SlowDown
 from peerload.model.messages import Forward

@@ -20,7 +20,7 @@ from peerload.agent.accounts.as_user import (
     DirectoryQueries,
     FileSystemStalled,
 )
-from peerload.agent.event_loop import STEP_S
+from peerload.agent.runtime import STEP_S
 from peerload.model.errors import SlowDown, SnapshotWanted
 from peerload.model.messages import DirectoryRequest, DirectoryTold, Message
 from peerload.model.task import SCRATCH, TaskSpec

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from peerload.agent.run_state import RunState
+from peerload.agent.runtime import RunState
 from peerload.agent.store.event_log import EventLog
 from peerload.agent.store.write_ahead import Outbox
 from peerload.cli.verbs.ls import WHAT

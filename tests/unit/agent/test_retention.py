@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from peerload.agent.completion.retention import DATE_KEPT_EVERY_S, Retention, TaskRemover
-from peerload.agent.run_state import RunState
+from peerload.agent.runtime import RunState
 from peerload.agent.store import schema
 from peerload.agent.store.pruning import MaintenanceRow
 from peerload.agent.store.rows import SINGLE
