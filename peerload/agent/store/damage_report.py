@@ -30,10 +30,10 @@ TRACES = ("spool", "launcher", "addresses", "tls", FILE)
 
 def traces(state: Path) -> list[str]:
     """The traces of an earlier agent in this directory, as long as nothing new is made there."""
-    return [name for name in TRACES if _has_any(state / name)]
+    return [name for name in TRACES if _has_any_entry(state / name)]
 
 
-def _has_any(path: Path) -> bool:
+def _has_any_entry(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
@@ -68,7 +68,7 @@ def begin_as_copy(store: Store, config: AgentConfig) -> str:
     return notice
 
 
-def report(notices: list[str], store: Store, kept: Recovered, journal: EventLog) -> list[str]:
+def report_damage(notices: list[str], store: Store, kept: Recovered, journal: EventLog) -> list[str]:
     """Write to the log and the event log what of the database is lost or cannot be read. notices: of `begin_anew` and
     `begin_as_copy`. → all notices for whoever starts the agent."""
     notices = list(notices)
