@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.control.local_socket import check_socket
+from peerload.agent.control.connection import check_socket
 from peerload.agent.launcher.process import is_alive, wait_gone
 from peerload.agent.peers.listener import check_listening
 from peerload.agent.store.high_water import FILE, GAP
