@@ -31,10 +31,9 @@ from peerload.agent.completion.node_hooks import NodeHooks
 from peerload.agent.completion.notify_hook import NotifyHooks
 from peerload.agent.completion.retention import Retention, TaskRemover
 from peerload.agent.completion.saving import OutputSaver
-from peerload.agent.control.authorization import Authorization
+from peerload.agent.control.authorization import Authorization, Quotas
 from peerload.agent.control.connection import LocalSocket
 from peerload.agent.control.core_requests import CoreRequests, Decisions
-from peerload.agent.control.quotas import Quotas
 from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.effects import (
     Consumer,

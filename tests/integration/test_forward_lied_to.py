@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgpack
 import pytest
 
-from peerload.agent.control import quotas
+from peerload.agent.control import authorization
 from peerload.agent.forwarding import client, server
 from peerload.agent.peers import streams
 from peerload.model.errors import PeerloadError
@@ -225,7 +225,7 @@ def test_who_waits_for_too_many_tasks_is_told_so_until_it_gives_some_up(fresh: A
     """Of an array all members count."""
     members = 100_000
     task = fresh.cli("submit", "--held", "--array", f"1-{members}", "true").stdout.decode().strip()
-    room = quotas.WAITED_BY_NODE_MAX // members
+    room = authorization.WAITED_BY_NODE_MAX // members
     before = fresh.resident_bytes
     with FakePeer(fresh.listen, "many", stream=True) as asker:
         asker._socket.settimeout(10 * PATIENCE_S)

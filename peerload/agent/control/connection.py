@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Coroutine, Iterator
 
-    from peerload.agent.control.authorization import Authorization
-    from peerload.agent.control.quotas import Quotas
+    from peerload.agent.control.authorization import Authorization, Quotas
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.runtime import AgentInfo
     from peerload.agent.security_events import SecurityEvents

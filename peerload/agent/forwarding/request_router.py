@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from peerload.agent.control.authorization import refs_of
 from peerload.agent.control.connection import Connection, error_object
-from peerload.agent.control.task_ids import REF, refs_of
+from peerload.agent.control.task_ids import REF
 from peerload.agent.forwarding.client import ResponseQueue
 from peerload.agent.forwarding.response_validation import MergedListing, lists_in, merged
 from peerload.agent.runtime import now

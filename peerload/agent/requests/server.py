@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
 from peerload.agent.accounts import output_files
-from peerload.agent.control.quotas import waits_for
+from peerload.agent.control.authorization import waits_for
 from peerload.wire import control
 
 if TYPE_CHECKING:
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from peerload.agent.accounts.as_user import DirectoryQueries, UserServices
-    from peerload.agent.control.authorization import Authorization
+    from peerload.agent.control.authorization import Authorization, Quotas
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.quotas import Quotas
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.forwarding.request_router import RequestRouter
     from peerload.agent.requests.attach import AttachRequests
@@ -70,7 +69,7 @@ class RequestServer:
         """Begin to serve a request, unless its client or its user asks too often."""
         try:
             connection.check_pending()
-            self._gates.quotas.check_rate(connection, request)
+            self._gates.quotas.check_rate(connection.caller, request, connection.rest)
         except Exception as error:  # noqa: BLE001 -- `report_failure` tells errors from bugs
             connection.report_failure(request.id, error)
         else:
@@ -83,7 +82,7 @@ class RequestServer:
         # 1. Authorization: the right to ask for this, and the ownership of the tasks that are named.
         request = access.authorize(caller, request)
         # 2. Quota of the tasks that are waited for, by user and by node.
-        with quotas.charge(connection, waits_for(request)):
+        with quotas.charge(caller, waits_for(request)):
             # 3. Routing: other nodes answer, if they have a part in it.
             if (elsewhere := router.work(connection, request)) is not None:
                 await elsewhere

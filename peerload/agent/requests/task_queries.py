@@ -19,10 +19,9 @@ from peerload.model.errors import NoSuchTask, StoreError
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
-    from peerload.agent.control.authorization import Authorization
+    from peerload.agent.control.authorization import Authorization, Quotas
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.core_requests import Decisions
-    from peerload.agent.control.quotas import Quotas
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.output.spool import Spool
     from peerload.agent.requests.durable_reads import DurableReads

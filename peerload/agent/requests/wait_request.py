@@ -14,8 +14,8 @@ from peerload.wire import control
 
 if TYPE_CHECKING:
     from peerload.agent.completion.completion_jobs import CompletionJobs
+    from peerload.agent.control.authorization import Quotas
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.quotas import Quotas
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.output.spool import Spool
     from peerload.agent.requests.client_events import TaskWatches
@@ -96,7 +96,7 @@ class WaitRequest:
     ) -> None:
         self._task_ids = task_ids
         self._watches = watches
-        self._charge = quotas.charge(connection)
+        self._charge = quotas.charge(connection.caller)
         self._ends = ends
         self._connection = connection
         self._request = request

@@ -13,8 +13,7 @@ import pytest
 
 from peerload.agent.accounts.accounts import Account, Accounts
 from peerload.agent.control import connection
-from peerload.agent.control.authorization import NOBODY, RIGHTS, Authorization, Right, display_user
-from peerload.agent.control.quotas import Quotas
+from peerload.agent.control.authorization import NOBODY, RIGHTS, Authorization, Quotas, Right, display_user
 from peerload.agent.runtime import AgentInfo
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, PeerloadError, SlowDown
