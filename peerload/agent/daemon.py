@@ -25,7 +25,7 @@ import msgspec
 
 from peerload import __version__
 from peerload.agent import preflight
-from peerload.agent.accounts.as_user import DirectoryCache, DirectoryQueries, TaskUser, UserServices
+from peerload.agent.accounts import DirectoryCache, DirectoryQueries, TaskUser, UserServices
 from peerload.agent.completion.completion_jobs import CompletionJobs
 from peerload.agent.completion.node_hooks import NodeHooks
 from peerload.agent.completion.notify_hook import NotifyHooks

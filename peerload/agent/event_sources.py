@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from peerload.agent.accounts.as_user import TaskUser
+from peerload.agent.accounts import TaskUser
 from peerload.agent.files.environments import BuildFailed
 from peerload.agent.launcher.connect import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
@@ -41,7 +41,7 @@ from peerload.model.task import Exit, execution_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.agent.accounts.as_user import DirectoryQueries, UserServices
+    from peerload.agent.accounts import DirectoryQueries, UserServices
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.joining.renewal import CertificateRenewal

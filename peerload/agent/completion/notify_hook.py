@@ -23,7 +23,7 @@ from peerload.model.events import LauncherReady, TaskEnded, TaskLost
 from peerload.model.task import SCRATCH, Exit, TaskSpec, TaskState, how_it_ended
 
 if TYPE_CHECKING:
-    from peerload.agent.accounts.as_user import UserServices
+    from peerload.agent.accounts import UserServices
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.output.spool import Spool
     from peerload.agent.runtime import AgentInfo

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.accounts import output_files
+from peerload.agent.accounts import output_patterns, output_targets
 from peerload.agent.output.spool import STREAMS, remove
 from peerload.agent.runtime import BackgroundTasks
 from peerload.agent.store.rows import order_of
@@ -28,8 +28,7 @@ from peerload.model.errors import PeerloadError
 from peerload.model.task import TaskState, execution_key
 
 if TYPE_CHECKING:
-    from peerload.agent.accounts.as_user import UserServices
-    from peerload.agent.accounts.output_files import Segment
+    from peerload.agent.accounts import Segment, UserServices
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.runtime import AgentInfo, RunState
@@ -144,7 +143,7 @@ class OutputSaver:
             self._look(live)
         elif action.running:
             task = self._node.home.tasks.get(record.uid)
-            if task is not None and output_files.patterns(task.terms):
+            if task is not None and output_patterns(task.terms):
                 self._begin(task)
 
     def _look(self, live: _Live) -> None:
@@ -218,7 +217,7 @@ class OutputSaver:
         if not record.attempt:  # it never ran: nothing was written, and nothing of what is there is lost
             return "", ""
         spec, terms = self._store.spec(job.counter), self._store.terms(job.counter)
-        files = output_files.targets(terms, record, spec, (job.counter, job.member))
+        files = output_targets(terms, record, spec, (job.counter, job.member))
         names = ", ".join(path.decode("utf-8", "backslashreplace") for path in files)
         try:
             missing_bytes = await self._finish(record, spec, terms)
@@ -263,7 +262,7 @@ class OutputSaver:
 
     async def _of(self, key: str, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions) -> SavedOutput:
         if key not in self._saved:
-            files = output_files.targets(terms, record, spec, order_of(record.task))
+            files = output_targets(terms, record, spec, order_of(record.task))
             noted = await asyncio.to_thread(self._noted, key)
             if noted is None or noted.at.keys() != files.keys():
                 noted = SaveProgress(self._boot, [0, 0], dict.fromkeys(files, 0))

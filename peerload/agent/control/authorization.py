@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.accounts.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
+from peerload.agent.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
 from peerload.agent.control.task_ids import REF, TaskIds, last_submission
 from peerload.model import rules
 from peerload.model.errors import BadRequest, DiskFull, NotAllowed, SlowDown

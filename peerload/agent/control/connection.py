@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from peerload.agent.accounts.accounts import group_number
+from peerload.agent.accounts import group_number
 from peerload.agent.control.authorization import NOBODY
 from peerload.agent.runtime import ReadTimeout, next_tick
 from peerload.model import metrics

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.accounts.as_user import BUSY, POLICY, TaskUser
+from peerload.agent.accounts import BUSY, POLICY, TaskUser
 from peerload.agent.files.caches import FileCache, FileCaches
 from peerload.agent.files.user_work import UserWork, WorkLost
 from peerload.agent.runtime import in_own_thread

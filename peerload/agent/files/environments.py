@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent.accounts.as_user import BUSY, POLICY
+from peerload.agent.accounts import BUSY, POLICY
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.environments import builders
 from peerload.launcher.protocol import FileCheck
@@ -36,7 +36,7 @@ from peerload.model.task import SCRATCH, Exit, TaskSpec, how_it_ended
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from peerload.agent.accounts.as_user import TaskUser
+    from peerload.agent.accounts import TaskUser
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.output.spool import Spool

@@ -13,7 +13,7 @@ import msgpack
 import msgspec
 from msgspec import Meta
 
-from peerload.agent.accounts.as_user import BUSY, POLICY
+from peerload.agent.accounts import BUSY, POLICY
 from peerload.agent.launcher.connect import LauncherError
 from peerload.files.as_user import FRAME_BYTES_MAX, HEADER_BYTES
 from peerload.launcher.protocol import FilesJob
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from peerload.agent.accounts.as_user import TaskUser
+    from peerload.agent.accounts import TaskUser
     from peerload.agent.files.caches import FileCache
     from peerload.agent.launcher.client import LauncherLink
 

@@ -7,7 +7,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peerload.agent.accounts import output_files
+from peerload.agent.accounts import output_patterns
 from peerload.agent.output.spool import tail_start
 from peerload.agent.store.rows import order_of
 from peerload.agent.views import remote_task
@@ -189,7 +189,7 @@ class OutputStream:
 
     def _is_to_be_saved(self, record: TaskRecord) -> bool:
         """True if the output is also saved to files; then it is cut afterwards."""
-        return bool(output_files.patterns(self._store.terms(order_of(record.task)[0])))
+        return bool(output_patterns(self._store.terms(order_of(record.task)[0])))
 
     async def _live(self, record: TaskRecord) -> TaskRecord:
         """Follow the current attempt until the task changes → the newest record."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
-from peerload.agent.accounts import output_files
+from peerload.agent.accounts import check_output_patterns
 from peerload.agent.control.authorization import waits_for
 from peerload.wire import control
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Coroutine
 
-    from peerload.agent.accounts.as_user import DirectoryQueries, UserServices
+    from peerload.agent.accounts import DirectoryQueries, UserServices
     from peerload.agent.control.authorization import Authorization, Quotas
     from peerload.agent.control.connection import Connection
     from peerload.agent.files.attempts import AttemptFiles
@@ -98,7 +98,7 @@ class RequestServer:
                 quotas.check_submission(caller, tasks)
                 # 6. Output files that this user can write.
                 if submission.writes_files:
-                    output_files.check_patterns(terms, len(submission.indices))
+                    check_output_patterns(terms, len(submission.indices))
                     await users.check_files(spec, terms)
                 # 7. Room on the disk of this node.
                 disk.admit(tasks, submission.size_bytes)

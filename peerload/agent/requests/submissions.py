@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from peerload.agent.accounts import output_files
+from peerload.agent.accounts import output_patterns
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.stdin.stdin_store import input_name
 from peerload.model.errors import BadRequest, PeerloadError
@@ -118,7 +118,7 @@ class Submissions:
             hint = "set one:  [energy] price_file in the config file"
             raise BadRequest("the start cannot wait for cheaper energy", why=why, hint=hint)
         spec, terms = self._access.with_owner(caller, request.spec, terms)
-        if output_files.patterns(terms):
+        if output_patterns(terms):
             spec = msgspec.structs.replace(spec, followed=True)  # the output files get all of it
         size = len(request.input) + _size(spec, request.each)
         return SubmissionRequest(spec, terms, indices, request.each, submission_digest(request), size)

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peerload.agent.accounts import output_files
+from peerload.agent.accounts import output_patterns
 from peerload.agent.store.rows import order_of
 from peerload.agent.views import task as views
 from peerload.model.task import TaskState, execution_key
@@ -44,7 +44,7 @@ class TaskEnds:
 
     def has_files(self, record: TaskRecord) -> bool:
         """True if the output of a task is wanted in files."""
-        return bool(output_files.patterns(self._store.terms(order_of(record.task)[0])))
+        return bool(output_patterns(self._store.terms(order_of(record.task)[0])))
 
     async def saved(self, record: TaskRecord) -> dict[str, object]:
         """Wait until the output files are written → their state."""

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload import __version__
-from peerload.agent.accounts.accounts import members
+from peerload.agent.accounts import group_members
 from peerload.agent.runtime import now
 from peerload.agent.views import task as views
 from peerload.config.check import describe
@@ -112,7 +112,7 @@ class ClusterView:
         ``named``: by the table of `users`, some of them."""
         config = self._config
         mapped = () if isinstance(config.users, str) else config.users.values()
-        named = members(config.admin_group).intersection(mapped) if mapped else ()
+        named = group_members(config.admin_group).intersection(mapped) if mapped else ()
         return {"may_be": config.map_administrators and config.users != "guest", "named": sorted(named)[:NAMED_MAX]}
 
 

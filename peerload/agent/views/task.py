@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.agent.accounts.output_files import named
+from peerload.agent.accounts import output_path
 from peerload.agent.launcher.task_environment import TRACEPARENT, TRACEPARENT_PARTS, child_traceparent, variables_of
 from peerload.agent.store import jobs
 from peerload.agent.store.rows import order_of
@@ -383,7 +383,7 @@ def completion_object(
     counter, member = order_of(record.task)
     node = record.node or record.last_node
     files = [
-        text(named(pattern, counter, member, spec.name, node) if pattern and record.ended_at else pattern) or None
+        text(output_path(pattern, counter, member, spec.name, node) if pattern and record.ended_at else pattern) or None
         for pattern in (terms.output_file, terms.error_file)
     ]
     owed = jobs.jobs_of(store, counter, member) if record.ended_at and terms.chores() else []

@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 import msgspec
 import pytest
 
-from peerload.agent.accounts.accounts import Account, Accounts
+from peerload.agent.accounts import Account, Accounts
 from peerload.agent.control import connection
 from peerload.agent.control.authorization import NOBODY, RIGHTS, Authorization, Quotas, Right, display_user
 from peerload.agent.runtime import AgentInfo

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
-from peerload.agent.accounts.as_user import TaskUser
+from peerload.agent.accounts import TaskUser
 from peerload.agent.files import user_work
 from peerload.agent.files.caches import FileCache, FileCaches
 from peerload.agent.files.user_work import UserWork, WorkLost
