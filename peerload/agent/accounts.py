@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.output.spool import open_output
 from peerload.agent.runtime import done_within, in_own_thread
-from peerload.agent.store.rows import SINGLE
+from peerload.agent.store.schema import SINGLE
 from peerload.files import mounts
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck
 from peerload.launcher.system import write_as_user
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.runtime import AgentInfo
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.model.messages import DirectoryTold, Message
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec

@@ -96,7 +96,6 @@ from peerload.agent.requests.task_queries import EventRequests, TaskQueries
 from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
 from peerload.agent.requests.why import WhyRequest
 from peerload.agent.runtime import AgentInfo, BackgroundTasks, Ending, Inbox, RunState, Workers, call_in_loop, next_tick
-from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.device_locks import DeviceLocks
 from peerload.agent.sensors.energy import DATABASE as ENERGY_DATABASE
@@ -107,10 +106,9 @@ from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding, StdinServer
 from peerload.agent.stdin.stdin_store import StdinStore
 from peerload.agent.store.disk_space import DiskSpace
-from peerload.agent.store.event_log import EventLog
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
-from peerload.agent.store.write_ahead import Outbox
+from peerload.agent.store.write_ahead import EventLog, Outbox, SecurityEvents
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView

@@ -44,12 +44,10 @@ if TYPE_CHECKING:
     from peerload.agent.peers.membership import Members
     from peerload.agent.recorder import Recorder
     from peerload.agent.runtime import AgentInfo, Inbox, RunState
-    from peerload.agent.security_events import SecurityEvents
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding
-    from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.store import Store
-    from peerload.agent.store.write_ahead import Outbox
+    from peerload.agent.store.write_ahead import EventLog, Outbox, SecurityEvents
     from peerload.core.node import Node
     from peerload.model.actions import Action, Answer, Decided, Row, TaskChanged
     from peerload.model.events import Event

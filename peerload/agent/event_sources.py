@@ -52,12 +52,11 @@ if TYPE_CHECKING:
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
     from peerload.agent.runtime import AgentInfo, Inbox, RunState
-    from peerload.agent.security_events import SecurityEvents
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding
     from peerload.agent.store.disk_space import DiskSpace
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog, SecurityEvents
     from peerload.core.node import Node
     from peerload.model.events import Event
     from peerload.model.messages import Envelope, Hello, Identity, Message

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 from peerload.agent.control.connection import check_socket
 from peerload.agent.launcher.process import is_alive, wait_gone
 from peerload.agent.peers.listener import check_listening
-from peerload.agent.store.high_water import FILE, GAP
-from peerload.agent.store.rows import is_id
+from peerload.agent.store.schema import is_id
+from peerload.agent.store.store import FILE, GAP
 from peerload.launcher.control_socket import claim_name
 from peerload.launcher.protocol import STOP_GRACE_S
 from peerload.model.actions import PutEvent
@@ -38,9 +38,9 @@ from peerload.security.address import parse_address
 from peerload.security.broker import BrokerUrl, check_ca
 
 if TYPE_CHECKING:
-    from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.recovery import Recovered
     from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.agent.systemd.notify import ServiceManager
     from peerload.model.config import AgentConfig
 

@@ -16,7 +16,7 @@ from peerload.agent.runtime import child_environment
 
 if TYPE_CHECKING:
     from peerload.agent.runtime import AgentInfo
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
 
 log = logging.getLogger("peerload.agent")
 

@@ -81,7 +81,7 @@ DECODERS = {
     "config/loader.py:converted_value": "config",
     "config/check.py:_plain": OUR_OWN,
     "config/check.py:mistakes_in": "settings",
-    "agent/store/selector.py:_submissions": "row",
+    "agent/store/reader.py:_submissions": "row",
     "security/tls.py:_context": "cluster",
     "security/revocation.py:TrustStore.__init__": "state",
     "security/revocation.py:TrustStore._verified": "trust",

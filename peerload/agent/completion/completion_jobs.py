@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.completion.saving import FILES_FAILED, JobNotDue
 from peerload.agent.runtime import BackgroundTasks
-from peerload.agent.store import jobs
-from peerload.agent.store.pruning import JobDone, JobPostponed
-from peerload.agent.store.rows import SINGLE, order_of
+from peerload.agent.store.maintenance import JobDone, JobPostponed, due_jobs, jobs_of, next_job_due_at
+from peerload.agent.store.schema import SINGLE, order_of
 from peerload.model.actions import PutEvent
 from peerload.model.errors import PeerloadError, StoreError
 from peerload.model.submit_options import CompletionJob
@@ -26,10 +25,9 @@ if TYPE_CHECKING:
     from peerload.agent.completion.notify_hook import NotifyHooks
     from peerload.agent.completion.saving import OutputSaver
     from peerload.agent.runtime import AgentInfo, RunState
-    from peerload.agent.store.event_log import EventLog
-    from peerload.agent.store.jobs import DueJob
-    from peerload.agent.store.pruning import MaintenanceRow
+    from peerload.agent.store.maintenance import DueJob, MaintenanceRow
     from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.model.task import TaskRecord
 
 log = logging.getLogger("peerload.agent")
@@ -91,9 +89,9 @@ class CompletionJobs:
         busy = set(self._under_way)
         for kind, most in AT_A_TIME.items():
             room = most - sum(other is kind for other in self._under_way.values())
-            for job in jobs.due(store, kind, now, room, busy) if room > 0 else ():
+            for job in due_jobs(store, kind, now, room, busy) if room > 0 else ():
                 self._begin(job)
-        next_at = jobs.next_due_at(store)
+        next_at = next_job_due_at(store)
         if next_at is None:
             return IDLE_S_MAX
         # One that is due and waits for room is begun when another is done, which wakes us.
@@ -109,7 +107,7 @@ class CompletionJobs:
         counter, member = order_of(record.task)
         while True:
             self._tried.clear()
-            job = jobs.jobs_of(self._store, counter, member)
+            job = jobs_of(self._store, counter, member)
             ours = [one for one in job if one.kind is CompletionJob.FILES and one.member == member]
             if not ours:
                 return self._outcome(record.task, (counter, member))

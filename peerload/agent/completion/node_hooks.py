@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from peerload import notification
 from peerload.agent.runtime import child_environment
-from peerload.agent.store.rows import order_of
+from peerload.agent.store.schema import order_of
 from peerload.model import metrics
 from peerload.model.errors import PeerloadError
 from peerload.model.metrics import labelled
@@ -25,8 +25,8 @@ from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
     from peerload.agent.runtime import AgentInfo
-    from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.model.actions import PutEvent, TaskChanged
     from peerload.model.config import HooksSettings
     from peerload.model.task import TaskRecord

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from peerload import notification
 from peerload.agent.completion.node_hooks import DELIVER, delivery_variables, outcome_of
 from peerload.agent.launcher.task_environment import variables_of
-from peerload.agent.store import jobs
-from peerload.agent.store.rows import SINGLE
+from peerload.agent.store.maintenance import pending_notifications
+from peerload.agent.store.schema import SINGLE
 from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import LauncherReady, TaskEnded, TaskLost
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.output.spool import Spool
     from peerload.agent.runtime import AgentInfo
-    from peerload.agent.store.jobs import DueJob
+    from peerload.agent.store.maintenance import DueJob
     from peerload.agent.store.reader import StoreReader
     from peerload.model.events import Event
 
@@ -91,7 +91,7 @@ class NotifyHooks:
 
     def forget_strangers(self) -> None:
         """Forget the commands without a job: they were done, and an earlier agent was killed before it forgot them."""
-        job = {_key(number, tries) for number, tries in jobs.pending_notifications(self._store)}
+        job = {_key(number, tries) for number, tries in pending_notifications(self._store)}
         for key in (*self._running, *self._ended):
             if key not in job:
                 self._launcher.signal(key, SIGKILL)

@@ -22,7 +22,7 @@ import msgspec
 from peerload.agent.accounts import output_patterns, output_targets
 from peerload.agent.output.spool import STREAMS, remove
 from peerload.agent.runtime import BackgroundTasks
-from peerload.agent.store.rows import order_of
+from peerload.agent.store.schema import order_of
 from peerload.launcher.system.write_as_user import FileChanged
 from peerload.model.errors import PeerloadError
 from peerload.model.task import TaskState, execution_key
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.runtime import AgentInfo, RunState
-    from peerload.agent.store.jobs import DueJob
+    from peerload.agent.store.maintenance import DueJob
     from peerload.agent.store.reader import StoreReader
     from peerload.core.node import Node
     from peerload.core.work import HomeTask

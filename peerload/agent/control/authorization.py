@@ -32,9 +32,9 @@ from peerload.wire import control
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.agent.security_events import SecurityEvents
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.work import HomeTask, RemoteTask, UntouchedMembers
     from peerload.model.config import AgentConfig

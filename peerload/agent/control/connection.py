@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.authorization import Authorization, Quotas
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.runtime import AgentInfo
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.model.config import AgentConfig
 
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from peerload.agent.store.rows import BEFORE_FIRST, MEMBER_MAX, TaskSelection, apart, order_of, spans_text, task_name
+from peerload.agent.store.schema import BEFORE_FIRST, MEMBER_MAX, TaskSelection, apart, order_of, spans_text, task_name
 from peerload.model.errors import BadRequest, NoSuchTask
 
 if TYPE_CHECKING:

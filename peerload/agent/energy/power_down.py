@@ -25,7 +25,7 @@ from peerload.model.events import MachineSleeping, MachineWoke
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.model.events import Event
     from peerload.model.resources import Profile

@@ -15,7 +15,7 @@ from peerload.model.events import PricesRead
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
 
 log = logging.getLogger("peerload.agent")
 

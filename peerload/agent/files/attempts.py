@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.runtime import AgentInfo, Inbox
     from peerload.agent.store.disk_space import DiskSpace
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.files.manifest import Root

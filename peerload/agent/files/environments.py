@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.runtime import Inbox
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.environments.builders import Plan
     from peerload.model.actions import StageFiles
     from peerload.model.config import AgentConfig

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.runtime import Inbox
-    from peerload.agent.security_events import SecurityEvents
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog, SecurityEvents
     from peerload.model.messages import Hello
     from peerload.security.revocation import Keyring
     from peerload.security.tls import Credentials

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     from peerload.agent.runtime import AgentInfo
-    from peerload.agent.security_events import SecurityEvents
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog, SecurityEvents
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.security.invitations import Invitation

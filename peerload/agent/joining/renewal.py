@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from peerload.agent.peers.links import PeerLinks
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.security.revocation import TrustStore
     from peerload.security.tls import Credentials

@@ -32,7 +32,7 @@ from peerload.model.task import TaskSpec
 if TYPE_CHECKING:
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.runtime import Inbox
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceGrant, DeviceState
     from peerload.model.config import AgentConfig

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paho.mqtt.reasoncodes import ReasonCode
 
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.model.config import AgentConfig
     from peerload.security.broker import BrokerTls
 

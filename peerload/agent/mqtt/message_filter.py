@@ -21,7 +21,7 @@ from peerload.security.broker import ROOT
 from peerload.wire import peer
 
 if TYPE_CHECKING:
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.wire.seal import Sealer
 
 WINDOW_S = 5.0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.runtime import AgentInfo, RunState
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.model.config import AgentConfig
 
 log = logging.getLogger("peerload.peer")

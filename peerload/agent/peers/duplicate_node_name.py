@@ -16,7 +16,7 @@ from peerload.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from peerload.agent.runtime import AgentInfo, RunState
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.model.messages import Identity
 

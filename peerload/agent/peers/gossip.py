@@ -22,7 +22,7 @@ from peerload.security.address import ANY, join_address, plain_host, resolve
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.wire.seal import Sealer
 
 BATCH_MAX = 64

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.peers.peer_table import PeerBackpressure, PeerEntry
     from peerload.agent.peers.streams import Piece, StreamReader
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.security.tls import Credentials
 
 CLOSE_S = 2.0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.runtime import AgentInfo, Inbox
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.core.node import Node
     from peerload.model.actions import SendGossip
     from peerload.model.messages import Hello, Identity

@@ -20,7 +20,7 @@ from peerload.model.bounded import BoundedDict
 if TYPE_CHECKING:
     from peerload.agent.peers.connection import PeerConnection
     from peerload.agent.runtime import Inbox
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.model.messages import Hello, Identity, Message
 
 WAITING_MESSAGES_MAX = 1024

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from peerload.agent.control.connection import Connection
-    from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.store import Store
-    from peerload.agent.store.write_ahead import Outbox
+    from peerload.agent.store.write_ahead import EventLog, Outbox
 
 STALLED_CHECK_S = 0.2
 """Interval at which a read that waits for the disk checks whether the disk is full."""

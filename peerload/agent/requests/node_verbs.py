@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from peerload.agent.joining.enrollment import Enrollment
     from peerload.agent.peers.membership import Members
     from peerload.agent.runtime import AgentInfo, RunState
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.agent.views.agent import AgentView, DiagnosticsView
     from peerload.agent.views.metrics import MetricsView
     from peerload.agent.views.node import NodesView

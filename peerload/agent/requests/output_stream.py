@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.accounts import output_patterns
 from peerload.agent.output.spool import tail_start
-from peerload.agent.store.rows import order_of
+from peerload.agent.store.schema import order_of
 from peerload.agent.views import remote_task
 from peerload.agent.views import task as views
 from peerload.model import metrics

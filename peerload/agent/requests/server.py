@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from peerload.agent.requests.wait_request import WaitRequests
     from peerload.agent.requests.why import WhyRequest
     from peerload.agent.runtime import RunState
-    from peerload.agent.security_events import SecurityEvents
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.store.disk_space import DiskSpace
+    from peerload.agent.store.write_ahead import SecurityEvents
 
     Work = Coroutine[Any, Any, None]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from peerload.agent.requests.attach import AttachRequests
     from peerload.agent.requests.durable_reads import DurableReads
     from peerload.agent.stdin.stdin_store import StdinStore
-    from peerload.agent.store.rows import Each
+    from peerload.agent.store.schema import Each
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.model.submit_options import SubmitOptions

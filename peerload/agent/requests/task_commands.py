@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peerload.agent.store.pruning import RemovalCriteria
+from peerload.agent.store.maintenance import RemovalCriteria
 from peerload.core.tasks.groups import group_dict, own_part
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.events import (

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from peerload.agent.control.authorization import display_user
 from peerload.agent.requests.overview import own_user
 from peerload.agent.runtime import now
-from peerload.agent.store.rows import SINGLE, is_id, member_spec, order_of, task_name
-from peerload.agent.store.selector import Criteria, references
+from peerload.agent.store.reader import Criteria, references
+from peerload.agent.store.schema import SINGLE, is_id, member_spec, order_of, task_name
 from peerload.agent.views import remote_task
 from peerload.agent.views import task as views
 from peerload.core.work import as_recorded
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.output.spool import Spool
     from peerload.agent.requests.durable_reads import DurableReads
-    from peerload.agent.store.rows import Damage, RecordedEvent
+    from peerload.agent.store.schema import Damage, RecordedEvent
     from peerload.core.node import Node
     from peerload.model.submit_options import SubmitOptions
     from peerload.model.task import TaskRecord, TaskSpec

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.agent.accounts import output_patterns
-from peerload.agent.store.rows import order_of
+from peerload.agent.store.schema import order_of
 from peerload.agent.views import task as views
 from peerload.model.task import TaskState, execution_key
 from peerload.wire import control

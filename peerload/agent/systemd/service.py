@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.store.pruning import CommitProbe
+from peerload.agent.store.maintenance import CommitProbe
 from peerload.model.errors import ConfigError, PeerloadError, StoreError
 from peerload.wire import frame
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from peerload.agent.joining.distribution import TrustDistribution
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.runtime import AgentInfo
-    from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.agent.systemd.notify import ServiceManager
     from peerload.core.node import Node
     from peerload.model.config import AgentConfig

@@ -12,7 +12,7 @@ import msgspec
 from peerload import __version__
 from peerload.agent.control.authorization import display_user
 from peerload.agent.runtime import next_tick
-from peerload.agent.store.rows import order_of
+from peerload.agent.store.schema import order_of
 from peerload.agent.views.node import nodes
 from peerload.agent.views.task import task_here
 from peerload.model.errors import PeerloadError

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.accounts import output_path
 from peerload.agent.launcher.task_environment import TRACEPARENT, TRACEPARENT_PARTS, child_traceparent, variables_of
-from peerload.agent.store import jobs
-from peerload.agent.store.rows import order_of
+from peerload.agent.store.maintenance import jobs_of
+from peerload.agent.store.schema import order_of
 from peerload.core.estimates.gpu_history import ANY_MODEL
 from peerload.core.estimates.history import RUNS_KNOWN_MIN
 from peerload.core.explain import uncollected_reason
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peerload.agent.output.spool import Spool
-    from peerload.agent.store.reader import StoreReader
-    from peerload.agent.store.rows import Damage, RecordedEvent
-    from peerload.agent.store.selector import ArrayRow
+    from peerload.agent.store.reader import ArrayRow, StoreReader
+    from peerload.agent.store.schema import Damage, RecordedEvent
     from peerload.core.estimates.history import DurationEstimates
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
@@ -386,7 +385,7 @@ def completion_object(
         text(output_path(pattern, counter, member, spec.name, node) if pattern and record.ended_at else pattern) or None
         for pattern in (terms.output_file, terms.error_file)
     ]
-    owed = jobs.jobs_of(store, counter, member) if record.ended_at and terms.chores() else []
+    owed = jobs_of(store, counter, member) if record.ended_at and terms.chores() else []
     return {
         "output_file": files[0],
         "error_file": files[1],

@@ -10,7 +10,7 @@ import pytest
 
 from peerload.agent.runtime import Workers
 from peerload.agent.store.disk_space import DiskReserve
-from peerload.agent.store.pruning import CommitProbe
+from peerload.agent.store.maintenance import CommitProbe
 from peerload.agent.store.store import Store
 
 if TYPE_CHECKING:
