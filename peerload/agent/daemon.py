@@ -33,7 +33,6 @@ from peerload.agent.completion.retention import Retention, TaskRemover
 from peerload.agent.completion.saving import OutputSaver
 from peerload.agent.control.authorization import Authorization, Quotas
 from peerload.agent.control.connection import LocalSocket
-from peerload.agent.control.core_requests import CoreRequests, Decisions
 from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.effects import (
     Consumer,
@@ -80,21 +79,22 @@ from peerload.agent.peers.local_node import LocalNode, profile_of, speed_file, s
 from peerload.agent.peers.membership import Members
 from peerload.agent.peers.peer_table import PeerBackpressure
 from peerload.agent.recorder import Recorder
-from peerload.agent.requests.attach import AttachRequests
-from peerload.agent.requests.cancel_wait import CancelWaits
-from peerload.agent.requests.client_events import ClientEvents, TaskWatches
-from peerload.agent.requests.durable_reads import DurableReads
-from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
-from peerload.agent.requests.live_usage import LiveUsage
+from peerload.agent.requests.attach import AttachRequests, ExecRequests, InsideCommands
+from peerload.agent.requests.core_requests import CoreRequests, Decisions, DurableReads, TaskWatches
 from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
-from peerload.agent.requests.output_stream import OutputRequests, OutputSource
+from peerload.agent.requests.output_and_wait import OutputRequests, OutputSource, TaskEnds, WaitRequests
 from peerload.agent.requests.overview import OverviewCache, OverviewViews, own_user
-from peerload.agent.requests.server import Gates, RequestServer, Verbs
-from peerload.agent.requests.submissions import FileRequests, Submissions
-from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
-from peerload.agent.requests.task_queries import EventRequests, TaskQueries
-from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
-from peerload.agent.requests.why import WhyRequest
+from peerload.agent.requests.server import (
+    ClientEvents,
+    FileRequests,
+    Gates,
+    RequestServer,
+    Submissions,
+    TaskFigures,
+    Verbs,
+)
+from peerload.agent.requests.task_commands import CancelWaits, CleanRequests, TaskCommands
+from peerload.agent.requests.task_queries import EventRequests, LiveUsage, TaskQueries, WhyRequest
 from peerload.agent.runtime import AgentInfo, BackgroundTasks, Ending, Inbox, RunState, Workers, call_in_loop, next_tick
 from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.device_locks import DeviceLocks
@@ -112,7 +112,7 @@ from peerload.agent.store.write_ahead import EventLog, Outbox, SecurityEvents
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
-from peerload.agent.views.metrics import MetricsView, TaskFigures
+from peerload.agent.views.metrics import MetricsView
 from peerload.agent.views.node import NodesView
 from peerload.agent.views.published_state import StatePublisher
 from peerload.agent.views.samples import Samples

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerload import __version__
-from peerload.agent.runtime import Histogram
 from peerload.core.membership.membership import PeerState
 from peerload.model import metrics
 from peerload.model.devices import GPU, Health
@@ -17,60 +16,18 @@ from peerload.model.metrics import labelled
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Mapping
 
-    from peerload.agent.runtime import AgentInfo, Inbox
+    from peerload.agent.runtime import AgentInfo, Histogram, Inbox
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.views.agent import DiagnosticsView
     from peerload.core.node import Node
-    from peerload.model.actions import Decided, TaskChanged
-    from peerload.model.task import TaskRecord
 
 GPUS_TOLD_MAX = 8
 """GPUs of a node that are told of."""
 LABEL_VALUES_MAX = 8
 """Label values of one counter that are told of; the others, the rarest, are added up as `other`."""
-TASK_SECONDS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
-AGE_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 90.0)
-ENDED = {state: labelled(metrics.TASKS_ENDED, outcome=state.value) for state in TaskState if state.is_final}
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-class TaskFigures:
-    """Counts starts and ends of the tasks of this home, and the age of what decisions used."""
-
-    def __init__(self, node: str, counters: Counter[str]) -> None:
-        self._node = node
-        self._counters = counters
-        self._wait, self._response = Histogram(TASK_SECONDS), Histogram(TASK_SECONDS)
-        self._age = Histogram(AGE_SECONDS)
-        self._here, self._elsewhere = (labelled(metrics.TASKS_STARTED, place=place) for place in ("here", "elsewhere"))
-        self.histograms = {
-            metrics.TASK_WAIT: self._wait,
-            metrics.TASK_RESPONSE: self._response,
-            metrics.STATE_AGE: self._age,
-        }
-
-    def changed(self, action: TaskChanged) -> None:
-        """A task has a new record, or was seen running: only then a record that is not final has `started_at`."""
-        record = action.record
-        if record.state.is_final:
-            self._counters[ENDED[record.state]] += 1
-            self._response.observe(max(record.ended_at - record.submitted_at, 0.0))
-        elif action.running and record.started_at:
-            self._counters[self._here if record.node == self._node else self._elsewhere] += 1
-            self._wait.observe(max(record.started_at - record.submitted_at, 0.0))
-
-    def cancelled(self, record: TaskRecord, number: int) -> None:
-        """So many tasks were cancelled before they ran, each with such a record."""
-        self._counters[ENDED[record.state]] += number
-        self._response.observe(max(record.ended_at - record.submitted_at, 0.0), number)
-
-    def decided(self, decision: Decided) -> None:
-        """A decision was made from reports of these ages."""
-        for _, _, age_s in decision.inputs:
-            self._age.observe(age_s)
 
 
 class MetricsView:
