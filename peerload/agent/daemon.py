@@ -26,11 +26,9 @@ import msgspec
 from peerload import __version__
 from peerload.agent import preflight
 from peerload.agent.accounts import DirectoryCache, DirectoryQueries, TaskUser, UserServices
-from peerload.agent.completion.completion_jobs import CompletionJobs
-from peerload.agent.completion.node_hooks import NodeHooks
-from peerload.agent.completion.notify_hook import NotifyHooks
+from peerload.agent.completion.completion_jobs import CompletionJobs, OutputSaver
+from peerload.agent.completion.hooks import NodeHooks, NotifyHooks
 from peerload.agent.completion.retention import Retention, TaskRemover
-from peerload.agent.completion.saving import OutputSaver
 from peerload.agent.control.authorization import Authorization, Quotas
 from peerload.agent.control.connection import LocalSocket
 from peerload.agent.control.task_ids import TaskIds
@@ -61,9 +59,8 @@ from peerload.agent.event_sources import (
 )
 from peerload.agent.files.attempts import AttemptFiles
 from peerload.agent.files.environments import Environments
-from peerload.agent.forwarding.client import ForwardedRequests
 from peerload.agent.forwarding.request_router import RequestRouter
-from peerload.agent.forwarding.server import ForwardServer
+from peerload.agent.forwarding.tunnels import ForwardedRequests, ForwardServer
 from peerload.agent.joining.distribution import TrustDistribution
 from peerload.agent.joining.enrollment import Enrollment, JoinServer
 from peerload.agent.joining.renewal import CertificateRenewal
@@ -111,11 +108,16 @@ from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import EventLog, Outbox, SecurityEvents
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
-from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
-from peerload.agent.views.metrics import MetricsView
-from peerload.agent.views.node import NodesView
-from peerload.agent.views.published_state import StatePublisher
-from peerload.agent.views.samples import Samples
+from peerload.agent.views.agent import (
+    AgentView,
+    ClusterView,
+    DiagnosticsView,
+    MetricsView,
+    PeerLinksView,
+    Samples,
+    StorageView,
+)
+from peerload.agent.views.node import NodesView, StatePublisher
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events, metrics

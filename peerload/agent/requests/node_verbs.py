@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from peerload.agent.requests.core_requests import CoreRequests
     from peerload.agent.runtime import AgentInfo, RunState
     from peerload.agent.store.write_ahead import EventLog
-    from peerload.agent.views.agent import AgentView, DiagnosticsView
-    from peerload.agent.views.metrics import MetricsView
+    from peerload.agent.views.agent import AgentView, DiagnosticsView, MetricsView, Samples
     from peerload.agent.views.node import NodesView
-    from peerload.agent.views.samples import Samples
     from peerload.core.node import Node
     from peerload.wire import control
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from peerload.agent.accounts import output_patterns
 from peerload.agent.output.spool import tail_start
 from peerload.agent.store.schema import order_of
-from peerload.agent.views import remote_task
 from peerload.agent.views import task as views
+from peerload.agent.views.task import find_remote, remote_record
 from peerload.model import metrics
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputEnd, OutputRequest
@@ -118,7 +118,7 @@ class OutputSource:
                 await connection.stream(
                     request.id, {"stream": piece.stream, "offset": piece.offset, "data": piece.data}
                 )
-        told = views.ended_object(remote_task.record_of(self._node, guest))
+        told = views.ended_object(remote_record(self._node, guest))
         connection.ok(request.id, {**told, "stdout_bytes": sizes[0], "stderr_bytes": sizes[1]})
 
 
@@ -135,7 +135,7 @@ class OutputRequests:
     async def output(self, connection: Connection, request: control.ReadOutput) -> None:
         """Send the output of one task."""
         store = await self._reads.durable()
-        if request.at and (guest := remote_task.find(self._node, request.task)) is not None:
+        if request.at and (guest := find_remote(self._node, request.task)) is not None:
             await self._source.send_remote(connection, request, guest)
             return
         record = self._task_ids.single(request.task)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from peerload.agent.accounts import DirectoryQueries, UserServices
-    from peerload.agent.completion.saving import OutputSaver
+    from peerload.agent.completion.completion_jobs import OutputSaver
     from peerload.agent.control.authorization import Authorization, Principal, Quotas
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds

@@ -16,8 +16,8 @@ from peerload.agent.requests.overview import own_user
 from peerload.agent.runtime import now
 from peerload.agent.store.reader import Criteria, references
 from peerload.agent.store.schema import SINGLE, is_id, member_spec, order_of, task_name
-from peerload.agent.views import remote_task
 from peerload.agent.views import task as views
+from peerload.agent.views.task import find_remote, remote_listed, remote_shown, remote_tasks_seen_by
 from peerload.core.explain import (
     EligibilityVerdict,
     Suggestion,
@@ -226,11 +226,11 @@ class TaskQueries:
     async def remote(self, connection: Connection, request: control.Remote) -> None:
         """List tasks of other homes that are here."""
         await self._reads.readable(connection)
-        found = remote_task.seen_by(self._node, self._access, connection.caller)
+        found = remote_tasks_seen_by(self._node, self._access, connection.caller)
         shown = found[: request.limit]
         for first in range(0, len(shown), PAGE_TASKS):
             page = shown[first : first + PAGE_TASKS]
-            tasks = [remote_task.listed(self._node, guest, display_user(guest.spec, self._user)) for guest in page]
+            tasks = [remote_listed(self._node, guest, display_user(guest.spec, self._user)) for guest in page]
             await send_page(self._quotas, connection, request.id, tasks)
         connection.ok(request.id, {"tasks": [], "truncated": len(found) > len(shown)})
 
@@ -239,8 +239,8 @@ class TaskQueries:
         store = await self._reads.readable(connection, events=True)
         shown: list[dict[str, object]] = []
         for ref in request.tasks:
-            if request.at and (guest := remote_task.find(self._node, ref)) is not None:
-                shown.append(remote_task.shown(self._node, guest, display_user(guest.spec, self._user)))
+            if request.at and (guest := find_remote(self._node, ref)) is not None:
+                shown.append(remote_shown(self._node, guest, display_user(guest.spec, self._user)))
                 continue
             counter = self._task_ids.parse(ref).counter
             if not store.has(counter, None):
@@ -588,7 +588,7 @@ class LiveUsage:
 def running_here(node: Node, task_ids: TaskIds, ref: str) -> tuple[str, str]:
     """The key of the attempt of this task that runs here, "" if none does, and the whole id. Raises NoSuchTask or
     BadRequest for an unknown task of this home."""
-    guest = remote_task.find(node, ref)
+    guest = find_remote(node, ref)
     if guest is not None:
         return (guest.key if guest.phase is RemotePhase.HERE else ""), guest.task
     parsed = REF.fullmatch(ref)
