@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from peerload.agent.completion.completion_jobs import CompletionJobs
-    from peerload.agent.energy.power_down import Waker
+    from peerload.agent.energy import Waker
     from peerload.agent.event_sources import BusPeers, ExitSettler
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.files.environments import Environments
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.launcher.mps import MpsDaemons
-    from peerload.agent.mqtt.client import MqttBus
+    from peerload.agent.mqtt import MqttBus
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from peerload.agent.recorder import Recorder
     from peerload.agent.runtime import AgentInfo, Inbox, RunState
     from peerload.agent.sensors.gpus import Gpus
-    from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding
+    from peerload.agent.stdin import StdinFetches, StdinForwarding
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import EventLog, Outbox, SecurityEvents
     from peerload.core.node import Node

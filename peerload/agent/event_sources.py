@@ -18,7 +18,7 @@ from peerload.agent.accounts import TaskUser
 from peerload.agent.files.environments import BuildFailed
 from peerload.agent.launcher.connect import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
-from peerload.agent.mqtt.message_filter import SOURCES_MAX
+from peerload.agent.mqtt import SOURCES_MAX
 from peerload.agent.runtime import BackgroundTasks
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
@@ -43,18 +43,17 @@ if TYPE_CHECKING:
 
     from peerload.agent.accounts import DirectoryQueries, UserServices
     from peerload.agent.files.attempts import AttemptFiles
-    from peerload.agent.joining.distribution import TrustDistribution
-    from peerload.agent.joining.renewal import CertificateRenewal
+    from peerload.agent.joining import CertificateRenewal, TrustDistribution
     from peerload.agent.launcher.mps import MpsDaemons
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
-    from peerload.agent.peers.duplicate_node_name import DuplicateNames
     from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.local_node import DuplicateNames
     from peerload.agent.peers.membership import Members
     from peerload.agent.runtime import AgentInfo, Inbox, RunState
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.sensors.gpus import Gpus
-    from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding
+    from peerload.agent.stdin import StdinFetches, StdinForwarding
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.write_ahead import EventLog, SecurityEvents
     from peerload.core.node import Node

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.control.connection import check_socket
 from peerload.agent.launcher.process import is_alive, wait_gone
-from peerload.agent.peers.listener import check_listening
+from peerload.agent.peers.links import check_listening
 from peerload.agent.store.schema import is_id
 from peerload.agent.store.store import FILE, GAP
 from peerload.launcher.control_socket import claim_name
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.recovery import Recovered
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import EventLog
-    from peerload.agent.systemd.notify import ServiceManager
+    from peerload.agent.systemd import ServiceManager
     from peerload.model.config import AgentConfig
 
 

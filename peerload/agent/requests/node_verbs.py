@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.control.authorization import Principal
     from peerload.agent.control.connection import Connection
-    from peerload.agent.joining.distribution import TrustDistribution
-    from peerload.agent.joining.enrollment import Enrollment
+    from peerload.agent.joining import Enrollment, TrustDistribution
     from peerload.agent.peers.membership import Members
     from peerload.agent.requests.core_requests import CoreRequests
     from peerload.agent.runtime import AgentInfo, RunState

@@ -16,7 +16,7 @@ from peerload.agent.accounts import check_output_patterns, output_patterns
 from peerload.agent.control.authorization import waits_for
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.runtime import Histogram, now
-from peerload.agent.stdin.stdin_store import input_name
+from peerload.agent.stdin import input_name
 from peerload.model import metrics
 from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import TaskSubmitted
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from peerload.agent.requests.task_queries import EventRequests, LiveUsage, TaskQueries, WhyRequest
     from peerload.agent.runtime import RunState
     from peerload.agent.sensors.energy import EnergySensors
-    from peerload.agent.stdin.stdin_store import StdinStore
+    from peerload.agent.stdin import StdinStore
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.schema import Each
     from peerload.agent.store.write_ahead import SecurityEvents

@@ -18,7 +18,7 @@ from peerload import __version__
 from peerload.agent.accounts import group_members
 from peerload.agent.runtime import next_tick, now
 from peerload.agent.views import task as views
-from peerload.config.check import describe
+from peerload.config.loader import describe
 from peerload.core.membership.membership import PeerState
 from peerload.model import metrics
 from peerload.model.devices import GPU, Health
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.completion.retention import Retention
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.mqtt.client import MqttBus
+    from peerload.agent.mqtt import MqttBus
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
     from peerload.agent.runtime import AgentInfo, Histogram, Inbox

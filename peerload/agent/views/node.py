@@ -22,7 +22,7 @@ from peerload.model.power import Quality
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from peerload.agent.mqtt.client import MqttBus
+    from peerload.agent.mqtt import MqttBus
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.store.store import Store
     from peerload.agent.views.agent import ClusterView
