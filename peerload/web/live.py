@@ -28,7 +28,7 @@ log = logging.getLogger("peerload.web")
 
 EVERY_S = 1.0
 UPDATES_KEPT_MAX = 64
-UPDATES_BYTES_MAX = 1 << 20
+UPDATES_BYTES_MAX = 256 << 10
 """Beyond this a snapshot is shorter, or nearly."""
 ENDED_MAX = 100
 """Ended tasks that are shown."""
