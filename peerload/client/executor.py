@@ -20,7 +20,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ParamSpec, Unpack
 
-from peerload.client import call, connection, files, request
+from peerload.client import call, connection, request, submission
 from peerload.client.executor_link import ExecutorLink, PendingCall, Result, TaskFuture
 
 if TYPE_CHECKING:
@@ -72,10 +72,12 @@ class Executor(concurrent.futures.Executor):
         if not keep:
             self._fields["attended"] = True
         path = socket_path or connection.default_socket_path()
-        bring = files.sender(self._fields, wanted)
-        if (lock := self._fields["spec"].get(files.LOCK)) is not None:  # a call is read by the version that wrote it
+        bring = submission.sender(self._fields, wanted)
+        if (
+            lock := self._fields["spec"].get(submission.LOCK)
+        ) is not None:  # a call is read by the version that wrote it
             version = f"=={sys.version_info.major}.{sys.version_info.minor}.*"
-            self._fields["spec"][files.LOCK] = lock._replace(python=",".join(filter(None, (lock.python, version))))
+            self._fields["spec"][submission.LOCK] = lock._replace(python=",".join(filter(None, (lock.python, version))))
         if bring is not None:
             bring(path)
         self._named = wanted.get("name") or ""

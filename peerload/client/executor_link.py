@@ -14,8 +14,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from peerload.client import call, connection, files
-from peerload.client.protocol import refusal
+from peerload.client import call, connection, submission
+from peerload.client.connection import refusal
 from peerload.model.errors import AgentUnavailable, PeerloadError, SnapshotWanted, StagingFailed
 
 if TYPE_CHECKING:
@@ -423,7 +423,7 @@ class _Session:
         """Submit a call again with a snapshot of its directory, the same for all calls."""
         try:
             if self._fields.get("freezes"):
-                files.freeze_fields(self._path, self._fields)
+                submission.freeze_fields(self._path, self._fields)
         except PeerloadError as error:
             self._set(made, error=error)
             return

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, Unpack
 
-from peerload.client import files, request
-from peerload.client.protocol import OutputGaps, joined
+from peerload.client import request, submission
+from peerload.client.connection import OutputGaps, joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -224,7 +224,7 @@ def _submit(fields: dict[str, Any], numbers: Sequence[int], wanted: request.RunR
     def read(_: Parts, reply: Reply) -> list[str]:
         return [reply["id"], *(f"{reply['id']}.{number}" for number in numbers)]
 
-    return Call("submit", fields, read, files.sender(fields, wanted))
+    return Call("submit", fields, read, submission.sender(fields, wanted))
 
 
 # -- ends and output ---------------------------------------------------------------------------------------------------

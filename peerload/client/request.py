@@ -9,7 +9,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from peerload.client.environment import captured, packed
+from peerload.client.submission import captured_variables, packed_variables
 from peerload.model.errors import BadRequest
 from peerload.text import units
 
@@ -130,10 +130,10 @@ def spec(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
 def packed_environment(environment: Mapping[str, str] | None, *, moved: bool = False) -> bytes:
     """These variables, or those of this process that travel, packed. Raises BadRequest if they are too large."""
     if environment is None:
-        kept, _ = captured(os.environb, [], [], moved=moved)
+        kept, _ = captured_variables(os.environb, [], [], moved=moved)
     else:
         kept = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
-    return packed(kept)
+    return packed_variables(kept)
 
 
 def array(indices: Iterable[int]) -> list[tuple[int, int, int]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from peerload.client.asynchronous import AsyncClient
+from peerload.client.connection import joined
 from peerload.client.operations import Call, Stream
-from peerload.client.protocol import joined
 from peerload.model.errors import AgentUnavailable, NoSuchTask, PeerloadError
 from peerload.web.http import error_response
 

@@ -130,7 +130,7 @@ def test_values_leave_out_what_they_do_not_know() -> None:
 
 
 def test_a_command_imports_none_of_it() -> None:
-    line = "import sys, peerload, peerload.client.connection; print([name for name in sys.modules if name.startswith('peerload.client.') and name not in ('peerload.client.connection', 'peerload.client.protocol') or name in ('asyncio', 'cloudpickle', 'dataclasses', 'concurrent')])"
+    line = "import sys, peerload, peerload.client.connection; print([name for name in sys.modules if name.startswith('peerload.client.') and name not in ('peerload.client.connection', 'peerload.client.connection') or name in ('asyncio', 'cloudpickle', 'dataclasses', 'concurrent')])"
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     with pytest.raises(AttributeError):

@@ -10,8 +10,7 @@ import sys
 
 from peerload.cli.common import files, options
 from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name, whole
-from peerload.client import environment
-from peerload.client import files as travelling
+from peerload.client import submission
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text import units
@@ -92,7 +91,9 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     check_node_names(verb, [*([flags.node] if flags.node else []), *_listed(flags.exclude)])
     if flags.shell is None:
         say_if_quoted(words, verb)
-    variables, secret = environment.captured(os.environb, flags.export, flags.env, moved=flags.chdir is not None)
+    variables, secret = submission.captured_variables(
+        os.environb, flags.export, flags.env, moved=flags.chdir is not None
+    )
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
@@ -115,8 +116,8 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     spec = {
         "argv": argv,
         "directory": _directory(flags.chdir),
-        "environment": environment.packed(variables),
-        **_given(named=environment.named(flags.export, flags.env) or None),
+        "environment": submission.packed_variables(variables),
+        **_given(named=submission.named_variables(flags.export, flags.env) or None),
         "umask": umask & 0o777,
         "name": name,
         "request": request,
@@ -127,9 +128,9 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
         **_promise(flags, verb),
     }
     if locks:
-        travelling.add_lock(spec, locks[0])
+        submission.add_lock(spec, locks[0])
     elif flags.shell is None:
-        travelling.add_script(spec)
+        submission.add_script(spec)
     return spec, secret
 
 
@@ -213,7 +214,7 @@ def submit(
     try:
         try:
             return client.call(
-                "submit", token=token, spec=spec, terms=terms, freezes=travelling.may_freeze(spec), **fields
+                "submit", token=token, spec=spec, terms=terms, freezes=submission.may_freeze(spec), **fields
             )
         except SnapshotWanted:
             files.freeze(client, spec, terms)

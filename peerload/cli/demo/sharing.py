@@ -11,7 +11,7 @@ from peerload.cli.demo import report
 from peerload.cli.demo.broker import find_broker, start_broker
 from peerload.cli.demo.demo import ANSWER_WITHIN_S, MARK, TICK_S, Demo, wait
 from peerload.cli.demo.work import commands
-from peerload.client import environment
+from peerload.client import submission
 from peerload.client.connection import AgentConnection
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
@@ -107,7 +107,7 @@ class SharingDemo(Demo):
         scratch = self.directory / "work"
         scratch.mkdir()
         variables = {b"PATH": os.environb.get(b"PATH", os.fsencode(os.defpath)), b"LC_ALL": b"C"}
-        packed = environment.packed({**variables, MARK.encode(): os.fsencode(self.directory)})
+        packed = submission.packed_variables({**variables, MARK.encode(): os.fsencode(self.directory)})
         ids: list[str] = []
         began_s = time.monotonic()
         for command in work:

@@ -19,8 +19,7 @@ from peerload.cli.common.task_messages import say_declining, say_unknown
 from peerload.cli.map.inputs import BadInput
 from peerload.cli.map.show import MapResult, MapView
 from peerload.cli.map.template import shown
-from peerload.client.connection import AgentConnection
-from peerload.client.protocol import OutputGaps, refusal
+from peerload.client.connection import AgentConnection, OutputGaps, refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
 from peerload.text.format import counted, say, size_text
 

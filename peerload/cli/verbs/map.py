@@ -14,7 +14,7 @@ from peerload.cli.map.run import Halt, Mapping
 from peerload.cli.map.show import Bar, MapResult, MapView, Outputs, failure_text
 from peerload.cli.map.template import CommandTemplate, shown
 from peerload.client.connection import AgentConnection
-from peerload.client.files import may_freeze
+from peerload.client.submission import may_freeze
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened, size_text
