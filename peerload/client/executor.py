@@ -24,7 +24,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
-from peerload.client import call, connection, request, submission
+from peerload.client import call, connection, operations, submission
 from peerload.client.connection import refusal
 from peerload.model.errors import AgentUnavailable, PeerloadError, SnapshotWanted, StagingFailed
 
@@ -547,7 +547,7 @@ class Executor(concurrent.futures.Executor):
         tasks_max: int = TASKS_MAX,
         keep: bool = False,
         serializer: call.Serializer = "pickle",
-        **wanted: Unpack[request.RunRequest],
+        **wanted: Unpack[operations.RunRequest],
     ) -> None:
         if not 1 <= tasks_max <= TASKS_MAX_LIMIT:
             raise ValueError(f"tasks_max is {tasks_max}; it must be from 1 to {TASKS_MAX_LIMIT}")
@@ -556,7 +556,7 @@ class Executor(concurrent.futures.Executor):
         self._serializer = serializer
         own = "python" if wanted.get("env") is not None else sys.executable
         argv = [os.fsencode(python or own), b"-m", b"peerload.client.function"]
-        self._fields = request.submission(argv, wanted)
+        self._fields = operations.submit_fields(argv, wanted)
         self._fields["spec"]["takes_input"] = True
         if not keep:
             self._fields["attended"] = True
