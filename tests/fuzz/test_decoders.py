@@ -51,9 +51,15 @@ DECODERS = {
     "agent/forwarding/request_router.py:MergedListing.read": "listing",
     "agent/systemd.py:_socket_answers": OUR_OWN,
     "security/invitations.py:Invitations.__init__": "state",
-    "security/join_client.py:_exchange": "join-node",
-    "security/join_client.py:_proven": "certificate",
+<<<<<<< ours
+    "security/invitations.py:_exchange": "join-node",
+    "security/invitations.py:_proven": "certificate",
     "agent/joining.py:JoiningNode.data_received": "join-door",
+=======
+    "security/invitations.py:_exchange": "join-node",
+    "security/invitations.py:_proven": "certificate",
+    "agent/joining.py:JoiningNode.data_received": "join-door",
+>>>>>>> theirs
     "security/node_identity_file.py:read": "joined",
     "launcher/system/account_resolver.py:_validated": OUR_OWN,
     "agent/launcher/client.py:EventFrames._next": "launcher-event",
@@ -85,8 +91,8 @@ DECODERS = {
     "security/tls.py:_context": "cluster",
     "security/revocation.py:TrustStore.__init__": "state",
     "security/revocation.py:TrustStore._verified": "trust",
-    "client/protocol.py:Protocol.receive_data": "frame",
-    "client/files.py:prepare": OUR_OWN,
+    "client/connection.py:Protocol.receive_data": "frame",
+    "client/submission.py:prepare": OUR_OWN,
     "environments/locks.py:_table": USERS_OWN,
     "client/call.py:outcome_in": "the outcome of the user's own function, from the task that it ran in",
     "client/function.py:_outcome": "the user's own function, within the task",
