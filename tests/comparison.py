@@ -46,8 +46,8 @@ SOURCES = ("peerload/core", "peerload/model", "peerload/policy", "peerload/sim",
 NODES, LOAD, SEED = 20, 0.9, 1
 DELAYS = {"message_s": 0.005, "transfer_s": 0.02, "head_s": 0.002}
 """In mean service times: a message between nodes, the handover of a task, the work of a head node on a message."""
-SIZES, EACH = (10, 100, 1000), 10
-"""Numbers of nodes, and tasks for each at least: they begin empty, and three quarters of the tasks are needed to fill them."""
+SIZES, EACH = (10, 100, 1000), 4
+"""Numbers of nodes, and tasks for each at least, of which one fills it before the clock starts, and the last two are measured."""
 LOADS = (0.8, 0.9, 0.95, 0.98)
 OVERLOAD = 1.2
 THRESHOLDS, THRESHOLDS_LOAD, MOVES_MAX = (1.0, 2.0, 3.0, 4.0, 5.0), 0.95, 1.5
@@ -114,12 +114,19 @@ def scenario(policy: str, nodes: int, load: float, tasks: int, **others: Any) ->
     return Scenario(policy=policy, nodes=nodes, load=load, tasks=tasks, **fields)
 
 
-def played(asked: Scenario, *, rates: list[float] | None = None, is_announced: bool = True) -> tuple[Replication, Any]:
+def played(
+    asked: Scenario, *, rates: list[float] | None = None, is_announced: bool = True, is_full: bool = False
+) -> tuple[Replication, Any]:
+    """Play a scenario; is_full: each node has a task from the start, as with the load that is to come."""
     setup = asked.setup()
     if rates is not None:
         setup = msgspec.structs.replace(setup, rates=rates)
     player = Replication(setup, SEED, watch=UtilizationMonitor())
     player.cluster._is_heard = is_announced
+    if is_full:
+        rng = random.Random(SEED)
+        begun = (Arrival(0.0, f"n{number}", setup.service(rng)) for number in range(1, asked.nodes + 1))
+        player._arrivals = itertools.chain(begun, player._arrivals)
     player.play(asked.warm_up)
     return player, measure(player, asked.tasks - asked.warm_up, clock=lambda: 0.0, started_s=0.0)
 
@@ -210,7 +217,8 @@ def features(job: tuple[str, int]) -> Features:
     sizes = []
     for size in SIZES:
         tasks = max(scale, EACH * size)
-        sizes.append(played(scenario(name, size, LOAD, tasks, warm_up=tasks * 3 // 4))[1].values["messages_per_task"])
+        _, full = played(scenario(name, size, LOAD, tasks, warm_up=tasks // 2), is_full=True)
+        sizes.append(full.values["messages_per_task"])
     each = LOAD * NODES / (NODES - 1 + FLOOD)
     _, flooded = played(scenario(name, NODES, LOAD, 2 * scale), rates=[FLOOD * each, *[each] * (NODES - 1)])
     homes = [total / count for count, total in flooded.homes[:NODES] if count]
