@@ -27,8 +27,7 @@ from peerload.model import metrics
 from peerload.model.config import CoreConfig
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset, presets
-from peerload.sim.bounds import mmc_response
-from peerload.sim.outcome import GREW_FACTOR, GREW_SHARE
+from peerload.sim.outcome import GREW_FACTOR, GREW_SHARE, mmc_response
 from peerload.sim.queueing_model import Arrival
 from peerload.sim.replication import Replication, growth, measure
 from peerload.sim.scenario import Scenario
