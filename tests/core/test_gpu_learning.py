@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.estimates.duration_estimate import PastDurations
-from peerload.core.estimates.gpu_history import GpuHistory, GpuRuns
+from peerload.core.estimates import GpuHistory, GpuRuns, PastDurations
 from peerload.model import actions, events, messages
 from peerload.model.resources import (
     MIB,

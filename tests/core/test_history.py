@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.estimates.history import DURATION_S_AT_FIRST, BacklogEstimate, DurationEstimates, command_keys
+from peerload.core.estimates import DURATION_S_AT_FIRST, BacklogEstimate, DurationEstimates, command_keys
 from peerload.core.sharing.information import task_view
 from peerload.core.work import Work
 from peerload.model import actions, events, messages

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from peerload.launcher.cgroup_limits import CPU, NO_WEIGHT, CgroupLimits
-from peerload.launcher.cgroups import own_cgroup
+from peerload.launcher.containment import own_cgroup
 from peerload.model import events, messages
 from peerload.model.resources import LoadReport, ResourceRequest
 from tests.core.given import ALONE, Given, spec

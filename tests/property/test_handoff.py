@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from peerload.core.handoff.leases import TaskParking
-from peerload.core.handoff.remote_tasks import RENEWALS_PER_LEASE, ExecutorLeases
+from peerload.core.handoff.executor import RENEWALS_PER_LEASE, ExecutorLeases
+from peerload.core.handoff.home import TaskParking
 from peerload.core.node import Node
 from peerload.core.work import HomeTask, RemoteTask
 from peerload.model import actions, events, messages, timers

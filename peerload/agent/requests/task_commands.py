@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerload.agent.store.pruning import RemovalCriteria
-from peerload.core.tasks.groups import group_dict, own_part
+from peerload.core.tasks.eligibility import group_dict, own_part
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.events import (
     CancelRequested,

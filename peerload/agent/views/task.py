@@ -8,8 +8,7 @@ from peerload.agent.accounts.output_files import named
 from peerload.agent.launcher.task_environment import TRACEPARENT, TRACEPARENT_PARTS, child_traceparent, variables_of
 from peerload.agent.store import jobs
 from peerload.agent.store.rows import order_of
-from peerload.core.estimates.gpu_history import ANY_MODEL
-from peerload.core.estimates.history import RUNS_KNOWN_MIN
+from peerload.core.estimates import ANY_MODEL, RUNS_KNOWN_MIN
 from peerload.core.explain import uncollected_reason
 from peerload.core.membership.membership import PeerState
 from peerload.core.work import HomePhase
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.rows import Damage, RecordedEvent
     from peerload.agent.store.selector import ArrayRow
-    from peerload.core.estimates.history import DurationEstimates
+    from peerload.core.estimates import DurationEstimates
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.model.events import Instant

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, overload
 
 import msgspec
 
-from peerload.core.estimates.history import command_keys
+from peerload.core.estimates import command_keys
 from peerload.core.membership.gossip import Gossip, identity_of, rumour_of
 from peerload.core.membership.waking import Waking
 from peerload.core.resources.admission import why_never
@@ -44,10 +44,10 @@ from peerload.policy.api import KnownReport
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from peerload.core.mediator import Mediator
     from peerload.core.membership.gossip_state import GossipState
+    from peerload.core.membership.membership import Directory
     from peerload.core.resources.admission import Ledger
-    from peerload.core.state import CoreState
+    from peerload.core.state import CoreState, Mediator
     from peerload.core.work import HomeTask
     from peerload.model.gossip import MembershipUpdate
     from peerload.model.messages import DirectoryTold, Identity, Ping

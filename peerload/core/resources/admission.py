@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates.gpu_history import ANY_MODEL, NOTHING_LEARNED
+from peerload.core.estimates import ANY_MODEL, NOTHING_LEARNED
 from peerload.core.resources.devices import (
     CROWDED,
     EPSILON,

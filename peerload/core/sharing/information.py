@@ -39,10 +39,10 @@ from peerload.policy.api import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 
-    from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
     from peerload.core.resources.admission import Ledger
-    from peerload.core.state import CoreState
+    from peerload.core.sharing.information import PeerHints
+    from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work
     from peerload.model.events import Instant

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from peerload.core.handoff.executor import ExecutorHandoff
-    from peerload.core.handoff.file_holders import FileHolders
+    from peerload.core.handoff.home import FileHolders
     from peerload.core.membership.membership import Membership
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information

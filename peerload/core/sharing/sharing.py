@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.handoff.home import HomeHandoff
-    from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
-    from peerload.core.state import CoreState
+    from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import RemoteTask

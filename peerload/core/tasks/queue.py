@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates.history import BacklogEstimate
+from peerload.core.estimates import BacklogEstimate
 from peerload.core.resources.admission import DeviceQueue
 from peerload.core.work import UntouchedMembers
 from peerload.model import metrics
@@ -112,19 +112,6 @@ class Line:
 class WaitingQueue:
     """Linked lists per user priority and class; everything is O(1) but a look past withheld work, and at work that takes
     devices."""
-
-    __slots__ = (
-        "_arrived",
-        "_backlog",
-        "_devices",
-        "_levels",
-        "_next_order",
-        "_no_room_at",
-        "_nothing_startable_at",
-        "_number",
-        "_state",
-        "ledger",
-    )
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state

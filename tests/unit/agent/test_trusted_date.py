@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.launcher import connect
+from peerload.agent.launcher import client
 from peerload.agent.store import jobs
 from peerload.agent.store.pruning import JobPostponed
 from peerload.agent.store.rows import SINGLE
@@ -190,11 +190,11 @@ async def _listed(ran_s: float = 0.0) -> tuple[str, float, float]:
     task = protocol.ListedTask("a-1", WALL_S, 7.0, 0.0, False, ran_s)
     event = protocol.ListedEvent(1, False, [task], [], protocol.VERSION, "r1", "bare", [], "rlimit", False)
     body = protocol.frame([protocol.encode(event)])
-    frames = connect.EventFrames()
+    frames = client.EventFrames()
     transport: Any = SimpleNamespace(write=lambda _frame: None)
     frames.connection_made(transport)
     frames.data_received(body)
-    ready = await connect.fetch_list(frames, lambda _event: None)
+    ready = await client.fetch_list(frames, lambda _event: None)
     (running,) = ready.running
     return running
 
