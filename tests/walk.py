@@ -47,20 +47,9 @@ ARCHITECTURE = ROOT / "docs/architecture.md"
 
 BACKGROUND = (
     "peerload/core/membership/gossip",
-<<<<<<< ours
-    "peerload/core/membership/gossip.py",
     "peerload/agent/peers/membership.py",
-=======
-    "peerload/core/membership/gossip.py",
-    "peerload/agent/peers/membership.py",
->>>>>>> theirs
     "peerload/agent/sensors/",
-<<<<<<< ours
-    "peerload/agent/launcher/client.py",
     "peerload/agent/systemd.py",
-=======
-    "peerload/agent/systemd/",
->>>>>>> theirs
     "peerload/agent/store/retention.py",
 )
 

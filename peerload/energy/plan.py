@@ -15,7 +15,6 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.energy.plan import slope_at
 from peerload.model.resources import LoadReport, TaskCost, estimated_curve
 
 if TYPE_CHECKING:

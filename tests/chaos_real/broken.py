@@ -19,7 +19,7 @@ from tests.integration.cluster import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.store.pruning import MaintenanceRow
+    from peerload.agent.store.maintenance import MaintenanceRow
     from peerload.model.actions import Row
 
 SLOW_COMMIT_S = 0.03

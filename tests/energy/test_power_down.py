@@ -14,7 +14,7 @@ import pytest
 
 from peerload.agent import energy
 from peerload.agent.energy import PowerDown
-from peerload.agent.views.metrics import MetricsView
+from peerload.agent.views.agent import MetricsView
 from peerload.core.membership.membership import PeerState
 from peerload.model import actions, events, messages
 from peerload.model.gossip import MembershipUpdate, MemberStatus

@@ -22,9 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerload.agent.control.connection import Connection, LocalConnection
 from peerload.agent.energy import PowerControls
-from peerload.agent.forwarding.response_validation import MergedListing, merged
+from peerload.agent.forwarding.request_router import MergedListing, merged
 from peerload.agent.launcher.client import LOST, EventFrames, LauncherLink, exit_of
-from peerload.agent.peers.addresses import AddressFile
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.peers.membership import AddressFile
 from peerload.agent.sensors.cpu_benchmark import stored_speed

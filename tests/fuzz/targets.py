@@ -54,7 +54,7 @@ from peerload.policy.preset import parsed
 from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.invitations import Invitations
-from peerload.sim.energy_cases import read_cases
+from peerload.sim.energy_model import read_cases
 from peerload.wire import control, frame, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.fuzz import more_targets

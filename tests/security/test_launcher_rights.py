@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.accounts import output_files
+from peerload.agent.accounts import append_output
 from peerload.launcher.process import PATH_DEFAULT, AgentCredentials, SpawnRefused
 from peerload.launcher.protocol import DirectoryCheck, SpawnRequest
 from peerload.launcher.system.accounts import LauncherAccount, PolicyFiles, UsersPolicy
@@ -98,7 +98,7 @@ def test_no_result_becomes_a_set_user_id_program(tmp_path: Path) -> None:
     size = source.write_bytes(b"#!/bin/sh\nid\n")
     target.write_bytes(b"before")
     target.chmod(0o6775)
-    output_files.append(bytes(target), [(source, 0, size)], 0o022, 0, ends=True)
+    append_output(bytes(target), [(source, 0, size)], 0o022, 0, ends=True)
     assert target.read_bytes() == source.read_bytes()
     assert stat.S_IMODE(target.stat().st_mode) == 0o775
 

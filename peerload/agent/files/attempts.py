@@ -22,10 +22,10 @@ import msgpack
 import msgspec
 from msgspec import Meta
 
-from peerload.agent.accounts.as_user import BUSY, POLICY, TaskUser
-from peerload.agent.event_loop import in_own_thread
+from peerload.agent.accounts import BUSY, POLICY, TaskUser
 from peerload.agent.files.transfer import FileCache, FileCaches
 from peerload.agent.launcher.client import LauncherError
+from peerload.agent.runtime import in_own_thread
 from peerload.files import work
 from peerload.files.as_user import FRAME_BYTES_MAX, HEADER_BYTES
 from peerload.files.manifest import decode_root
@@ -44,13 +44,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.files.transfer import Fetch
-    from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.runtime import AgentInfo, Inbox
     from peerload.agent.store.disk_space import DiskSpace
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.files.manifest import Root

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.output.spool import Inotify
 from peerload.launcher.process import Capture, HolePuncher, OwnCredentials
 from peerload.model.task import without_missing
 

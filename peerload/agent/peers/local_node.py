@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.energy import cards
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.host import machine_facts
 from peerload.agent.sensors.power import own_curve
@@ -32,10 +32,8 @@ from peerload.wire.seal import Sealer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import AgentInfo
-    from peerload.agent.run_state import RunState
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.runtime import AgentInfo, Inbox, RunState
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.model.config import AgentConfig
     from peerload.model.messages import Identity, Message

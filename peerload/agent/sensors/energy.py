@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.agent.sensors.power import (
     Hwmon,
     Model,

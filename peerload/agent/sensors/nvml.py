@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.sensors.nvml import NOT_THERE, GpuFaults, Library, ThrottleDetector, judged, text
 from peerload.agent.sensors.processes import MPS
 from peerload.model.resources import DEVICES_MAX, GPU, RUNS_SEEN_MAX, Device, DeviceReading, Health, Nearness
 

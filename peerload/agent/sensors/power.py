@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.event_loop import next_tick
+from peerload.agent.runtime import next_tick
 from peerload.agent.sensors.processes import read_text_of
 from peerload.energy.accounting import HOLD_S, Counted, Counter, Integral
 from peerload.energy.profile import BadProfile, decoded

@@ -16,7 +16,7 @@ import msgspec
 
 from peerload.agent.store import schema
 from peerload.agent.store.reader import StoreReader
-from peerload.agent.store.rows import COLUMNS, MEMBER_MAX, SINGLE, Damage, decoded_execution, decoded_terms, task_name
+from peerload.agent.store.schema import COLUMNS, MEMBER_MAX, SINGLE, Damage, decoded_execution, decoded_terms, task_name
 from peerload.model.errors import StoreError
 from peerload.model.events import MembersRow, PastRun, TaskRow
 from peerload.model.task import (

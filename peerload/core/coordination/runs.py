@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.coordination.runs import Frozen
 from peerload.core.estimates import RUNS_KNOWN_MIN
 from peerload.core.resources.devices import with_gpu_use
 from peerload.core.work import HomePhase, HomeTask, RemoteTask

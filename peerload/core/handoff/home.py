@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.handoff.home import FileHolders, HomeLeases, TaskParking, granted
 from peerload.core.resources.admission import asked_of, why_never
 from peerload.core.tasks.retries import LostAttempts, Retries
 from peerload.core.work import Collection, GrantedLease, HomePhase, Offering, story

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from peerload.core.membership.gossip_state import GossipState
-    from peerload.core.membership.membership import Directory
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState, Mediator
     from peerload.core.work import HomeTask

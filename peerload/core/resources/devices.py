@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.estimates import NOTHING_LEARNED
-from peerload.core.resources.devices import MpsDegree
 from peerload.model.bounded import BoundedDict
 from peerload.model.resources import GPU, MIB, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
 from peerload.model.task import TIME_LIMIT_EXIT_CODE, how_it_ended

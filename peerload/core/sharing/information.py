@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from peerload.core.membership.membership import Membership
     from peerload.core.resources.admission import Ledger
-    from peerload.core.sharing.information import PeerHints
     from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work

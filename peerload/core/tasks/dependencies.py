@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask
     from peerload.model.actions import Row
     from peerload.model.events import TasksFound, TaskSubmitted
-    from peerload.model.messages import TasksTold
     from peerload.model.task import SubmitOptions, TaskRecord
 
 

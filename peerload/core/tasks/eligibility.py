@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.home import Home
     from peerload.core.work import HomeTask
     from peerload.model.events import GroupRequested
-    from peerload.model.task import GroupSettings, TaskOutcome
+    from peerload.model.task import TaskOutcome
 
 
 PASSED_AT_A_TIME = 250

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.accounts.as_user import TaskUser
+from peerload.agent.accounts import TaskUser
 from peerload.agent.files import attempts
 from peerload.agent.files.attempts import AttemptFiles, AttemptNote
 from peerload.agent.files.transfer import Fetch

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import uvloop
 
-from peerload.agent.inbox import TURN_EVENTS_MAX, Inbox
+from peerload.agent.runtime import TURN_EVENTS_MAX, Inbox
 from peerload.model import timers
 from peerload.model.events import Event, LoadSampled, MessageReceived, TimerExpired
 from peerload.model.messages import GiveReply

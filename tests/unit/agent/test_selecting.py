@@ -13,8 +13,8 @@ import pytest
 from peerload.agent.control.authorization import Principal
 from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.requests.task_queries import TaskQueries
-from peerload.agent.store.rows import SINGLE, TaskSelection
-from peerload.agent.store.selector import REF_CHARS_MAX, Criteria, references
+from peerload.agent.store.reader import REF_CHARS_MAX, Criteria, references
+from peerload.agent.store.schema import SINGLE, TaskSelection
 from peerload.model.actions import PutSubmission
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.events import Submission

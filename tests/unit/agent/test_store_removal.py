@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from peerload.agent.store.pruning import (
+from peerload.agent.store.maintenance import (
     EndedTask,
     FilesRemoved,
     Prune,
@@ -21,7 +21,7 @@ from peerload.agent.store.pruning import (
     RemoveTasks,
     keys_of,
 )
-from peerload.agent.store.rows import MEMBER_MAX, SINGLE
+from peerload.agent.store.schema import MEMBER_MAX, SINGLE
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
 from peerload.model.task import CompletionJob, Exit, TaskState

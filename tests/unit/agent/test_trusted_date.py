@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from peerload.agent.launcher import client
-from peerload.agent.store import jobs
-from peerload.agent.store.pruning import JobPostponed
-from peerload.agent.store.rows import SINGLE
-from peerload.agent.store.trusted_date import SLACK_S, DateAnchor, TrustedDate, anchor_of
+from peerload.agent.store.maintenance import JobPostponed, due_jobs
+from peerload.agent.store.schema import SINGLE
+from peerload.agent.store.store import SLACK_S, DateAnchor, TrustedDate, anchor_of
 from peerload.launcher import protocol
 from peerload.launcher.task import LaunchedTask
 from peerload.model.actions import PutChores, PutSubmission
@@ -161,12 +160,12 @@ def test_a_chore_postponed_under_a_date_ahead_is_due_again(tmp_path: Path) -> No
     now = time.time()
     with Opened(tmp_path / "db") as opened:
         opened.keep(submission(1), put(1, TaskState.DONE, ended_at=now), PutChores("ws1/1", (CompletionJob.FILES,)))
-        (owed,) = jobs.due(opened.store, CompletionJob.FILES, now, 9, ())
+        (owed,) = due_jobs(opened.store, CompletionJob.FILES, now, 9, ())
         opened.keep(JobPostponed(owed.number, 1, now + 30.0, "no room"))
-        assert jobs.due(opened.store, CompletionJob.FILES, now, 9, ()) == []
-        assert len(jobs.due(opened.store, CompletionJob.FILES, now + 30.0, 9, ())) == 1
+        assert due_jobs(opened.store, CompletionJob.FILES, now, 9, ()) == []
+        assert len(due_jobs(opened.store, CompletionJob.FILES, now + 30.0, 9, ())) == 1
         opened.keep(JobPostponed(owed.number, 2, now + 40 * DAY_S, "no room"))
-        assert len(jobs.due(opened.store, CompletionJob.FILES, now, 9, ())) == 1
+        assert len(due_jobs(opened.store, CompletionJob.FILES, now, 9, ())) == 1
 
 
 # -- how long tasks run ------------------------------------------------------------------------------------------------
