@@ -687,7 +687,7 @@ class _Mediator:
         return self._node.sharing.admission.accepts_offer(offer)
 
     def guest_arrived(self, guest: RemoteTask) -> None:
-        self._node.sharing.donor.guest_arrived(guest)
+        self._node.sharing.guest_arrived(guest)
 
     def running_tasks(self) -> Iterable[Work]:
         return self._node.runs.works()

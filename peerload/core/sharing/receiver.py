@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.resources.admission import asked_of, has_room, why_never
-from peerload.core.sharing.information import WAITING_LOOKED_AT_MAX, MovableTasksView, task_view
+from peerload.core.sharing.information import WAITING_LOOKED_AT_MAX, MovableTasksView
 from peerload.core.sharing.sender import STEPS_MAX
 from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import Decided
 from peerload.model.messages import PAIR_MOVES_MAX, GiveReply, GiveRequest, Need, PairReply, PairRequest, Unpair
 from peerload.model.task import task_home
-from peerload.policy.api import Probe, Transfer, valid_answer, valid_partner, valid_step
+from peerload.policy.api import Probe, valid_answer, valid_partner, valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -59,7 +59,6 @@ class TaskDonor:
         home: Home,
         executor: ExecutorHandoff,
         holders: FileHolders,
-        information: Information,
         sender: Sender,
     ) -> None:
         self._state = state
@@ -69,7 +68,6 @@ class TaskDonor:
         self._home = home
         self._executor = executor
         self._holders = holders
-        self._information = information
         self._sender = sender
 
     # -- giving --------------------------------------------------------------------------------------------------------
@@ -143,41 +141,18 @@ class TaskDonor:
             and self._membership.is_usable(work.home)
         )
 
-    def guest_arrived(self, guest: RemoteTask) -> None:
-        """A policy that places without asking applies its test here, too: the task may go on, until its limit."""
-        if not self._sender.passes_on or not guest.may_move:
-            return
-        if not self._information.sends(uncounted=guest):
-            return
-        view = self._information.view(
-            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=guest
-        )
-        shown = task_view(guest, self._state)
-        try:
-            step = valid_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count(metrics.POLICY_ERRORS)
-            return
-        if isinstance(step, Transfer) and step.to in view.peers:
-            self._state.count(metrics.TASKS_PASSED_ON)
-            name = self._state.policies.names["location.sender"]
-            self._state.actions.append(Decided(guest.task, name, (), step.to, f"{self._state.node} passes it on"))
-            self._executor.give_back(guest, f"{self._state.node} passes it on", to=step.to)
-
     # -- what others have promised -------------------------------------------------------------------------------------
 
     def expect(self, uid: bytes) -> None:
-        """A task was promised: it counts as load until it comes, or for inbound_s."""
-        if not self._has_come(uid):
+        """A task was promised: it counts as load until it comes, or for inbound_s, unless it came before the promise, which may
+        take another way; it may even be over."""
+        task, executor = self._home.tasks.get(uid), self._executor
+        is_away = (
+            uid not in executor.by_uid and uid not in executor.fences if task is None else task.phase is HomePhase.AWAY
+        )
+        if is_away:
             self._ledger.expect(uid, Need().request)
             self._state.set_timer_in(self._state.config.inbound_s, timers.Inbound.of(uid))
-
-    def _has_come(self, uid: bytes) -> bool:
-        """True if a promised task came before the promise, which may take another way; it may even be over."""
-        task = self._home.tasks.get(uid)
-        if task is not None:
-            return task.phase is not HomePhase.AWAY
-        return uid in self._executor.by_uid or uid in self._executor.fences
 
     def taken_home(self, uid: bytes) -> None:
         """A promised task of this home has come back: it waits here and is on its way no more."""
@@ -200,16 +175,12 @@ class RetryRate:
     def __init__(self, state: CoreState) -> None:
         self._state = state
 
-    @property
-    def mean_s(self) -> float:
-        """The mean of the last durations_kept_max durations seen, in seconds of this node."""
-        return self._state.history.mean_s / self._state.profile.speed
-
     def pause_s(self, rate: float) -> float:
         """Until the next time, at so many a mean service time: by chance, so that nodes do not act in step; at least
         retry_s_min, at most retry_s_max, since tasks of hours must not mean hours of silence."""
         config = self._state.config
-        pause_s = self.mean_s / rate * self._state.rng.expovariate(1.0)
+        mean_s = self._state.history.mean_s / self._state.profile.speed
+        pause_s = mean_s / rate * self._state.rng.expovariate(1.0)
         return min(max(pause_s, config.retry_s_min), config.retry_s_max)
 
 
@@ -264,10 +235,6 @@ class Receiver:
         else:
             self.step(search)
 
-    def ask_first(self, node: str, _report: LoadReport) -> None:
-        """A node has told this one that it has work: ask it first."""
-        self.pull(first=node)
-
     def answer(self, node: str, report: LoadReport) -> None:
         """A node has told everybody that it has work. If all that want more asked it, one of them would have a task, and the
         number of questions would grow with the number of nodes. So of those that ask again by themselves only ASKERS ask,
@@ -276,20 +243,16 @@ class Receiver:
             self.pull(first=node, asks_others=not self._state.policies.receiver.retry_rate)
 
     def answers(self, node: str, report: LoadReport) -> bool:
-        """True if this node asks a node that has told everybody this report."""
-        if not self._heeds(report):
+        """True if this node asks a node that has told everybody this report: it wants more, and would not be refused as far as
+        that tells."""
+        if not self.wants_more():
             return False
         if not self._state.policies.receiver.retry_rate:
             return True
-        return self._is_asker(node, report, is_ahead=self._information.asks_ahead())
-
-    def _heeds(self, report: LoadReport) -> bool:
-        """True if this node wants more and a node with that report would not refuse it, as far as that tells."""
-        if not self.wants_more():
+        is_ahead = self._information.asks_ahead()
+        if is_ahead and not evens_out(report.load_tasks, report.slots, self._ledger.load_tasks, self._slots):
             return False
-        if not self._state.policies.receiver.retry_rate or not self._information.asks_ahead():
-            return True
-        return evens_out(report.load_tasks, report.slots, self._ledger.load_tasks, self._slots)
+        return self._is_asker(node, report, is_ahead=is_ahead)
 
     def _is_asker(self, node: str, report: LoadReport, *, is_ahead: bool) -> bool:
         """True if this node is among the first ASKERS of those that want more, by rendezvous hashing [TR98] of the

@@ -14,17 +14,19 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.core.resources.admission import asked_of, has_room, offers_good_gpus, seen_by
 from peerload.core.sharing.information import task_view
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce, Decided
 from peerload.model.messages import SOURCES_MAX, Enough, Footprint, Need, ProbeReply, ProbeRequest, StateRequest
-from peerload.model.resources import GpuWait
+from peerload.model.resources import GpuWait, TaskCost
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Probe, Reply, Transfer, valid_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from peerload.core.handoff.home import HomeHandoff
     from peerload.core.membership.membership import Membership
@@ -34,59 +36,46 @@ if TYPE_CHECKING:
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Offering, UntouchedMembers
     from peerload.model.messages import StateAnswer
-    from peerload.model.resources import LoadReport, ResourceRequest, TaskCost
+    from peerload.model.resources import LoadReport, ResourceRequest
 
 
+Step = Probe | Broadcast | Transfer | Keep
 STEPS_MAX = 256
 """Questions a policy is asked in one search; one that never ends is cut off here."""
 
 
-class Search:
-    """One search. task: what a sender looks for a place for, None for a receiver's; probes_max: how many nodes a
-    receiver may ask (None: as the policy says); pending: who was asked and has not answered; offered: who was offered
-    the task; is_broadcast: everybody was asked at once, and with is_late time is up for answers; holds: the task could start at home and must not, since its
-    home sends although it has room (``send_at`` below one task per slot), or has no GPU for it that is as good as another node's;
-    wants_good_gpus: it looks for such GPUs; compared: costs that the policy's last step rests on; asks_others: whether a
-    receiver's goes on after the first answer; because: why the node that was offered the task was chosen before all others;
-    remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
-    in s)."""
+class Search(msgspec.Struct, eq=False):
+    """One search for a place for ``task``, or (None) a receiver's for work."""
 
-    __slots__ = (
-        "asks_others",
-        "because",
-        "compared",
-        "holds",
-        "id",
-        "inputs",
-        "is_broadcast",
-        "is_late",
-        "offered",
-        "pending",
-        "probes_max",
-        "remembered",
-        "replies",
-        "steps",
-        "task",
-        "wants_good_gpus",
-    )
-
-    def __init__(self, search_id: int, task: HomeTask | None, probes_max: int | None = None) -> None:
-        self.id = search_id
-        self.task = task
-        self.probes_max = probes_max
-        self.replies: list[Reply] = []
-        self.pending: dict[str, float] = {}
-        self.inputs: list[tuple[str, float, float]] = []
-        self.offered: set[str] = set()
-        self.remembered: set[str] = set()
-        self.steps = 0
-        self.asks_others = True
-        self.holds = False
-        self.wants_good_gpus = False
-        self.because = ""
-        self.is_broadcast = False
-        self.is_late = False
-        self.compared: tuple[TaskCost, ...] = ()
+    id: int
+    task: HomeTask | None
+    probes_max: int | None
+    """Nodes that a receiver may ask; None: as the policy says."""
+    replies: list[Reply] = []
+    pending: dict[str, float] = {}
+    """Nodes that were asked and have not answered, and when."""
+    inputs: list[tuple[str, float, float]] = []
+    """What the decision rests on: (node, load, age in s)."""
+    offered: set[str] = set()
+    """Nodes that were offered the task."""
+    remembered: set[str] = set()
+    """Nodes that were asked because memory named them."""
+    steps: int = 0
+    asks_others: bool = True
+    """True if a receiver's goes on after the first answer."""
+    holds: bool = False
+    """True if the task could start at home and must not, since its home sends although it has room (``send_at`` below one task
+    per slot), or has no GPU for it that is as good as another node's."""
+    wants_good_gpus: bool = False
+    """True if it looks for such GPUs."""
+    because: str = ""
+    """Why the node that was offered the task was chosen before all others."""
+    is_broadcast: bool = False
+    """True if everybody was asked at once …"""
+    is_late: bool = False
+    """… and time is up for answers."""
+    compared: tuple[TaskCost, ...] = ()
+    """Costs that the policy's last step rests on."""
 
     def add(self, node: str, *, accepts: bool, report: LoadReport | None = None, price_s: float = 0.0) -> None:
         """Add an answer, or that there was none."""
@@ -235,6 +224,8 @@ class Sender:
         self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
         self.places_all = bool(getattr(state.policies.sender, "places_all", False))
         """True if the policy looks for a place for each task."""
+        self.passes_on = bool(getattr(state.policies.sender, "passes_on", False))
+        """True if the policy places without asking, so that its test comes where the task is."""
         self._waiting: deque[HomeTask | str] = deque()
         """Tasks, and names of uniform arrays, that wait for their turn."""
         self._full: dict[str, dict[ResourceRequest, tuple[float, float]]] = {}
@@ -252,16 +243,28 @@ class Sender:
 
     def sends(self, task: HomeTask | UntouchedMembers) -> bool:
         """True if an arriving task (not counted itself), or the next of these members, should go elsewhere."""
-        if not self.may_send(task):
-            return False
+        return self.may_send(task) and self._goes(task, self._ledger.fits_beside_all, None)
+
+    def still_sends(self, task: HomeTask | UntouchedMembers) -> bool:
+        """True if a waiting task, or the next of these members, should go elsewhere."""
+        return self._goes(task, self._ledger.fits, task)
+
+    def _goes(
+        self,
+        task: HomeTask | UntouchedMembers,
+        fits: Callable[[ResourceRequest], bool],
+        uncounted: HomeTask | UntouchedMembers | None,
+    ) -> bool:
         if self.places_all:
             return True
         if task.spec.request.takes_devices and isinstance(task, HomeTask):
-            fits = self._ledger.fits_beside_all(asked_of(self._state, task, self._state.profile))
-            return not fits or bool(self._with_good_gpus(task))
-        if self._information.sends():
+            return not fits(self._asked_here(task)) or bool(self._with_good_gpus(task))
+        if self._information.sends(uncounted):
             return True
-        return self._information.thresholds().send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
+        return self._information.thresholds().send_at <= 1.0 and not fits(task.spec.request)
+
+    def _asked_here(self, task: HomeTask) -> ResourceRequest:
+        return asked_of(self._state, task, self._state.profile)
 
     def strand(self, task: HomeTask, reason: str, *, searches: bool = True) -> None:
         """Strand a task that its home cannot run: it is placed elsewhere, and looked for again until it is. ``searches``: at once, too."""
@@ -409,25 +412,12 @@ class Sender:
                 task.search = None
                 continue
             search = self._searches.open(task)
-            search.holds = not task.stranded_because and (
-                self.places_all or self._ledger.fits(asked_of(self._state, task, self._state.profile))
-            )
+            search.holds = not task.stranded_because and (self.places_all or self._ledger.fits(self._asked_here(task)))
             search.wants_good_gpus = search.holds and task.spec.request.takes_devices and not self.places_all
             task.search = search.id
             self._in_flight += 1
             self._state.count(metrics.SENDER_SEARCHES)
             self.step(search, task)
-
-    def still_sends(self, task: HomeTask | UntouchedMembers) -> bool:
-        """True if a waiting task, or the next of these members, should go elsewhere."""
-        if self.places_all:
-            return True
-        if task.spec.request.takes_devices and isinstance(task, HomeTask):
-            fits = self._ledger.fits(asked_of(self._state, task, self._state.profile))
-            return not fits or bool(self._with_good_gpus(task))
-        if self._information.sends(uncounted=task):
-            return True
-        return self._information.thresholds().send_at <= 1.0 and not self._ledger.fits(task.spec.request)
 
     def _with_good_gpus(self, task: HomeTask) -> list[str]:
         """The nodes that have better GPUs for it than this one now: such as it prefers, and that are not crowded. None if it can
@@ -435,7 +425,7 @@ class Sender:
         request = task.spec.request
         if not request.gpus or request.gpu_wait is GpuWait.QUEUE:
             return []
-        if self._ledger.has_good_devices(asked_of(self._state, task, self._state.profile)):
+        if self._ledger.has_good_devices(self._asked_here(task)):
             return []
         known = ((node, self._membership.report(node)) for node in self._candidates(task))
         return [node for node, told in known if self._has_good_gpus(node, task, told.report if told else None)]
@@ -466,7 +456,13 @@ class Sender:
             step = beyond or step
         if isinstance(step, (Transfer, Keep)):
             search.compared = step.compared
-        if isinstance(step, Transfer) and step.load_tasks_max >= 0 and self._has_joined_a_crowd(task):
+        if (
+            isinstance(step, Transfer)
+            and step.load_tasks_max >= 0
+            and task.spec.request.takes_devices
+            and task.record.migrations > 0
+            and not task.stranded_because
+        ):  # what it may move is not spent on going from one crowd to the next
             step = Keep("it waits for devices, and has gone to a lesser crowd once")
         if isinstance(step, Transfer) and step.to in peers:
             search.offered.add(step.to)
@@ -490,23 +486,23 @@ class Sender:
             self._end(search)
             self._wake_for(task, step)
 
-    def _wake_for(self, task: HomeTask, step: Probe | Broadcast | Transfer | Keep) -> None:
+    def _wake_for(self, task: HomeTask, step: Step) -> None:
         """Nobody takes a task: wake a node for it, unless it can start here; or it waits for a node that was asleep."""
         if isinstance(step, Keep) and step.wakes and self._queue.remove(task):
             self._home.rest(task, self._membership.waking.for_joules(task, step.wakes))
-        elif task.stranded_because or not self._ledger.fits(asked_of(self._state, task, self._state.profile)):
+        elif task.stranded_because or not self._ledger.fits(self._asked_here(task)):
             self._membership.wake_for(task)
 
-    def _choose(self, search: Search, task: HomeTask, peers: Sequence[str]) -> Probe | Broadcast | Transfer | Keep:
+    def _choose(self, search: Search, task: HomeTask, peers: Sequence[str]) -> Step:
         search.because = ""
         if search.wants_good_gpus:
             return self._place_well(search, task)
         return self._place_by_files(search, task, peers) or self._ask_policy(search, task, peers)
 
-    def _ask_policy(self, search: Search, task: HomeTask, peers: Sequence[str]) -> Probe | Broadcast | Transfer | Keep:
+    def _ask_policy(self, search: Search, task: HomeTask, peers: Sequence[str]) -> Step:
         uncounted = None if task.stranded_because else task
         view = self._information.view(peers, uncounted, asked_of(self._state, task))
-        view.starts_here = search.holds and self._ledger.fits(asked_of(self._state, task, self._state.profile))
+        view.starts_here = search.holds and self._ledger.fits(self._asked_here(task))
         if self.places_all and search.holds:
             view.asleep = self._membership.waking.could_run(task)
         shown = task_view(task, self._state)
@@ -520,18 +516,13 @@ class Sender:
             step = step.otherwise
         return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
 
-    def _stays(self, search: Search, step: Probe | Broadcast | Transfer | Keep, peers: Sequence[str]) -> bool:
+    def _stays(self, search: Search, step: Step, peers: Sequence[str]) -> bool:
         """True if the task would stay, also because the policy names nobody who could run it."""
         if isinstance(step, Transfer):
             return step.to not in peers
         if isinstance(step, Broadcast):
             return search.is_late or not peers
         return isinstance(step, Keep) or not self._searches.askable(search, step, peers)
-
-    def _has_joined_a_crowd(self, task: HomeTask) -> bool:
-        """True if a task that waits for devices has been moved before. From then on it goes only where it can start: what
-        it may move is not spent on going from one crowd to the next."""
-        return task.spec.request.takes_devices and task.record.migrations > 0 and not task.stranded_because
 
     def _place_stranded(self, search: Search, peers: Sequence[str]) -> Probe | Transfer | None:
         """Beyond the policy, for a task that home cannot run at all: where only one node could ever run it there is
@@ -700,11 +691,6 @@ class Sender:
 
     # -- tasks that go to a certain node -------------------------------------------------------------------------------
 
-    @property
-    def passes_on(self) -> bool:
-        """True if the policy places without asking, so that its test comes where the task is."""
-        return bool(getattr(self._state.policies.sender, "passes_on", False))
-
     def forward(self, task: HomeTask, to: str) -> None:
         """A task of this home has come back with the name of a better node, which has asked for it or is to take it as it
         is: offered there at once."""
@@ -717,7 +703,7 @@ class Sender:
         self._handoff.offer(task, to, voluntary=voluntary, search=False, load_tasks_max=ANY_LOAD)
 
 
-def _why(step: Probe | Broadcast | Transfer | Keep, peers: Sequence[str]) -> str:
+def _why(step: Step, peers: Sequence[str]) -> str:
     """The reason why a search ends."""
     match step:
         case Keep():

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.sharing.information import Information, PeerHints, RemoteAdmission
+from peerload.core.sharing.information import Information, PeerHints, RemoteAdmission, task_view
 from peerload.core.sharing.receiver import PairProtocol, Receiver, RetryRate, TaskDonor
 from peerload.core.sharing.sender import Searches, Sender
 from peerload.model import metrics, timers
-from peerload.model.actions import Announce
-from peerload.model.messages import UNASKED, Enough, StateAnswer, StateRequest
+from peerload.model.actions import Announce, Decided
+from peerload.model.messages import UNASKED, Enough, Need, StateAnswer, StateRequest
 from peerload.model.resources import Region
+from peerload.policy.api import Transfer, valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
+    from peerload.core.work import RemoteTask
     from peerload.model.messages import Footprint
     from peerload.model.resources import LoadReport
 
@@ -73,14 +75,11 @@ class StateRequests:
         if answer.request == UNASKED or answer.request != self._asked or not self._answers_left:
             return
         self._answers_left -= 1
-        if not self._answers_left or not self._is_still_useful(answer.report):
+        # More nodes like this one help: busy ones while there is room here, idle ones while there is none.
+        helps = self._receiver.wants_more() if answer.report.gives else not self._information.shown().accepts
+        if not self._answers_left or not helps:
             self._answers_left = 0
             self._state.actions.append(Announce(Enough(answer.request)))
-
-    def _is_still_useful(self, report: LoadReport) -> bool:
-        """True if more nodes like this one would help: busy ones while there is room here, idle ones while there is
-        none."""
-        return self._receiver.wants_more() if report.gives else not self._information.shown().accepts
 
     # -- being asked ---------------------------------------------------------------------------------------------------
 
@@ -133,6 +132,7 @@ class Sharing:
     ) -> None:
         self._state = state
         self._membership = membership
+        self._executor = executor
         by_refusal = state.policies.information.reports_guide_probing
         self._hints = hints = PeerHints(is_on=state.policies.memory, by_refusal=by_refusal)
         self._searches = searches = Searches(state, hints)
@@ -147,7 +147,7 @@ class Sharing:
         self.information = information = Information(state, queue, membership, hints, home.stranded, mediator)
         self.admission = RemoteAdmission(state, queue.ledger, membership, information, hints)
         self.sender = Sender(state, queue, membership, home, handoff, information, searches)
-        self.donor = TaskDonor(state, queue, membership, home, executor, handoff.holders, information, self.sender)
+        self.donor = TaskDonor(state, queue, membership, home, executor, handoff.holders, self.sender)
         self.receiver = Receiver(state, queue.ledger, membership, information, searches, self.donor, retry_rate)
         self.pairing = PairProtocol(state, membership, information, self.donor, retry_rate)
         self.requests = StateRequests(state, membership, information, searches, self.admission, self.receiver)
@@ -172,6 +172,25 @@ class Sharing:
         for settle in self._paced:
             settle()
         self.information.settle()
+
+    def guest_arrived(self, guest: RemoteTask) -> None:
+        """A policy that places without asking applies its test here, too: the task may go on, until its limit."""
+        if not self.sender.passes_on or not guest.may_move or not self.information.sends(uncounted=guest):
+            return
+        view = self.information.view(
+            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=guest
+        )
+        shown = task_view(guest, self._state)
+        try:
+            step = valid_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count(metrics.POLICY_ERRORS)
+            return
+        if isinstance(step, Transfer) and step.to in view.peers:
+            self._state.count(metrics.TASKS_PASSED_ON)
+            name = self._state.policies.names["location.sender"]
+            self._state.actions.append(Decided(guest.task, name, (), step.to, f"{self._state.node} passes it on"))
+            self._executor.give_back(guest, f"{self._state.node} passes it on", to=step.to)
 
     def completed(self) -> None:
         """Ask for another task, if wanted: one has ended here, and the next one has been started."""
@@ -242,7 +261,7 @@ class Sharing:
         if self.sender.answer_received(src, answer):
             return
         self._announced(src, answer.report, to_all=False)
-        self._act_on(src, answer.report, asks=self.receiver.ask_first)
+        self._act_on(src, answer.report, asks=lambda node, _report: self.receiver.pull(first=node))
         self.requests.answer_received(answer)
 
     def _announced(self, src: str, report: LoadReport, *, to_all: bool) -> None:
