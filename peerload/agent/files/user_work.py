@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.accounts.as_user import TaskUser
-    from peerload.agent.files.caches import FileCache
+    from peerload.agent.files.transfer import FileCache
     from peerload.agent.launcher.client import LauncherLink
 
 SILENCE_S_MAX = 600.0
