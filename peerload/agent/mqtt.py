@@ -585,7 +585,7 @@ class MqttBus:
         """Publish a State, retained; it replaces one that waits. False without a broker."""
         if self._client is None:
             return False
-        payload = self._seal(self._topics.state, self._local.envelope(state))
+        payload = self._seal(self._topics.state, self._local.envelopes.make(state))
         if payload is None:
             return False
         self._own_state = _Outgoing(self._topics.state, payload, True, "state")
@@ -621,7 +621,7 @@ class MqttBus:
         if len(self._outgoing) >= OUTGOING_MAX:
             self._counters[metrics.labelled(metrics.MQTT_MESSAGES_REFUSED, reason="queue full")] += 1
             return False
-        payload = self._seal(topic, self._local.envelope(message, dst, dst_boot))
+        payload = self._seal(topic, self._local.envelopes.make(message, dst, dst_boot))
         if payload is None:
             return False
         tag = str(message.__struct_config__.tag)

@@ -50,9 +50,8 @@ class _LocalNode:
 
     def __init__(self, identity: Identity, cluster: str, protocol: tuple[int, int]) -> None:
         self.identity = identity
-        self._cluster = cluster
         self._protocol = protocol
-        self._sequence = 0
+        self.envelopes = peer.Envelopes(cluster, identity.node, identity.boot)
         self.alive: list[Identity] = []
 
     def listens_at(self, address: str) -> None:
@@ -63,11 +62,6 @@ class _LocalNode:
         profile = Profile(node=self.identity.node, slots=1, cpus=1.0, protocol_min=low, protocol_max=high)
         more: Any = {"stream": stream, "back": back, "forwards": True, "dials_back": True}
         return Hello(identity=self.identity, profile=profile, **more)
-
-    def envelope(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
-        self._sequence += 1
-        own = self.identity
-        return Envelope(1, self._cluster, own.node, own.boot, self._sequence, message, dst, dst_boot)
 
     def identity_of(self, _node: str) -> None:
         return None

@@ -119,7 +119,17 @@ class PeerConnection(asyncio.BufferedProtocol):
     """The protocol object of one connection. ``dialled``: this node made it. ``stream``: it carries one output, input or
     forwarded client, not messages. ``back``: the number under which the peer asked for this stream, 0 if it did not."""
 
-    def __init__(self, owner: Owner, tls: Credentials, *, dialled: bool, stream: bool = False, back: int = 0) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        tls: Credentials,
+        envelopes: wire.Envelopes,
+        *,
+        dialled: bool,
+        stream: bool = False,
+        back: int = 0,
+    ) -> None:
+        self._envelopes = envelopes
         self.dialled = dialled
         self.stream = stream
         self.back = back
@@ -145,7 +155,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._read_timeout = ReadTimeout(self._loop, lambda: self._refuse("a frame that does not go on"))
         self.frame_bytes = 0
         """Size of the frame that is being handled."""
-        self._waiting: list[tuple[Message | None, bytes | bytearray]] = []
+        self._waiting: list[tuple[Message | None, bytearray]] = []
         self._waiting_bytes = 0
         self._flush_planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -370,8 +380,10 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     # -- frames out --------------------------------------------------------------------------------------------------
 
-    def write(self, message: Message, frame: bytes | bytearray) -> None:
-        """Write a frame at the end of this turn of the loop, together with the others of the turn."""
+    def send(self, message: Message) -> None:
+        """Send a message at the end of this turn of the loop, together with the others of the turn. Raises FrameTooLarge."""
+        dst = (self.hello.identity.node, self.hello.identity.boot) if self.hello is not None else ()
+        frame = wire.encode_frame(self._envelopes.make(message, *dst))
         self._waiting.append((None if self.stream else message, frame))
         self._waiting_bytes += len(frame)
         if self._waiting_bytes >= FLUSH_BYTES:
@@ -433,14 +445,15 @@ class PeerConnection(asyncio.BufferedProtocol):
 class ConnectionRegistry:
     """All connections of one node, streams included: makes them, and closes those whose certificate counts no more."""
 
-    def __init__(self, tls: Credentials, counters: Counter[str]) -> None:
+    def __init__(self, tls: Credentials, envelopes: wire.Envelopes, counters: Counter[str]) -> None:
         self._tls = tls
+        self._envelopes = envelopes
         self._counters = counters
         self._connections: weakref.WeakSet[PeerConnection] = weakref.WeakSet()
 
     def make(self, owner: Owner, *, dialled: bool, stream: bool = False, back: int = 0) -> PeerConnection:
         """A connection without a transport."""
-        made = PeerConnection(owner, self._tls, dialled=dialled, stream=stream, back=back)
+        made = PeerConnection(owner, self._tls, self._envelopes, dialled=dialled, stream=stream, back=back)
         self._connections.add(made)
         return made
 

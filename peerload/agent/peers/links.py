@@ -51,7 +51,6 @@ from peerload.model.messages import (
 )
 from peerload.security.address import join_address, network_of, parse_address, plain_host, reachable, resolve_one
 from peerload.security.tls import asks_to_join, tls_error_text
-from peerload.wire import peer as wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -120,6 +119,7 @@ class PeerLinks:
         peers_max: int = PEERS_MAX,
     ) -> None:
         self._local = local
+        self._name, self._boot = local.identity.node, local.identity.boot
         self._tls = tls
         self._counters = security.counters
         self._backpressure = backpressure
@@ -130,7 +130,7 @@ class PeerLinks:
         self._unanswered: dict[str, str] = {}
         self._own_addresses: set[str] = set()
         self._table = PeerTable(security, peers_max)
-        self._connections = ConnectionRegistry(tls, self._counters)
+        self._connections = ConnectionRegistry(tls, local.envelopes, self._counters)
         self._listener = Listener(tls, self, self._connections, newcomers)
         self.reachability = Reachability(local, self, self._table, self._connections, self._counters)
         self.streams = Streams(local, self, self.reachability)
@@ -172,7 +172,7 @@ class PeerLinks:
 
     def learn(self, identity: Identity) -> None:
         """Keep where a node can be dialled; a later start of its agent replaces an earlier one."""
-        if identity.node != self._local.identity.node and (peer := self._table.entry(identity.node)) is not None:
+        if identity.node != self._name and (peer := self._table.entry(identity.node)) is not None:
             peer.learn(identity)
 
     def forget(self, node: str) -> None:
@@ -192,7 +192,7 @@ class PeerLinks:
 
     def send(self, dst: str, message: Message) -> None:
         """Send over the newest link to ``dst``; without one, dial it. Never waits, and raises nothing."""
-        peer = self._table.entry(dst) if dst != self._local.identity.node else None
+        peer = self._table.entry(dst) if dst != self._name else None
         if peer is None or self._is_closing:
             self._fail(dst, [message])
             return
@@ -281,7 +281,7 @@ class PeerLinks:
         """Send Hello: the other end is of this cluster."""
         self._open.add(connection)
         hello = self._local.hello(stream=connection.stream, back=connection.back)
-        connection.write(hello, wire.encode_frame(self._local.envelope(hello)))
+        connection.send(hello)
 
     def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
         """Admit a peer, unless it is this agent itself, has the name of another, or `PeerTable.refusal` refuses it."""
@@ -323,7 +323,7 @@ class PeerLinks:
 
     def _refuse_name(self, connection: PeerConnection, identity: Identity) -> None:
         """Tell an agent that its name is taken. If the name is this node's, and this node has dialled, this one is second."""
-        if identity.node != self._local.identity.node:
+        if identity.node != self._name:
             self._write(connection, identity.node, NameTaken())
         elif connection.dialled:
             self._owner.name_taken(identity.address or connection.address)
@@ -339,7 +339,7 @@ class PeerLinks:
 
     def _name_taken(self, connection: PeerConnection, message: NameTaken) -> None:
         """Handle a refusal of this node's name. An agent with a copy of the database, too, is dialled once."""
-        connection.close(f"another agent is called {self._local.identity.node}")
+        connection.close(f"another agent is called {self._name}")
         if not message.at:
             self._owner.name_taken(connection.hello.identity.address if connection.hello is not None else "")
         else:
@@ -347,13 +347,13 @@ class PeerLinks:
 
     def received(self, connection: PeerConnection, envelope: Envelope) -> None:
         """Deliver a message for this start of this node."""
-        message, node, own = envelope.body, envelope.src, self._local.identity
-        if envelope.dst != own.node:
+        message, node = envelope.body, envelope.src
+        if envelope.dst != self._name:
             self.drop("not for us", node)
-        elif envelope.dst_boot not in {"", own.boot}:
+        elif envelope.dst_boot not in {"", self._boot}:
             self.drop("for an earlier start")
             if not isinstance(message, WrongBoot):
-                self._write(connection, node, WrongBoot(boot=own.boot))
+                self._write(connection, node, WrongBoot(boot=self._boot))
         elif isinstance(message, NameTaken):
             self._name_taken(connection, message)
         elif connection.stream:
@@ -501,16 +501,14 @@ class PeerLinks:
         self._table.drop(why, who, detail)
 
     def _write(self, link: PeerConnection, dst: str, message: Message) -> None:
-        boot = link.hello.identity.boot if link.hello is not None else ""
         try:
-            frame = wire.encode_frame(self._local.envelope(message, dst, boot))
+            link.send(message)
         except ProtocolError:
             self._counters[metrics.labelled(metrics.PEER_MESSAGES_REFUSED, reason="too large")] += 1
             self._fail(dst, [message])
             return
         self._counters[metrics.PEER_MESSAGES_SENT] += 1
         _mark_used(link, message)
-        link.write(message, frame)
 
     def _fail(self, dst: str, messages: Sequence[Message]) -> None:
         """Give messages back in a later turn of the loop, so that a sender is never called from within its own call."""

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import uvloop
@@ -111,7 +111,7 @@ def test_dialling_what_no_host_can_be_called_is_a_link_that_is_not_there(
                 "a..b:7117",
                 "y",
                 credentials_of("x"),
-                lambda: PeerConnection(cast("Owner", None), credentials_of("x"), dialled=True),
+                lambda: PeerConnection(cast("Owner", None), credentials_of("x"), cast("Any", None), dialled=True),
             )
         with pytest.raises(OSError, match=r"a\.\.b|name"):
             await resolve_one("a..b")
