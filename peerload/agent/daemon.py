@@ -127,7 +127,7 @@ from peerload.security.broker import BrokerTls
 from peerload.security.private_files import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.security.revocation import Keyring, TrustStore
 from peerload.security.tls import Credentials
-from peerload.text import units
+from peerload.text.units import size
 from peerload.wire import recording
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ class Daemon:
         stdin = StdinForwarding(node, launcher, inbox, spool, inputs, fetches)
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
-        cache_bytes = units.size(config.files.cache)
+        cache_bytes = size(config.files.cache)
         files = AttemptFiles(state, cache_bytes, disk, spool, launcher, links, inbox, info, node, event_log)
 
         self.energy = energy = EnergySensors(

@@ -15,7 +15,7 @@ from peerload import __version__
 from peerload.agent.accounts.accounts import members
 from peerload.agent.node_info import now
 from peerload.agent.views import task as views
-from peerload.config.check import describe
+from peerload.config.loader import describe
 from peerload.model import metrics
 from peerload.security.broker import without_password
 
