@@ -11,9 +11,6 @@ import pytest
 from peerload.agent.energy import PriceFeed
 from peerload.config.loader import mistakes_in
 from peerload.energy.price import read_prices
-from peerload.agent.energy import PriceFeed
-from peerload.config.loader import mistakes_in
-from peerload.energy.price import read_prices
 from peerload.model.errors import ConfigError
 from peerload.model.events import PricesRead
 

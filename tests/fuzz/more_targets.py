@@ -30,8 +30,6 @@ from peerload.agent.peers.membership import AddressFile
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.nvml import GpuFaults
 from peerload.config import loader
-from peerload.agent.sensors.nvml import GpuFaults
-from peerload.config import loader
 from peerload.files import manifest
 from peerload.files.manifest import FileEntry
 from peerload.launcher.control_socket import AgentSocket, _starts_with_list

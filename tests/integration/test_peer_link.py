@@ -641,7 +641,7 @@ def test_who_is_shut_out_loses_every_link_and_stream_and_gets_no_other(
 
     dialled, served = a.loop.run(begun(a, "b")), b.loop.run(begun(b, "a"))
     monkeypatch.setattr(a.links._tls, "refuses", lambda facts: facts.name == "b")
-    a.loop.call(a.links.close_revoked)
+    a.loop.call(a.links.connections.close_revoked)
     for node, stream in ((a, dialled), (b, served)):
         with pytest.raises(LinkUnavailable):
             node.loop.run(rest(stream), 30)

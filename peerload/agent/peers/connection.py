@@ -34,7 +34,7 @@ from peerload.wire.frame import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
     from datetime import datetime
 
     from peerload.agent.inbox import Inbox
@@ -442,6 +442,11 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
 
+NO_ANSWER, REFUSED, NO_WAY = "it does not answer", "it refuses connections", "there is no way to it"
+NO_MEMBER = "what answers there is no node of the cluster"
+"""Kinds of failed dials, as they are reported to the peer that could not be dialled."""
+
+
 class ConnectionRegistry:
     """All connections of one node, streams included: makes them, and closes those whose certificate counts no more."""
 
@@ -460,8 +465,47 @@ class ConnectionRegistry:
     async def open(
         self, address: str, who: str, owner: Owner, *, stream: bool = False, back: int = 0
     ) -> PeerConnection:
-        """Dial an address → the connection, after the handshake. Raises LinkUnavailable."""
-        return await dial(address, who, self._tls, lambda: self.make(owner, dialled=True, stream=stream, back=back))
+        """Connect to `HOST:PORT` → the connection, after the handshake. who: the peer's name in errors. Raises LinkUnavailable."""
+        what = f"no link to {who}"
+        connection = self.make(owner, dialled=True, stream=stream, back=back)
+        try:
+            host, port = parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
+            async with asyncio.timeout(CONNECT_S):
+                sock = await open_tcp(host, port)
+                try:
+                    await asyncio.get_running_loop().create_connection(
+                        lambda: connection,
+                        sock=sock,
+                        ssl=self._tls.client,
+                        server_hostname="",  # the certificate names the node, not its address
+                        ssl_handshake_timeout=HANDSHAKE_S,
+                        ssl_shutdown_timeout=SHUTDOWN_S,
+                    )
+                except BaseException:
+                    sock.close()
+                    raise
+        except asyncio.CancelledError:
+            connection.abort("no longer wanted")  # it may be connected by now
+            raise
+        except TimeoutError:
+            raise LinkUnavailable(
+                who, what, why=f"{address} does not answer within {CONNECT_S:g} s", kind=NO_ANSWER
+            ) from None
+        except ssl.SSLError as error:
+            raise LinkUnavailable(who, what, why=f"{address}: {tls_error_text(error)}", kind=NO_MEMBER) from None
+        except OSError as error:
+            kind = REFUSED if isinstance(error, ConnectionError) else NO_WAY
+            raise LinkUnavailable(who, what, why=f"{address}: {os_error_text(error)}", kind=kind) from None
+        except (ConfigError, UnicodeError) as error:
+            raise LinkUnavailable(who, what, why=str(error)) from None
+        try:
+            await asyncio.wait([connection.ready, connection.gone], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            connection.abort("no longer wanted")
+            raise
+        if not connection.ready.done():
+            raise LinkUnavailable(who, what, why=f"{address}: {connection.reason}")
+        return connection
 
     def close_revoked(self) -> None:
         """Close every connection whose peer's certificate was revoked."""
@@ -481,56 +525,6 @@ class ConnectionRegistry:
 
     def _established(self) -> list[PeerConnection]:
         return [one for one in self._connections if one.certified and not one.is_closed]
-
-
-NO_ANSWER, REFUSED, NO_WAY = "it does not answer", "it refuses connections", "there is no way to it"
-NO_MEMBER = "what answers there is no node of the cluster"
-"""Kinds of failed dials, as they are reported to the peer that could not be dialled."""
-
-
-async def dial(address: str, who: str, tls: Credentials, make: Callable[[], PeerConnection]) -> PeerConnection:
-    """Connect to `HOST:PORT` → the connection, after the handshake. ``who``: the peer's name in errors. Raises
-    LinkUnavailable."""
-    what = f"no link to {who}"
-    connection = make()
-    try:
-        host, port = parse_address("peer", address, loopback_only=tls.cluster.is_local)
-        async with asyncio.timeout(CONNECT_S):
-            sock = await open_tcp(host, port)
-            try:
-                await asyncio.get_running_loop().create_connection(
-                    lambda: connection,
-                    sock=sock,
-                    ssl=tls.client,
-                    server_hostname="",  # the certificate names the node, not its address
-                    ssl_handshake_timeout=HANDSHAKE_S,
-                    ssl_shutdown_timeout=SHUTDOWN_S,
-                )
-            except BaseException:
-                sock.close()
-                raise
-    except asyncio.CancelledError:
-        connection.abort("no longer wanted")  # it may be connected by now
-        raise
-    except TimeoutError:
-        raise LinkUnavailable(
-            who, what, why=f"{address} does not answer within {CONNECT_S:g} s", kind=NO_ANSWER
-        ) from None
-    except ssl.SSLError as error:
-        raise LinkUnavailable(who, what, why=f"{address}: {tls_error_text(error)}", kind=NO_MEMBER) from None
-    except OSError as error:
-        kind = REFUSED if isinstance(error, ConnectionError) else NO_WAY
-        raise LinkUnavailable(who, what, why=f"{address}: {os_error_text(error)}", kind=kind) from None
-    except (ConfigError, UnicodeError) as error:
-        raise LinkUnavailable(who, what, why=str(error)) from None
-    try:
-        await asyncio.wait([connection.ready, connection.gone], return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        connection.abort("no longer wanted")
-        raise
-    if not connection.ready.done():
-        raise LinkUnavailable(who, what, why=f"{address}: {connection.reason}")
-    return connection
 
 
 def os_error_text(error: OSError) -> str:
@@ -587,24 +581,6 @@ BROKEN_RULES = {
 
 class PeerEntry:
     """One other node: its newest identity, its live links (the newest last), and the messages that wait for one."""
-
-    __slots__ = (
-        "cannot_reach_us",
-        "dial_back_failure",
-        "dialled_s",
-        "failures",
-        "has_dialled_us",
-        "identity",
-        "is_checked",
-        "is_dialled",
-        "links",
-        "node",
-        "not_before_s",
-        "reached",
-        "unreached",
-        "waiting",
-        "waiting_bytes",
-    )
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -719,10 +695,6 @@ class PeerTable:
         self._bans = Bans()
         self.clashes: dict[str, str] = {}
         """The last CLASHES_MAX agents that were refused because another has their name: name → address."""
-
-    def get(self, node: str) -> PeerEntry | None:
-        """The entry of a node, if there is one."""
-        return self.entries.get(node)
 
     def entry(self, node: str) -> PeerEntry | None:
         """The entry of a node, made if need be: in a full table in the place of an idle one. None if there is none."""

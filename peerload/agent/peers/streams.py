@@ -374,7 +374,7 @@ class Reachability:
 
     def is_replaceable(self, link: PeerConnection) -> bool:
         """True if either end could make another link if this one were closed."""
-        peer = self._table.get(link.hello.identity.node) if link.hello is not None else None
+        peer = self._table.entries.get(link.hello.identity.node) if link.hello is not None else None
         if peer is None or is_loopback(link.address):
             return True
         if link.dialled:
@@ -384,7 +384,7 @@ class Reachability:
     def route(self, node: str) -> tuple[str, str]:
         """Directions that can be dialled: `both`, as far as is known, `ours`, `theirs` or `none`; and the error of the
         other direction."""
-        peer = self._table.get(node)
+        peer = self._table.entries.get(node)
         if peer is None:
             return "both", ""
         if peer.unreached:
@@ -393,7 +393,7 @@ class Reachability:
 
     def dials_back(self, node: str) -> bool:
         """True if a linked peer opens streams on request."""
-        peer = self._table.get(node)
+        peer = self._table.entries.get(node)
         return peer is not None and _dials_back(peer)
 
     def link_lost(self, peer: PeerEntry) -> None:
@@ -440,7 +440,7 @@ class Reachability:
             return
         now_s, left = asyncio.get_running_loop().time(), DIALS_PER_CHECK_MAX
         for identity in self._local.alive_peers():
-            peer = self._table.get(identity.node)
+            peer = self._table.entries.get(identity.node)
             if peer is not None:
                 can_dial_us = peer.has_dialled_us and not peer.cannot_reach_us
                 pause_s = TRY_AGAIN_S if peer.unreached and not peer.cannot_reach_us else 0.0
@@ -457,7 +457,7 @@ class Reachability:
 
     async def open(self, address: str, node: str, make: Callable[[], Owner]) -> PeerConnection:
         """Open a stream to this node, by dialling or by a dial back, whichever comes first. Raises LinkUnavailable."""
-        peer = self._table.get(node)
+        peer = self._table.entries.get(node)
         if peer is None:
             return await self._connections.open(address, node, make(), stream=True)
         if is_loopback(address) or not _dials_back(peer):
@@ -518,7 +518,7 @@ class Reachability:
 
     def received(self, node: str, message: DialBack | NotDialled) -> None:
         """Handle a request to dial back, or the report that this node cannot be dialled."""
-        peer = self._table.get(node)
+        peer = self._table.entries.get(node)
         if peer is None:
             return
         if isinstance(message, DialBack):
