@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from peerload.agent.accounts.as_user import TaskUser
-from peerload.agent.event_loop import BackgroundTasks
+from peerload.agent.accounts import TaskUser
 from peerload.agent.files.environments import BuildFailed
-from peerload.agent.launcher.connect import LauncherError
+from peerload.agent.launcher.client import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
 from peerload.agent.mqtt import SOURCES_MAX
+from peerload.agent.runtime import BackgroundTasks
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
 from peerload.launcher.protocol import StdinFed
@@ -41,24 +41,21 @@ from peerload.model.task import Exit, execution_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.agent.accounts.as_user import DirectoryQueries, UserServices
+    from peerload.agent.accounts import DirectoryQueries, UserServices
     from peerload.agent.files.attempts import AttemptFiles
-    from peerload.agent.inbox import Inbox
     from peerload.agent.joining import CertificateRenewal, TrustDistribution
     from peerload.agent.launcher.mps import MpsDaemons
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import DuplicateNames
     from peerload.agent.peers.membership import Members
-    from peerload.agent.run_state import RunState
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.runtime import AgentInfo, Inbox, RunState
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin import StdinFetches, StdinForwarding
     from peerload.agent.store.disk_space import DiskSpace
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog, SecurityEvents
     from peerload.core.node import Node
     from peerload.model.events import Event
     from peerload.model.messages import Envelope, Hello, Identity, Message

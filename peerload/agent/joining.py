@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.core.membership.membership import PeerState
 from peerload.model import messages, metrics, rules
 from peerload.model.bounded import BoundedDict
@@ -43,12 +43,10 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.security_events import SecurityEvents
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.runtime import AgentInfo, Inbox
+    from peerload.agent.store.write_ahead import EventLog, SecurityEvents
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.model.messages import Hello

@@ -24,8 +24,8 @@ import aiomqtt
 import msgspec
 import paho.mqtt.client as mqtt
 
-from peerload.agent.event_loop import next_tick
 from peerload.agent.peers.connection import backoff_s
+from peerload.agent.runtime import next_tick
 from peerload.model import metrics, rules
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from paho.mqtt.reasoncodes import ReasonCode
 
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.model.config import AgentConfig
     from peerload.security.broker import BrokerTls
     from peerload.wire.seal import Sealer

@@ -26,8 +26,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.output.spool import remove
+from peerload.agent.runtime import BackgroundTasks
 from peerload.core.work import HomePhase, RemotePhase
 from peerload.launcher.process import HolePuncher
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
@@ -39,12 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.connection import PeerConnection
     from peerload.agent.peers.links import PeerLinks
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import Inbox, RunState
     from peerload.core.node import Node
     from peerload.core.work import HomeTask, RemoteTask
     from peerload.model.actions import SpawnTask, TaskChanged

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 
-from peerload.launcher.cgroups import IDLE_MAX, Cgroup2, own_cgroup, removed_all
-from peerload.launcher.containment import read, write
+from peerload.launcher.containment import IDLE_MAX, Cgroup2, own_cgroup, read, removed_all, write
 from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from peerload.launcher.cgroups import kill_and_remove, removed_all
+from peerload.launcher.containment import kill_and_remove, removed_all
 from peerload.launcher.record_log import RecordLog, log_line, machine_boot, whole_records
 
 TYPE_CHECKING = False

@@ -24,23 +24,23 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 
-from peerload.core.membership.directory import Directory, HeardReport
+from peerload.core.membership.membership import Directory, HeardReport
 from peerload.core.node import Node
 from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig
 from peerload.model.errors import InvariantBroken
+from peerload.model.events import Instant
 from peerload.model.gossip import GossipPreset
-from peerload.model.instant import Instant
 from peerload.model.messages import Commit, Identity, Result, State
 from peerload.model.resources import Profile, ResourceRequest
 from peerload.model.task import SCRATCH, Exit, TaskSpec
-from peerload.sim.cpu_use import SAMPLE, CpuUse, check_modelled, readings_of
+from peerload.sim.utilization import SAMPLE, CpuUse, check_modelled, readings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from peerload.model.actions import Action
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
     from peerload.model.task import TaskRecord
     from peerload.policy.preset import PolicySet
     from peerload.sim.utilization import UtilizationMonitor
@@ -286,17 +286,13 @@ class QueueingModel:
             arrival = next(arrivals, None)
             if arrival is None:
                 return
-            self._until(arrival.at_s)
+            self.advance(arrival.at_s)
             self._arrive(arrival)
-
-    def advance(self, at_s: float) -> None:
-        """Let time pass until then, without arrivals."""
-        self._until(at_s)
 
     def drain(self) -> None:
         """Go on without arrivals until every task has ended."""
         while self._unfinished and self._heap:
-            self._until(self._heap[0][0])
+            self.advance(self._heap[0][0])
 
     @property
     def unfinished(self) -> int:
@@ -325,7 +321,8 @@ class QueueingModel:
         """Sum of n of all nodes, as they count it themselves."""
         return sum(node.ledger.load_tasks for node in self.nodes.values())
 
-    def _until(self, at_s: float) -> None:
+    def advance(self, at_s: float) -> None:
+        """Let time pass until then, without arrivals."""
         heap = self._heap
         while heap and heap[0][0] <= at_s:
             due_s, _, name, event = heapq.heappop(heap)

@@ -17,9 +17,8 @@ import uvloop
 from peerload.agent.mqtt import MqttBus
 from peerload.cli.demo.broker import BrokerProcess, Kind, start_broker
 from peerload.model.config import AgentConfig
-from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity, Message, State
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.wire import peer
 from peerload.wire.seal import Sealer
 from tests.conftest import require_program

@@ -17,7 +17,6 @@ import pytest
 from peerload.agent.peers import connection, links
 from peerload.agent.peers.links import PeerLinks
 from peerload.model.errors import ConfigError, LinkUnavailable
-from peerload.model.load import LoadReport
 from peerload.model.messages import (
     Envelope,
     Hello,
@@ -31,7 +30,7 @@ from peerload.model.messages import (
     Pong,
     WrongBoot,
 )
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import TaskSpec
 from peerload.security.address import join_address, reachable
 from peerload.wire import peer

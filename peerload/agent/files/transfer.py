@@ -21,7 +21,7 @@ import shutil
 import threading
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from peerload.agent.event_loop import Workers
+from peerload.agent.runtime import Workers
 from peerload.files.manifest import decode_root
 from peerload.files.store import BlockStore, Damaged, NoRoom
 from peerload.model import metrics

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.launcher.fs_credentials import OwnCredentials
-from peerload.launcher.process import Capture, HolePuncher
+from peerload.launcher.process import Capture, HolePuncher, OwnCredentials
 from peerload.model.task import without_missing
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
-from peerload.agent.event_loop import ReadTimeout
+from peerload.agent.runtime import ReadTimeout
 from peerload.model import metrics, rules
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from datetime import datetime
 
-    from peerload.agent.inbox import Inbox
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.runtime import Inbox
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.model.errors import PeerloadError
     from peerload.security.tls import Credentials
 

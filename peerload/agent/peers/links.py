@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.connection import Links, PeerBackpressure, PeerConnection, PeerEntry
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.peers.streams import Piece, StreamReader
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.security.tls import Credentials
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.energy import cards
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.host import machine_facts
 from peerload.agent.sensors.power import own_curve
@@ -24,25 +24,21 @@ from peerload.config.loader import gpu_config
 from peerload.core.membership.membership import PeerState
 from peerload.environments.builders import kinds
 from peerload.model import events
-from peerload.model.devices import GPU
 from peerload.model.errors import ConfigError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Hello, State
-from peerload.model.resources import Profile
+from peerload.model.resources import GPU, Profile
 from peerload.wire.peer import Envelopes
 from peerload.wire.seal import Sealer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import AgentInfo
-    from peerload.agent.run_state import RunState
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.runtime import AgentInfo, Inbox, RunState
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.model.config import AgentConfig
-    from peerload.model.devices import Device
-    from peerload.model.load import LoadReport
     from peerload.model.messages import Identity
+    from peerload.model.resources import Device, LoadReport
     from peerload.security.cluster_dir import ClusterDirectory
     from peerload.security.revocation import Keyring
 

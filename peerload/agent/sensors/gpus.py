@@ -42,8 +42,8 @@ from peerload.agent.sensors.nvml import (
 from peerload.agent.sensors.processes import ProcessOwners
 from peerload.config.loader import configured_devices
 from peerload.core.resources.placement import is_meant
-from peerload.model.devices import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
+from peerload.model.resources import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.security.private_files import machine_boot_id
 
 if TYPE_CHECKING:

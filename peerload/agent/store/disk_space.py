@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from peerload.agent.event_loop import next_tick
+from peerload.agent.runtime import next_tick
 from peerload.model.errors import DiskFull
 
 if TYPE_CHECKING:

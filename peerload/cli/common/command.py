@@ -19,8 +19,8 @@ from peerload.cli.common.options import (
     is_node_name,
     whole,
 )
-from peerload.client import environment
-from peerload.client import files as travelling
+from peerload.client import submission
+from peerload.client import submission as travelling
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, number_text, say, shortened, size_text
@@ -104,7 +104,9 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     check_node_names(verb, [*([flags.node] if flags.node else []), *_listed(flags.exclude)])
     if flags.shell is None:
         say_if_quoted(words, verb)
-    variables, secret = environment.captured(os.environb, flags.export, flags.env, moved=flags.chdir is not None)
+    variables, secret = submission.captured_variables(
+        os.environb, flags.export, flags.env, moved=flags.chdir is not None
+    )
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
@@ -127,8 +129,8 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     spec = {
         "argv": argv,
         "directory": _directory(flags.chdir),
-        "environment": environment.packed(variables),
-        **_given(named=environment.named(flags.export, flags.env) or None),
+        "environment": submission.packed_variables(variables),
+        **_given(named=submission.named_variables(flags.export, flags.env) or None),
         "umask": umask & 0o777,
         "name": name,
         "request": request,
@@ -139,9 +141,9 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
         **_promise(flags, verb),
     }
     if locks:
-        travelling.add_lock(spec, locks[0])
+        submission.add_lock(spec, locks[0])
     elif flags.shell is None:
-        travelling.add_script(spec)
+        submission.add_script(spec)
     return spec, secret
 
 
@@ -225,7 +227,7 @@ def submit(
     try:
         try:
             return client.call(
-                "submit", token=token, spec=spec, terms=terms, freezes=travelling.may_freeze(spec), **fields
+                "submit", token=token, spec=spec, terms=terms, freezes=submission.may_freeze(spec), **fields
             )
         except SnapshotWanted:
             freeze_directory(client, spec, terms)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from peerload.client.protocol import OutputGaps
+from peerload.client.connection import OutputGaps
 from peerload.model.text import printable
 from peerload.text.format import duration_text, print_json, say, size_text
 

@@ -14,8 +14,7 @@ import sys
 import time
 
 from peerload.cli.common.messages import say_away, say_unknown, say_waits
-from peerload.client.connection import AgentConnection
-from peerload.client.protocol import accepted
+from peerload.client.connection import AgentConnection, accepted
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import say, shortened

@@ -19,7 +19,7 @@ from peerload.cli.common import agent_process
 from peerload.cli.common.messages import INTERRUPTED
 from peerload.cli.common.options import Options
 from peerload.cli.demo.demo import ANSWER_WITHIN_S, MARK, Demo, interrupt, run_and_clean, temporary_directory, wait
-from peerload.client import environment
+from peerload.client import submission
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.security import cluster_dir
@@ -165,7 +165,7 @@ class GpuDemo(Demo):
         spec = {
             "argv": [os.fsencode(word) for word in argv],
             "directory": bytes(self.directory),
-            "environment": environment.packed(variables),
+            "environment": submission.packed_variables(variables),
             "request": {
                 "gpus": 1,
                 "gpu_fraction": asked.share,

@@ -20,8 +20,7 @@ from peerload.cli.common import command
 from peerload.cli.common.command import say_declining
 from peerload.cli.common.messages import say_unknown
 from peerload.cli.map.template import BadInput, shown
-from peerload.client.connection import AgentConnection
-from peerload.client.protocol import OutputGaps, refusal
+from peerload.client.connection import AgentConnection, OutputGaps, refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, say, size_text

@@ -195,7 +195,7 @@ def _default_name(directory: Path) -> str:
 def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> int:
     """Make the files by which a Mosquitto serves the cluster by TLS, in a new directory. flags: `host` and `json` of the command
     line. Raises BadRequest."""
-    from peerload.security import mosquitto_config
+    from peerload.security import broker
 
     if cluster.is_local:
         why = "this node has no cluster of several machines"
@@ -207,12 +207,12 @@ def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> 
             hint="run it where the cluster was made; which nodes have the key:  peerload invite",
         )
     hosts: list[str] = flags.host or []
-    valid_until = mosquitto_config.make(cluster, directory, hosts, datetime.now(UTC))
+    valid_until = broker.make_mosquitto_files(cluster, directory, hosts, datetime.now(UTC))
     if flags.json:
         print_json({"directory": str(directory), "hosts": hosts, "valid_until": valid_until.timestamp()})
         return 0
     url = f"mqtts://{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{TLS_PORT}"
-    place, there = printable(shlex.quote(str(directory))), mosquitto_config.PLACE
+    place, there = printable(shlex.quote(str(directory))), broker.MOSQUITTO_PLACE
     sys.stdout.write(
         f"{place} has the files for a Mosquitto at {printable(', '.join(hosts))}, valid until {valid_until:%Y-%m-%d}. "
         "broker.key is a secret.\n"

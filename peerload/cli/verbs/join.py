@@ -156,7 +156,7 @@ def _ask_to_join(
 ) -> Any:  # noqa: ANN401 -- as above
     """Ask to join and store the result; the file that makes it effective is written last. own: the address of the agent that runs
     here, "" if none does."""
-    from peerload.security import cluster_dir, join_client, node_identity_file, private_files, revocation, tls
+    from peerload.security import cluster_dir, invitations, node_identity_file, private_files, revocation, tls
     from peerload.security.address import parse_address
     from peerload.security.certificates import KeyPair
 
@@ -166,7 +166,7 @@ def _ask_to_join(
     make_private(place["state"])
     private_files.private_directory(state)
     _check_free(directory, token)
-    got = join_client.join_cluster(token, node, state)
+    got = invitations.join_cluster(token, node, state)
     welcome = got.welcome
     try:
         cluster_dir.install(directory, welcome.name, welcome.cluster, KeyPair(got.ca, welcome.ca_key), welcome.seal_key)

@@ -11,7 +11,7 @@ from peerload.cli.common.output import Bar, write_all
 from peerload.cli.map.run import Halt, Joblog, Mapping, MapResult, MapView
 from peerload.cli.map.template import CommandTemplate, opened, refuse_late_flags, shown, split
 from peerload.client.connection import AgentConnection
-from peerload.client.files import may_freeze
+from peerload.client.submission import may_freeze
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened, size_text

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from peerload.policy.describe import CheckedPolicy, ChosenPolicy, PolicyDescription, PresetDescription
-    from peerload.policy.parameters import Parameter
+    from peerload.policy.preset import Parameter
     from peerload.sim.rehearsal import Rehearsal
 
 AGENT_S_MAX = 2.0
@@ -200,7 +200,7 @@ WIDTH_MAX = 100
 
 def preset_lines(preset: PresetDescription) -> list[str]:
     """A preset: its description, then each kind with the policy chosen, and its parameters."""
-    from peerload.policy.parameters import shown
+    from peerload.policy.preset import shown
 
     lines = [*_wrapped(f"{preset.name}: {preset.description or 'no description'}"), f"  {printable(preset.file)}"]
     lines += [f"  {', '.join(preset.classes)}"] * bool(preset.classes)
@@ -217,7 +217,7 @@ def preset_lines(preset: PresetDescription) -> list[str]:
 
 def _changes(tables: Mapping[str, Any], path: str = "") -> list[str]:
     """The keys of tables in tables, with their values."""
-    from peerload.policy.parameters import shown
+    from peerload.policy.preset import shown
 
     lines: list[str] = []
     for key, value in tables.items():
@@ -250,7 +250,7 @@ def member_lines(member: PolicyDescription) -> list[str]:
 
 
 def _parameter_table(parameters: Iterable[Parameter], values: Mapping[str, Any] | None = None) -> list[str]:
-    from peerload.policy.parameters import shown
+    from peerload.policy.preset import shown
 
     rows = []
     for parameter in parameters:

@@ -23,7 +23,7 @@ from peerload.cli.common.task_session import (
     with_term,
 )
 from peerload.client.connection import AgentConnection
-from peerload.client.environment import packed
+from peerload.client.submission import packed_variables
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, UsageError
 from peerload.model.text import printable
 from peerload.text.format import print_json, say
@@ -307,7 +307,7 @@ class ExecSession(TaskSession):
 def _environment() -> bytes:
     """The variables that describe our terminal to the command."""
     pairs = (word.partition("=") for word in with_colours(with_term([]), has_terminal=True))
-    return packed({os.fsencode(name): os.fsencode(value) for name, _, value in pairs})
+    return packed_variables({os.fsencode(name): os.fsencode(value) for name, _, value in pairs})
 
 
 def _split(reader: Options, words: list[str]) -> tuple[Any, list[str]]:

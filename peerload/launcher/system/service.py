@@ -13,21 +13,41 @@ import struct
 import sys
 
 from peerload.launcher.cgroup_limits import CgroupLimits
-from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.powercap import PLACE, Powercap
-from peerload.launcher.process import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, SpawnRefused, raise_shortage
+from peerload.launcher.process import (
+    NOT_EXECUTABLE,
+    PATH_DEFAULT,
+    AgentCredentials,
+    CannotStart,
+    SpawnRefused,
+    raise_shortage,
+)
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck, FilesJob, LauncherProtocolError
 from peerload.launcher.record_log import log_line
 from peerload.launcher.server import ignore_signals, locked_launcher
 from peerload.launcher.system import sandbox
-from peerload.launcher.system.account_resolver import AccountResolver, AccountUnanswered, agent_ids
-from peerload.launcher.system.accounts import Entry, GuestIds, LauncherAccount, account_named, check_uid
-from peerload.launcher.system.deferred_requests import DeferredRequests
-from peerload.launcher.system.fork_server import DESCRIPTORS_MAX, ChildReports, ForkServer, SpawnOrder
-from peerload.launcher.system.seccomp import guest_filter
-from peerload.launcher.system.syscalls import MS_NODEV, MS_NOSUID, Syscalls
-from peerload.launcher.system.user_helpers import HelperRequest, UserHelpers
-from peerload.launcher.system.user_policy import DIRECTORY, FILE, PolicyError, PolicyFiles, check_root_owned
+from peerload.launcher.system.account_resolver import AccountResolver, AccountUnanswered, DeferredRequests, agent_ids
+from peerload.launcher.system.accounts import (
+    DIRECTORY,
+    FILE,
+    Entry,
+    GuestIds,
+    LauncherAccount,
+    PolicyError,
+    PolicyFiles,
+    account_named,
+    check_root_owned,
+    check_uid,
+)
+from peerload.launcher.system.fork_server import (
+    DESCRIPTORS_MAX,
+    ChildReports,
+    ForkServer,
+    HelperRequest,
+    SpawnOrder,
+    UserHelpers,
+)
+from peerload.launcher.system.sandbox import MS_NODEV, MS_NOSUID, Syscalls, guest_filter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

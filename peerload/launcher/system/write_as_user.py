@@ -1,5 +1,5 @@
 """Writing output to a file of a user: by a child of a launcher that runs as root, after it has become the user, and by
-the agent of one user (output_files.py, which follows links to files first; here they are not followed).
+the agent of one user (agent/accounts.py, which follows links to files first; here they are not followed).
 
 The user opens the directory once; everything else happens beneath it, by names without a slash.
 """

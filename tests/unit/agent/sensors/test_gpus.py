@@ -16,8 +16,8 @@ from peerload.agent.sensors import gpus as module
 from peerload.agent.sensors import nvml
 from peerload.agent.sensors.gpus import Gpus
 from peerload.agent.sensors.nvml import WAS_LOST
-from peerload.model.devices import Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
+from peerload.model.resources import Device, DeviceReading, Health
 from tests.fakes.nvml import GIB, Machine, load
 from tests.support import PATIENCE_S
 
