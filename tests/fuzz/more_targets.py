@@ -201,7 +201,7 @@ def peer_connection(raw: bytes) -> object:
         for before in (b"", _INTRODUCTION):
             owner = _owner()
             owner.errors = 0
-            link = PeerConnection(owner, _tls(), dialled=False)
+            link = PeerConnection(owner, _tls(), cast("Any", None), dialled=False)
             link._transport, link.certified = Deaf(), "n2"
             for piece in (before, *(raw[first : first + STEP_BYTES] for first in range(0, len(raw), STEP_BYTES))):
                 feed(link, piece)
