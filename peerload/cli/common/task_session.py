@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-from peerload.cli.common.messages import say_away, say_unknown, say_waits
+from peerload.cli.common.messages import say_notice
 from peerload.client.connection import AgentConnection
 from peerload.client.protocol import accepted
 from peerload.model.errors import AgentUnavailable, PeerloadError
@@ -435,13 +435,7 @@ class TaskSession:
             self._runs(body["running"])
         elif "ended" in body:
             self._begins(body["ended"])
-        elif "unknown" in body:
-            say_unknown(body["unknown"])
-        elif "away" in body:
-            say_away(body["away"])
-        elif "waits" in body:
-            say_waits(body["waits"])
-        else:
+        elif not say_notice(body):
             self._show(body)
         return None
 

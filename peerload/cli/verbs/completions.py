@@ -6,7 +6,6 @@ agent. An agent that does not answer at once is not waited for.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from peerload.cli.common.options import DESCRIBE, Described, Options
@@ -14,7 +13,7 @@ from peerload.cli.verbs import VERBS, load
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
-from peerload.text.format import shortened
+from peerload.text.format import print_lines, print_result, shortened
 
 AGENT_S_MAX = 0.5
 """Patience with the agent after TAB."""
@@ -142,12 +141,8 @@ def main(words: list[str]) -> int:
     if flags.shell not in SCRIPTS:
         what = f"no such shell: {flags.shell!r}" if flags.shell else "the shell is missing"
         raise UsageError(f"completions: {what}", hint="there are:  peerload completions bash | zsh | fish")
-    if flags.json:
-        from peerload.text.format import print_json
-
-        print_json({"shell": flags.shell, "script": SCRIPTS[flags.shell]})
-    else:
-        sys.stdout.write(SCRIPTS[flags.shell])
+    script = SCRIPTS[flags.shell]
+    print_result({"shell": flags.shell, "script": script}, script.splitlines(), as_json=flags.json)
     return 0
 
 
@@ -157,8 +152,8 @@ def _answer(form: list[str], words: list[str]) -> int:
     for candidate, says in answered(words):
         told = shortened(printable(says), HELP_WIDTH_MAX)
         word = candidate.replace(":", "\\:") if between == ":" and not candidate.startswith(":") else candidate
-        lines.append(f"{word}{between}{told}\n" if between and told else f"{word}\n")
-    sys.stdout.write("".join(lines))
+        lines.append(f"{word}{between}{told}" if between and told else word)
+    print_lines(lines)
     return 0
 
 

@@ -54,7 +54,6 @@ caused it; 125 if the output of a task is incomplete."""
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = _reader()
     flags, rest = reader.read_command(words)
     refuse_late_flags(words[: len(words) - len(rest)], rest, reader.takes_value)

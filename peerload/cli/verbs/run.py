@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 def run(words: list[str]) -> int:
-    """Run the verb."""
     reader = command.command_options(
         "run",
         "Run a command where there is room, as if it ran here: input, live output, Ctrl-C and exit code pass through.\n"
@@ -118,7 +117,6 @@ SHELL_PRIORITY = "1000"
 
 
 def sh(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "sh",
         "Open a shell on NODE: a task there that ends with the shell. Without a terminal it reads commands from stdin.\n"
@@ -146,7 +144,6 @@ TAIL_LINES = 10
 
 
 def attach(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "attach",
         "Follow a task: its live output, and its input if nobody else sends that; wait as run does, with its exit code.\n"
@@ -212,7 +209,6 @@ def _input(client: AgentConnection, task: str) -> StdinReader | None:
 
 
 def exec(words: list[str]) -> int:  # noqa: A001 -- the name of the verb
-    """Run the verb."""
     reader = Options(
         "exec",
         "Run a command inside a running task, on its node: in its working directory, with its environment, in its cgroup.\n"

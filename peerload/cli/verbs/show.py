@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def show(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "show",
         "Show everything about tasks: spec, history of states with reasons, usage.",
@@ -41,7 +40,6 @@ def show(words: list[str]) -> int:
 
 
 def trace(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "trace",
         "Show where the time of a task went: waiting, search, handover, start, run, output home; on its home and on each node\n"
@@ -66,8 +64,7 @@ def trace(words: list[str]) -> int:
     now = time.time()
     spans = trace_spans(task, events, now)
     result = {key: task[key] for key in ("id", "name", "state", "home", "trace")} | {"spans": spans, "missing": missing}
-    lines = trace_lines(task, spans, missing, now)
-    print_result(result, "".join(f"{line}\n" for line in lines), as_json=flags.json)
+    print_result(result, trace_lines(task, spans, missing, now), as_json=flags.json)
     return 0
 
 

@@ -21,7 +21,6 @@ WHY_WIDTH_MAX = 120
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = command.command_options(
         "submit",
         "Queue a command; it runs wherever there is room. Prints its id (on a terminal, a line about it).",
