@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload import notification
-from peerload.energy.prices import read_prices
+from peerload.energy.price import read_prices
 from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, CpusSettings, EnergySettings, GpuConfig, GpuSettings, LoadSettings
 from peerload.model.devices import DEVICES_MAX, GPU, Device

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.completion.retention import Retention
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.mqtt.client import MqttBus
+    from peerload.agent.mqtt import MqttBus
     from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members

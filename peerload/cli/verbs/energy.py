@@ -117,7 +117,7 @@ def _profile(client: AgentConnection, flags: Namespace) -> dict[str, Any]:
 
 def restore(words: list[str]) -> int:
     """Run `power restore` in this process, which needs the rights to set power controls."""
-    from peerload.agent.energy.controls import FILE, PowerControls
+    from peerload.agent.energy import FILE, PowerControls
     from peerload.cli.common.agent_process import located
 
     flags = Options("power restore", "Put back what the power controls of an agent have changed.").read(words)
