@@ -160,7 +160,6 @@ def say_detached(task: str) -> int:
 
 
 def _needs_explanation(ended: dict[str, Any], code: int, reason: str) -> bool:
-    """True if the exit code alone does not explain the failure."""
     if reason in ("", f"exit code {code}"):
         return False
     return code in EXPLAINED_EXIT_CODES or bool(ended.get("out_of")) or WITHOUT_ROOM in reason

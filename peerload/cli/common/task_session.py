@@ -378,7 +378,6 @@ class TaskSession:
             raise
 
     def _reader_gone(self) -> None:
-        """Cancel the task, since the reader of our output is gone."""
         self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGPIPE))
 
     def _ask(self) -> None:
@@ -419,7 +418,6 @@ class TaskSession:
         return ended
 
     def _ask_why(self) -> None:
-        """Ask once why the task has not started."""
         if self._why_due_s is not None and time.monotonic() >= self._why_due_s:
             self._why_due_s = None
             self._why_request = self._client.send("why", task=self._task)
@@ -448,7 +446,6 @@ class TaskSession:
         self._attempt = attempt
 
     def _runs(self, where: dict[str, Any]) -> None:
-        """Note that an attempt runs."""
         self._why_due_s, self._why_request = None, -1
         if self._shows_staging:
             sys.stderr.write(f"\r{CLEAR_TO_END}")

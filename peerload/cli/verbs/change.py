@@ -535,7 +535,6 @@ def _cleaned(
 
 
 def _refs(client: AgentConnection, chosen_by: selection.Selection, states: list[str]) -> list[str]:
-    """References to the selected tasks."""
     if chosen_by.is_plain:
         return chosen_by.words
     chosen_by.states = states

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from peerload.cli.common.options import DESCRIBE, Described, Options
+from peerload.cli.common.selection import STATES, UNFINISHED
 from peerload.cli.verbs import VERBS, load
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
@@ -24,13 +25,12 @@ FILES, DIRECTORIES, COMMAND = ":files", ":directories", ":command"
 """Instead of candidates: the shell completes names of files, of directories, or a command and its words."""
 COMMANDS = ("run", "submit", "map")
 SIGNALS = "TERM INT KILL HUP USR1 USR2 STOP CONT"
-STATES = "held queued leased running done failed cancelled unknown"
 
-_WAITING, _UNFINISHED = ("queued", "held", "leased"), ("held", "queued", "leased", "running", "unknown")
+_WAITING = ("queued", "held", "leased")
 _ENDED = ("done", "failed", "cancelled", "unknown")
 TASKS: dict[str, tuple[str, ...]] = {
-    "show": (), "why": (), "trace": (), "logs": (), "ls": (), "exec": ("running",), "events": (), "attach": _UNFINISHED, "wait": _UNFINISHED, "cancel": _UNFINISHED, "signal": ("running",),
-    "hold": ("queued",), "release": ("held",), "retry": _ENDED, "prio": _WAITING, "pause": _UNFINISHED, "resume": (),
+    "show": (), "why": (), "trace": (), "logs": (), "ls": (), "exec": ("running",), "events": (), "attach": UNFINISHED, "wait": UNFINISHED, "cancel": UNFINISHED, "signal": ("running",),
+    "hold": ("queued",), "release": ("held",), "retry": _ENDED, "prio": _WAITING, "pause": UNFINISHED, "resume": (),
 }  # fmt: skip
 """Verbs that take ids, with the states of the tasks offered (none: all)."""
 NODES = ("sh", "forget", "drain", "undrain")
@@ -230,7 +230,7 @@ def _values(verb: str, flag: str, value: str, front: str) -> list[tuple[str, str
     elif flag in LABEL_FLAGS:
         candidates = sorted({(str(label), "") for node in _ask("nodes").get("nodes", ()) for label in node["labels"]})
     elif flag == "--state" and verb not in ("up", "agent", "down"):
-        candidates = [(state, "") for state in STATES.split()]
+        candidates = [(state, "") for state in STATES]
     else:
         told = VALUES.get(flag, DIRECTORIES if flag == "--state" else "")
         candidates = [(word, "") for word in told.split()]

@@ -194,7 +194,6 @@ def _check_free(directory: Path, token: Any) -> None:  # noqa: ANN401 -- as abov
 
 
 def _as_member(running: dict[str, Any] | None, place: dict[str, str]) -> dict[str, Any]:
-    """Start or restart the agent → its answer to `info`."""
     if running is not None:
         return restart(place["socket"], "joined a cluster")
     return start({key: place[key] for key in ("state", "socket")})
@@ -412,7 +411,6 @@ def _say_terms(flags: Namespace, reply: dict[str, Any]) -> None:
 
 
 def _say_how_to_install(join: str, *, is_system: bool) -> None:
-    """Say how to install peerload on the other machine."""
     ways = install_lines(join, is_system=is_system)
     if not ways:
         say("a machine without peerload needs it first: install it there as it was installed here")

@@ -332,8 +332,7 @@ def top_lines(shown: dict[str, Any], now: float, *, wide: bool = False) -> list[
     drawn += ["", *node_table(headings, rows, columns, NARROW), *shared_machine_lines(shown["nodes"])]
     drawn += gpu_table(shown["nodes"], columns)
     if shown["tasks"]:
-        headings_tasks = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
-        drawn += ["", *table(headings_tasks, [tasks.row(task, now) for task in shown["tasks"]], ("TIME",))]
+        drawn += ["", *table(tasks.HEADINGS, [tasks.row(task, now) for task in shown["tasks"]], ("TIME",))]
     return drawn
 
 

@@ -148,7 +148,6 @@ def _check(flags: Namespace) -> int:
 
 
 def _say_played(name: str, played: Rehearsal) -> None:
-    """Report the problems found in the simulation."""
     if played.shared:
         say(
             f"{printable(name)}: all nodes share {', '.join(map(printable, played.shared))}, which changed during the simulation",

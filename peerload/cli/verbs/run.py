@@ -160,7 +160,7 @@ def attach(words: list[str]) -> int:
     reader.switch("--raw", help="do not escape control characters, though the task is another user's")
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
-        (shown,) = _single(client, flags.task)
+        shown = _single(client, flags.task)
         task = str(shown["id"])
         is_raw = flags.raw or is_ours(shown, client.call("info"))
         has_terminal = bool(shown.get("terminal")) and is_raw
@@ -183,14 +183,14 @@ def attach(words: list[str]) -> int:
     return report_missing(ended, code, writer.missing_bytes)
 
 
-def _single(client: AgentConnection, name: str) -> list[dict[str, Any]]:
+def _single(client: AgentConnection, name: str) -> dict[str, Any]:
     """The one task of this name. Raises BadRequest for an array."""
     shown: list[dict[str, Any]] = client.call("show", tasks=[name])["tasks"]
     if len(shown) > 1:
         raise BadRequest(
             f"{name} is an array", why="name one of its members", hint=f"such as  peerload attach {shown[0]['id']}"
         )
-    return shown
+    return shown[0]
 
 
 def _input(client: AgentConnection, task: str) -> StdinReader | None:

@@ -155,7 +155,6 @@ def _owed(owed: dict[str, Any]) -> str:
 
 
 def _when(at: object, now: float) -> str:
-    """A time, and how long ago that was."""
     text = tasks.instant_text(at)
     return f"{text} ({ago_text(now - at)})" if isinstance(at, (int, float)) and at else text
 
@@ -184,7 +183,6 @@ def _promise(task: dict[str, Any]) -> str:
 
 
 def _awaited(task: dict[str, Any]) -> str:
-    """The tasks whose end or success it waits for."""
     return _pairs({"end": task.get("after") or [], "success": task.get("after_ok") or []})
 
 
@@ -232,7 +230,6 @@ def _gpu_terms(task: dict[str, Any]) -> str:
 
 
 def _learned(task: dict[str, Any]) -> str:
-    """The GPU memory learned from earlier runs of this command."""
     need = task.get("gpu_mem_learned_bytes")
     return f"{size_text(need)} of each GPU, from {counted(task.get('gpu_runs_learned') or 0, 'run')}" if need else ""
 

@@ -74,7 +74,6 @@ def _print_id(
     *,
     is_each: bool,
 ) -> None:
-    """Print the id; on a terminal, a line about the task."""
     members = reply.get("members")
     if flags.json:
         print_json({"id": reply["id"]} | ({"members": members} if members else {}))

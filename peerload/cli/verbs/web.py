@@ -60,7 +60,6 @@ def _tokens_of(info: dict[str, Any]) -> Path:
 
 
 def _told(url: str, flags: Any) -> int:  # noqa: ANN401 -- argparse's own
-    """Print where it is, and open it."""
     if flags.json:
         print_json({"url": url})
     else:
