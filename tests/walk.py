@@ -48,10 +48,10 @@ ARCHITECTURE = ROOT / "docs/architecture.md"
 BACKGROUND = (
     "peerload/core/membership/gossip",
     "peerload/core/membership/detector.py",
-    "peerload/agent/peers/gossip.py",
+    "peerload/agent/peers/membership.py",
     "peerload/agent/sensors/",
     "peerload/agent/launcher/heartbeat.py",
-    "peerload/agent/systemd/",
+    "peerload/agent/systemd.py",
     "peerload/agent/store/retention.py",
 )
 

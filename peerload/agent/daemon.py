@@ -44,10 +44,8 @@ from peerload.agent.effects import (
     TaskStarter,
     Timers,
 )
-from peerload.agent.energy.controls import FILE as CONTROLS_FILE
-from peerload.agent.energy.controls import PowerControls
-from peerload.agent.energy.power_down import PowerDown, Waker
-from peerload.agent.energy.price_feed import PriceFeed
+from peerload.agent.energy import FILE as CONTROLS_FILE
+from peerload.agent.energy import PowerControls, PowerDown, PriceFeed, Waker
 from peerload.agent.event_loop import BackgroundTasks, Workers, call_in_loop
 from peerload.agent.event_sources import (
     BusEvents,
@@ -66,9 +64,7 @@ from peerload.agent.forwarding.client import ForwardedRequests
 from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.server import ForwardServer
 from peerload.agent.inbox import Inbox
-from peerload.agent.joining.distribution import TrustDistribution
-from peerload.agent.joining.enrollment import Enrollment, JoinServer
-from peerload.agent.joining.renewal import CertificateRenewal
+from peerload.agent.joining import CertificateRenewal, Enrollment, JoinServer, TrustDistribution
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.mps import MpsDaemons
 from peerload.agent.launcher.process import LauncherProcess, LauncherService
@@ -76,11 +72,10 @@ from peerload.agent.node_info import AgentInfo
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
 from peerload.agent.peers.addresses import AddressWatch
-from peerload.agent.peers.duplicate_node_name import DuplicateNames
+from peerload.agent.peers.connection import PeerBackpressure
 from peerload.agent.peers.links import PeerLinks
-from peerload.agent.peers.local_node import LocalNode, profile_of, speed_file, speed_of
+from peerload.agent.peers.local_node import DuplicateNames, LocalNode, profile_of, speed_file, speed_of
 from peerload.agent.peers.membership import Members
-from peerload.agent.peers.peer_table import PeerBackpressure
 from peerload.agent.recorder import Recorder
 from peerload.agent.requests.attach import AttachRequests
 from peerload.agent.requests.cancel_wait import CancelWaits
@@ -100,22 +95,19 @@ from peerload.agent.requests.why import WhyRequest
 from peerload.agent.run_state import Ending, RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.cpu_benchmark import measure_speed
-from peerload.agent.sensors.device_locks import DeviceLocks
 from peerload.agent.sensors.energy import DATABASE as ENERGY_DATABASE
 from peerload.agent.sensors.energy import EnergySensors, EnergyStore
-from peerload.agent.sensors.gpus import NodeGpuHost, node_gpus
+from peerload.agent.sensors.gpus import DeviceLocks, NodeGpuHost, node_gpus
 from peerload.agent.sensors.host import HostSensors
-from peerload.agent.sensors.own_use import OwnUse
-from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding, StdinServer
-from peerload.agent.stdin.stdin_store import StdinStore
+from peerload.agent.sensors.processes import OwnUse
+from peerload.agent.stdin import StdinFetches, StdinForwarding, StdinServer, StdinStore
 from peerload.agent.store import damage_report
 from peerload.agent.store.disk_space import DiskSpace
 from peerload.agent.store.event_log import EventLog
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import Outbox
-from peerload.agent.systemd.notify import ServiceManager
-from peerload.agent.systemd.service import HealthCheck, Service, SettingsReload
+from peerload.agent.systemd import HealthCheck, Service, ServiceManager, SettingsReload
 from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
 from peerload.agent.views.metrics import MetricsView, TaskFigures
 from peerload.agent.views.node import NodesView
@@ -135,17 +127,17 @@ from peerload.security.broker import BrokerTls
 from peerload.security.private_files import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.security.revocation import Keyring, TrustStore
 from peerload.security.tls import Credentials
-from peerload.text import units
+from peerload.text.units import size
 from peerload.wire import recording
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine, Mapping
 
-    from peerload.agent.mqtt.client import MqttBus
+    from peerload.agent.mqtt import MqttBus
     from peerload.agent.peers.streams import PieceServer
     from peerload.agent.store.recovery import Recovered
-    from peerload.agent.systemd.service import Load
+    from peerload.agent.systemd import Load
     from peerload.model.config import AgentConfig
     from peerload.security.cluster_dir import ClusterDirectory
 
@@ -356,7 +348,7 @@ class Daemon:
         stdin = StdinForwarding(node, launcher, inbox, spool, inputs, fetches)
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
-        cache_bytes = units.size(config.files.cache)
+        cache_bytes = size(config.files.cache)
         files = AttemptFiles(state, cache_bytes, disk, spool, launcher, links, inbox, info, node, event_log)
 
         self.energy = energy = EnergySensors(
@@ -387,7 +379,7 @@ class Daemon:
         bus_peers = BusPeers()
         self.bus: MqttBus | None = None
         if config.mqtt:
-            from peerload.agent.mqtt.client import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
+            from peerload.agent.mqtt import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
 
             broker_tls = BrokerTls(config.mqtt_ca, cluster.authority.certificate, tls.file)
             bus_events = BusEvents(inbox, trust, links, members, duplicates, security, bus_peers)

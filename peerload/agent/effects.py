@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from peerload.agent.completion.completion_jobs import CompletionJobs
-    from peerload.agent.energy.power_down import Waker
+    from peerload.agent.energy import Waker
     from peerload.agent.event_sources import BusPeers, ExitSettler
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.files.environments import Environments
     from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.launcher.mps import MpsDaemons
-    from peerload.agent.mqtt.client import MqttBus
+    from peerload.agent.mqtt import MqttBus
     from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from peerload.agent.run_state import RunState
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.sensors.gpus import Gpus
-    from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding
+    from peerload.agent.stdin import StdinFetches, StdinForwarding
     from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import Outbox

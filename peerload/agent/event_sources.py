@@ -19,7 +19,7 @@ from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.files.environments import BuildFailed
 from peerload.agent.launcher.connect import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
-from peerload.agent.mqtt.message_filter import SOURCES_MAX
+from peerload.agent.mqtt import SOURCES_MAX
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
 from peerload.launcher.protocol import StdinFed
@@ -44,20 +44,19 @@ if TYPE_CHECKING:
     from peerload.agent.accounts.as_user import DirectoryQueries, UserServices
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.inbox import Inbox
-    from peerload.agent.joining.distribution import TrustDistribution
-    from peerload.agent.joining.renewal import CertificateRenewal
+    from peerload.agent.joining import CertificateRenewal, TrustDistribution
     from peerload.agent.launcher.mps import MpsDaemons
     from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
-    from peerload.agent.peers.duplicate_node_name import DuplicateNames
     from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.local_node import DuplicateNames
     from peerload.agent.peers.membership import Members
     from peerload.agent.run_state import RunState
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.sensors.gpus import Gpus
-    from peerload.agent.stdin.stdin_forwarding import StdinFetches, StdinForwarding
+    from peerload.agent.stdin import StdinFetches, StdinForwarding
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.event_log import EventLog
     from peerload.core.node import Node

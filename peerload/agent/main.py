@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from peerload.agent.peers.addresses import followed
-from peerload.agent.systemd.notify import ServiceManager
-from peerload.agent.systemd.service import check_service_places
+from peerload.agent.systemd import ServiceManager, check_service_places
 from peerload.config import loader
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
@@ -24,7 +23,7 @@ from peerload.model.text import printable
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from peerload.agent.systemd.service import Load
+    from peerload.agent.systemd import Load
     from peerload.model.config import AgentConfig
 
 FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.control.local_socket import check_socket
 from peerload.agent.launcher.process import is_alive, wait_gone
-from peerload.agent.peers.listener import check_listening
+from peerload.agent.peers.links import check_listening
 from peerload.launcher.control_socket import claim_name
 from peerload.launcher.protocol import STOP_GRACE_S
 from peerload.model.errors import StoreError
@@ -31,7 +31,7 @@ from peerload.security.address import parse_address
 from peerload.security.broker import BrokerUrl, check_ca
 
 if TYPE_CHECKING:
-    from peerload.agent.systemd.notify import ServiceManager
+    from peerload.agent.systemd import ServiceManager
     from peerload.model.config import AgentConfig
 
 

@@ -18,7 +18,7 @@ from peerload.client import submission
 from peerload.client.connection import OutputGaps, joined
 from peerload.client.submission import captured_variables, packed_variables
 from peerload.model.errors import BadRequest
-from peerload.text import units
+from peerload.text.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -183,11 +183,11 @@ def _devices(wanted: RunRequest) -> dict[str, Any]:
     return ({"gpus": 1, "gpu_fraction": gpus} if is_part else {"gpus": int(gpus)}) | terms
 
 
-def _size(size: int | str) -> int:
-    if isinstance(size, int):
-        return size
+def _size(given: int | str) -> int:
+    if isinstance(given, int):
+        return given
     try:
-        return units.size(size)
+        return size(given)
     except argparse.ArgumentTypeError as error:
         raise BadRequest(str(error)) from None
 

@@ -16,8 +16,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from peerload.files.beneath import punch_hole, sync_file_system
 from peerload.files.manifest import Root, decode, decode_root, digest_of
+from peerload.files.tree import punch_hole, sync_file_system
 from peerload.model.errors import StagingFailed, StoreError
 
 if TYPE_CHECKING:

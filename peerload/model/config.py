@@ -246,10 +246,10 @@ class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts; powercap,
     hwmon, cpufreq: directories of the kernel, in containers others than on the host. cap_w: tasks are never placed so that the
     node takes more than so many watts, by its power curve; 0: no bound; else the TDP of the curve, where that is known.
-    price_file: prices of energy, or its carbon, over time (`energy/prices.py`). gpu_power_w, gpu_clock_mhz, cpu_governor,
-    cpu_max_mhz: controls in force while the agent runs, 0 and "": off (`agent/energy/controls.py`). sleep_after: this machine is
+    price_file: prices of energy, or its carbon, over time (`energy/price.py`). gpu_power_w, gpu_clock_mhz, cpu_governor,
+    cpu_max_mhz: controls in force while the agent runs, 0 and "": off (`agent/energy.py`). sleep_after: this machine is
     suspended by suspend_cmd after so long without tasks, "": never; resume_cmd: wakes another one, whose node is in
-    PEERLOAD_NODE, "": a magic packet does (`agent/energy/power_down.py`)."""
+    PEERLOAD_NODE, "": a magic packet does (`agent/energy.py`)."""
 
     power_cmd: Annotated[str, Meta(max_length=4096)] = ""
     powercap: Annotated[str, Meta(max_length=4096)] = "/sys/class/powercap"

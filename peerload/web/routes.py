@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, PeerloadError
-from peerload.text import trace
+from peerload.text.tasks import executors_of, trace_spans
 from peerload.web.access import ViewerRight
 from peerload.web.http import Response, error_response, json_response
 
@@ -140,13 +140,13 @@ class Routes:
         task = await self._agent.one_task(name)
         events: dict[str, list[dict[str, Any]]] = {}
         missing = []
-        for node in (task["home"], *trace.executors_of(task)):
+        for node in (task["home"], *executors_of(task)):
             try:
                 told = await self._agent.ask("events", tasks=[task["id"]], what=["attempt", "chore"], at=node)
                 events[node] = told["events"]
             except PeerloadError:
                 missing.append(node)
-        return {"id": task["id"], "spans": trace.spans_of(task, events, time.time()), "missing": missing}
+        return {"id": task["id"], "spans": trace_spans(task, events, time.time()), "missing": missing}
 
     async def _output(self, task: str, seen: list[int]) -> AsyncIterator[bytes]:
         """The output of a task as events; the id of each tells how much of both streams has come by then."""

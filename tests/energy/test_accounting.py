@@ -16,7 +16,7 @@ import pytest
 
 from peerload.agent.sensors import energy
 from peerload.agent.sensors.energy import EnergySensors, EnergyStore
-from peerload.energy.meter import DRIFT_S, Drift, IdlePower
+from peerload.energy.accounting import DRIFT_S, Drift, IdlePower
 from peerload.launcher.protocol import TaskUsage, UsageEvent
 from peerload.model.config import AgentConfig, EnergySettings
 from peerload.model.devices import Device, DeviceReading

@@ -7,8 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from peerload.energy.envelope import envelope
-from peerload.energy.plan import Candidate, plan
+from peerload.energy.plan import Candidate, envelope, plan
 from peerload.energy.price import cheapest_start, integral
 from peerload.model.power import PowerCurve, Quality, estimated_curve
 

@@ -21,15 +21,15 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerload.agent.control.connection import Connection, LocalConnection
-from peerload.agent.energy.controls import PowerControls
+from peerload.agent.energy import PowerControls
 from peerload.agent.forwarding.response_validation import MergedListing, merged
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, EventFrames, exit_of
-from peerload.agent.peers.addresses import AddressFile
 from peerload.agent.peers.connection import PeerConnection
+from peerload.agent.peers.membership import AddressFile
 from peerload.agent.sensors.cpu_benchmark import stored_speed
-from peerload.agent.sensors.gpu_health import GpuFaults
-from peerload.config import check
+from peerload.agent.sensors.nvml import GpuFaults
+from peerload.config import loader
 from peerload.files import manifest
 from peerload.files.manifest import FileEntry
 from peerload.launcher.control_socket import AgentSocket, _starts_with_list
@@ -350,7 +350,7 @@ def settings_text(raw: bytes) -> object:
     """A configuration file, of which every mistake is looked for."""
     file = scratch() / "config.toml"
     file.write_bytes(raw)
-    return check.mistakes_in(file)
+    return loader.mistakes_in(file)
 
 
 def users_policy(raw: bytes) -> object:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import pytest
 import uvloop
 
-from peerload.agent.mqtt.client import MqttBus
+from peerload.agent.mqtt import MqttBus
 from peerload.cli.demo.broker import BrokerProcess, Kind, start_broker
 from peerload.model.config import AgentConfig
 from peerload.model.load import LoadReport

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import pytest
 
-from peerload.agent.joining.enrollment import NEWCOMERS_MAX, REFUSAL_S, REFUSALS_MAX, REQUEST_S, WITHIN_S
+from peerload.agent.joining import NEWCOMERS_MAX, REFUSAL_S, REFUSALS_MAX, REQUEST_S, WITHIN_S
 from peerload.model.errors import BadRequest, LinkUnavailable, PeerloadError
 from peerload.security import certificates, invitations
 from peerload.wire import join

@@ -14,8 +14,8 @@ import aiomqtt
 import msgspec
 import pytest
 
-from peerload.agent.mqtt import client as mqtt
-from peerload.agent.mqtt.message_filter import AdviceFilter, FloodFilter, Received, Topics
+from peerload.agent import mqtt
+from peerload.agent.mqtt import AdviceFilter, FloodFilter, Received, Topics
 from peerload.model.errors import ConfigError, ProtocolError
 from peerload.model.load import LoadReport
 from peerload.model.messages import (

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import pytest
 
-from peerload.agent.peers import connection, listener
+from peerload.agent.peers import connection, links
 from peerload.agent.peers.links import PeerLinks
 from peerload.model.errors import ConfigError, LinkUnavailable
 from peerload.model.load import LoadReport
@@ -188,7 +188,7 @@ def nodes(loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         (connection, "CONNECT_S"),
         (connection, "HANDSHAKE_S"),
         (connection, "HELLO_S"),
-        (listener, "HANDSHAKE_S"),
+        (links, "HANDSHAKE_S"),
     ):
         monkeypatch.setattr(module, name, PATIENCE_S)
     made = Nodes(loop_thread)

@@ -14,7 +14,7 @@ import pytest
 
 import peerload.sim
 from peerload import __version__
-from peerload.cli.common.errors import CANNOT, USAGE
+from peerload.cli.common.messages import CANNOT, USAGE
 from peerload.cli.main import main
 from peerload.cli.simulate import compare, flags
 from peerload.model.errors import ConfigError

@@ -14,7 +14,7 @@ from peerload.agent.store.rows import RecordedEvent
 from peerload.agent.views import node
 from peerload.agent.views import task as answers
 from peerload.agent.views.task import completion_object
-from peerload.cli.common import verb_table
+from peerload.cli import verbs
 from peerload.cli.verbs import doctor
 from peerload.core.estimates.history import DurationEstimates
 from peerload.model import gossip, messages
@@ -76,7 +76,7 @@ def test_every_rule_the_code_names_is_told() -> None:
 def test_every_verb_and_flag_is_told_and_no_other() -> None:
     flags = {
         verb: {name for action in docs_cli.parser_of(verb)._actions for name in action.option_strings}
-        for verb in verb_table.VERBS
+        for verb in verbs.VERBS
     }
     every = set().union(*flags.values())
     told = set_as_code("cli.md")

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
+from peerload.agent.mqtt import AdviceFilter, Topics
 from peerload.model import actions, events, gossip, messages
 from peerload.model.gossip import Load, MembershipUpdate, MemberStatus
 from peerload.model.load import Region

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from peerload.agent.event_loop import next_tick
-from peerload.agent.sensors.process_owner import MPS, ProcessOwners
+from peerload.agent.sensors.processes import MPS, ProcessOwners
 from peerload.config.loader import MPS_CONTROL
 from peerload.model.actions import SpawnTask
 from peerload.model.devices import DeviceMode, GpuShare

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.core_requests import CoreRequests
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.stdin.stdin_forwarding import StdinForwarding
-    from peerload.agent.stdin.stdin_store import StdinStore, StoredStdin
+    from peerload.agent.stdin import StdinForwarding, StdinStore, StoredStdin
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.core.node import Node
     from peerload.model.actions import TaskChanged

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
-    from peerload.agent.stdin.stdin_forwarding import StdinForwarding
-    from peerload.agent.stdin.stdin_store import StdinStore, StoredStdin
+    from peerload.agent.stdin import StdinForwarding, StdinStore, StoredStdin
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.core.node import Node
     from peerload.model.events import Event

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from peerload.agent.control.authorization import Principal
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.core_requests import CoreRequests
-    from peerload.agent.joining.distribution import TrustDistribution
-    from peerload.agent.joining.enrollment import Enrollment
+    from peerload.agent.joining import Enrollment, TrustDistribution
     from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.membership import Members
     from peerload.agent.run_state import RunState

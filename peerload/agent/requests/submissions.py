@@ -11,7 +11,7 @@ import msgspec
 
 from peerload.agent.accounts import output_files
 from peerload.agent.launcher.task_environment import variables_of
-from peerload.agent.stdin.stdin_store import input_name
+from peerload.agent.stdin import input_name
 from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import TaskSubmitted
 from peerload.model.messages import Need
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from peerload.agent.files.environments import Environments
     from peerload.agent.requests.attach import AttachRequests
     from peerload.agent.requests.durable_reads import DurableReads
-    from peerload.agent.stdin.stdin_store import StdinStore
+    from peerload.agent.stdin import StdinStore
     from peerload.agent.store.rows import Each
     from peerload.core.node import Node
     from peerload.core.work import HomeTask

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from peerload.agent.node_info import now
-from peerload.agent.sensors.own_use import read_text_of
 from peerload.agent.sensors.power import (
     Hwmon,
     Model,
@@ -28,8 +27,19 @@ from peerload.agent.sensors.power import (
     processor,
     store_profile,
 )
-from peerload.energy.accounting import BUCKET_S, JOULES_PER_WH, Book, Part, Totals
-from peerload.energy.meter import Counted, Counter, Drift, IdlePower, Integral
+from peerload.agent.sensors.processes import read_text_of
+from peerload.energy.accounting import (
+    BUCKET_S,
+    JOULES_PER_WH,
+    Book,
+    Counted,
+    Counter,
+    Drift,
+    IdlePower,
+    Integral,
+    Part,
+    Totals,
+)
 from peerload.energy.profile import BadProfile, Level, PowerProfile, decoded, fitted, levels_of
 from peerload.launcher.powercap import Powercap
 from peerload.launcher.protocol import USAGE_KEYS_MAX

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.event_loop import next_tick
-from peerload.agent.sensors.own_use import read_text_of
-from peerload.energy.meter import HOLD_S, Counted, Counter, Integral
+from peerload.agent.sensors.processes import read_text_of
+from peerload.energy.accounting import HOLD_S, Counted, Counter, Integral
 from peerload.energy.profile import BadProfile, decoded
 from peerload.launcher.powercap import FORBIDDEN, zones
 from peerload.model.devices import DeviceReading

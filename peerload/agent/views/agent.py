@@ -15,7 +15,7 @@ from peerload import __version__
 from peerload.agent.accounts.accounts import members
 from peerload.agent.node_info import now
 from peerload.agent.views import task as views
-from peerload.config.check import describe
+from peerload.config.loader import describe
 from peerload.model import metrics
 from peerload.security.broker import without_password
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.completion.retention import Retention
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.mqtt.client import MqttBus
+    from peerload.agent.mqtt import MqttBus
     from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members

@@ -18,7 +18,7 @@ from peerload.agent.views.task import task_here
 from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
-    from peerload.agent.mqtt.client import MqttBus
+    from peerload.agent.mqtt import MqttBus
     from peerload.agent.store.store import Store
     from peerload.core.node import Node
     from peerload.model.actions import TaskChanged

@@ -166,9 +166,8 @@ def compared(
     """Each setting in force as `key value origin now now_origin needs_restart`. now: the value that an agent started now would have.
     A setting from a flag or a variable needs no restart, though a file differs."""
     from peerload.config import loader
-    from peerload.config.check import describe
 
-    now = {one["key"]: one for one in (describe(config, origins or {}) if config is not None else settings)}
+    now = {one["key"]: one for one in (loader.describe(config, origins or {}) if config is not None else settings)}
     rows = []
     for one in settings:
         later = now.get(one["key"], one)

@@ -23,6 +23,11 @@ LEASE_AUTO = -1.0
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
 
 
+GROUP_LENGTH_MAX = 40
+GROUP_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+GROUP_SAYS = "letters, digits, '.', '_' and '-', at most 40, the first a letter or a digit"
+
+
 DESCRIBE = "\0describe"
 """A word that cannot be typed: a verb that gets it raises `Described` and does nothing."""
 
@@ -253,6 +258,24 @@ def instant(text: str) -> float:
     return when.timestamp()
 
 
+def past_instant(text: str) -> float:
+    """A Unix time from a duration before now (``90m``, ``2h``, ``7d``), or a day or time in local time."""
+    import argparse
+    import time
+    from datetime import datetime
+
+    try:
+        if "-" in text:
+            return max(datetime.fromisoformat(text).timestamp(), 0.0)
+        return max(time.time() - duration(text), 0.0)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or a day or moment: 2026-11-20, 2026-11-20T14:30") from None
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time; such as 2h (ago), 2026-11-20 or 2026-11-20T14:30"
+        ) from None
+
+
 def whole(low: int, high: int) -> Any:  # noqa: ANN401 -- what argparse takes as a type
     """A type for whole numbers from ``low`` to ``high``."""
 
@@ -288,6 +311,13 @@ def node_name(text: str) -> str:
     """The name of a node; "" stands for this node."""
     if text and not is_node_name(text):
         raise invalid(f"{text!r} is not a valid node name: {NODE_NAME_SAYS}")
+    return text
+
+
+def group_name(text: str, verb: str) -> str:
+    """A valid name of a group. Raises UsageError."""
+    if not 0 < len(text) <= GROUP_LENGTH_MAX or not GROUP_CHARACTERS.issuperset(text) or text[0] in "._-":
+        raise UsageError(f"{verb}: {text[:60]!r} is not a valid name of a group", hint=f"a name has {GROUP_SAYS}")
     return text
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import peerload
 from peerload.cli.common import agent_process
-from peerload.cli.common.errors import INTERRUPTED
+from peerload.cli.common.messages import INTERRUPTED
 from peerload.cli.common.options import Options
 from peerload.cli.demo.demo import ANSWER_WITHIN_S, MARK, Demo, interrupt, run_and_clean, temporary_directory, wait
 from peerload.client import submission

@@ -110,7 +110,7 @@ def _shared_machine(info: dict[str, Any]) -> list[str]:
     """A notice if other agents of the cluster run on this machine."""
     if not info.get("peers"):
         return []
-    from peerload.text.nodes import ONE_MACHINE, on_one_machine
+    from peerload.cli.verbs.nodes import ONE_MACHINE, on_one_machine
 
     with AgentConnection(info["socket"]) as client:
         shared = on_one_machine(client.call("nodes")["nodes"])

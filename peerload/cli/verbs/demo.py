@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-from peerload.cli.common.errors import INTERRUPTED
+from peerload.cli.common.messages import INTERRUPTED
 from peerload.cli.common.options import Options, whole
-from peerload.cli.demo.demo import interrupt, run_and_clean, temporary_directory
-from peerload.cli.demo.sharing import TASKS_MAX, SharingDemo, told
+from peerload.cli.demo.demo import TASKS_MAX, SharingDemo, interrupt, run_and_clean, temporary_directory, told
 from peerload.text.format import print_result
 
 TASKS = 60

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common.errors import CANNOT, mistake_as_json
+from peerload.cli.common.messages import CANNOT, mistake_as_json
 from peerload.cli.common.options import Options
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, UsageError

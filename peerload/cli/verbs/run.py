@@ -7,14 +7,15 @@ import os
 import signal
 import sys
 
-from peerload.cli.common import command, files, task_messages
-from peerload.cli.common.errors import CANNOT
+from peerload.cli.common import command, messages
+from peerload.cli.common.messages import CANNOT, exit_code_of, report_end, report_missing, say_detached, say_unsaved
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
-from peerload.cli.common.task_messages import exit_code_of, report_end, report_missing, say_detached, say_unsaved
-from peerload.cli.common.task_session import Detached, TaskSession, is_ours
-from peerload.cli.common.terminal import (
+from peerload.cli.common.task_session import (
+    Detached,
     StdinReader,
+    TaskSession,
+    is_ours,
     say_if_it_needs_a_terminal,
     takes_input,
     window,
@@ -58,9 +59,9 @@ def run(words: list[str]) -> int:
     if stdin is not None or flags.pty:
         spec["takes_input"] = True
     spec["followed"] = True
-    found = files.prepare(flags, spec, terms)
+    found = command.prepare_files(flags, spec, terms)
     if flags.dry_run:
-        return command.print_dry_run(spec, secret, flags, **(files.described(found, spec) | terms))
+        return command.print_dry_run(spec, secret, flags, **(command.described_files(found, spec) | terms))
     unsaved = 0
     if not flags.pty:
         say_if_it_needs_a_terminal(spec["argv"])
@@ -70,7 +71,7 @@ def run(words: list[str]) -> int:
             client, writer.write, attends=not flags.keep, stdin=stdin, has_terminal=flags.pty, is_source=True
         )
         with following:
-            files.send(client, spec, terms, found)
+            command.send_files(client, spec, terms, found)
             reply = command.submit(
                 client,
                 spec,
@@ -79,7 +80,7 @@ def run(words: list[str]) -> int:
                 attended=not flags.keep,
                 input_comes=stdin is not None,
             )
-            task_messages.warn_if_stranded(client, reply, spec)
+            command.warn_if_stranded(client, reply, spec)
             try:
                 ended = following.follow(reply["id"])
             except Detached:
@@ -90,10 +91,10 @@ def run(words: list[str]) -> int:
         keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
     writer.end(ended)
-    files.say_conflicts(ended)
+    messages.say_conflicts(ended)
     code = report_end(ended, interrupted=following.interrupts > 0)
     if code:
-        task_messages.say_left_out(secret)
+        command.say_left_out(secret)
     return report_missing(ended, code, writer.missing_bytes) or unsaved
 
 

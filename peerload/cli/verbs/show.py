@@ -11,8 +11,8 @@ from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text import tasks
-from peerload.text import trace as waterfall
 from peerload.text.format import ago_text, counted, duration_text, number_text, print_json, print_result, size_text
+from peerload.text.tasks import executors_of, trace_lines, trace_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -57,16 +57,16 @@ def trace(words: list[str]) -> int:
             hint = f"name a member:  peerload trace {shown[0]['id']}" if shown else ""
             raise UsageError(f"trace: {flags.task} is an array of {len(shown)} tasks", hint=hint)
         task = shown[0]
-        for node in (task["home"], *waterfall.executors_of(task)):
+        for node in (task["home"], *executors_of(task)):
             try:
                 told = client.call("events", tasks=[task["id"]], what=["attempt", "chore"], at=node)
                 events[node] = told["events"]
             except PeerloadError:
                 missing.append(node)
     now = time.time()
-    spans = waterfall.spans_of(task, events, now)
+    spans = trace_spans(task, events, now)
     result = {key: task[key] for key in ("id", "name", "state", "home", "trace")} | {"spans": spans, "missing": missing}
-    lines = waterfall.lines_of(task, spans, missing, now)
+    lines = trace_lines(task, spans, missing, now)
     print_result(result, "".join(f"{line}\n" for line in lines), as_json=flags.json)
     return 0
 

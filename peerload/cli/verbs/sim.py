@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerload import __version__
-from peerload.cli.common.errors import CANNOT, report
+from peerload.cli.common.messages import CANNOT, report
 from peerload.cli.simulate import compare, energy, plot, work
 from peerload.cli.simulate import flags as sim_flags
 from peerload.cli.simulate import report as sim_report

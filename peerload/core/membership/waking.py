@@ -6,7 +6,7 @@ from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Protocol
 
 from peerload.core.resources.admission import why_never
-from peerload.energy.envelope import slope_at
+from peerload.energy.plan import slope_at
 from peerload.model import messages, timers
 from peerload.model.actions import WakePeer
 from peerload.model.power import estimated_curve

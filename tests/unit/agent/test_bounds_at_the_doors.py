@@ -12,12 +12,11 @@ import pytest
 from peerload.agent import event_loop
 from peerload.agent.control.connection import LocalConnection
 from peerload.agent.event_loop import CHECK_EVERY_S, CHECKS_MAX, PROGRESS_BYTES_MIN, ReadTimeout
-from peerload.agent.joining.enrollment import JoinServer
-from peerload.agent.peers import listener as peer_listen
-from peerload.agent.peers import peer_table
-from peerload.agent.peers.connection import PeerConnection
-from peerload.agent.peers.listener import Listener
-from peerload.agent.peers.peer_table import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, PeerBackpressure
+from peerload.agent.joining import JoinServer
+from peerload.agent.peers import connection
+from peerload.agent.peers import links as peer_listen
+from peerload.agent.peers.connection import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, PeerBackpressure, PeerConnection
+from peerload.agent.peers.links import Listener
 from peerload.model import metrics
 from tests.each import each
 from tests.fuzz.more_targets import Deaf, feed
@@ -261,7 +260,7 @@ class _Counts:
 def test_who_sends_more_than_is_looked_at_is_not_read(
     size_bytes: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_table, "CHECK_EVERY_S", 0.001)
+    monkeypatch.setattr(connection, "CHECK_EVERY_S", 0.001)
 
     async def story() -> None:
         inbox, link, other = _Counts(), _Held(), _Held()

@@ -13,7 +13,7 @@ import pytest
 from peerload.agent.control.connection import Connection
 from peerload.agent.control.core_requests import CoreRequests
 from peerload.agent.requests.attach import AttachRequests
-from peerload.agent.stdin.stdin_store import (
+from peerload.agent.stdin import (
     INPUT_AHEAD_BYTES_MAX,
     INPUT_UNASKED_BYTES_MAX,
     StdinFull,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.config.check import mistakes_in
-from peerload.config.loader import converted_value
+from peerload.config.loader import converted_value, mistakes_in
 from peerload.launcher.process import SpawnRefused
 from peerload.launcher.system.accounts import Entry, GuestIds, UsersPolicy, account_named, check_uid, policy_of
 from peerload.launcher.system.seccomp import guest_filter

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.mqtt.message_filter import FLOOD_MAX, MUTED_S, PUBLISHERS_MAX, WINDOW_S, FloodFilter, Received
+from peerload.agent.mqtt import FLOOD_MAX, MUTED_S, PUBLISHERS_MAX, WINDOW_S, FloodFilter, Received
 from peerload.model import metrics
 from tests.support import security_events
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
+from peerload.agent.mqtt import AdviceFilter, Topics
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity, ProbeReply, State
 from peerload.model.resources import Profile

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from peerload.agent.effects import FOUND_AT_A_TIME, PeerEffects, RecordEffects, TaskStarter, Timers
 from peerload.agent.event_sources import BusPeers
-from peerload.agent.mqtt.message_filter import SOURCES_MAX
+from peerload.agent.mqtt import SOURCES_MAX
 from peerload.agent.run_state import RunState
 from peerload.model import actions, events, timers
 from peerload.model.errors import StoreError

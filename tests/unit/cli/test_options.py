@@ -10,20 +10,20 @@ import pytest
 
 from peerload.cli.common import options
 from peerload.cli.common.command import command_options, task_name
-from peerload.cli.common.verb_table import VERBS, load
+from peerload.cli.verbs import VERBS, load
 from peerload.cli.verbs.submit import array_ranges
 from peerload.client.submission import captured_variables, looks_secret, packed_variables
 from peerload.model.errors import BadRequest, UsageError
-from peerload.text import units
+from peerload.text.units import duration, size
 from tests.each import each
 
 
 @each(
-    ("text", "size"),
+    ("text", "bytes_"),
     [("8G", 8 << 30), ("8GiB", 8 << 30), ("8gi", 8 << 30), ("8GB", 8 * 10**9), ("512M", 512 << 20), ("1.5K", 1536)],
 )
-def test_sizes(text: str, size: int) -> None:
-    assert units.size(text) == size
+def test_sizes(text: str, bytes_: int) -> None:
+    assert size(text) == bytes_
 
 
 @each(
@@ -39,7 +39,7 @@ def test_sizes(text: str, size: int) -> None:
 )
 def test_sizes_refused(text: str, says: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=says):
-        units.size(text)
+        size(text)
 
 
 @each(
@@ -57,7 +57,7 @@ def test_sizes_refused(text: str, says: str) -> None:
     ],
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert units.duration(text) == seconds
+    assert duration(text) == seconds
 
 
 @each(
@@ -75,7 +75,7 @@ def test_durations(text: str, seconds: float) -> None:
 )
 def test_durations_refused(text: str, says: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=says):
-        units.duration(text)
+        duration(text)
 
 
 @each(

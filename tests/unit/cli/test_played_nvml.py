@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from peerload.agent.sensors.nvml import GpuProcess, Nvml
-from peerload.cli.demo.played_nvml import LAG_S, PlayedNvml
+from peerload.cli.demo.gpu_agent import LAG_S, PlayedNvml
 from peerload.model.devices import Health
 
 GIB = 1 << 30

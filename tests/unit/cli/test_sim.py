@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from peerload.cli.common.errors import CANNOT, USAGE
+from peerload.cli.common.messages import CANNOT, USAGE
 from peerload.cli.main import main
 from peerload.cli.simulate import compare, flags, plot, report
 from peerload.sim.scenario import Scenario

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from peerload.agent.sensors import gpus as module
-from peerload.agent.sensors import nvml_library
-from peerload.agent.sensors.gpu_health import WAS_LOST
+from peerload.agent.sensors import nvml
 from peerload.agent.sensors.gpus import Gpus
+from peerload.agent.sensors.nvml import WAS_LOST
 from peerload.model.devices import Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
 from tests.fakes.nvml import GIB, Machine, load
@@ -253,7 +253,7 @@ def test_why_there_are_none_is_said_once(
 
 
 def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_library, "LIBRARY", "libnvidia-ml-that-is-nowhere.so.1")
+    monkeypatch.setattr(nvml, "LIBRARY", "libnvidia-ml-that-is-nowhere.so.1")
 
     async def test() -> None:
         bench = Bench(None)

@@ -1,14 +1,21 @@
-"""Enrollment: invitations of this node, and the connections of machines that ask to join, on the port of the peer links (ALPN).
+"""Joining a cluster: enrollment of machines, distribution of what the CA has signed, and renewal of certificates.
 
-Only a node with the CA's key can do this. A newcomer shows no certificate, so its input is a stranger's: a few small frames,
-within seconds, from a few newcomers at a time. Every refusal comes after the same pause and gives no reason; an address that
-is refused too often is not served for a while."""
+Only a node with the CA's key can let a machine in. A newcomer shows no certificate, and comes to the port of the peer links
+(ALPN), so its input is a stranger's: a few small frames, within seconds, from a few newcomers at a time. Every refusal comes
+after the same pause and gives no reason; an address that is refused too often is not served for a while.
+
+Revocations and seal keys reach every member and take effect. A node with a new statement of the CA sends it to all members
+that it can reach; a node that receives a new one passes it on to a few. Each Hello carries a digest of the statements that
+its sender knows, so that a member that was away gets what it missed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import random
+import secrets
 import time
 from collections import deque
 from datetime import UTC, datetime
@@ -17,31 +24,39 @@ from typing import TYPE_CHECKING, cast
 
 from peerload.agent.node_info import now
 from peerload.core.membership.membership import PeerState
-from peerload.model import metrics, rules
+from peerload.model import messages, metrics, rules
 from peerload.model.bounded import BoundedDict
-from peerload.model.errors import BadRequest, ProtocolError, StoreError
+from peerload.model.errors import BadRequest, ConfigError, ProtocolError, StoreError
+from peerload.model.events import NodeRevoked
 from peerload.security import certificates
 from peerload.security.address import network_of, plain_host
 from peerload.security.invitations import InvitationRefused, Invitations
+from peerload.security.revocation import OVERLAP_REVOKED_S, OVERLAP_S, Revoked
 from peerload.wire import join
 from peerload.wire.join import JoinRequest, JoinWelcome
+from peerload.wire.seal import KEY_BYTES
 from peerload.wire.token import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections import Counter
+    from collections.abc import Callable, Iterable, Sequence
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+    from peerload.agent.inbox import Inbox
     from peerload.agent.node_info import AgentInfo
+    from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.security_events import SecurityEvents
     from peerload.agent.store.event_log import EventLog
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
+    from peerload.model.messages import Hello
     from peerload.security.invitations import Invitation
-    from peerload.security.revocation import TrustStore
+    from peerload.security.revocation import Keyring, TrustStore
     from peerload.security.tls import Credentials
     from peerload.wire.control import Invite
-    from peerload.wire.join import JoinRequest
+
 
 INVITES_FILE = "invites"
 PEERS_SENT_MAX = 8
@@ -370,3 +385,245 @@ class JoiningNode(asyncio.Protocol):
             self._timer.cancel()
         self._server.closed(self)
         self._closed(self)
+
+
+PASSED_ON_TO = 4
+"""Members to which a received statement is passed on."""
+FORGED_EVERY_S = 60.0
+"""Interval of the events about statements without a valid signature; all are counted."""
+
+_trust_log = logging.getLogger("peerload.trust")
+
+
+class TrustDistribution:
+    """Sends, receives and applies the statements of the cluster's CA."""
+
+    def __init__(
+        self,
+        local: LocalNode,
+        keyring: Keyring,
+        tls: Credentials,
+        links: PeerLinks,
+        events: EventLog,
+        inbox: Inbox,
+        security: SecurityEvents,
+    ) -> None:
+        self._local = local
+        self._keyring = keyring
+        self.trust = keyring.trust
+        self._tls = tls
+        self._links = links
+        self._events = events
+        self._inbox = inbox
+        self._security = security
+        self._forged_s = -FORGED_EVERY_S
+
+    # -- new statements ------------------------------------------------------------------------------------------------
+
+    def revoke(self, node: str) -> int:
+        """Revoke a node, and change the seal key that it knows → how many members were sent both. Raises BadRequest;
+        OSError if the statements cannot be written."""
+        keys = []
+        if certificate := self._links.certificate_of(node):
+            keys.append(certificates.key_fingerprint(certificates.key_of(certificate)))
+        known = frozenset(self.trust.signed)
+        revoked = self.trust.revoke(node, keys, time.time(), key=secrets.token_bytes(KEY_BYTES))
+        self.trust.withdraw(node)
+        members = self._local.reachable_peers()
+        count = self._send([raw for raw in self.trust.signed if raw not in known], members)
+        self._apply([(revoked, self.trust.revocations[-1])])
+        return count - 1 if node in members else count
+
+    def rotate(self) -> int:
+        """Change the seal key → how many members were sent it. Raises OSError if it cannot be written."""
+        new = self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), OVERLAP_S)
+        self._keyring.refresh()
+        self._events.record("cluster", "rotated", reason=f"key {self.trust.number}")
+        return self._send([new], self._local.reachable_peers())
+
+    def read_again(self) -> int:
+        """Apply the statements in STATE/trust that are not known yet; an administrator has put them there. Returns their
+        number. Raises ConfigError."""
+        try:
+            new = self.trust.take(self.trust.read().signed, time.time())
+        except (BadRequest, OSError) as error:
+            raise ConfigError("state", "cannot reload the statements of the CA", why=str(error)) from None
+        if new:
+            self._withdraw(new)
+            self._send([raw for raw, _ in new], self._local.reachable_peers())
+            self._apply(new)
+        return len(new)
+
+    def _send(self, signed: Iterable[bytes], nodes: Iterable[str]) -> int:
+        """Send statements to these nodes; to one that is revoked and still linked, revocations only."""
+        statements, count = tuple(signed), 0
+        public = frozenset(self.trust.signed_revocations)
+        for node in nodes:
+            some = [raw for raw in statements if raw in public] if self._is_out(node) else statements
+            for at in range(0, len(some), messages.SIGNED_MAX):
+                self._links.send(node, messages.Trust(tuple(some[at : at + messages.SIGNED_MAX])))
+            count += 1
+        return count
+
+    def _is_out(self, node: str) -> bool:
+        """True if the certificate of the node's link is revoked; without a link, if its name is, and was not admitted
+        again."""
+        if self._links.certificate_of(node):
+            return self._is_refused(node)
+        return self.trust.is_out(node)
+
+    def _is_refused(self, node: str) -> bool:
+        """True if the node has no link with a certificate that counts."""
+        certificate = self._links.certificate_of(node)
+        return not certificate or self.trust.refuses(certificates.proven_info(certificate))
+
+    # -- received statements -------------------------------------------------------------------------------------------
+
+    def met(self, hello: Hello) -> None:
+        """Send a peer on a new link the statements that it may not know."""
+        identity = hello.identity
+        self.trust.admit(identity.node, identity.boot)
+        if hello.trust != self.trust.digest and self.trust.signed:
+            self._send(self.trust.signed, [identity.node])
+
+    def received(self, src: str, message: messages.Trust) -> None:
+        """Apply and pass on the statements that are new. Raises OSError if they cannot be written."""
+        try:
+            new = self.trust.take(message.signed, time.time())
+        except BadRequest:
+            what = "it forwarded a statement that the CA did not sign"
+            self._security.counters[metrics.STATEMENTS_UNSIGNED] += 1
+            self._security.report("J4", src, what)
+            if time.monotonic() - self._forged_s >= FORGED_EVERY_S:
+                self._forged_s = time.monotonic()
+                self._events.record("cluster", "forged", node=src, reason=what)
+            return
+        if not new:
+            return
+        self._withdraw(new)
+        statements, members = [raw for raw, _ in new], self._local.reachable_peers()
+        if self._local.cluster.is_issuer and self._knew_the_key(new):
+            # Both at once: an issuer that receives both makes no key of its own.
+            statements.append(self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), OVERLAP_REVOKED_S))
+            self._events.record("cluster", "rotated", reason=f"key {self.trust.number}")
+            self._send(statements, members)
+        else:
+            chosen = random.sample(members, min(PASSED_ON_TO, len(members)))
+            self._send(statements, [node for node in chosen if node != src])
+        self._apply(new)
+
+    def _withdraw(self, new: Iterable[tuple[bytes, object]]) -> None:
+        """Withdraw the admission of nodes that were revoked since."""
+        for _, statement in new:
+            if isinstance(statement, Revoked) and self._is_refused(statement.node):
+                self.trust.withdraw(statement.node)
+
+    def _knew_the_key(self, new: Iterable[tuple[bytes, object]]) -> bool:
+        """True if a node was revoked by an issuer that did not know the newest key: the revoked node may have that key."""
+        statements = [statement for _, statement in new]
+        has_revoked = any(isinstance(statement, Revoked) for statement in statements)
+        return has_revoked and self.trust.newest not in (None, *statements)
+
+    def _apply(self, new: Iterable[tuple[bytes, object]]) -> None:
+        for _, statement in new:
+            if isinstance(statement, Revoked):
+                self._events.record(
+                    "cluster", "revoked", node=statement.node, reason="its certificate is no longer valid"
+                )
+                _trust_log.warning("node revoked: node=%s", statement.node)
+                if statement.node == self._local.identity.node and self._tls.is_revoked:
+                    _trust_log.error("this node was revoked; it works alone")
+            else:
+                self._events.record("cluster", "rotated", reason=f"key {self.trust.number}")
+        self._keyring.refresh()
+        self._links.close_revoked()
+        for _, statement in new:
+            # A node of that name may have been let in again.
+            if isinstance(statement, Revoked) and self._is_refused(statement.node):
+                self._inbox.put(NodeRevoked(statement.node))
+
+
+REQUESTS_PER_S = 1.0
+"""Certificates made for one member; more requests are refused."""
+ASKED_MAX = 4
+"""Members that are asked for a certificate where none is known to make them."""
+
+
+class CertificateRenewal:
+    """Keeps the certificate of this node valid, and answers the requests of other members."""
+
+    def __init__(
+        self,
+        tls: Credentials,
+        trust: TrustStore,
+        links: PeerLinks,
+        node: Node,
+        events: EventLog,
+        counters: Counter[str],
+    ) -> None:
+        self._tls = tls
+        self._trust = trust
+        self._links = links
+        self._node = node
+        self._events = events
+        self._counters = counters
+        self._served_s: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Renew the certificate whenever it is due, and close links whose certificate has expired."""
+        while True:
+            await asyncio.sleep(self._tls.check_every_s)
+            try:
+                if self._tls.cluster.is_issuer:
+                    if self._tls.renew_if_due():
+                        _trust_log.info("certificate renewed")
+                elif self._tls.is_due(datetime.now(UTC)):
+                    self.request()
+            except ConfigError as error:
+                _trust_log.error("cannot renew the certificate: error=%s", error)
+            self._links.close_expired(datetime.now(UTC))
+
+    def request(self) -> None:
+        """Ask a node with the CA's key for a new certificate; if none is known, some others: what members report of each
+        other may be wrong."""
+        peers = list(self._node.membership)
+        issuers = [peer.identity.node for peer in peers if peer.profile.issuer and peer.state is PeerState.ALIVE]
+        asked = random.sample(issuers, min(1, len(issuers)))
+        if not issuers:
+            self._counters[metrics.CERTIFICATE_ISSUER_MISSING] += 1
+            _trust_log.warning("certificate is due, and no node with the CA's key is known to be alive")
+            alive = [peer.identity.node for peer in peers if peer.state in (PeerState.ALIVE, PeerState.SUSPECT)]
+            asked = random.sample(alive, min(ASKED_MAX, len(alive)))
+        for node in asked:
+            self._links.send(node, messages.CertificateRequest())
+
+    def requested(self, src: str) -> None:
+        """Make a certificate for the name and the key of a member's link, and for no other."""
+        now_s = asyncio.get_running_loop().time()
+        shown = self._links.certificate_of(src)
+        is_too_early = now_s - self._served_s.get(src, -1e9) < 1 / REQUESTS_PER_S
+        if not self._tls.cluster.is_issuer or not shown or is_too_early:
+            self._counters[metrics.CERTIFICATES_REFUSED] += 1
+            return
+        self._served_s[src] = now_s
+        facts = certificates.proven_info(shown)
+        if facts.name != src or self._trust.refuses(facts):
+            self._counters[metrics.CERTIFICATES_REFUSED] += 1
+            return
+        now = self._trust.certified_at(src, datetime.now(UTC))
+        authority = self._tls.cluster.authority
+        made = certificates.certify(authority, src, certificates.key_of(shown), now, self._tls.life)
+        self._counters[metrics.CERTIFICATES_ISSUED] += 1
+        self._events.record("cluster", "certified", node=src)
+        self._links.send(src, messages.CertificateTold(made))
+
+    def received(self, src: str, message: messages.CertificateTold) -> None:
+        """Install a certificate for this node."""
+        try:
+            self._tls.install(message.certificate)
+        except (ValueError, ConfigError) as error:
+            self._counters[metrics.CERTIFICATES_REJECTED] += 1
+            _trust_log.warning("certificate rejected: from=%s error=%s", src, error)
+            return
+        self._events.record("cluster", "renewed", node=src)
+        _trust_log.info("certificate renewed: from=%s", src)

@@ -1,25 +1,76 @@
-"""Messages about a task: its outcome, missing output, a home or node that does not answer; and its exit code."""
+"""Exit codes of the command line, and its messages on stderr: errors, each with what to type next, and the outcomes of tasks."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from peerload.cli.common.errors import CANNOT, INTERRUPTED
+from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
-from peerload.text.format import say, shortened, size_text
+from peerload.text.format import counted, say, size_text
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from typing import Any
 
-    from peerload.client.connection import AgentConnection
+    from peerload.model.errors import ConfigError
 
-PLACEMENT_ROUNDS = 9
-PLACEMENT_ROUND_S = 0.1
-"""Time for a task to find a node that has its directory."""
-NODES_NAMED_MAX = 4
-"""Nodes named on one line."""
+
+CANNOT = 125
+"""Exit code: peerload itself could not do what was asked."""
+USAGE = 2
+"""Exit code: a mistake on the command line."""
+INTERRUPTED = 130
+"""Exit code: ended by Ctrl-C."""
+TIMED_OUT = 124
+"""Exit code: the time of `--timeout` was up."""
+PIPE_CLOSED = 128 + 13
+"""Exit code: as if ended by SIGPIPE."""
+DEFAULT_HINT = "check this machine:  peerload doctor"
+"""The hint of an error without one."""
+
+
+def report(error: PeerloadError, debug_hint: list[str] | None = None, verb: str = "") -> None:
+    """Say on stderr what happened and why, on one line, and the next command to type on another. verb: the one that was typed, "" if
+    there is none of this name."""
+    hint = error.hint or DEFAULT_HINT
+    if isinstance(error, UsageError) and not error.hint:
+        hint = f"what it takes:  peerload {verb} --help" if verb else "all of them:  peerload --help"
+    if debug_hint is not None:
+        hint = f"please report it, with what this prints:  peerload --debug {' '.join(debug_hint)}"
+    lines = f"peerload: {printable(str(error))}\n"
+    if hint:
+        lines += f"  {printable(hint)}\n"
+    try:
+        sys.stdout.flush()
+        sys.stderr.write(lines)
+        sys.stderr.flush()
+    except BrokenPipeError:
+        pipe_closed()
+
+
+def mistake_as_json(mistake: ConfigError) -> dict[str, object]:
+    """A mistake in a file, for ``--json``."""
+    return {
+        "file": mistake.file or None,
+        "line": mistake.line or None,
+        "key": mistake.key,
+        "what": mistake.says,
+        "why": mistake.why,
+        "hint": mistake.hint,
+    }
+
+
+def pipe_closed() -> int:
+    """Discard the remaining output, since its reader has gone → the exit code."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    return PIPE_CLOSED
+
+
 EXPLAINED_EXIT_CODES = (124, 126, 127)
 """Exit codes whose reason is worth a line: time limit, cannot execute, not found."""
 WITHOUT_ROOM = "; the disk of "
@@ -129,63 +180,12 @@ def report_end(ended: dict[str, Any], *, interrupted: bool) -> int:
     return code
 
 
-def say_left_out(secret: list[str]) -> None:
-    """Say on a terminal which variables were not sent."""
-    if secret and sys.stderr.isatty():
+def say_conflicts(task: dict[str, Any]) -> None:
+    """Say on stderr which outputs are kept beside a file that was changed here meanwhile."""
+    kept = task.get("kept_beside") or 0
+    if kept:
+        name = printable(task.get("id") or "")
         say(
-            f"not sent, since they look like secrets: {shortened(', '.join(secret), 200)}",
-            f"to send one:  --export {secret[0]}",
+            f"{counted(kept, 'output')} of {name} {'is' if kept == 1 else 'are'} kept beside files that were changed here meanwhile",
+            f"find them:  find . -name '*.peerload-{name.rpartition('/')[2]}'",
         )
-
-
-def say_declining(reply: dict[str, Any]) -> None:
-    """Say on stderr which nodes decline the task just submitted, why, and what helps."""
-    nodes_by_reason: dict[str, list[str]] = {}
-    for node, why in (reply.get("declining") or {}).items():
-        nodes_by_reason.setdefault(str(why), []).append(str(node))
-    for why, nodes in nodes_by_reason.items():
-        named = ", ".join(nodes[:NODES_NAMED_MAX])
-        more = f" and {len(nodes) - NODES_NAMED_MAX} more" if len(nodes) > NODES_NAMED_MAX else ""
-        helps = "policy" not in why
-        say(
-            f"{reply['id']} cannot run on {named}{more}: {why}",
-            "another directory:  -d DIR        take this one along:  --snapshot        a fresh one:  -d -"
-            if helps
-            else "",
-        )
-
-
-def warn_if_stranded(client: AgentConnection, reply: dict[str, Any], spec: dict[str, Any]) -> None:
-    """Say on stderr, within a second, which nodes cannot take the task just submitted or why it cannot start now."""
-    task = reply["id"]
-    say_declining(reply)
-    if reply.get("directory_here") is False:
-        shown = printable(spec["directory"])
-        if reply.get("members"):
-            reason = "only nodes that have it will take the tasks"
-        else:
-            reason = _reason_still_queued(client, task)
-        if reason:
-            say(
-                f"{task} waits: the directory {shown} is not on this machine: {reason}",
-                f"cancel it:  peerload cancel {task}        another:  -d DIR        a fresh one:  -d -",
-            )
-    elif reply.get("placeable"):
-        say(
-            f"{task} waits: {reply['placeable']}",
-            f"why:  peerload why {task}        cancel it:  peerload cancel {task}",
-        )
-
-
-def _reason_still_queued(client: AgentConnection, task: str) -> str:
-    """The reason why a task is still queued after a second; "" as soon as it has found a node."""
-    reason = ""
-    for _ in range(PLACEMENT_ROUNDS):
-        client.last = {}
-        for _ended in client.stream("wait", tasks=[task], timeout_s=PLACEMENT_ROUND_S):
-            return ""
-        tasks = client.call("show", tasks=[task]).get("tasks") or [{}]
-        if tasks[0].get("state") != "queued":
-            return ""
-        reason = str(tasks[0].get("reason") or "")
-    return reason or "no node that has it has taken the task so far"
