@@ -536,13 +536,8 @@ class Daemon:
                 HostSensors(self.inbox.put, own_use.seconds, self.energy).run(),
                 self.energy.command.run(),
                 self.mps.run(),
-<<<<<<< ours
                 self.gpus.run(self.node.ledger, self._gpu_changed),
-                self.disk.watch(self.disk_events),
-=======
-                self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
                 self.disk.watch(self._disk_changed, self.run_state),
->>>>>>> theirs
                 self.renewal.run(),
                 self.retention.run(),
                 self.jobs.run(),

@@ -20,7 +20,6 @@ from peerload.cli.common.options import (
     whole,
 )
 from peerload.client import submission
-from peerload.client import submission as travelling
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, number_text, say, shortened, size_text

@@ -13,11 +13,8 @@ import signal
 import sys
 import time
 
-from peerload.cli.common.messages import say_away, say_unknown, say_waits
-from peerload.client.connection import AgentConnection, accepted
 from peerload.cli.common.messages import say_notice
-from peerload.client.connection import AgentConnection
-from peerload.client.connection import accepted
+from peerload.client.connection import AgentConnection, accepted
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import say, shortened

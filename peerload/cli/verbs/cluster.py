@@ -194,23 +194,9 @@ def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> 
             hint="run it where the cluster was made; which nodes have the key:  peerload invite",
         )
     hosts: list[str] = flags.host or []
-<<<<<<< ours
     valid_until = broker.make_mosquitto_files(cluster, directory, hosts, datetime.now(UTC))
-    if flags.json:
-        print_json({"directory": str(directory), "hosts": hosts, "valid_until": valid_until.timestamp()})
-        return 0
     url = f"mqtts://{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{TLS_PORT}"
     place, there = printable(shlex.quote(str(directory))), broker.MOSQUITTO_PLACE
-    sys.stdout.write(
-        f"{place} has the files for a Mosquitto at {printable(', '.join(hosts))}, valid until {valid_until:%Y-%m-%d}. "
-        "broker.key is a secret.\n"
-        f"On its machine:   sudo install -d -o mosquitto -m 700 {there} ; sudo install -o mosquitto -m 400 {place}/* {there}\n"
-        f"                  sudo ln -s {there}/mosquitto.conf /etc/mosquitto/conf.d/peerload.conf ; sudo systemctl restart mosquitto\n"
-        f'On every node:    mqtt = ["{printable(url)}"]  in its configuration, or  --mqtt {printable(url)}\n'
-=======
-    valid_until = mosquitto_config.make(cluster, directory, hosts, datetime.now(UTC))
-    url = f"mqtts://{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{TLS_PORT}"
-    place, there = printable(shlex.quote(str(directory))), mosquitto_config.PLACE
     lines = (
         (
             f"{place} has the files for a Mosquitto at {printable(', '.join(hosts))}, valid until {valid_until:%Y-%m-%d}. "
@@ -219,7 +205,6 @@ def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> 
         f"On its machine:   sudo install -d -o mosquitto -m 700 {there} ; sudo install -o mosquitto -m 400 {place}/* {there}",
         f"                  sudo ln -s {there}/mosquitto.conf /etc/mosquitto/conf.d/peerload.conf ; sudo systemctl restart mosquitto",
         f'On every node:    mqtt = ["{printable(url)}"]  in its configuration, or  --mqtt {printable(url)}',
->>>>>>> theirs
     )
     told = {"directory": str(directory), "hosts": hosts, "valid_until": valid_until.timestamp()}
     print_result(told, lines, as_json=flags.json)

@@ -250,11 +250,10 @@ class Receiver:
             return False
         if not self._state.policies.receiver.retry_rate:
             return True
-<<<<<<< ours
         is_ahead = self._information.asks_ahead()
         if is_ahead and not evens_out(report.load_tasks, report.slots, self._ledger.load_tasks, self._slots):
-=======
-        return self._is_asker(node, report, is_ahead=self._information.asks_ahead())
+            return False
+        return self._is_asker(node, report, is_ahead=is_ahead)
 
     def wants_from(self) -> float:
         """Tasks per slot that a node must have, beside the one that it gives, for this node to ask it; infinite: it asks none."""
@@ -263,13 +262,6 @@ class Receiver:
         if not self._state.policies.receiver.retry_rate or not self._information.asks_ahead():
             return -math.inf
         return (self._ledger.load_tasks + 1) / self._slots
-
-    def _heeds(self, report: LoadReport) -> bool:
-        """True if this node wants more and a node with that report would not refuse it, as far as that tells."""
-        if not self.wants_more():
->>>>>>> theirs
-            return False
-        return self._is_asker(node, report, is_ahead=is_ahead)
 
     def _is_asker(self, node: str, report: LoadReport, *, is_ahead: bool) -> bool:
         """True if this node is among the first ASKERS of those that want more, by rendezvous hashing [TR98] of the

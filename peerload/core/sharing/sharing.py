@@ -19,18 +19,7 @@ from peerload.core.sharing.sender import Searches, Sender
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce, Decided
 from peerload.model.messages import UNASKED, Enough, Need, StateAnswer, StateRequest
-from peerload.model.resources import Region
 from peerload.policy.api import Transfer, valid_step
-from peerload.core.sharing.information import Information
-from peerload.core.sharing.receiver import PairProtocol
-from peerload.core.sharing.information import PeerHints
-from peerload.core.sharing.receiver import Receiver
-from peerload.core.sharing.information import RemoteAdmission
-from peerload.core.sharing.receiver import RetryRate
-from peerload.core.sharing.sender import Searches
-from peerload.core.sharing.sender import Sender
-from peerload.core.sharing.receiver import TaskDonor
-from peerload.model import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
