@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from peerload.agent.peers.addresses import followed
-from peerload.agent.systemd.notify import ServiceManager
-from peerload.agent.systemd.service import check_service_places
+from peerload.agent.systemd import ServiceManager, check_service_places
 from peerload.config import loader
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
@@ -24,7 +23,7 @@ from peerload.model.text import printable
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from peerload.agent.systemd.service import Load
+    from peerload.agent.systemd import Load
     from peerload.model.config import AgentConfig
 
 FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -73,7 +72,7 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
         manager = ServiceManager(os.environ)
 
         def load() -> tuple[AgentConfig, dict[str, str]]:
-            found, origins = loader.load_with_origins(flags, defaults, loader.environment_now())
+            found, origins = loader.load_with_origins(flags, defaults, dict(os.environ))
             return followed(found, origins), origins
 
         config, origins = load()

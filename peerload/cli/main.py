@@ -1,6 +1,6 @@
 """The `peerload` command: it finds the verb, runs it, and reports errors as one line and a hint.
 
-Only the verb in question is loaded, so that `peerload --help` costs hardly more than a bare Python.
+Only the file of the verb in question is loaded, so that `peerload --help` costs hardly more than a bare Python.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import sys
 from io import TextIOWrapper
 
 from peerload import __version__
-from peerload.cli.common.errors import CANNOT, INTERRUPTED, USAGE, pipe_closed, report
-from peerload.cli.common.verb_table import ALIASES, HIDDEN, VERBS, listed, load, suggested
+from peerload.cli.verbs import ALIASES, HIDDEN, VERBS, listed, load, suggested
 from peerload.model.errors import PeerloadError, UsageError
 
 CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
@@ -46,22 +45,10 @@ def main(words: list[str] | None = None) -> int:
     try:
         code = _dispatch(words)
         sys.stdout.flush()
-    except BrokenPipeError:
-        return pipe_closed()
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except PeerloadError as error:
-        if debug:
+    except (Exception, KeyboardInterrupt) as error:
+        if debug and not isinstance(error, (BrokenPipeError, KeyboardInterrupt)):
             raise
-        report(error, verb=words[0] if words else "")
-        return USAGE if isinstance(error, UsageError) else CANNOT
-    except Exception as error:
-        if debug:
-            raise
-        if isinstance(error, OSError) and error.errno in CANNOT_BE_WRITTEN and error.filename is None:
-            return _output_refused(error)
-        report(PeerloadError(f"this is a bug in peerload ({type(error).__name__})", why=str(error)), debug_hint=words)
-        return CANNOT
+        return _failed(error, words)
     return code
 
 
@@ -83,6 +70,8 @@ def _mend_standard_streams() -> None:
 
 def _dispatch(words: list[str]) -> int:
     if not words:
+        from peerload.cli.common.messages import USAGE
+
         sys.stderr.write(HELP.format(verbs=listed()))
         return USAGE
     verb, rest = ALIASES.get(words[0], words[0]), words[1:]
@@ -112,11 +101,23 @@ def _unknown(verb: str) -> UsageError:
     )
 
 
-def _output_refused(error: OSError) -> int:
-    """Report that stdout cannot be written → the exit code."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # what is still buffered must not fail again at exit
-    os.close(nowhere)
-    hint = "the command itself may have succeeded:  peerload ls"
-    report(PeerloadError("standard output cannot be written", why=error.strerror or str(error), hint=hint))
+def _failed(error: BaseException, words: list[str]) -> int:
+    """Report an error on stderr → the exit code."""
+    from peerload.cli.common.messages import CANNOT, INTERRUPTED, USAGE, pipe_closed, report
+
+    if isinstance(error, BrokenPipeError):
+        return pipe_closed()
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, PeerloadError):
+        report(error, verb=words[0] if words and words[0] in VERBS else "")
+        return USAGE if isinstance(error, UsageError) else CANNOT
+    if isinstance(error, OSError) and error.errno in CANNOT_BE_WRITTEN and error.filename is None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)  # what is still buffered must not fail again at exit
+        os.close(nowhere)
+        hint = "the command itself may have succeeded:  peerload ls"
+        report(PeerloadError("standard output cannot be written", why=error.strerror or str(error), hint=hint))
+        return CANNOT
+    report(PeerloadError(f"this is a bug in peerload ({type(error).__name__})", why=str(error)), debug_hint=words)
     return CANNOT

@@ -1,7 +1,8 @@
 """Settings in force: flag, `PEERLOAD_*` variable, user file, conf.d, system file, built-in, in that order.
 
 Every key of `AgentConfig` can be set in each of these places. A key that does not exist or a value that cannot be
-used raises ConfigError naming the key and where it stands."""
+used raises ConfigError naming the key and where it stands: an agent must not start with one. `mistakes_in` goes on after a mistake,
+for people who want to know all that are in a file."""
 
 from __future__ import annotations
 
@@ -21,19 +22,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload import notification
-from peerload.energy.prices import read_prices
+from peerload.energy.price import read_prices
 from peerload.launcher.system.settings_rules import objection
-from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
-from peerload.model.devices import DEVICES_MAX, GPU, Device
+from peerload.model.config import AgentConfig, CpusSettings, EnergySettings, GpuConfig, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
+from peerload.model.resources import DEVICES_MAX, GPU, Device
+from peerload.policy import registry
 from peerload.security import node_identity_file
-from peerload.text import units
+from peerload.security.address import parse_address
+from peerload.security.broker import BrokerUrl, without_password
+from peerload.text.units import duration, size
 from peerload.wire.expected import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from peerload.model.config import DeviceConfig, EnergySettings, HooksSettings
+    from peerload.model.config import DeviceConfig, HooksSettings
 
 
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
@@ -172,9 +176,9 @@ def gpu_config(settings: GpuSettings, *, by_user: bool = False) -> GpuConfig:
         tasks_max=settings.max_tasks,
         activity_max=settings.max_activity,
         memory_share_max=settings.mem_threshold,
-        reserve_bytes=int(_with_unit("gpu.reserve", settings.reserve, functools.partial(units.size, least=0))),
+        reserve_bytes=int(_with_unit("gpu.reserve", settings.reserve, functools.partial(size, least=0))),
         settle_s=settings.settle_s,
-        starve_after_s=_with_unit("gpu.starve_after", settings.starve_after, units.duration),
+        starve_after_s=_with_unit("gpu.starve_after", settings.starve_after, duration),
         mps="off" if settings.mps == "auto" and shutil.which(MPS_CONTROL) is None else settings.mps,
         pct_oversubscribe=settings.pct_oversubscribe,
         mps_by_user=by_user,
@@ -192,7 +196,7 @@ def sleep_after_s(settings: EnergySettings) -> float:
     """Time without tasks after which this machine is suspended, 0 = never. Raises ConfigError."""
     if settings.sleep_after and not settings.suspend_cmd:
         raise ConfigError("energy.sleep_after", "there is no suspend_cmd", hint='suspend_cmd = "systemctl suspend"')
-    return _with_unit("energy.sleep_after", settings.sleep_after, units.duration) if settings.sleep_after else 0.0
+    return _with_unit("energy.sleep_after", settings.sleep_after, duration) if settings.sleep_after else 0.0
 
 
 def load_prices(path: Path) -> tuple[tuple[float, float], ...]:
@@ -274,11 +278,6 @@ def _environment(environment: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-def environment_now() -> dict[str, str]:
-    """Environment of this process."""
-    return dict(os.environ)
-
-
 def configured_devices(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:
     """Devices of the configuration. Raises ConfigError if one is named twice, or there are too many."""
     found: dict[str, Device] = {}
@@ -292,3 +291,117 @@ def configured_devices(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:
     if len(found) > DEVICES_MAX // 2:
         raise ConfigError("device", f"{len(found)} devices are named", why=f"at most {DEVICES_MAX // 2} can be")
     return tuple(found.values())
+
+
+FILE_BYTES_MAX = 1 << 20
+FLAT_TABLES = {"load": LoadSettings, "energy": EnergySettings, "cpus": CpusSettings}
+_LINE = re.compile(r"at line (\d+)")
+
+
+def mistakes_in(path: Path) -> list[ConfigError]:
+    """Find all settings that an agent would refuse."""
+    try:
+        source = _text_of(path)
+    except ConfigError as error:
+        return [error]
+    try:
+        values = tomllib.loads(source)
+    except tomllib.TOMLDecodeError as error:
+        found = _LINE.search(str(error))
+        line = int(found[1]) if found else source.count("\n") + 1
+        return [ConfigError("TOML", str(error), file=str(path), line=line)]
+    return [
+        ConfigError(
+            one.key,
+            one.says.removesuffix(" (here)"),
+            why=one.why,
+            hint=one.hint,
+            file=one.file or str(path),
+            line=one.line,
+        )
+        for one in _mistakes(values)
+    ]
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError("file", f"{path} cannot be read", why=str(error.strerror)) from None
+    if len(raw) > FILE_BYTES_MAX:
+        raise ConfigError("file", f"{path} is larger than {FILE_BYTES_MAX} bytes")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError("TOML", "it is no UTF-8", why=error.reason, file=str(path), line=line) from None
+
+
+def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
+    for key, value in values.items():
+        if key not in KEYS:
+            yield unknown(key, "here")
+            continue
+        if key == "gpu" and isinstance(value, dict):
+            yield from _of_gpus(value)
+            continue
+        fields = FLAT_TABLES[key].__struct_fields__ if key in FLAT_TABLES and isinstance(value, dict) else None
+        if fields and (strange := value.keys() - fields):
+            yield ConfigError(f"{key}.{min(strange)}", "no such setting", hint=f"there are: {', '.join(fields)}")
+            continue
+        try:
+            converted = converted_value(key, value, "here")
+            _look_at(key, converted)
+        except ConfigError as error:
+            yield error
+
+
+def _of_gpus(table: dict[str, Any]) -> Iterator[ConfigError]:
+    for key, value in table.items():
+        try:
+            gpu_config(converted_value("gpu", {key: value}, "here"))
+        except ConfigError as error:
+            if key not in GpuSettings.__struct_fields__:
+                yield ConfigError(
+                    f"gpu.{key}", "no such setting", hint=f"there are: {', '.join(GpuSettings.__struct_fields__)}"
+                )
+            else:
+                yield error if error.key.startswith("gpu.") else ConfigError(f"gpu.{key}", error.says, why=error.why)
+
+
+def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's own type
+    """Run the checks that an agent makes when it starts. Raises ConfigError."""
+    each: dict[str, Callable[[Any], object]] = {
+        "listen": lambda address: parse_address("listen", address, loopback_only=False),
+        "advertise": lambda address: address and parse_address("advertise", address, loopback_only=False),
+        "peer": lambda address: parse_address("peer", address, loopback_only=False),
+        "mqtt": BrokerUrl.parse,
+        "policy": lambda name: registry.live_preset(registry.preset_source(name)),
+        "hooks": check_hooks,
+    }
+    if key == "device":
+        configured_devices(value)
+    elif key == "energy" and value.price_file:
+        load_prices(Path(value.price_file))
+    elif key in each:
+        for one in value if isinstance(value, tuple) else (value,):
+            each[key](one)
+
+
+def describe(config: AgentConfig, origins: dict[str, str]) -> list[dict[str, object]]:
+    """List each setting as `key value origin`, for JSON; brokers without their passwords."""
+    return [
+        {"key": key, "value": _plain(key, getattr(config, key)), "origin": origins.get(key, BUILT_IN)}
+        for key in AgentConfig.__struct_fields__
+    ]
+
+
+def _plain(key: str, value: object) -> object:
+    plain = msgspec.json.decode(msgspec.json.encode(value))  # as after a socket: lists, no tuples
+    if key == "hooks":
+        hidden = {
+            name: list(map(notification.shown, found)) for name, found in plain.items() if isinstance(found, list)
+        }
+        return plain | hidden
+    return [without_password(url) for url in plain] if key == "mqtt" else plain

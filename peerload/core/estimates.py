@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from peerload.model.bounded import BoundedDict
-from peerload.model.devices import MIB
+from peerload.model.resources import MIB
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:

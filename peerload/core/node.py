@@ -29,8 +29,7 @@ from peerload.core.coordination.intake import Intake, SubmissionLog, TaskDispatc
 from peerload.core.coordination.runs import TERMINATION_MESSAGES, ResourceShortage, RunningTasks
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.home import HomeHandoff
-from peerload.core.membership.membership import Membership
-from peerload.core.membership.own_profile import OwnProfile
+from peerload.core.membership.membership import Membership, OwnProfile
 from peerload.core.resources.admission import Ledger
 from peerload.core.sharing.sharing import Sharing
 from peerload.core.state import BatchedRequests, CoreState
@@ -48,11 +47,10 @@ if TYPE_CHECKING:
     from peerload.core.work import Offering, RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
+    from peerload.model.events import Instant
     from peerload.model.gossip import Load
-    from peerload.model.instant import Instant
-    from peerload.model.load import LoadReport
     from peerload.model.messages import Identity
-    from peerload.model.resources import Profile
+    from peerload.model.resources import LoadReport, Profile
     from peerload.model.task import TaskRecord
     from peerload.policy.preset import PolicySet
 
@@ -678,7 +676,7 @@ class _Mediator:
         return self._node.sharing.admission.accepts_offer(offer)
 
     def guest_arrived(self, guest: RemoteTask) -> None:
-        self._node.sharing.donor.guest_arrived(guest)
+        self._node.sharing.guest_arrived(guest)
 
     def running_tasks(self) -> Iterable[Work]:
         return self._node.runs.works()

@@ -10,8 +10,8 @@ import msgspec
 from peerload.core.estimates import NOTHING_LEARNED, RUNS_KNOWN_MIN, DurationEstimates
 from peerload.model import timers
 from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, PutRun, Send, SetTimer
-from peerload.model.devices import GpuShare
-from peerload.model.instant import Instant
+from peerload.model.events import Instant
+from peerload.model.resources import GpuShare
 
 if TYPE_CHECKING:
     import random
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from peerload.model.config import CoreConfig
     from peerload.model.events import TaskSubmitted
     from peerload.model.gossip import Load
-    from peerload.model.load import LoadReport
     from peerload.model.messages import Advice, Identity, Membership, Offer, Ownership
-    from peerload.model.resources import Profile
+    from peerload.model.resources import LoadReport, Profile
     from peerload.model.task import TaskRecord
     from peerload.model.timers import Timer
     from peerload.policy.preset import PolicySet

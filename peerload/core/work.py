@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from peerload.model.devices import GpuShare
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Need, Staging
-from peerload.model.submit_options import NO_TERMS
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, execution_key, member_record
+from peerload.model.resources import GpuShare
+from peerload.model.task import NO_TERMS, ExecutionRecord, ExecutionState, Exit, execution_key, member_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
 
 
 class HomePhase(enum.StrEnum):
@@ -117,7 +115,7 @@ HOME_TRANSITIONS: Mapping[HomePhase, tuple[HomePhase, ...]] = {
     ),
     HomePhase.OVER: (),
 }
-"""Which phase may follow which; `docs/lifecycle.md` draws this table. A task that ends is forgotten in the phase that it was
+"""Which phase may follow which; `docs/architecture.md` draws this table. A task that ends is forgotten in the phase that it was
 in, but for a cancelled one whose process is still here."""
 
 REMOTE_TRANSITIONS: Mapping[RemotePhase, tuple[RemotePhase, ...]] = {

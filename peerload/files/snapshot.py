@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgpack
 
 from peerload.files import tree
-from peerload.files.beneath import DIRECTORY, Parents
 from peerload.files.manifest import FILES_MAX, FileEntry, Manifest, digest_of, encode
+from peerload.files.tree import DIRECTORY, Parents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -1,22 +1,221 @@
-"""Work with the files of a task in a directory of its user: the agent does it itself, or, where it serves all users, has
-`as_user.py` do it as each of them."""
+"""Work with the files of a task in a directory of its user: a tree is made in a fresh one, outputs are collected, and placed among
+what the user has. The agent does it itself, or, where it serves all users, has `as_user.py` do it as each of them.
+
+Nothing outside the directory is touched (rule S5): each directory is opened beneath the target, each name in it has no slash,
+and no link is followed. A file gets its name when it is complete.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from peerload.files import manifest as manifests
 from peerload.files import tree
-from peerload.files.beneath import DIRECTORY
-from peerload.files.manifest import Manifest
-from peerload.files.place import Homecoming, make_tree
+from peerload.files.manifest import BLOCK_BYTES, ZEROS, FileEntry, Manifest, digest_of
+from peerload.files.tree import (
+    DIRECTORY,
+    KEPT_BESIDE,
+    PART_PREFIX,
+    Parents,
+    literal_directory,
+    make_directories,
+    open_beneath,
+    sync_file_system,
+)
 from peerload.model.errors import StagingFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+READ_BLOCKS, READ_BYTES = 256, 2 << 20
+"""Blocks are read together up to this."""
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class ReadSome(Protocol):
+    """Gives the first of these blocks, at least one, until they have so many bytes together."""
+
+    def __call__(self, digests: Sequence[bytes], bytes_max: int, /) -> list[bytes]:
+        """Read them."""
+        raise NotImplementedError
+
+
+def _contents(files: Iterable[FileEntry], read: ReadSome) -> Iterator[bytes]:
+    """The blocks of these files in their order, but for those of zeros."""
+    wanted = [digest for entry in files for digest in entry.blocks if digest != ZEROS]
+    at = 0
+    while at < len(wanted):
+        found = read(wanted[at : at + READ_BLOCKS], READ_BYTES)
+        yield from found
+        at += len(found)
+
+
+def make_tree(
+    directory: str | bytes | os.PathLike[str], manifest: Manifest, globs: Sequence[str], read: ReadSome
+) -> None:
+    """Make a tree in a fresh directory, and the directories that the globs of outputs name. Files have the dates that they
+    had; links come last, so that no file is written through one. Raises StagingFailed, OSError, and what ``read`` raises."""
+    base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
+    parents = Parents(base)
+    path = ""
+    try:
+        for path in (*manifest.directories, *filter(None, map(literal_directory, globs))):
+            os.close(make_directories(base, path))
+        contents = _contents(manifest.files, read)
+        for entry in manifest.files:
+            path = entry.path
+            _write(*parents.of(path), entry, contents, mtime_ns=entry.mtime_ns)
+        for path, target in manifest.links:
+            parent, name = parents.of(path)
+            os.symlink(target, name, dir_fd=parent)
+    except OSError as error:
+        raise _cannot(path, error) from None
+    finally:
+        parents.close()
+        os.close(base)
+
+
+def _cannot(path: str, error: OSError) -> StagingFailed | OSError:
+    """The error for a file: of the disk or of this process as it is, else with its name."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+        return OSError(error.errno, f"{path}: {error.strerror}")
+    words = {errno.ELOOP: "a link is in its way", errno.EXDEV: "its path leads outside"}
+    return StagingFailed(f"{path} cannot be written", why=words.get(error.errno or 0, str(error.strerror)))
+
+
+def _write(parent: int, name: str, entry: FileEntry, contents: Iterator[bytes], *, mtime_ns: int = 0) -> None:
+    """mtime_ns: the date that it gets; 0: now."""
+    fd = os.open(name, CREATE, 0o600, dir_fd=parent)
+    try:
+        for digest, size in zip(entry.blocks, entry.block_sizes, strict=True):
+            data = b"" if digest == ZEROS else next(contents)
+            if size != (len(data) or BLOCK_BYTES):
+                raise StagingFailed(
+                    f"{entry.path} cannot be staged", why="a block of it has another size than announced"
+                )
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            if not data:
+                os.lseek(fd, BLOCK_BYTES, os.SEEK_CUR)
+        if entry.blocks[-1:] == (ZEROS,):
+            os.ftruncate(fd, entry.size_bytes)
+        os.fchmod(fd, entry.mode)
+        if mtime_ns:
+            os.utime(fd, ns=(mtime_ns, mtime_ns))
+    finally:
+        os.close(fd)
+
+
+class Homecoming:
+    """Outputs of one task on their way to the directory of its user.
+
+    A file at home that is as it was at submit (``before``), or as this task has left it (``own``: digests by path), is
+    replaced. One that was changed since stays, and the task's is kept beside it as ``name.peerload-<id>``.
+    """
+
+    def __init__(self, directory: bytes, before: Manifest, own: dict[str, bytes], *, since: float, mark: str) -> None:
+        """since: date of the submission (Unix s); mark: the id of the task, for names of files that are kept beside."""
+        self._directory = directory
+        self._before = {entry.path: entry for entry in before.files}
+        self._own = own
+        self._since = since
+        self._mark = KEPT_BESIDE + mark.rpartition("/")[2]
+        self.conflicts: list[str] = []
+
+    def place(self, manifest: Manifest, read: ReadSome) -> None:
+        """Place all files and links durably. Raises StagingFailed, which names the file, OSError, and what ``read`` raises."""
+        shown = self._directory.decode("utf-8", "backslashreplace")
+        try:
+            base = os.open(self._directory, DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StagingFailed(f"outputs cannot be written to {shown}", why=str(error.strerror)) from None
+        parents = Parents(base)
+        path = ""
+        try:
+            for entry in manifest.files:
+                path = entry.path
+                self._place_file(*parents.of(path), entry, read)
+            for path, target in manifest.links:
+                self._place_link(*parents.of(path), path, target)
+            sync_file_system(base)
+        except OSError as error:
+            raise _cannot(path, error) from None
+        finally:
+            parents.close()
+            os.close(base)
+
+    def _place_file(self, parent: int, name: str, entry: FileEntry, read: ReadSome) -> None:
+        found = _status(parent, name)
+        if found is not None:
+            is_file = stat.S_ISREG(found.st_mode)
+            if is_file and found.st_size == entry.size_bytes and _digests(parent, name, entry) == entry.blocks:
+                self._own[entry.path] = digest_of(b"".join(entry.blocks))
+                return
+            if not is_file or self._was_changed(parent, name, entry.path, found):
+                self.conflicts.append(entry.path)
+                name += self._mark
+        part = PART_PREFIX + self._mark.removeprefix(KEPT_BESIDE)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=parent)  # of an agent that was ended meanwhile
+        try:
+            _write(parent, part, entry, _contents([entry], read))
+            os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part, dir_fd=parent)
+            raise
+        if name == entry.path.rpartition("/")[2]:
+            self._own[entry.path] = digest_of(b"".join(entry.blocks))
+
+    def _was_changed(self, parent: int, name: str, path: str, found: os.stat_result) -> bool:
+        """True if somebody else has changed this file since the submission."""
+        own, before = self._own.get(path), self._before.get(path)
+        if own is not None and digest_of(b"".join(_digests(parent, name))) == own:
+            return False
+        if before is not None:
+            same = (found.st_size, found.st_mtime_ns) == (before.size_bytes, before.mtime_ns)
+            return not same and _digests(parent, name, before) != before.blocks
+        return found.st_mtime >= self._since
+
+    def _place_link(self, parent: int, name: str, path: str, target: str) -> None:
+        if _status(parent, name) is not None:
+            try:
+                if os.readlink(name, dir_fd=parent) == target:
+                    return
+            except OSError:  # it is no link
+                pass
+            self.conflicts.append(path)
+            name += self._mark
+            if _status(parent, name) is not None:
+                os.unlink(name, dir_fd=parent)
+        os.symlink(target, name, dir_fd=parent)
+
+
+def _status(parent: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _digests(parent: int, name: str, like: FileEntry | None = None) -> tuple[bytes, ...]:
+    """The digests of the blocks of a file. like: the entry whose blocks' sizes count, as far as they reach."""
+    fd = open_beneath(parent, name, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        found = []
+        sizes = itertools.chain(like.sizes if like is not None else (), itertools.repeat(BLOCK_BYTES))
+        while data := file.read(next(sizes)):
+            found.append(digest_of(data))
+        return tuple(found)
 
 
 class BlockAccess(Protocol):

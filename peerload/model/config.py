@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from peerload.model.devices import Kind
 from peerload.model.gossip import LAN, GossipPreset
-from peerload.model.resources import Name, NodeName, Speed
+from peerload.model.resources import Kind, Name, NodeName, Speed
 
 if TYPE_CHECKING:
-    from peerload.model.power import PowerCurve
+    from peerload.model.resources import PowerCurve
 
 Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Limit = Annotated[int, Meta(ge=1, le=100_000_000)]
@@ -128,7 +127,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     # load
     counts_foreign: bool = True
-    """True if cores that other programs keep busy occupy slots (`core/resources/foreign_load.py`)."""
+    """True if cores that other programs keep busy occupy slots (`core/resources/admission.py`)."""
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
     """A load region counts only after it has held for this long."""
     tell_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.05
@@ -246,10 +245,10 @@ class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts; powercap,
     hwmon, cpufreq: directories of the kernel, in containers others than on the host. cap_w: tasks are never placed so that the
     node takes more than so many watts, by its power curve; 0: no bound; else the TDP of the curve, where that is known.
-    price_file: prices of energy, or its carbon, over time (`energy/prices.py`). gpu_power_w, gpu_clock_mhz, cpu_governor,
-    cpu_max_mhz: controls in force while the agent runs, 0 and "": off (`agent/energy/controls.py`). sleep_after: this machine is
+    price_file: prices of energy, or its carbon, over time (`energy/price.py`). gpu_power_w, gpu_clock_mhz, cpu_governor,
+    cpu_max_mhz: controls in force while the agent runs, 0 and "": off (`agent/energy.py`). sleep_after: this machine is
     suspended by suspend_cmd after so long without tasks, "": never; resume_cmd: wakes another one, whose node is in
-    PEERLOAD_NODE, "": a magic packet does (`agent/energy/power_down.py`)."""
+    PEERLOAD_NODE, "": a magic packet does (`agent/energy.py`)."""
 
     power_cmd: Annotated[str, Meta(max_length=4096)] = ""
     powercap: Annotated[str, Meta(max_length=4096)] = "/sys/class/powercap"

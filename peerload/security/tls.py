@@ -1,7 +1,7 @@
 """TLS of the links of one node: version 1.3, mutual, with certificates of the cluster's CA only (rules J3, S10).
 
 Each node makes its own key and has its certificate in STATE/tls. The certificate is renewed after two thirds of its life:
-by the node itself if it has the CA's key, else by one that has (agent/joining/renewal.py).
+by the node itself if it has the CA's key, else by one that has (agent/joining.py).
 """
 
 from __future__ import annotations

@@ -15,10 +15,18 @@ from msgspec import Meta
 from peerload.model.errors import BadMessage
 from peerload.model.messages import BLOCKS_MAX
 from peerload.model.resources import NodeName
-from peerload.model.submit_options import NO_TERMS, TAGS_MAX, GroupName, SubmitOptions
-from peerload.model.task import ARGV_ITEMS_MAX, Digest, TaskSpec, TerminalSize
-from peerload.wire import bounds
+from peerload.model.task import (
+    ARGV_ITEMS_MAX,
+    NO_TERMS,
+    TAGS_MAX,
+    Digest,
+    GroupName,
+    SubmitOptions,
+    TaskSpec,
+    TerminalSize,
+)
 from peerload.wire.expected import in_words
+from peerload.wire.frame import check_bounds
 
 TASKS_NAMED_MAX = 10_000
 NAME_GLOB_CHARS_MAX = 128
@@ -540,7 +548,7 @@ REQUEST_VALUES_MAX = 1 << 20
 def decode_request(raw: bytes) -> Request:
     """One request. Raises BadMessage, whatever the bytes are."""
     try:
-        bounds.check(raw, REQUEST_VALUES_MAX)
+        check_bounds(raw, REQUEST_VALUES_MAX)
         request: Request = _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadMessage("not a request this agent understands", why=in_words(error)[:300]) from None
@@ -600,7 +608,7 @@ def decode_answer(raw: bytes) -> tuple[int, str, dict[str, Any]]:
     """The number of the request, the kind ("ok", "more" or "error") and the body of one frame of an answer. Raises
     BadMessage, whatever the bytes are."""
     try:
-        bounds.check(raw, ANSWER_VALUES_MAX)
+        check_bounds(raw, ANSWER_VALUES_MAX)
         answer = _answers.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadMessage("not an answer", why=in_words(error)[:300]) from None

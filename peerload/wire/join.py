@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from peerload.model.errors import BadMessage, FrameTooLarge
 from peerload.model.resources import Address, NodeName
-from peerload.wire import bounds
+from peerload.wire.frame import check_bounds
 from peerload.wire.token import ID_BYTES, SECRET_BYTES
 
 PROTOCOL = "peerload-join/1"
@@ -115,7 +115,7 @@ def decode_node(raw: bytes) -> FromNode:
 
 def _decoded(decoder: msgspec.msgpack.Decoder[_Said], raw: bytes) -> _Said:
     try:
-        bounds.check(raw, len(raw))
+        check_bounds(raw, len(raw))
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadMessage("not a word of joining", why=str(error)[:300]) from None

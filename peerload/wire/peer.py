@@ -1,13 +1,24 @@
-"""Codec of envelopes between nodes. Decoding is total: any bytes give an Envelope or a ProtocolError."""
+"""Codecs of what nodes send each other: envelopes (over links and a broker) and gossip datagrams.
+
+Decoding is total: any bytes give a value or a ProtocolError. A datagram is an array of the lowest and the highest version of
+the protocol that its sender speaks, and its messages; its caller seals it, with the sender's name and start in the seal.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated
+
 import msgspec
+from msgspec import Meta
 
 from peerload.model.errors import BadMessage, FrameTooLarge
-from peerload.model.messages import Envelope
-from peerload.wire import bounds
-from peerload.wire.frame import HEADER_BYTES
+from peerload.model.gossip import DATAGRAM_BYTES_MAX, MESSAGES_MAX, GossipMessage, Version
+from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Message
+from peerload.wire.frame import HEADER_BYTES, check_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 CONTROL_BYTES_MAX = 1 << 20
 DATA_BYTES_MAX = 4 << 20
@@ -15,10 +26,24 @@ DATA_BYTES_MAX = 4 << 20
 MQTT_BYTES_MAX = 4 << 10
 """The largest MQTT payload: only advice, which is small."""
 
-_encoder = msgspec.msgpack.Encoder()
 VALUES_MAX = 1 << 18
 """Values in one frame."""
+
+_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+class Envelopes:
+    """Envelopes of one start of one node, numbered as they are made."""
+
+    def __init__(self, cluster: str, node: str, boot: str) -> None:
+        self._sender = cluster, node, boot
+        self._sequence = 0
+
+    def make(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
+        """Put a message into an envelope."""
+        self._sequence += 1
+        return Envelope(PROTOCOL_MAX, *self._sender, self._sequence, message, dst, dst_boot)
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -42,7 +67,58 @@ def decode(raw: bytes | bytearray | memoryview, size_bytes_max: int = DATA_BYTES
     if len(raw) > size_bytes_max:
         raise FrameTooLarge(len(raw), size_bytes_max)
     try:
-        bounds.check(raw, VALUES_MAX)
+        check_bounds(raw, VALUES_MAX)
         return _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadMessage("not an envelope", why=str(error)[:300]) from None
+
+
+class _Sealed(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Content of a sealed datagram."""
+
+    protocol_min: Version
+    protocol_max: Version
+    messages: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MESSAGES_MAX)]
+
+
+class Datagram(msgspec.Struct, frozen=True):
+    """Decoded datagram. skipped: messages of types that this version does not know."""
+
+    protocol_min: int
+    protocol_max: int
+    messages: tuple[GossipMessage, ...]
+    skipped: int
+
+
+_datagrams = msgspec.msgpack.Decoder(_Sealed)
+_messages: msgspec.msgpack.Decoder[GossipMessage] = msgspec.msgpack.Decoder(GossipMessage)
+_tags = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_tag = msgspec.msgpack.Decoder(str)
+KNOWN_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in GossipMessage.__args__)
+
+
+def encode_datagram(messages: Sequence[GossipMessage]) -> bytes:
+    """Encode the plaintext of a datagram."""
+    return _encoder.encode((PROTOCOL_MIN, PROTOCOL_MAX, tuple(messages)))
+
+
+def decode_datagram(raw: bytes) -> Datagram:
+    """Decode the plaintext of one datagram. Raises FrameTooLarge or BadMessage, whatever the bytes are."""
+    if len(raw) > DATAGRAM_BYTES_MAX:
+        raise FrameTooLarge(len(raw), DATAGRAM_BYTES_MAX)
+    try:
+        check_bounds(raw, len(raw))
+        sealed = _datagrams.decode(raw)
+        messages = [_messages.decode(one) for one in sealed.messages if _is_known(one)]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise BadMessage("not a datagram of gossip", why=str(error)[:300]) from None
+    skipped = len(sealed.messages) - len(messages)
+    return Datagram(sealed.protocol_min, sealed.protocol_max, tuple(messages), skipped)
+
+
+def _is_known(raw: msgspec.Raw) -> bool:
+    """True if this version knows the type of a message."""
+    parts = _tags.decode(raw)
+    if not parts:
+        raise BadMessage("not a datagram of gossip", why="an empty message")
+    return _tag.decode(parts[0]) in KNOWN_TAGS

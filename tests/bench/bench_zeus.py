@@ -31,7 +31,7 @@ print(json.dumps({"joules": joules, "seconds": seconds, "cpu_s": cpu_s, "rss_mib
 OURS = """
 import time, pynvml
 from peerload.agent.sensors.nvml import Nvml
-from peerload.energy.meter import Counter
+from peerload.energy.accounting import Counter
 nvml, counter, joules = Nvml(pynvml), Counter(), 0.0
 nvml.find()
 began_s = time.monotonic()

@@ -22,8 +22,7 @@ from peerload.model.events import (
     TimerExpired,
 )
 from peerload.model.messages import AwaitedTask, TasksTold
-from peerload.model.submit_options import SubmitOptions
-from peerload.model.task import TaskRecord, TaskSpec, TaskState
+from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec, TaskState
 from tests.core.given import Given
 
 if TYPE_CHECKING:

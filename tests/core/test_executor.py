@@ -10,7 +10,7 @@ from peerload.core.work import RemotePhase
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport
+from peerload.model.resources import LoadReport
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind, execution_key
 from tests.core.given import RECEIVER, UID, Given, ResourceRequest, offer, spec
 

@@ -9,7 +9,7 @@ from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport
+from peerload.model.resources import LoadReport
 from peerload.model.task import FenceKind, Guarantee, TaskRecord, TaskSpec, TaskState
 from tests.core.given import SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest

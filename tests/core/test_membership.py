@@ -22,10 +22,9 @@ from peerload.model.gossip import (
     MembershipUpdate,
     MemberStatus,
 )
-from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
-from peerload.model.resources import Profile
-from peerload.wire import gossip as wire
+from peerload.model.resources import LoadReport, Profile
+from peerload.wire import peer as wire
 from tests.core.given import ACCEPTS, SENDER, Given, identity, spec
 
 CALM = msgspec.structs.replace(LAN, corroborators=0, suspicion_mult=1.8)
@@ -493,7 +492,7 @@ def test_whatever_is_claimed_of_a_node_it_can_be_heard_again(what: str, claim: i
     believed = y.node.membership.gossip.shared.members["x"].rumour
     says(x.after(100.0), "y", believed)
     own = x.node.membership.gossip.own
-    assert wire.decode(wire.encode([own])).messages == (own,)
+    assert wire.decode_datagram(wire.encode_datagram([own])).messages == (own,)
     says(y, "x", own)
     assert state(y, "x") is PeerState.ALIVE
     says(y, "z", lie)

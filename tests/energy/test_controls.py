@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.energy.controls import FILE, PowerControls
+from peerload.agent.energy import FILE, PowerControls
 from peerload.model.config import EnergySettings
 from tests.fakes.nvml import Machine, environment, load
 
@@ -177,7 +177,7 @@ def test_a_kill_at_any_step_leaves_nothing_that_the_next_start_does_not_restore(
 LOOP = """
 import sys
 from pathlib import Path
-from peerload.agent.energy.controls import PowerControls
+from peerload.agent.energy import PowerControls
 from peerload.model.config import EnergySettings
 file, root = map(Path, sys.argv[1:])
 wanted = EnergySettings(cpufreq=str(root), cpu_governor="powersave", cpu_max_mhz=900, gpu_power_w=200, gpu_clock_mhz=1400)

@@ -12,14 +12,13 @@ from typing import Any, Self, cast
 import msgspec
 import pytest
 
-from peerload.agent.energy import power_down
-from peerload.agent.energy.power_down import PowerDown
-from peerload.agent.views.metrics import MetricsView
+from peerload.agent import energy
+from peerload.agent.energy import PowerDown
+from peerload.agent.views.agent import MetricsView
 from peerload.core.membership.membership import PeerState
 from peerload.model import actions, events, messages
 from peerload.model.gossip import MembershipUpdate, MemberStatus
-from peerload.model.load import LoadReport
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import LoadReport, Placement, Profile, ResourceRequest
 from tests.core.given import SENDER, Given, spec
 
 
@@ -184,10 +183,10 @@ class IdleNode:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short pauses."""
-    monkeypatch.setattr(power_down, "TELL_S", 0.0)
-    monkeypatch.setattr(power_down, "SUSPEND_S_MAX", 0.3)
-    monkeypatch.setattr(power_down, "CLOCK_EVERY_S", 0.01)
-    monkeypatch.setattr(power_down, "GAP_S", 600.0)  # a slow machine is not taken for one that slept
+    monkeypatch.setattr(energy, "TELL_S", 0.0)
+    monkeypatch.setattr(energy, "SUSPEND_S_MAX", 0.3)
+    monkeypatch.setattr(energy, "CLOCK_EVERY_S", 0.01)
+    monkeypatch.setattr(energy, "GAP_S", 600.0)  # a slow machine is not taken for one that slept
 
 
 def suspends(node: IdleNode, command: str) -> list[str]:
@@ -211,7 +210,7 @@ def test_the_suspend_command_is_run_and_a_machine_that_slept_is_awake_again(tmp_
 def in_child(command: str) -> None:
     """In a process of its own, since it is stopped for a while."""
     for name, value in (("TELL_S", 0.0), ("SUSPEND_S_MAX", 30.0), ("CLOCK_EVERY_S", 0.05), ("GAP_S", 0.3)):
-        setattr(power_down, name, value)
+        setattr(energy, name, value)
     print(*suspends(IdleNode(), command))  # noqa: T201 -- what the test reads
 
 
@@ -233,7 +232,7 @@ def test_work_that_comes_meanwhile_keeps_the_machine_awake(tmp_path: Path) -> No
 
 
 def test_a_magic_packet_names_the_card_sixteen_times() -> None:
-    packet = power_down.magic_packet("01:23:45:67:89:ab")
+    packet = energy.magic_packet("01:23:45:67:89:ab")
     assert packet == b"\xff" * 6 + bytes.fromhex("0123456789ab") * 16
     sent: list[tuple[bytes, object]] = []
 
@@ -248,15 +247,15 @@ def test_a_magic_packet_names_the_card_sixteen_times() -> None:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("socket.socket", lambda *_: Socket())
-        patched.setattr(power_down, "_broadcasts", lambda: ["10.0.0.255", "255.255.255.255"])
-        power_down.Waker("").wake(Profile("y", 1, 1.0, wake=("01:23:45:67:89:ab",)))
+        patched.setattr(energy, "_broadcasts", lambda: ["10.0.0.255", "255.255.255.255"])
+        energy.Waker("").wake(Profile("y", 1, 1.0, wake=("01:23:45:67:89:ab",)))
     assert sent == [(packet, ("10.0.0.255", 9)), (packet, ("255.255.255.255", 9))]
-    assert "255.255.255.255" in power_down._broadcasts()
+    assert "255.255.255.255" in energy._broadcasts()
 
 
 def test_the_resume_command_is_run_with_the_name_of_the_node(tmp_path: Path) -> None:
     async def story() -> None:
-        waker = power_down.Waker(f'echo "$PEERLOAD_NODE" > {tmp_path / "woken"}')
+        waker = energy.Waker(f'echo "$PEERLOAD_NODE" > {tmp_path / "woken"}')
         waker.wake(Profile("y", 1, 1.0))
         await asyncio.gather(*waker._running)
 
@@ -264,13 +263,13 @@ def test_the_resume_command_is_run_with_the_name_of_the_node(tmp_path: Path) -> 
     assert (tmp_path / "woken").read_text() == "y\n"
 
 
-@pytest.mark.parametrize(("command", "code"), [("sleep 600", power_down.TIMED_OUT), ("exit 3", 3)])
+@pytest.mark.parametrize(("command", "code"), [("sleep 600", energy.TIMED_OUT), ("exit 3", 3)])
 def test_a_command_that_hangs_is_killed_and_has_a_code(
     command: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(power_down, "COMMAND_S_MAX", 0.0 if code == power_down.TIMED_OUT else 60.0)
-    assert asyncio.run(power_down._run(command, {})) == code
+    monkeypatch.setattr(energy, "COMMAND_S_MAX", 0.0 if code == energy.TIMED_OUT else 60.0)
+    assert asyncio.run(energy._run(command, {})) == code
 
 
 def test_a_command_that_cannot_be_started_has_a_code() -> None:
-    assert asyncio.run(power_down._run("true", {"A": "x" * (1 << 21)})) == power_down.NOT_RUN
+    assert asyncio.run(energy._run("true", {"A": "x" * (1 << 21)})) == energy.NOT_RUN

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.energy.price_feed import PriceFeed
-from peerload.config.check import mistakes_in
-from peerload.energy.prices import read_prices
+from peerload.agent.energy import PriceFeed
+from peerload.config.loader import mistakes_in
+from peerload.energy.price import read_prices
 from peerload.model.errors import ConfigError
 from peerload.model.events import PricesRead
 

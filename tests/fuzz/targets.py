@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 import msgspec
 
-from peerload.agent.files import user_work
-from peerload.agent.joining.enrollment import JoiningNode, JoinServer
+from peerload.agent.files import attempts
+from peerload.agent.joining import JoiningNode, JoinServer
 from peerload.agent.launcher.mps import KeeperState
 from peerload.agent.launcher.task_environment import variables_of
-from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
+from peerload.agent.mqtt import AdviceFilter, Topics
 from peerload.agent.store.store import Store
 from peerload.config import loader
 from peerload.core.node import Node
@@ -35,7 +35,7 @@ from peerload.model import events, messages
 from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
 from peerload.model.config import CoreConfig
 from peerload.model.errors import BadRequest, ConfigError, PeerloadError, ProtocolError, StagingFailed, StoreError
-from peerload.model.events import Submission
+from peerload.model.events import Instant, Submission
 from peerload.model.gossip import (
     GossipAck,
     GossipNack,
@@ -45,19 +45,17 @@ from peerload.model.gossip import (
     MembershipUpdate,
     MemberStatus,
 )
-from peerload.model.instant import Instant
-from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
 from peerload.model.text import printable
 from peerload.policy import registry
-from peerload.policy.preset_loader import parsed
+from peerload.policy.preset import parsed
 from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.invitations import Invitations
-from peerload.sim.energy_cases import read_cases
-from peerload.wire import control, frame, gossip, join, peer, recording, token
+from peerload.sim.energy_model import read_cases
+from peerload.wire import control, frame, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.fuzz import more_targets
 from tests.support import cluster_of, security_events
@@ -161,7 +159,7 @@ def _sealed(raw: bytes) -> object:
 
 def _gossip(raw: bytes) -> object:
     """What a member says in a datagram is read, and then believed or not."""
-    read = gossip.decode(raw)
+    read = peer.decode_datagram(raw)
     me = msgspec.structs.replace(IDENTITY, node="n1", boot="boot-1")
     node = Node(CoreConfig(), more_targets.policies(), me, Profile("n1", 2, 2.0), random.Random(1))
     node.handle(Instant(1.0, 1.0), events.AgentStarted())
@@ -345,7 +343,7 @@ def targets() -> dict[str, Target]:
     return {
         "peer": Target(peer.decode, protocol, _envelopes()),
         "sealed": Target(_sealed, protocol, (Sealer(KEY, "id", "n2", "boot-2").seal(b"hello"),)),
-        "gossip": Target(_gossip, protocol, (gossip.encode(SAID), gossip.encode(RUMOURS))),
+        "gossip": Target(_gossip, protocol, (peer.encode_datagram(SAID), peer.encode_datagram(RUMOURS))),
         "mqtt": Target(_mqtt_payload, (), _envelopes()),
         "request": Target(control.decode_request, protocol, _requests()),
         "answer": Target(control.decode_answer, protocol, _answers()),
@@ -396,7 +394,7 @@ def targets() -> dict[str, Target]:
         "settings": Target(more_targets.settings_text, (), (b'node = "a"\nslots = 3\n', b"[gpu]\nx = 1\n")),
         "manifest": Target(more_targets.manifest_of, (), more_targets.manifests()),
         "user-work": Target(
-            user_work.decode,
+            attempts.decode,
             (StagingFailed,),
             tuple(
                 msgpack.packb(words)

@@ -17,11 +17,11 @@ from msgspec import inspect
 
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.process import LauncherProcess
-from peerload.agent.mqtt.message_filter import Topics
+from peerload.agent.mqtt import Topics
 from peerload.launcher.protocol import Request, encode
 from peerload.model import gossip as gossip_model
 from peerload.model import messages
-from peerload.wire import control, gossip, join, peer, recording
+from peerload.wire import control, join, peer, recording
 from peerload.wire.seal import KEY_BYTES, Sealer
 
 WORDS = (
@@ -65,7 +65,7 @@ def value_of(kind: Any, depth: int, *, full: bool) -> Any:  # noqa: C901, PLR091
             return float(number) if isinstance(kind, inspect.FloatType) else int(number)
         case inspect.StrType():
             return _text(kind)
-        case inspect.BytesType() | inspect.ByteArrayType():
+        case inspect.BytesType() | inspect.ByteArrayType() | inspect.MemoryViewType():
             return bytes(range(256))[: max(kind.min_length or 3, 1)].ljust(kind.min_length or 0, b"x")
         case inspect.RawType():
             return msgspec.Raw(b"\x81\xa1a\x01")
@@ -197,8 +197,8 @@ def every_wire() -> dict[str, dict[str, list[str]]]:
     sealer = Sealer(bytes(KEY_BYTES), "cluster-id", "n1", "boot-1")
     return {
         "peer": samples_of(messages.Message, _envelope),
-        "gossip": samples_of(gossip_model.GossipMessage, lambda message: gossip.encode((message,))),
-        "gossip, sealed": {"ping": [sealer.seal(gossip.encode((gossip_model.GossipPing(1, "n1"),))).hex()]},
+        "gossip": samples_of(gossip_model.GossipMessage, lambda message: peer.encode_datagram((message,))),
+        "gossip, sealed": {"ping": [sealer.seal(peer.encode_datagram((gossip_model.GossipPing(1, "n1"),))).hex()]},
         "mqtt": mqtt(),
         "launcher request": launcher(),
         "join": samples_of(join.FromNewcomer | join.FromNode, join.encode),

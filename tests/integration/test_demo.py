@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.cli.common.agent_process import program_words
-from peerload.cli.demo import report, work
+from peerload.cli.demo import demo
 from peerload.cli.demo.broker import find_broker
 from tests.support import wait_until
 
@@ -159,7 +159,7 @@ def test_a_policy_that_does_not_exist_is_told_and_leaves_nothing(directory: Path
 
 @pytest.mark.long
 def test_each_command_prints_its_answer() -> None:
-    for command in {one.name: one for one in work.commands(30)}.values():
+    for command in {one.name: one for one in demo.commands(30)}.values():
         if command.name.startswith(("read", "sleep")):
             continue
         variables = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
@@ -168,9 +168,9 @@ def test_each_command_prints_its_answer() -> None:
 
 
 def test_list_scheduling_gives_each_task_to_the_slot_that_is_free_first() -> None:
-    assert work.list_schedule_s([3.0, 1.0, 1.0, 1.0], 2) == 3.0
-    assert work.list_schedule_s([1.0, 1.0, 3.0], 2) == 4.0
-    assert work.list_schedule_s([1.0, 2.0, 3.0], 1) == 6.0
+    assert demo.list_schedule_s([3.0, 1.0, 1.0, 1.0], 2) == 3.0
+    assert demo.list_schedule_s([1.0, 1.0, 3.0], 2) == 4.0
+    assert demo.list_schedule_s([1.0, 2.0, 3.0], 1) == 6.0
 
 
 def test_a_task_without_a_start_counts_nothing() -> None:
@@ -184,5 +184,5 @@ def test_a_task_without_a_start_counts_nothing() -> None:
         "migrations": 0,
         "usage": {"user_s": 0.0, "system_s": 0.0},
     }
-    told = report.account([task], {"small": 1}, "small", {"small": {}})
+    told = demo.account_of([task], {"small": 1}, "small", {"small": {}})
     assert (told["failed"], told["makespan_s"], told["sum_s"]) == (1, 2.0, 0.0)

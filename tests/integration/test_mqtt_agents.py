@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.cli.doctor.broker import BrokerAccess, BrokerProbe, _of_tls, anybody_may_publish, probe_broker
-from peerload.cli.doctor.facts import DoctorInput
+from peerload.cli.doctor.cluster import BrokerAccess, BrokerProbe, _of_tls, anybody_may_publish, probe_broker
+from peerload.cli.doctor.machine import DoctorInput
 from tests.integration.broker_fixtures import need_broker
 from tests.integration.cluster import Cluster
 from tests.integration.test_two_machines import listening

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from peerload.agent.peers import listener
+from peerload.agent.peers import links
 from peerload.agent.peers.connection import HANDSHAKE_S
 from peerload.model.errors import LinkUnavailable
 from peerload.model.messages import Hello, Ping
@@ -87,7 +87,7 @@ def test_who_does_not_speak_tls_gets_no_answer(
     monkeypatch: pytest.MonkeyPatch,
     raw: bytes,
 ) -> None:
-    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.5)  # some say less than is needed to see that it is no TLS
+    monkeypatch.setattr(links, "HANDSHAKE_S", 0.5)  # some say less than is needed to see that it is no TLS
     a = nodes("a")
     sock = plain(a)
     with contextlib.suppress(ConnectionError):  # its time may be over already
@@ -111,7 +111,7 @@ def test_a_plaintext_introduction_is_not_read(nodes: Nodes) -> None:  # noqa: F8
 
 @pytest.mark.rule("J3")
 def test_who_says_nothing_is_shut_out(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811 -- a fixture
-    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(links, "HANDSHAKE_S", 0.5)
     a = nodes("a")
     assert HANDSHAKE_S <= 5.0, "a stranger is shut out within 5 s"
     silent, slow = plain(a), plain(a)
@@ -127,13 +127,13 @@ def test_who_says_nothing_is_shut_out(nodes: Nodes, monkeypatch: pytest.MonkeyPa
 @pytest.mark.rule("J3")
 def test_strangers_without_proof_are_bounded(nodes: Nodes) -> None:  # noqa: F811 -- a fixture
     a = nodes("a")
-    silent = [plain(a) for _ in range(listener.STRANGERS_OF_ONE_MAX)]
-    wait_until(lambda: len(a.links._listener.strangers) == listener.STRANGERS_OF_ONE_MAX, what="all wait")
+    silent = [plain(a) for _ in range(links.STRANGERS_OF_ONE_MAX)]
+    wait_until(lambda: len(a.links._listener.strangers) == links.STRANGERS_OF_ONE_MAX, what="all wait")
     assert answer(plain(a)) == b""
     assert a.counters['peer_frames_dropped_total{reason="too many strangers"}'] == 1
-    others = listener.STRANGERS_MAX - listener.STRANGERS_OF_ONE_MAX
+    others = links.STRANGERS_MAX - links.STRANGERS_OF_ONE_MAX
     silent += [plain(a, "127.0.0.2") for _ in range(others)]
-    wait_until(lambda: len(a.links._listener.strangers) == listener.STRANGERS_MAX, what="there is room for others")
+    wait_until(lambda: len(a.links._listener.strangers) == links.STRANGERS_MAX, what="there is room for others")
     assert answer(plain(a, "127.0.0.3")) == b"", "and an end of it"
     for sock in silent:
         sock.close()

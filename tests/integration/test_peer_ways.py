@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from peerload.agent.peers import links, reachability
-from peerload.agent.peers.reachability import first_of
+from peerload.agent.peers import links, streams
+from peerload.agent.peers.streams import first_of
 from peerload.model.errors import LinkUnavailable
 from peerload.model.messages import DialBack, Hello, NotDialled, OutputChunk, OutputEnd
 from peerload.model.resources import Profile
@@ -27,10 +27,10 @@ PIECES: list[OutputChunk | OutputEnd] = [OutputChunk(1, 0, b"out"), OutputEnd(3,
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loopback counts as a network like any other, and nobody waits long before he looks; for answers, however long it takes."""
-    monkeypatch.setattr(reachability, "is_loopback", lambda _address: False)
-    monkeypatch.setattr(reachability, "CHECK_S", 0.05)
-    monkeypatch.setattr(reachability, "CHECK_EVERY_S", 0.2)
-    monkeypatch.setattr(reachability, "DIAL_BACK_S", PATIENCE_S)
+    monkeypatch.setattr(streams, "is_loopback", lambda _address: False)
+    monkeypatch.setattr(streams, "CHECK_S", 0.05)
+    monkeypatch.setattr(streams, "CHECK_EVERY_S", 0.2)
+    monkeypatch.setattr(streams, "DIAL_BACK_S", PATIENCE_S)
 
 
 def behind(nodes: Nodes, name: str) -> LinkNode:  # noqa: F811
@@ -180,7 +180,7 @@ def test_a_version_that_does_not_dial_back_is_asked_nothing(nodes: Nodes) -> Non
 
 
 def test_too_many_are_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(reachability, "DIAL_BACKS_MAX", 0)
+    monkeypatch.setattr(streams, "DIAL_BACKS_MAX", 0)
     hub = nodes("hub")
     link = dialling_back(hub)
     link.send(link.frame(DialBack(7), dst_boot=hub.identity.boot))
@@ -231,9 +231,9 @@ def test_nobody_has_a_member_knock_at_the_doors_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where somebody says it is, and is not, is tried once a while; what it calls the asked machine's own, never."""
-    monkeypatch.setattr(reachability, "is_loopback", lambda address: address == "127.0.0.1:22")
-    monkeypatch.setattr(reachability, "CHECK_S", 1000.0)
-    monkeypatch.setattr(reachability, "DIAL_BACK_AGAIN_S", 60.0)
+    monkeypatch.setattr(streams, "is_loopback", lambda address: address == "127.0.0.1:22")
+    monkeypatch.setattr(streams, "CHECK_S", 1000.0)
+    monkeypatch.setattr(streams, "DIAL_BACK_AGAIN_S", 60.0)
     hub, out = nodes("hub"), behind(nodes, "out")
     out.local.listens_at(said)
     met(out, hub)

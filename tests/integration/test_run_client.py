@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from peerload.agent.stdin.stdin_store import INPUT_KEPT_BYTES_MAX
+from peerload.agent.stdin import INPUT_KEPT_BYTES_MAX
 from peerload.model.errors import BadRequest
 from tests.integration.cluster import ROOT, Agent, Cluster, ended, program
 from tests.integration.shared import bring_back

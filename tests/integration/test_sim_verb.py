@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.cli.common.errors import CANNOT
+from peerload.cli.common.messages import CANNOT
 from peerload.cli.simulate import work
 from peerload.model.errors import PeerloadError
 from peerload.sim.scenario import Scenario

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.cli.common.verb_table import VERBS
+from peerload.cli.verbs import VERBS
 from tests.in_process import cli_in
 from tests.integration.cluster import Cluster, is_alive, program, without_waits
 from tests.support import wait_until

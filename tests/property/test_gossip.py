@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerload.core.membership.broadcast_queue import BroadcastQueue, transmissions
-from peerload.core.membership.suspicion import Suspicion, suspicion_s
+from peerload.core.membership.gossip_state import BroadcastQueue, Suspicion, suspicion_s, transmissions
 from peerload.model.errors import ProtocolError
 from peerload.model.gossip import (
     ACCUSERS_MAX,
@@ -24,8 +23,8 @@ from peerload.model.gossip import (
     merged,
     size_bytes,
 )
-from peerload.model.load import LoadReport
-from peerload.wire import gossip as wire
+from peerload.model.resources import LoadReport
+from peerload.wire import peer as wire
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k"])
 RUMOURS = st.builds(
@@ -88,7 +87,7 @@ def test_what_is_sent_fits_is_read_again_and_is_sent_often_enough(news: list[Mem
         told = queue.take([GossipPing(1, "x")], 10)
         assert sum(size_bytes(message) for message in told) <= MESSAGES_BYTES_MAX
         assert len(told) <= MESSAGES_MAX
-        assert wire.decode(wire.encode(told)).messages == tuple(told)
+        assert wire.decode_datagram(wire.encode_datagram(told)).messages == tuple(told)
         for message in told[1:]:
             assert isinstance(message, MembershipUpdate | Load)
             key = isinstance(message, MembershipUpdate), message.node
@@ -115,11 +114,11 @@ def test_suspicion_lies_within_its_bounds_and_falls_with_every_confirmation(n: i
 )
 def test_any_bytes_are_a_datagram_or_a_refusal(raw: bytes) -> None:
     with contextlib.suppress(ProtocolError):
-        wire.decode(raw)
+        wire.decode_datagram(raw)
 
 
 @pytest.mark.rule("P6")
 def test_a_type_that_is_not_known_is_skipped() -> None:
     raw = msgspec.msgpack.encode([1, 3, [["hologram", 1, 2], ["ping", 7, "x", "more"]]])
-    read = wire.decode(raw)
+    read = wire.decode_datagram(raw)
     assert (read.messages, read.skipped, read.protocol_max) == ((GossipPing(7, "x"),), 1, 3)

@@ -23,9 +23,8 @@ from peerload.core.node import Node
 from peerload.core.work import HomeTask, RemoteTask
 from peerload.model import actions, events, messages, timers
 from peerload.model.config import CoreConfig
-from peerload.model.instant import Instant
-from peerload.model.load import LoadReport
-from peerload.model.resources import Placement, Profile
+from peerload.model.events import Instant
+from peerload.model.resources import LoadReport, Placement, Profile
 from peerload.model.task import SCRATCH, Exit, Guarantee, TaskSpec
 from peerload.policy.registry import build_preset
 from tests.chaos import broken_core

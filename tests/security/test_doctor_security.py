@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import peerload
-from peerload.cli.doctor import broker, security
-from peerload.cli.doctor import facts as doctor_facts
-from peerload.cli.doctor.facts import DoctorInput
+from peerload.cli.doctor import cluster, security
+from peerload.cli.doctor import machine as doctor_facts
+from peerload.cli.doctor.machine import DoctorInput
 from peerload.model.errors import ConfigError
 from tests.integration.cluster import program
 from tests.integration.machines import Lab
@@ -27,7 +27,7 @@ from tests.support import PATIENCE_S, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from peerload.cli.doctor.facts import Finding
+    from peerload.cli.doctor.machine import Finding
     from tests.integration.machines import Machine
 
 DAY_S = 86_400.0
@@ -437,5 +437,5 @@ def test_a_broker_that_is_not_spoken_to_by_tls(facts: DoctorInput) -> None:
 
 def test_a_broker_by_tls_where_the_cluster_cannot_be_read() -> None:
     with pytest.raises(ConfigError):
-        broker.BrokerAccess().tls(shows_us=False).context()
-    assert broker.probe_broker("mqtts://127.0.0.1:9").why
+        cluster.BrokerAccess().tls(shows_us=False).context()
+    assert cluster.probe_broker("mqtts://127.0.0.1:9").why

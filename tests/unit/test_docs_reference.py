@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.store.rows import RecordedEvent
+from peerload.agent.store.schema import RecordedEvent
 from peerload.agent.views import node
 from peerload.agent.views import task as answers
 from peerload.agent.views.task import completion_object
-from peerload.cli.common import verb_table
+from peerload.cli import verbs
 from peerload.cli.verbs import doctor
 from peerload.core.estimates import DurationEstimates
 from peerload.model import gossip, messages
 from peerload.model.config import AgentConfig
-from peerload.model.devices import Device
-from peerload.model.resources import ResourceRequest
-from peerload.model.submit_options import NO_TERMS
-from peerload.model.task import TaskRecord, TaskSpec, TaskState
+from peerload.model.resources import Device, ResourceRequest
+from peerload.model.task import NO_TERMS, TaskRecord, TaskSpec, TaskState
 from peerload.policy import registry
 from peerload.top.actions import KEYS
 from peerload.wire import control
@@ -76,7 +74,7 @@ def test_every_rule_the_code_names_is_told() -> None:
 def test_every_verb_and_flag_is_told_and_no_other() -> None:
     flags = {
         verb: {name for action in docs_cli.parser_of(verb)._actions for name in action.option_strings}
-        for verb in verb_table.VERBS
+        for verb in verbs.VERBS
     }
     every = set().union(*flags.values())
     told = set_as_code("cli.md")

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from peerload.files import manifest, snapshot, tree
-from peerload.files.beneath import Parents, open_beneath
 from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest
-from peerload.files.place import Homecoming, make_tree
 from peerload.files.store import BlockStore, NoRoom
+from peerload.files.tree import Parents, open_beneath
+from peerload.files.work import Homecoming, make_tree
 from peerload.model.errors import StagingFailed, StoreError
 from tests.support import wait_until
 

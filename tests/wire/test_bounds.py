@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peerload.model.errors import BadMessage
-from peerload.wire import bounds, control, gossip, join, peer
+from peerload.wire import control, frame, join, peer
 
 DOORS = [
     control.decode_request,
     control.decode_answer,
     peer.decode,
-    gossip.decode,
+    peer.decode_datagram,
     join.decode_newcomer,
     join.decode_node,
 ]
@@ -33,9 +33,9 @@ def nested(depth: int, inner: bytes = b"\xc0", outer: bytes = b"\x91") -> bytes:
     "outer", [b"\x91", b"\x81\xa1a", b"\xdc\x00\x01", b"\xdd\x00\x00\x00\x01", b"\xde\x00\x01\x01"]
 )
 def test_sixteen_within_one_another_and_no_more(outer: bytes) -> None:
-    bounds.check(nested(16, outer=outer), 1000)
+    frame.check_bounds(nested(16, outer=outer), 1000)
     with pytest.raises(ValueError, match="more than 16 lists"):
-        bounds.check(nested(17, outer=outer), 1000)
+        frame.check_bounds(nested(17, outer=outer), 1000)
 
 
 @pytest.mark.rule("L3", "P1", "S18")
@@ -81,11 +81,11 @@ def measured(value: object) -> tuple[int, int]:
 def test_it_counts_as_whoever_has_packed_it(value: object) -> None:
     raw = msgpack.packb([value] * 3 + [b"\x91" * 40])  # enough of what looks like lists that it is gone through
     depth, count = measured([value, value, value, b""])
-    bounds.check(raw, count, depth)
+    frame.check_bounds(raw, count, depth)
     with pytest.raises(ValueError, match=f"more than {depth - 1} lists"):
-        bounds.check(raw, count, depth - 1)
+        frame.check_bounds(raw, count, depth - 1)
     with pytest.raises(ValueError, match=f"more than {count - 1} values"):
-        bounds.check(raw, count - 1, depth) if len(raw) > count - 1 else pytest.fail("never")
+        frame.check_bounds(raw, count - 1, depth) if len(raw) > count - 1 else pytest.fail("never")
 
 
 def test_whatever_the_bytes_are() -> None:
@@ -93,7 +93,7 @@ def test_whatever_the_bytes_are() -> None:
     for _ in range(3000):
         raw = drawn.randbytes(drawn.randrange(400))
         with contextlib.suppress(ValueError):
-            bounds.check(raw, 1 << 18)
+            frame.check_bounds(raw, 1 << 18)
 
 
 @pytest.mark.rule("S18")

@@ -1,25 +1,29 @@
-"""Blocks of files on their way: served to other nodes, and fetched from them, once for each node however many tasks wait.
+"""Blocks of files: the caches of an agent, served to other nodes, and fetched from them, once for each node however many tasks wait.
 
 They go over streams, as outputs do (`peers/streams.py`). Each block is verified before it is kept, so that a copy that
 broke off is continued with what is still missing, and any member that has the blocks will do: one that is lost, does not
-have them or sends something else is replaced.
+have them or sends something else is replaced. Disk and digests are left to threads of their own, and at most PIECES_MAX pieces
+become ready in one turn of the event loop, however many nodes are served: gossip and leases have their turn between them.
 
-Disk and digests are left to threads of their own, and at most PIECES_MAX pieces become ready in one turn of the event loop,
-however many nodes are served: gossip and leases have their turn between them.
+There is one cache, or, where the agent serves all users of a machine, one for each user. Users share nothing: whoever named a
+digest could else have a block of another, or learn that another has it. Together they have the limit of the settings, and none
+more than its share.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import itertools
 import logging
+import shutil
 import threading
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from peerload.agent.event_loop import Workers
+from peerload.agent.runtime import Workers
 from peerload.files.manifest import decode_root
-from peerload.files.store import Damaged, NoRoom
+from peerload.files.store import BlockStore, Damaged, NoRoom
 from peerload.model import metrics
 from peerload.model.errors import LinkUnavailable, PeerloadError, StagingFailed
 from peerload.model.messages import BLOCKS_MAX, WHY_LENGTH_MAX, Blocks, BlocksEnd, BlocksRequest
@@ -27,9 +31,10 @@ from peerload.model.messages import BLOCKS_MAX, WHY_LENGTH_MAX, Blocks, BlocksEn
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
 
     from peerload.agent.peers.links import PeerLinks
-    from peerload.files.store import BlockStore
+
 
 log = logging.getLogger("peerload.files")
 
@@ -291,3 +296,115 @@ class FileTransfer:
         await asyncio.gather(*work, return_exceptions=True)
         for threads in (self._threads, self._slow_threads):
             threads.shutdown()
+
+
+SHARE_MAX = 0.5
+"""Bound on the share of one user."""
+USERS_MAX = 1024
+"""Bound on the users whose files are kept at a time."""
+WORKS_MAX = 4
+"""Bound on the processes that work with files as one user at a time."""
+
+
+class FileCache:
+    """The blocks of one user's files, and their transfer. placing: held while outputs are placed, so that of two tasks with the
+    same output the second finds that of the first; turns: of processes that work as this user."""
+
+    def __init__(self, caches: FileCaches, store: BlockStore, links: PeerLinks, counters: Counter[str]) -> None:
+        self._caches = caches
+        self.store = store
+        self.transfer = FileTransfer(store, links, self._make_room, counters, caches.threads)
+        self.placing = asyncio.Lock()
+        self.turns = asyncio.Semaphore(WORKS_MAX)
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Make room for so many bytes; where it is too full for that, at the cost of what other users do not need."""
+        others = self._caches.all() if self.store.needs_room(size_bytes) else ()
+        for cache in (*(cache for cache in others if cache is not self), self):
+            cache.store.collect(self._caches.pinned, size_bytes)
+
+    async def keep(self, blocks: Sequence[bytes]) -> None:
+        """Keep blocks. Raises StagingFailed, OSError."""
+        size = sum(map(len, blocks))
+        if self.store.needs_room(size):
+            self._caches.pin()
+            await self.transfer.in_thread(self._make_room, size)
+        await self.transfer.in_thread(self.store.put, blocks)
+
+    def is_complete(self, manifest: bytes) -> bool:
+        """True if a manifest and all its blocks are here. Raises StagingFailed for one that is not valid."""
+        return self.store.has(manifest) or not self.store.missing_of(manifest)
+
+
+class FileCaches:
+    """The caches, by the owner key of their user; without users there is one. in_use: the manifests that tasks need."""
+
+    def __init__(
+        self,
+        directory: Path,
+        limit_bytes: int,
+        free_bytes_min: int,
+        links: PeerLinks,
+        counters: Counter[str],
+        in_use: Callable[[], set[bytes]],
+        *,
+        has_users: bool,
+    ) -> None:
+        self._directory = directory
+        self.limit_bytes = limit_bytes
+        self._free_bytes_min = free_bytes_min
+        self._links = links
+        self._counters = counters
+        self._in_use = in_use
+        self.pinned: frozenset[bytes] = frozenset()
+        self._has_users = has_users
+        self.threads = Workers(THREADS), Workers(THREADS)
+        self._caches: dict[str, FileCache] = {}
+        if not has_users:
+            self._caches[""] = FileCache(self, BlockStore(directory, limit_bytes, free_bytes_min), links, counters)
+        for path in directory.glob("users/*"):
+            self._open_user(path.name)
+            if not self._caches[path.name].store.size_bytes:
+                self._caches.pop(path.name).store.close()
+                shutil.rmtree(path, ignore_errors=True)
+
+    def of(self, who: str) -> FileCache:
+        """The cache of a user. Raises NoRoom."""
+        name = who if who.isdecimal() else hashlib.sha256(who.encode()).hexdigest()[:32]
+        name = name if self._has_users else ""
+        if name not in self._caches:
+            if len(self._caches) >= USERS_MAX:
+                raise NoRoom("the file cache has no room for another user", why=f"{USERS_MAX} have files there")
+            self._open_user(name)
+        return self._caches[name]
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all blocks."""
+        return sum(cache.store.size_bytes for cache in self.all())
+
+    async def in_slow_thread(self, function: Callable[[], object]) -> None:
+        """Call a function that may take minutes, in a thread for such."""
+        await asyncio.get_running_loop().run_in_executor(self.threads[1], function)
+
+    def all(self) -> Sequence[FileCache]:
+        """All of them."""
+        return list(self._caches.values())
+
+    def _open_user(self, name: str) -> None:
+        def limit_bytes() -> int:
+            others = sum(cache.store.size_bytes for key, cache in self._caches.items() if key != name)
+            return max(min(int(self.limit_bytes * SHARE_MAX), self.limit_bytes - others), 0)
+
+        store = BlockStore(self._directory / "users" / name, limit_bytes, self._free_bytes_min)
+        self._caches[name] = FileCache(self, store, self._links, self._counters)
+
+    def pin(self) -> None:
+        """Note which manifests are in use. From the loop's thread."""
+        self.pinned = frozenset(self._in_use().union(*(cache.transfer.under_way for cache in self.all())))
+
+    async def close(self) -> None:
+        """Close all."""
+        for cache in self.all():
+            await cache.transfer.close()
+            cache.store.close()

@@ -13,27 +13,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import logging
 import os
 import secrets
 import shutil
 import stat
-from collections import deque
+import struct
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.output.inotify import Inotify
-from peerload.launcher.fs_credentials import OwnCredentials
-from peerload.launcher.process import Capture, HolePuncher
+from peerload.launcher.process import Capture, HolePuncher, OwnCredentials
 from peerload.model.task import without_missing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from peerload.model.task import Exit
+
 
 log = logging.getLogger("peerload.agent")
 
@@ -69,22 +69,17 @@ class Spool:
         """output_bytes_max: bound on one stream of an ended task."""
         self._output_bytes_max = output_bytes_max
         self._holes = HolePuncher()
-        self._directory = state / "spool"
+        self.directory = state / "spool"
         self._scratch = state / "scratch"
-        self._directory_name, self._scratch_name = str(self._directory), str(self._scratch)
+        self._directory_name, self._scratch_name = str(self.directory), str(self._scratch)
         self._dropped = self._scratch / ".dropped"
-        self._directory.mkdir(mode=0o700, exist_ok=True)
+        self.directory.mkdir(mode=0o700, exist_ok=True)
         self._scratch.mkdir(mode=0o700, exist_ok=True)
         self.inotify: Inotify | None = None
 
-    @property
-    def directory(self) -> Path:
-        """The directory of the files."""
-        return self._directory
-
     def path(self, key: str, stream: int) -> Path:
         """The file of one stream of an attempt."""
-        return self._directory / f"{key}{_SUFFIX[stream]}"
+        return self.directory / f"{key}{_SUFFIX[stream]}"
 
     def paths(self, key: str) -> tuple[Path, Path]:
         """stdout and stderr of an attempt."""
@@ -96,7 +91,7 @@ class Spool:
 
     def input_path(self, key: str) -> Path:
         """The file that feeds the stdin of an attempt of another home."""
-        return self._directory / f"{key}.in"
+        return self.directory / f"{key}.in"
 
     def sizes(self, key: str) -> tuple[int, int]:
         """The size of each stream, holes included; 0 for a file that does not exist."""
@@ -162,7 +157,7 @@ class Spool:
 
     def saved_path(self, key: str) -> Path:
         """The file with the progress of the files that a user wants the output of an attempt in."""
-        return self._directory / f"{key}.saved"
+        return self.directory / f"{key}.saved"
 
     def data_ranges(self, key: str, stream: int, first: int, size: int | None, bytes_max: int) -> Ranges:
         """The ranges of data of a stream from this offset on, up to ``size`` and at most ``bytes_max``; none if
@@ -196,14 +191,18 @@ class Spool:
     @contextlib.contextmanager
     def watched(self, key: str, call: Callable[[], None]) -> Iterator[None]:
         """Call ``call`` within this context whenever the output of an attempt grows."""
-        if self.inotify is None:
-            self.inotify = Inotify(asyncio.get_running_loop(), self._directory)
-        names = {path.name for path in self.paths(key)}
-        self.inotify.add(names, call)
+        stop = self.watch(key, call)
         try:
             yield
         finally:
-            self.inotify.remove(names, call)
+            stop()
+
+    def watch(self, key: str, call: Callable[[], None]) -> Callable[[], None]:
+        """Call ``call`` whenever the output of an attempt grows → the function that ends this."""
+        inotify = self.inotify = self.inotify or Inotify(asyncio.get_running_loop(), self.directory)
+        names = {path.name for path in self.paths(key)}
+        inotify.add(names, call)
+        return lambda: inotify.remove(names, call)
 
     def cut(self, key: str, bytes_max: int | None = None) -> None:
         """Punch a hole into the middle of each stream of an attempt with more than ``bytes_max``; without it, with
@@ -215,7 +214,7 @@ class Spool:
         """The attempts with more output than is kept of an ended one that have written nothing since ``before``
         (Unix s)."""
         keys: dict[str, None] = {}
-        with os.scandir(self._directory) as entries:
+        with os.scandir(self.directory) as entries:
             for entry in entries:
                 key, dot, ending = entry.name.rpartition(".")
                 if f"{dot}{ending}" not in _SUFFIX.values():
@@ -257,7 +256,7 @@ class Spool:
         return settled
 
     def _sync_directory(self) -> None:
-        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
@@ -329,12 +328,7 @@ class Follower:
         self._offsets = {1: stdout_from, 2: stderr_from}
         self._end: dict[int, int] | None = None
         self._changed = asyncio.Event()
-        self._watched: deque[int] = deque()
-        if spool.inotify is None:
-            spool.inotify = Inotify(asyncio.get_running_loop(), spool.directory)
-        self._inotify = spool.inotify
-        self._names = {path.name for path in self._paths.values()}
-        self._inotify.add(self._names, self._changed.set)
+        self._unwatch = spool.watch(key, self._changed.set)
 
     def end(self, stdout_bytes: int, stderr_bytes: int) -> None:
         """Set the final sizes."""
@@ -343,7 +337,7 @@ class Follower:
 
     def close(self) -> None:
         """Let go of the files."""
-        self._inotify.remove(self._names, self._changed.set)
+        self._unwatch()
         for fd in self._files.values():
             os.close(fd)
         self._files.clear()
@@ -509,3 +503,76 @@ def _last_run(fd: int, first: int, end: int) -> tuple[int, int]:
         at = os.lseek(fd, data, os.SEEK_HOLE)
         run = data, min(at, end)
     return run
+
+
+IN_MODIFY = 0x002
+IN_CLOSE_WRITE = 0x008
+IN_MOVED_TO = 0x080
+IN_CREATE = 0x100
+IN_Q_OVERFLOW = 0x4000
+_HEADER = struct.Struct("iIII")
+READ_BYTES = 64 << 10
+
+
+class Inotify:
+    """Calls back when a file of that name in the directory is written to, made or moved in.
+
+    The directory is watched only while somebody listens, so that an agent nobody follows sleeps.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, directory: Path) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._loop = loop
+        self.directory = os.fsencode(directory)
+        self._listeners: dict[str, list[Callable[[], None]]] = {}
+        self._watch = -1
+        self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        loop.add_reader(self._fd, self._read)
+
+    def add(self, names: Iterable[str], call: Callable[[], None]) -> None:
+        """Call when one of these files changes."""
+        if self._watch < 0:
+            mask = IN_MODIFY | IN_CLOSE_WRITE | IN_MOVED_TO | IN_CREATE
+            self._watch = self._libc.inotify_add_watch(self._fd, self.directory, mask)
+            if self._watch < 0:
+                raise OSError(ctypes.get_errno(), "inotify_add_watch")
+        for name in names:
+            self._listeners.setdefault(name, []).append(call)
+
+    def remove(self, names: Iterable[str], call: Callable[[], None]) -> None:
+        """Call no more."""
+        for name in names:
+            calls = self._listeners.get(name, [])
+            if call in calls:
+                calls.remove(call)
+            if not calls:
+                self._listeners.pop(name, None)
+        if not self._listeners and self._watch >= 0:
+            self._libc.inotify_rm_watch(self._fd, self._watch)
+            self._watch = -1
+
+    def close(self) -> None:
+        """Stop."""
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+    def _read(self) -> None:
+        try:
+            raw = os.read(self._fd, READ_BYTES)
+        except BlockingIOError:
+            return
+        changed: set[str] = set()
+        at = 0
+        while at < len(raw):
+            _, mask, _, length = _HEADER.unpack_from(raw, at)
+            at += _HEADER.size
+            if mask & IN_Q_OVERFLOW:  # too much at once: look at everything
+                changed.update(self._listeners)
+            else:
+                changed.add(raw[at : at + length].rstrip(b"\0").decode("utf-8", "replace"))
+            at += length
+        for name in sorted(changed):
+            for call in list(self._listeners.get(name, ())):
+                call()

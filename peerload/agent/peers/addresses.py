@@ -1,17 +1,14 @@
-"""Addresses of this node and of its peers: kept across restarts, and watched for changes.
-
-An agent that was killed finds its peers again by the address file, and they find it at its last port, although no port was
-configured. The file is a hint: one that is lost or wrong costs time, never a task.
+"""Changes of this node's address. Imported before the agent is (agent/main.py).
 
 A machine may get another address by a move to another network or a new DHCP lease. If `peerload join` or `invite` chose the
 address to listen at, another one is chosen when the machine does not have it any more, and the agent restarts in its
-process; tasks go on. An address from a flag, a variable or a file is left alone."""
+process; tasks go on. An address from a flag, a variable or a file is left alone.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,89 +16,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.event_loop import next_tick
-from peerload.agent.run_state import Ending
+from peerload.agent.runtime import Ending, next_tick
 from peerload.model.errors import ConfigError
-from peerload.model.messages import Identity
 from peerload.security import node_identity_file
-from peerload.security.address import PORT_MAX, join_address, parse_address, reachable, source_address
+from peerload.security.address import join_address, parse_address, reachable, source_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.run_state import RunState
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.runtime import AgentInfo, RunState
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.model.config import AgentConfig
-
-log = logging.getLogger("peerload.peer")
-
-FILE_BYTES_MAX = 1 << 20
-PEERS_KEPT_MAX = 1000
-PRIVATE = 0o600
-
-
-class _Content(msgspec.Struct, frozen=True):
-    listen: str = ""
-    peers: tuple[Identity, ...] = ()
-
-
-class AddressFile:
-    """``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those with an address."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        content = _read(path)
-        self.listen = content.listen
-        self.peers = {identity.node: identity for identity in content.peers}
-
-    def port_of(self, host: str) -> int:
-        """The port of the last start at this host; 0 if there was none."""
-        last_host, _, port = self.listen.rpartition(":")
-        is_port = port.isascii() and port.isdigit() and len(port) <= len(str(PORT_MAX)) and int(port) <= PORT_MAX
-        return int(port) if last_host.strip("[]") == host and is_port else 0
-
-    def set_listen(self, address: str) -> None:
-        """Keep the address of this node."""
-        if address != self.listen:
-            self.listen = address
-            self._write()
-
-    def set_peers(self, identities: Sequence[Identity]) -> None:
-        """Keep these peers, at most the last PEERS_KEPT_MAX."""
-        peers = {identity.node: identity for identity in identities[-PEERS_KEPT_MAX:]}
-        if peers != self.peers:
-            self.peers = peers
-            self._write()
-
-    def _write(self) -> None:
-        part = self._path.with_suffix(".part")
-        try:
-            with open(part, "wb", opener=_private) as file:
-                file.write(msgspec.msgpack.encode(_Content(self.listen, tuple(self.peers.values()))))
-            part.chmod(PRIVATE)  # it may be a leftover
-            part.replace(self._path)
-        except OSError as error:
-            log.warning("cannot write the address file: path=%s error=%s", self._path, error.strerror)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, PRIVATE)
-
-
-def _read(path: Path) -> _Content:
-    try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size > FILE_BYTES_MAX:
-                return _Content()
-            return msgspec.msgpack.decode(file.read(), type=_Content)
-    except FileNotFoundError:
-        return _Content()
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        log.warning("cannot read the address file; its addresses are lost: path=%s error=%s", path, error)
-        return _Content()
-
 
 CHECK_EVERY_S = 4.0
 GONE_FOR = 2

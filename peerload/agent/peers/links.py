@@ -1,21 +1,31 @@
-"""Links between agents: connections for messages, made when they are needed and closed when they are idle.
+"""Links between agents: connections for messages, made when they are needed and closed when they are idle; and the listener.
 
 All calls come from the loop's own thread, and only the coroutines wait. A message that was handed to the operating system
 counts as sent; every other one comes back through `LinkOwner.send_failed`, once.
+
+Every connection passes the TLS handshake before any other byte is read. At most STRANGERS_MAX connections may be without a
+complete handshake (rule J3). A client without a certificate that asks to join (ALPN) is handed to the join server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+import socket
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from peerload.agent.peers.connection import ConnectionRegistry
-from peerload.agent.peers.listener import Listener
-from peerload.agent.peers.peer_table import EARLIER_START, PeerTable, backoff_s
-from peerload.agent.peers.reachability import Reachability
-from peerload.agent.peers.streams import Streams
+from peerload.agent.peers.connection import (
+    EARLIER_START,
+    HANDSHAKE_S,
+    SHUTDOWN_S,
+    ConnectionRegistry,
+    PeerTable,
+    backoff_s,
+    os_error_text,
+)
+from peerload.agent.peers.streams import Reachability, Streams
 from peerload.model import metrics
 from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import (
@@ -39,20 +49,18 @@ from peerload.model.messages import (
     Sync,
     WrongBoot,
 )
-from peerload.security.address import join_address, parse_address
-from peerload.wire import peer as wire
+from peerload.security.address import join_address, network_of, parse_address, plain_host, reachable, resolve_one
+from peerload.security.tls import asks_to_join, tls_error_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Sequence
-    from datetime import datetime
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
-    from peerload.agent.peers.connection import PeerConnection
-    from peerload.agent.peers.listener import NewcomerServer
+    from peerload.agent.peers.connection import Links, PeerBackpressure, PeerConnection, PeerEntry
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.peers.peer_table import PeerBackpressure, PeerEntry
     from peerload.agent.peers.streams import Piece, StreamReader
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.security.tls import Credentials
+
 
 CLOSE_S = 2.0
 PEERS_MAX = 1000
@@ -110,6 +118,7 @@ class PeerLinks:
         peers_max: int = PEERS_MAX,
     ) -> None:
         self._local = local
+        self._name, self._boot = local.identity.node, local.identity.boot
         self._tls = tls
         self._counters = security.counters
         self._backpressure = backpressure
@@ -120,9 +129,9 @@ class PeerLinks:
         self._unanswered: dict[str, str] = {}
         self._own_addresses: set[str] = set()
         self._table = PeerTable(security, peers_max)
-        self._connections = ConnectionRegistry(tls, self._counters)
-        self._listener = Listener(tls, self, self._connections, newcomers)
-        self.reachability = Reachability(local, self, self._table, self._connections, self._counters)
+        self.connections = ConnectionRegistry(tls, local.envelopes, self._counters)
+        self._listener = Listener(tls, self, self.connections, newcomers)
+        self.reachability = Reachability(local, self, self._table, self.connections, self._counters)
         self.streams = Streams(local, self, self.reachability)
 
     # -- for the agent -----------------------------------------------------------------------------------------------
@@ -162,12 +171,12 @@ class PeerLinks:
 
     def learn(self, identity: Identity) -> None:
         """Keep where a node can be dialled; a later start of its agent replaces an earlier one."""
-        if identity.node != self._local.identity.node and (peer := self._table.entry(identity.node)) is not None:
+        if identity.node != self._name and (peer := self._table.entry(identity.node)) is not None:
             peer.learn(identity)
 
     def forget(self, node: str) -> None:
         """Close the links to this node, and forget its address."""
-        peer = self._table.get(node)
+        peer = self._table.entries.get(node)
         if peer is not None:
             peer.identity = None
             for link in list(peer.links):
@@ -176,13 +185,13 @@ class PeerLinks:
     def connect(self, identity: Identity) -> None:
         """Make a link to this node if there is none."""
         self.learn(identity)
-        peer = self._table.get(identity.node)
+        peer = self._table.entries.get(identity.node)
         if peer is not None and not peer.links and not peer.is_dialled:
             self._dial_peer(peer)
 
     def send(self, dst: str, message: Message) -> None:
         """Send over the newest link to ``dst``; without one, dial it. Never waits, and raises nothing."""
-        peer = self._table.entry(dst) if dst != self._local.identity.node else None
+        peer = self._table.entry(dst) if dst != self._name else None
         if peer is None or self._is_closing:
             self._fail(dst, [message])
             return
@@ -201,7 +210,7 @@ class PeerLinks:
 
     def certificate_of(self, node: str) -> bytes:
         """The certificate (DER) of the newest link to this node; empty without a link."""
-        peer = self._table.get(node)
+        peer = self._table.entries.get(node)
         link = peer.link if peer is not None else None
         return link.certificate if link is not None else b""
 
@@ -217,12 +226,12 @@ class PeerLinks:
         return self._fetch(dst, request, "files of a task")
 
     def _fetch(self, dst: str, request: Message, what: str) -> AsyncIterator[Any]:
-        known = self._table.get(dst)
+        known = self._table.entries.get(dst)
         return self.streams.fetch(dst, known.address if known is not None else "", request, what)
 
     async def open_stream(self, dst: str, kinds: tuple[type[Message], ...]) -> tuple[StreamReader, PeerConnection]:
         """Open a stream to ``dst`` over which it may send messages of these kinds. Raises LinkUnavailable."""
-        known = self._table.get(dst)
+        known = self._table.entries.get(dst)
         identity = self._local.identity_of(dst) or (known.identity if known is not None else None)
         if identity is None or not identity.address:
             raise LinkUnavailable(dst, f"no address of {dst} is known")
@@ -232,14 +241,6 @@ class PeerLinks:
         """Dial an agent once that is said to have this node's name and database: its certificate proves its name then."""
         if address != self._local.identity.address:
             self.spawn(self._dial_once(address), f"copy {address}")
-
-    def close_revoked(self) -> None:
-        """Close every connection whose peer's certificate was revoked."""
-        self._connections.close_revoked()
-
-    def close_expired(self, now: datetime) -> None:
-        """Close every connection whose peer's certificate has expired."""
-        self._connections.close_expired(now)
 
     async def close(self) -> None:
         """Stop listening, write the gathered frames, close every link; takes at most about twice CLOSE_S."""
@@ -271,7 +272,7 @@ class PeerLinks:
         """Send Hello: the other end is of this cluster."""
         self._open.add(connection)
         hello = self._local.hello(stream=connection.stream, back=connection.back)
-        connection.write(hello, wire.encode_frame(self._local.envelope(hello)))
+        connection.send(hello)
 
     def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
         """Admit a peer, unless it is this agent itself, has the name of another, or `PeerTable.refusal` refuses it."""
@@ -313,7 +314,7 @@ class PeerLinks:
 
     def _refuse_name(self, connection: PeerConnection, identity: Identity) -> None:
         """Tell an agent that its name is taken. If the name is this node's, and this node has dialled, this one is second."""
-        if identity.node != self._local.identity.node:
+        if identity.node != self._name:
             self._write(connection, identity.node, NameTaken())
         elif connection.dialled:
             self._owner.name_taken(identity.address or connection.address)
@@ -329,7 +330,7 @@ class PeerLinks:
 
     def _name_taken(self, connection: PeerConnection, message: NameTaken) -> None:
         """Handle a refusal of this node's name. An agent with a copy of the database, too, is dialled once."""
-        connection.close(f"another agent is called {self._local.identity.node}")
+        connection.close(f"another agent is called {self._name}")
         if not message.at:
             self._owner.name_taken(connection.hello.identity.address if connection.hello is not None else "")
         else:
@@ -337,13 +338,13 @@ class PeerLinks:
 
     def received(self, connection: PeerConnection, envelope: Envelope) -> None:
         """Deliver a message for this start of this node."""
-        message, node, own = envelope.body, envelope.src, self._local.identity
-        if envelope.dst != own.node:
+        message, node = envelope.body, envelope.src
+        if envelope.dst != self._name:
             self.drop("not for us", node)
-        elif envelope.dst_boot not in {"", own.boot}:
+        elif envelope.dst_boot not in {"", self._boot}:
             self.drop("for an earlier start")
             if not isinstance(message, WrongBoot):
-                self._write(connection, node, WrongBoot(boot=own.boot))
+                self._write(connection, node, WrongBoot(boot=self._boot))
         elif isinstance(message, NameTaken):
             self._name_taken(connection, message)
         elif connection.stream:
@@ -377,7 +378,7 @@ class PeerLinks:
 
     def writable(self, connection: PeerConnection) -> None:
         """Send the messages that wait for this peer."""
-        peer = self._table.get(connection.hello.identity.node) if connection.hello is not None else None
+        peer = self._table.entries.get(connection.hello.identity.node) if connection.hello is not None else None
         if peer is None or connection.stream:
             return
         while peer.waiting and (link := peer.link) is not None and not link.paused and not link.is_closed:
@@ -388,7 +389,7 @@ class PeerLinks:
         self._listener.handshake_done(connection)
         self._open.discard(connection)
         self.streams.closed(connection)
-        peer = self._table.get(connection.hello.identity.node) if connection.hello is not None else None
+        peer = self._table.entries.get(connection.hello.identity.node) if connection.hello is not None else None
         if peer is None or connection not in peer.links:
             return
         peer.links.remove(connection)
@@ -411,7 +412,7 @@ class PeerLinks:
         failures = 0
         while True:
             try:
-                await self._connections.open(address, address, self)
+                await self.connections.open(address, address, self)
             except LinkUnavailable as error:
                 if address == self._local.identity.address or "this agent itself" in error.why:
                     self._own_addresses.add(address)
@@ -428,7 +429,7 @@ class PeerLinks:
     async def _dial_once(self, address: str) -> None:
         with contextlib.suppress(LinkUnavailable, ConfigError):
             parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
-            await self._connections.open(address, address, self)
+            await self.connections.open(address, address, self)
 
     def _dial_peer(self, peer: PeerEntry) -> None:
         """Make a link in the background; within the pause after a failure, fail at once."""
@@ -446,7 +447,7 @@ class PeerLinks:
     async def _make_link(self, peer: PeerEntry, address: str) -> None:
         reason = ""
         try:
-            connection = await self._connections.open(address, peer.node, self)
+            connection = await self.connections.open(address, peer.node, self)
             if connection.hello is not None and connection.hello.identity.node != peer.node:
                 reason = f"{connection.hello.identity.node} answers at {address}"
             else:
@@ -491,16 +492,14 @@ class PeerLinks:
         self._table.drop(why, who, detail)
 
     def _write(self, link: PeerConnection, dst: str, message: Message) -> None:
-        boot = link.hello.identity.boot if link.hello is not None else ""
         try:
-            frame = wire.encode_frame(self._local.envelope(message, dst, boot))
+            link.send(message)
         except ProtocolError:
             self._counters[metrics.labelled(metrics.PEER_MESSAGES_REFUSED, reason="too large")] += 1
             self._fail(dst, [message])
             return
         self._counters[metrics.PEER_MESSAGES_SENT] += 1
         _mark_used(link, message)
-        link.write(message, frame)
 
     def _fail(self, dst: str, messages: Sequence[Message]) -> None:
         """Give messages back in a later turn of the loop, so that a sender is never called from within its own call."""
@@ -534,3 +533,190 @@ def _mark_used(link: PeerConnection, message: Message) -> None:
 def _name_of(connection: PeerConnection) -> str:
     """The node named by the peer's certificate, else its address."""
     return connection.certified or connection.address.rpartition(":")[0].strip("[]")
+
+
+STRANGERS_MAX = 64
+"""Connections without a complete handshake (rule J3) …"""
+STRANGERS_OF_ONE_MAX = 48
+"""… and those of one address, so that one address cannot keep out all others."""
+BACKLOG_MAX = 256
+SEGMENT_BYTES_MAX = 1220
+"""Size of TCP segments in both directions, but for loopback: they fit into 1280 bytes, the smallest MTU of IPv6, also
+where ICMP is dropped and no path MTU is reported."""
+_LOOPBACK = ("127.0.0.1", "::1")
+ACCEPT_PAUSE_S = 1.0
+"""Pause after an error of accept, for example for want of descriptors."""
+
+NOTICE_EVERY_S = 60.0
+"""Interval of the log lines about refused connections, for each reason; all are counted."""
+
+
+class NewcomerServer(Protocol):
+    """Serves those who ask to join (agent/joining.py)."""
+
+    def newcomer(self, closed: Callable[[asyncio.BaseProtocol], None]) -> asyncio.BaseProtocol:
+        """The protocol object of one connection; it calls ``closed`` with itself at its end."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class Listener:
+    """Listens for peers: `start`, then `close`. ``newcomers``: where joining is served; None: nowhere."""
+
+    def __init__(
+        self, tls: Credentials, links: Links, connections: ConnectionRegistry, newcomers: NewcomerServer | None
+    ) -> None:
+        self._tls = tls
+        self._links = links
+        self.connections = connections
+        self._newcomers = newcomers
+        self._socket: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._noticed_s: dict[str, float] = {}
+        self.strangers: dict[asyncio.BaseProtocol, str] = {}
+        """Connections without a complete handshake, and the network of each."""
+        self._accepted: set[socket.socket] = set()
+        """Sockets whose TLS handshake has not begun: a task that is cancelled before it runs does not close its socket."""
+
+    def handshake_done(self, connection: asyncio.BaseProtocol) -> None:
+        """The handshake of a connection is complete, or the connection is closed."""
+        self.strangers.pop(connection, None)
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen → the `HOST:PORT` that others can dial. Raises ConfigError."""
+        try:
+            host = await resolve_one(host)
+            self._socket = _listening(host, port)
+            address = join_address(reachable(host), self._socket.getsockname()[1])
+        except OSError as error:
+            if self._socket is not None:
+                self._socket.close()
+            raise _cannot(host, port, error) from None
+        self._spawn(self._accept(self._socket), "peers listen")
+        return address
+
+    async def close(self) -> None:
+        """Stop listening, and close the connections of strangers and newcomers."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for accepted in self._accepted:
+            accepted.close()
+        if self._newcomers is not None:
+            self._newcomers.close()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.closing(listening):
+            while True:
+                try:
+                    accepted, came_from = await loop.sock_accept(listening)
+                except OSError as error:
+                    _log.warning("cannot accept peer connections: error=%s", os_error_text(error))
+                    await asyncio.sleep(ACCEPT_PAUSE_S)
+                    continue
+                address = plain_host(str(came_from[0]))
+                network = network_of(address)
+                of_one = sum(1 for one in self.strangers.values() if one == network)
+                if len(self.strangers) >= STRANGERS_MAX or of_one >= STRANGERS_OF_ONE_MAX:
+                    self._links.drop("too many strangers", address)
+                    accepted.close()
+                    await asyncio.sleep(0)  # an accept that need not wait would never let other tasks run
+                else:
+                    connection = self.connections.make(self._links, dialled=False)
+                    self.strangers[connection] = network
+                    self._accepted.add(accepted)
+                    self._spawn(self._handshake(accepted, address, connection), "handshake")
+
+    async def _handshake(self, accepted: socket.socket, address: str, connection: asyncio.BaseProtocol) -> None:
+        """Do the TLS handshake; then `connected` is called."""
+        self._accepted.discard(accepted)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Undecided(self, connection),
+                accepted,
+                ssl=self._tls.server,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=SHUTDOWN_S,
+            )
+        except OSError as error:  # an SSLError is one, and so is a timeout of the handshake
+            self._refused(connection, address, tls_error_text(error))
+
+    def connected(self, transport: asyncio.Transport, connection: asyncio.BaseProtocol) -> None:
+        """Choose the protocol after the TLS handshake: join server for newcomers, peer connection for the others."""
+        protocol = connection
+        if asks_to_join(transport):
+            if self._newcomers is None:
+                address = plain_host(str(transport.get_extra_info("peername")[0]))
+                self._refused(connection, address, "nobody is let in here")
+                transport.abort()
+                return
+            protocol = self._newcomers.newcomer(self.handshake_done)
+            self.strangers[protocol] = self.strangers.pop(connection, "")
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+    def _refused(self, connection: asyncio.BaseProtocol, address: str, why: str) -> None:
+        """Count a connection that was refused, and log it now and then; the other end gets no reason."""
+        self.strangers.pop(connection, None)
+        self._links.drop(f"no proof: {why}", address)
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._noticed_s.get(why, -NOTICE_EVERY_S) >= NOTICE_EVERY_S:
+            self._noticed_s[why] = now_s
+            _log.warning("connection refused: address=%s reason=%s", address, why)
+
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Undecided(asyncio.Protocol):
+    """Protocol object until the TLS handshake has shown what the other end wants."""
+
+    def __init__(self, listener: Listener, connection: asyncio.BaseProtocol) -> None:
+        self._listener = listener
+        self._connection = connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The TLS handshake is complete."""
+        self._listener.connected(cast("asyncio.Transport", transport), self._connection)
+
+
+async def check_listening(host: str, port: int) -> None:
+    """Check that `Listener.start` could listen there now. Raises ConfigError."""
+    try:
+        host = await resolve_one(host)
+        _listening(host, port).close()
+        reachable(host)
+    except OSError as error:
+        raise _cannot(host, port, error) from None
+
+
+def _cannot(host: str, port: int, error: OSError) -> ConfigError:
+    what = f"cannot listen at {join_address(host, port)}"
+    hint = "name an address of this machine that others reach"
+    if error.errno == errno.EADDRINUSE:
+        hint = f"another port, or any that is free:  --listen {join_address(host, 0)}"
+    return ConfigError("listen", what, why=os_error_text(error), hint=hint)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listening.family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # "any" is IPv4's too
+        if host not in _LOOPBACK:
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES_MAX)
+        listening.bind((host, port))
+        listening.listen(BACKLOG_MAX)
+    except OSError:
+        listening.close()
+        raise
+    return listening

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from peerload.agent.node_info import now
-from peerload.agent.sensors.own_use import read_text_of
+from peerload.agent.runtime import now
 from peerload.agent.sensors.power import (
     Hwmon,
     Model,
@@ -28,8 +27,19 @@ from peerload.agent.sensors.power import (
     processor,
     store_profile,
 )
-from peerload.energy.accounting import BUCKET_S, JOULES_PER_WH, Book, Part, Totals
-from peerload.energy.meter import Counted, Counter, Drift, IdlePower, Integral
+from peerload.agent.sensors.processes import read_text_of
+from peerload.energy.accounting import (
+    BUCKET_S,
+    JOULES_PER_WH,
+    Book,
+    Counted,
+    Counter,
+    Drift,
+    IdlePower,
+    Integral,
+    Part,
+    Totals,
+)
 from peerload.energy.profile import BadProfile, Level, PowerProfile, decoded, fitted, levels_of
 from peerload.launcher.powercap import Powercap
 from peerload.launcher.protocol import USAGE_KEYS_MAX
@@ -37,7 +47,7 @@ from peerload.model import metrics
 from peerload.model.errors import BadRequest, StoreError
 from peerload.model.events import PowerMeasured
 from peerload.model.metrics import labelled
-from peerload.model.power import Quality, estimated_curve
+from peerload.model.resources import Quality, estimated_curve
 from peerload.security.private_files import machine_boot_id
 
 if TYPE_CHECKING:
@@ -48,9 +58,8 @@ if TYPE_CHECKING:
     from peerload.launcher.powercap import Reading
     from peerload.launcher.protocol import UsageEvent
     from peerload.model.config import AgentConfig
-    from peerload.model.devices import DeviceReading
-    from peerload.model.instant import Instant
-    from peerload.model.power import PowerCurve
+    from peerload.model.events import Instant
+    from peerload.model.resources import DeviceReading, PowerCurve
     from peerload.model.task import Exit
     from peerload.wire.control import KeepPowerProfile as PowerProfileRequest
 

@@ -1,43 +1,213 @@
 """The GPU sensors of this node. They run in a thread of their own: a driver that hangs makes the GPUs unknown, and
 nothing else.
 
-The thread does one thing at a time (`gpu_thread.py`). After a timeout the GPUs are reported as unknown until the thread
+The thread does one thing at a time (`GpuThread`). After a timeout the GPUs are reported as unknown until the thread
 comes back. They are read every second while a task holds one or waits for one, and less often else.
+
+Agents on one machine must not give the same card to different tasks, so each locks those it uses. A lock is on a file that all
+agents of the machine know, and ends with the process that holds it. A card that cannot be locked is not used, since another
+agent may have it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import functools
 import logging
+import os
+import queue
+import stat
+import tempfile
+import threading
 import time
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.sensors.gpu_health import GpuFaults
-from peerload.agent.sensors.gpu_thread import GpuThread
-from peerload.agent.sensors.gpu_usage import GpuAverages, memory_by_owner
-from peerload.agent.sensors.nvml import CardReading, CardsRecut, Nvml
-from peerload.agent.sensors.nvml_library import LIBRARY, SessionOver, find_library
-from peerload.agent.sensors.process_owner import ProcessOwners
+from peerload.agent.sensors.nvml import (
+    LIBRARY,
+    CardReading,
+    CardsRecut,
+    GpuAverages,
+    GpuFaults,
+    Nvml,
+    SessionOver,
+    find_library,
+    memory_by_owner,
+)
+from peerload.agent.sensors.processes import ProcessOwners
 from peerload.config.loader import configured_devices
 from peerload.core.resources.placement import is_meant
-from peerload.model.devices import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
+from peerload.model.resources import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.security.private_files import machine_boot_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from peerload.agent.sensors.device_locks import DeviceLocks
     from peerload.core.resources.admission import Ledger
     from peerload.model.config import AgentConfig
     from peerload.model.events import Event
 
+
 log = logging.getLogger("peerload.gpus")
+
+PLACES = (Path("/run/lock"), Path("/var/lock"))
+FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""Flags with which links are not followed, and pipes not waited for, that others have put in the file's place."""
+
+
+class DeviceLocks:
+    """The locks of this process. place: an existing directory for the files (default: the machine's lock directory)."""
+
+    def __init__(self, place: Path | None = None) -> None:
+        self._place = place or _place()
+        self._held: dict[str, int] = {}
+        self.refused: dict[str, str] = {}
+        """Devices that are not used (id), and why."""
+
+    def claim(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """Lock devices → those that are ours. New refusals are logged."""
+        before, self.refused = self.refused, {}
+        found = []
+        for device in devices:
+            why = "" if device.id in self._held else self._lock(device)
+            if not why:
+                found.append(device)
+                continue
+            self.refused[device.id] = why
+            if before.get(device.id) != why:
+                log.warning("GPU is not used: index=%d id=%s reason=%s", device.index, device.id, why)
+        return tuple(found)
+
+    def _lock(self, device: Device) -> str:
+        """Lock a device → why it is not ours, "" if it is."""
+        path = self._place / f"peerload-device-{device.mark:08x}"
+        try:
+            fd = _opened(path)
+        except OSError as error:
+            return f"it cannot be claimed: {path}: {error.strerror}"
+        try:
+            why = _locked(fd)
+        except OSError as error:
+            why = f"it cannot be claimed: {path}: {error.strerror}"
+        if why:
+            os.close(fd)
+            return why
+        self._held[device.id] = fd
+        with contextlib.suppress(OSError):  # another user's file, or a full disk: the claim holds without our number
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        return ""
+
+    def close(self) -> None:
+        """Release all locks."""
+        for fd in self._held.values():
+            os.close(fd)
+        self._held = {}
+
+
+def _opened(path: Path) -> int:
+    """Open the lock file, or create it. An existing file must not be opened with O_CREAT: fs.protected_regular forbids
+    that in such directories if the file is another user's. Raises OSError."""
+    with contextlib.suppress(OSError):
+        return os.open(path, os.O_RDWR | FLAGS)
+    before = os.umask(0)  # agents of other users are to find it, too
+    try:
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | FLAGS, 0o666)
+    finally:
+        os.umask(before)
+    return os.open(path, os.O_RDONLY | FLAGS)  # a lock needs no more
+
+
+def _locked(fd: int) -> str:
+    """Lock it → why it could not be locked, "" if it is ours. Raises OSError."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return "it cannot be claimed: something else is in the place of the claim's file"
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+        who = f"process {holder}" if holder.isdecimal() and Path("/proc", holder).exists() else "it does not say who"
+        return f"another agent has it ({who})"
+    return ""
+
+
+def _place() -> Path:
+    for place in PLACES:
+        if place.is_dir() and os.access(place, os.W_OK):
+            return place
+    return Path(tempfile.gettempdir())
+
+
+class GpuThread:
+    """Does one call at a time, for the loop in which it is made. A daemon thread: it does not keep the process alive."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._work: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._done: asyncio.Future[Any] | None = None
+        self._is_started = False
+
+    @property
+    def is_busy(self) -> bool:
+        """True if the last call has not returned."""
+        return self._done is not None and not self._done.done()
+
+    async def do(self, call: Callable[[], Any], seconds_max: float) -> Any:  # noqa: ANN401 -- what the call returns
+        """The result of the call, or its exception. Raises TimeoutError if it does not return in time, or the last one
+        has not; RuntimeError if no thread can be made."""
+        if self.is_busy:
+            raise TimeoutError
+        if not self._is_started:
+            threading.Thread(target=self._run, name="gpus", daemon=True).start()
+            self._is_started = True
+        self._done = self._loop.create_future()
+        self._done.add_done_callback(_looked_at)
+        self._work.put(call)
+        async with asyncio.timeout(seconds_max):
+            return await asyncio.shield(self._done)
+
+    async def idle(self) -> None:
+        """Return when the last call has returned."""
+        if self._done is not None:
+            await asyncio.wait((self._done,))
+
+    def stop(self) -> None:
+        """Stop the thread when it comes back."""
+        self._work.put(None)
+
+    def _run(self) -> None:
+        while (call := self._work.get()) is not None:
+            result, error = None, None
+            try:
+                result = call()
+            except Exception as failure:  # noqa: BLE001 -- it is the caller's, in the loop
+                error = failure
+            try:
+                self._loop.call_soon_threadsafe(self._hand_over, result, error)
+            except RuntimeError:  # the loop is closed: nobody waits for it any more
+                return
+
+    def _hand_over(self, result: object, error: Exception | None) -> None:
+        if self._done is None or self._done.done():
+            return
+        if error is None:
+            self._done.set_result(result)
+        else:
+            self._done.set_exception(error)
+
+
+def _looked_at(done: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of a call that nobody waits for any more, so that asyncio does not log it."""
+    if not done.cancelled():
+        done.exception()
+
 
 READ_S_MAX = 2.0
 """Timeout of reading all cards."""
@@ -75,34 +245,6 @@ FAULTS_FILE = "gpus"
 Read = list[tuple[CardReading, dict[int, str | None]]]
 
 
-class GpuHost(Protocol):
-    """The node, as far as the GPU sensors depend on it."""
-
-    def holding(self) -> Mapping[str, tuple[str, ...]]:
-        """Ids of the devices that each attempt holds."""
-
-    def wants_gpus(self) -> bool:
-        """True if a task holds a GPU or waits for one."""
-
-    def gpu_changed(self, state: str, words: str) -> None:
-        """Note that a GPU was found, or that its health has changed."""
-
-
-class NoHost:
-    """The host of GPUs that no node uses yet."""
-
-    def holding(self) -> Mapping[str, tuple[str, ...]]:
-        """Nothing is held."""
-        return {}
-
-    def wants_gpus(self) -> bool:
-        """True: the sensors read often."""
-        return True
-
-    def gpu_changed(self, state: str, words: str) -> None:
-        """Do nothing."""
-
-
 class Gpus:
     """Puts DevicesFound when other GPUs are there than before, and DevicesSampled when readings have changed
     noticeably.
@@ -110,6 +252,9 @@ class Gpus:
     library: a module like `pynvml`; None: the driver of this machine is searched. others: this node's devices of other
     kinds, reported along with the GPUs. usable(devices): the GPUs that this agent may use.
     """
+
+    _ledger: Ledger
+    _note: Callable[[str, str], None]
 
     def __init__(
         self,
@@ -127,7 +272,6 @@ class Gpus:
         self._faults = faults
         self._owners = owners or ProcessOwners()
         self._is_contained = self._owners.is_contained()
-        self._host: GpuHost = NoHost()
         self._nvml: Nvml | None = None
         self._thread: GpuThread | None = None
         self._wanted = asyncio.Event()
@@ -189,9 +333,10 @@ class Gpus:
         self._wanted.set()
         await asyncio.wait((over,), timeout=READ_S_MAX)
 
-    async def run(self, host: GpuHost) -> None:
-        """Run for ever, for the tasks of this host."""
-        self._host = host
+    async def run(self, ledger: Ledger, report: Callable[[str, str], None]) -> None:
+        """Run for ever, for the tasks of this ledger. report(state, words): notes that a GPU was found, or that its health has
+        changed."""
+        self._ledger, self._note = ledger, report
         while True:
             await self._wait()
             if not self._gpus or self._is_away:
@@ -264,7 +409,7 @@ class Gpus:
         elif time.monotonic() < self._look_until_s:
             pause_s = LOOK_AGAIN_S
         else:
-            pause_s = SAMPLE_S if self._host.wants_gpus() else IDLE_SAMPLE_S
+            pause_s = SAMPLE_S if self._ledger.devices.holding or self._ledger.waits_for_devices else IDLE_SAMPLE_S
         try:
             async with asyncio.timeout(pause_s):
                 await self._wanted.wait()
@@ -405,7 +550,7 @@ class Gpus:
 
     def _readings(self, cards: Read, gap_s: float) -> tuple[DeviceReading, ...]:
         by_device: dict[str, list[str]] = {}
-        for key, names in self._host.holding().items():
+        for key, names in self._ledger.devices.holding.items():
             for name in names:
                 by_device.setdefault(name, []).append(key)
         readings = []
@@ -428,18 +573,18 @@ class Gpus:
 
     def _report(self, read_s: float, readings: tuple[DeviceReading, ...]) -> None:
         for reading in readings:
-            self._tell_host(self._reported.get(reading.id), reading)
+            self._note_health(self._reported.get(reading.id), reading)
         self._reported = {reading.id: reading for reading in readings}
         self._put(DevicesSampled(read_s, readings))
 
-    def _tell_host(self, before: DeviceReading | None, now: DeviceReading) -> None:
-        """Tell the host about a change of health."""
+    def _note_health(self, before: DeviceReading | None, now: DeviceReading) -> None:
+        """Note a change of health."""
         if before is not None and before.health is now.health and (before.why == now.why or now.health.is_usable):
             return
         device = next(device for device in self.devices if device.id == now.id)
         words = f"GPU {device.index} ({device.model})" + (f": {now.why}" if now.why else "")
         is_new = before is None and now.health is Health.OK
-        self._host.gpu_changed("found" if is_new else now.health.name.lower(), words)
+        self._note("found" if is_new else now.health.name.lower(), words)
 
     def _report_unknown(self, why: str) -> None:
         unknown = tuple(
@@ -460,26 +605,6 @@ def _has_changed(last: DeviceReading | None, now: DeviceReading) -> bool:
         return True
     before, after = dict(last.ours), dict(now.ours)
     return before.keys() != after.keys() or any(abs(before[key] - after[key]) >= REPORT_BYTES for key in after)
-
-
-class NodeGpuHost:
-    """The `GpuHost` of an agent. report(state, words): notes that a GPU has changed."""
-
-    def __init__(self, ledger: Ledger, report: Callable[[str, str], None]) -> None:
-        self._ledger = ledger
-        self._report = report
-
-    def holding(self) -> Mapping[str, tuple[str, ...]]:
-        """See `GpuHost`."""
-        return self._ledger.devices.holding
-
-    def wants_gpus(self) -> bool:
-        """See `GpuHost`."""
-        return bool(self.holding()) or self._ledger.waits_for_devices
-
-    def gpu_changed(self, state: str, words: str) -> None:
-        """See `GpuHost`."""
-        self._report(state, words)
 
 
 def node_gpus(

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.event_loop import next_tick
-from peerload.agent.sensors.own_use import read_text_of
+from peerload.agent.runtime import next_tick
+from peerload.agent.sensors.processes import read_text_of
 from peerload.model.events import LoadSampled
 
 if TYPE_CHECKING:

@@ -1,27 +1,279 @@
-"""NVIDIA GPUs by NVML: which there are (slices too), how they are linked, and what each does now.
+"""NVIDIA GPUs by NVML (`pynvml`, the module of nvidia-ml-py): which there are (slices too), how they are linked, what each does
+now, whether it is healthy, and whose its memory is.
 
-Abilities of a card are found by asking it, never by its model. Calls may hang for ever: use this in a thread of its own
-(`gpus.py`). Nothing is ever set on a card, and no card is cut into slices: existing slices are used.
+Abilities of a card are found by asking it, never by its model. Every call may fail: a card that cannot report something
+answers with an error; so does a driver that is older than a function, and a lost card. Calls may hang for ever: use this in a
+thread of its own (`gpus.py`). Nothing is ever set on a card, and no card is cut into slices: existing slices are used.
+
+Errors of the program that ran do not count against the health of a card. Any other does until the driver is reloaded, even if
+the agent restarts (`GpuFaults` are kept in a file).
+
+The driver lists processes and the memory in use. It may omit processes (of containers), and how much each has. What no
+process of ours explains is foreign, and foreign use always counts.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
+import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.sensors.gpu_health import GpuFaults, ThrottleDetector, judged
-from peerload.agent.sensors.nvml_library import NOT_THERE, Library, text
-from peerload.model.devices import DEVICES_MAX, GPU, Device, Health, Nearness
+from peerload.agent.sensors.processes import MPS
+from peerload.model.resources import DEVICES_MAX, GPU, RUNS_SEEN_MAX, Device, DeviceReading, Health, Nearness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
+
+
+LIBRARY = "libnvidia-ml.so.1"
+
+NOT_THERE = frozenset({15, 16, 28})
+"""Errors of a card that is lost, needs a reset, or cannot be found."""
+SESSION_OVER = frozenset({1, 9, 18})
+"""Errors after the driver was unloaded: not initialized, not loaded, or of another version than the library."""
+CANNOT_TELL = frozenset({2, 3, 4, 6, 7, 10, 13, 22, 25, 26, 27, 29})
+"""Errors that say nothing about a card's health: unsupported, not permitted, or nothing there."""
+
+
+class SessionOver(Exception):
+    """The driver was unloaded. What was found of the cards is void; call `find` again."""
+
+
+class Library:
+    """The library. module: `pynvml`, or the like."""
+
+    def __init__(self, module: Any) -> None:  # noqa: ANN401 -- a module without types
+        self._module = module
+        self._too_old: type[Exception] = getattr(module, "NVMLLibraryMismatchError", UnicodeDecodeError)
+        self.codes: set[int] = set()
+        """Errors since this was last cleared, without those of CANNOT_TELL."""
+
+    def ask(self, name: str, *words: Any) -> Any:  # noqa: ANN401 -- the function's own type
+        """Call the function of that name; None if this card, driver or module cannot. Raises SessionOver."""
+        function = getattr(self._module, name, None)
+        if function is None:
+            return None
+        try:
+            return function(*words)
+        except self._module.NVMLError as error:
+            self._note(error)
+        except (UnicodeDecodeError, self._too_old):  # a text that is none; a driver older than the module
+            return None
+        return None
+
+    def ask_newest(self, name: str, versions: tuple[str, ...], *words: Any) -> Any:  # noqa: ANN401 -- as above
+        """Call the first of its versions that driver and module have. The functions without a version raise something
+        else where the driver is older than the module."""
+        for version in versions:
+            answer = self.ask(name + version, *words)
+            if answer is not None:
+                return answer
+        return None
+
+    def begin(self) -> str:
+        """Open a session. → why it fails, "" if it is open."""
+        try:
+            self._module.nvmlInit()
+        except self._module.NVMLError as error:
+            return f"the driver does not work: {error}"
+        return ""
+
+    def end(self) -> None:
+        """Close the session."""
+        try:
+            self._module.nvmlShutdown()
+        except self._module.NVMLError:
+            return  # it is over anyway
+
+    def _note(self, error: Any) -> None:  # noqa: ANN401 -- an exception with a `value`
+        code = int(getattr(error, "value", 0))
+        if code in SESSION_OVER:
+            raise SessionOver(str(error)) from None
+        if code not in CANNOT_TELL:
+            self.codes.add(code)
+
+
+def find_library() -> Any:  # noqa: ANN401 -- a module without types
+    """Load `pynvml`; None where there is no driver: importing it for nothing would cost memory."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return None
+    import pynvml  # noqa: PLC0415 -- see above
+
+    return pynvml
+
+
+def text(value: bytes | str | None) -> str:
+    """A text, which some versions of the module return as bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""
+
 
 log = logging.getLogger("peerload.gpus")
+
+XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
+"""Errors (XIDs) that are caused by programs."""
+XID_TEXTS = {
+    48: "uncorrectable memory error",
+    62: "its controller has stopped",
+    63: "memory rows are being replaced",
+    64: "memory rows cannot be replaced any more",
+    74: "NVLink error",
+    79: "it has fallen off the bus",
+    92: "many correctable memory errors",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    119: "its controller does not answer",
+    120: "its controller has failed",
+    140: "uncorrectable memory error",
+}
+HELD_DOWN_BITS = 0x08 | 0x20 | 0x40 | 0x80
+"""Throttling by the hardware, for heat (software or hardware), or by the power supply. A power cap (0x04) is normal."""
+HELD_DOWN_S = 30.0
+"""A card is degraded after throttling for this long."""
+RECOVERED_S = 10.0
+"""A degraded card recovers after this long without throttling."""
+ERRORS_MAX = 64
+WAS_LOST = "it was lost: its driver has to be loaded anew before it is used again"
+
+
+def xid_text(number: int) -> str:
+    """Description of an error that a card reports."""
+    return f"error {number}" + (f": {XID_TEXTS[number]}" if number in XID_TEXTS else " (XID)")
+
+
+class GpuFaults:
+    """Errors that cards have reported, by name. boot: id of this start of the machine. file: where they are kept for
+    the next agent, None = nowhere."""
+
+    def __init__(self, boot: str = "", file: Path | None = None) -> None:
+        self._boot = boot
+        self._file = file
+        self._driver = ""
+        self._errors: dict[str, str] = {}
+
+    def load(self, driver: str) -> None:
+        """Load the errors that were noted for this version of the driver."""
+        if driver == self._driver:
+            return
+        self._driver = driver
+        self._errors = self._stored()
+
+    def clear(self) -> None:
+        """Clear all errors; the driver was reloaded."""
+        self._driver = ""
+        if self._errors:
+            self._errors = {}
+            self._store()
+
+    def add_xid(self, card: str, number: int) -> bool:
+        """Note an error of a card. → whether it counts."""
+        if number in XIDS_OF_PROGRAMS:
+            log.info("GPU error caused by a program: gpu=%s error=%s", card, xid_text(number))
+            return False
+        log.warning("GPU error, no task gets it any more: gpu=%s error=%s", card, xid_text(number))
+        self._add(card, xid_text(number))
+        return True
+
+    def add_lost(self, card: str) -> None:
+        """Note that the driver does not reach a card. Earlier errors say more."""
+        if card not in self._errors:
+            log.warning("GPU lost, no task gets it any more: gpu=%s", card)
+            self._add(card, WAS_LOST)
+
+    def _add(self, card: str, why: str) -> None:
+        if len(self._errors) < ERRORS_MAX or card in self._errors:
+            self._errors[card] = why
+            self._store()
+
+    def error_of(self, *names: str) -> str:
+        """The error of any of these names (a slice, and its card); "" if there is none."""
+        return next((self._errors[name] for name in names if name in self._errors), "")
+
+    def _stored(self) -> dict[str, str]:
+        if self._file is None:
+            return {}
+        try:
+            kept = json.loads(self._file.read_text(encoding="utf-8"))
+            if (kept["boot"], kept["driver"]) == (self._boot, self._driver):
+                return {str(name): str(why) for name, why in list(kept["ill"].items())[:ERRORS_MAX]}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            log.warning("cannot read the errors of GPUs: path=%s error=%s", self._file, error)
+        return {}
+
+    def _store(self) -> None:
+        if self._file is None:
+            return
+        new = self._file.with_suffix(".new")
+        try:
+            new.write_text(
+                json.dumps({"boot": self._boot, "driver": self._driver, "ill": self._errors}), encoding="utf-8"
+            )
+            new.replace(self._file)
+        except OSError as error:  # a full disk: it is known as long as this agent runs
+            log.warning("cannot store the errors of GPUs: path=%s error=%s", self._file, error.strerror)
+
+
+class ThrottleDetector:
+    """Detection of lasting throttling. now_s: any monotonic clock."""
+
+    __slots__ = ("_free_since_s", "_held_since_s", "is_weak")
+
+    def __init__(self) -> None:
+        self._held_since_s: float | None = None
+        self._free_since_s: float | None = None
+        self.is_weak = False
+
+    def take(self, bits: int, now_s: float) -> bool:
+        """Take a reading of the throttle reasons. → whether the card is throttled now."""
+        is_held = bool(bits & HELD_DOWN_BITS)
+        if is_held:
+            self._free_since_s = None
+            if self._held_since_s is None:
+                self._held_since_s = now_s
+            self.is_weak = self.is_weak or now_s - self._held_since_s >= HELD_DOWN_S
+        else:
+            self._held_since_s = None
+            if self._free_since_s is None:
+                self._free_since_s = now_s
+            self.is_weak = self.is_weak and now_s - self._free_since_s < RECOVERED_S
+        return is_held
+
+
+def judged(
+    ill: str,
+    is_there: bool,
+    uncorrected: int | None,
+    rows: tuple[bool, bool],
+    speed: float | None,
+) -> tuple[Health, str]:
+    """Health of a card, and why. ill: an error that it has reported. uncorrected: memory errors since the driver was
+    loaded. rows: whether memory rows wait to be replaced, and whether they cannot be. speed: 0 … 1 while it is
+    throttled for long."""
+    pending, failed = rows
+    if not is_there:
+        return Health.SICK, "it is lost: the driver does not reach it any more"
+    if ill:
+        return Health.SICK, ill
+    if failed:
+        return Health.SICK, "memory rows cannot be replaced any more"
+    if uncorrected:
+        return Health.SICK, f"{uncorrected} uncorrectable memory error{'' if uncorrected == 1 else 's'}"
+    if pending:
+        return Health.SICK, "memory rows wait to be replaced: it needs a reset when its tasks are done"
+    if speed is not None:
+        about = round(speed, 1)  # it changes all the time
+        return Health.DEGRADED, f"its clocks are held down for heat or power: about {about:.0%} of its speed"
+    return Health.OK, ""
+
 
 MEMORY_V2 = 0x02000028
 """The structure that separates the driver's reserved memory from memory in use."""
@@ -471,3 +723,135 @@ def _short(bdf: str) -> str:
     """A PCI address in the form of Linux; NVML's has a domain of eight digits."""
     domain, _, rest = bdf.lower().partition(":")
     return f"{domain[-DOMAIN_DIGITS:]}:{rest}" if rest else ""
+
+
+AVERAGE_S = 5.0
+"""Time constant of the exponential average of utilization."""
+FOREIGN_BYTES = 50 << 20
+FOREIGN_SHARE = 0.001
+"""Memory in use, absolute or as a share, that does not indicate a foreign process."""
+CONTEXT_BYTES = 32 << 20
+"""Memory that the driver takes for each process, beyond what it reports."""
+FOREIGN_PEAK_S = 300.0
+"""Period of the peaks of foreign processes: each is expected to need its peak of the last one to two periods."""
+FOREIGN_BUSY = 0.1
+FOREIGN_READINGS = 3
+"""An unused card that is busier than this in so many readings in a row has a foreign user."""
+
+
+class GpuUsage(msgspec.Struct, frozen=True):
+    """ours: memory by execution key. foreign_bytes: memory of all others. others: number of other processes that
+    compute. drawn_bytes: foreign memory of processes that only draw (a desktop). strangers: memory of each foreign
+    process, by pid."""
+
+    ours: dict[str, int] = {}
+    foreign_bytes: int = 0
+    others: int = 0
+    drawn_bytes: int = 0
+    strangers: dict[int, int] = {}
+
+
+def memory_by_owner(
+    used_bytes: int | None,
+    processes: Iterable[GpuProcess] | None,
+    owners: Mapping[int, str | None],
+    held: Iterable[str],
+    *,
+    is_contained: bool,
+) -> GpuUsage:
+    """The memory of a card by owner. owners: pid → key, as `ProcessOwners.key_of` says. held: attempts that hold the
+    card. is_contained: pids may be of another namespace, so that unknown ones may be ours."""
+    ours: dict[str, int] = {}
+    unreported: list[str] = []
+    strange: list[GpuProcess] = []
+    for process in processes or ():
+        key = owners.get(process.pid)
+        if key and key.startswith(MPS):  # its server's memory is neither of a task nor foreign
+            used_bytes = max((used_bytes or 0) - (process.used_bytes or 0) - CONTEXT_BYTES, 0)
+            continue
+        if not key:
+            strange.append(process)
+            continue
+        ours[key] = ours.get(key, 0) + (process.used_bytes or 0)
+        if process.used_bytes is None:
+            unreported.append(key)
+    unseen = [key for key in held if key not in ours]
+    if processes is None or (is_contained and any(owners.get(process.pid) is None for process in strange)):
+        # The list does not tell whose they are: attempts that hold the card and are not seen on it are there.
+        strange = [process for process in strange if not unseen or owners.get(process.pid) is not None]
+        unreported += unseen
+        ours.update(dict.fromkeys(unseen, 0))
+    foreign = sum(process.used_bytes or 0 for process in strange)
+    rest = max((used_bytes or 0) - sum(ours.values()) - foreign, 0)
+    if unreported:  # the rest belongs to those whose memory is not reported
+        for number, key in enumerate(unreported):
+            ours[key] += rest // len(unreported) + (number < rest % len(unreported))
+        rest = 0
+    rest = max(rest - CONTEXT_BYTES * len(ours), 0)
+    return GpuUsage(
+        ours,
+        foreign + rest,
+        sum(not process.is_graphics for process in strange),
+        sum(process.used_bytes or 0 for process in strange if process.is_graphics),
+        {process.pid: process.used_bytes or 0 for process in strange},
+    )
+
+
+class GpuAverages:
+    """Averages of one device over its readings. gap_s: time since the last one."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._busy: float | None = None
+        self._unexplained = 0
+        self._peaks: dict[int, tuple[int, int]] = {}
+        self._peaks_age_s = 0.0
+
+    def reading(self, card: CardReading, tenants: GpuUsage, held: Iterable[str], gap_s: float) -> DeviceReading:
+        """The reading to report. A desktop on a card does not make it foreign: its memory is not free, but tasks may
+        have the rest exclusively, unless the card is kept busy."""
+        busy = self._average(card.busy, gap_s)
+        is_idle_for_us = not tenants.ours and not any(True for _ in held)
+        if is_idle_for_us and (card.busy or 0.0) > FOREIGN_BUSY:
+            self._unexplained += 1
+        else:
+            self._unexplained = 0
+        limit = max(FOREIGN_BYTES, int(FOREIGN_SHARE * self._device.mem_bytes))
+        is_there = tenants.foreign_bytes - tenants.drawn_bytes > limit or self._unexplained >= FOREIGN_READINGS
+        return DeviceReading(
+            card.id,
+            card.health,
+            card.why,
+            busy,
+            card.mem_used_bytes or 0,
+            tenants.foreign_bytes,
+            max(tenants.others, 1) if is_there else 0,
+            tuple(sorted(tenants.ours.items())[:RUNS_SEEN_MAX]),
+            card.temperature_c or 0,
+            card.is_throttled,
+            power_w=card.power_w,
+            energy_j=card.energy_j,
+            mem_foreign_peak_bytes=self._foreign_peak(tenants, gap_s),
+        )
+
+    def _foreign_peak(self, tenants: GpuUsage, gap_s: float) -> int:
+        """Sum of the recent peaks of the foreign processes that are there. For each process the peaks of this period
+        and of the last are kept."""
+        self._peaks_age_s += gap_s
+        is_next = self._peaks_age_s >= FOREIGN_PEAK_S
+        if is_next:
+            self._peaks_age_s = 0.0
+        before, self._peaks = self._peaks, {}
+        for pid, used_bytes in tenants.strangers.items():
+            last, this = before.get(pid, (0, 0))
+            self._peaks[pid] = (this, used_bytes) if is_next else (last, max(this, used_bytes))
+        unexplained_bytes = tenants.foreign_bytes - sum(tenants.strangers.values())
+        return unexplained_bytes + sum(max(peaks) for peaks in self._peaks.values())
+
+    def _average(self, now: float | None, gap_s: float) -> float:
+        if now is None:
+            return 0.0
+        if self._busy is None:
+            self._busy = now
+        self._busy += (1.0 - math.exp(-gap_s / AVERAGE_S)) * (now - self._busy)
+        return min(max(self._busy, 0.0), 1.0)

@@ -1,28 +1,39 @@
 # ruff: noqa: PTH109, PTH110, PTH111, PTH113, PTH117, PTH118, PTH119
 # os.path, since pathlib would cost every command its quick start.
-"""Submission: from the flags of `run`, `submit` and `map` to the request, the messages about its reply, and hints about likely
-mistakes. The bounds are those of peerload.model, which is not imported: that would slow down every submit."""
+"""Submission: from the flags of `run`, `submit` and `map` to the request, with the files that travel along, the messages about its
+reply, and hints about likely mistakes. The bounds are those of peerload.model, which is not imported: that would slow down every submit."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from peerload.cli.common import files, options
-from peerload.cli.common.options import NODE_NAME_SAYS, Options, is_node_name, whole
-from peerload.client import environment
-from peerload.client import files as travelling
+from peerload.cli.common import options
+from peerload.cli.common.options import (
+    GROUP_CHARACTERS,
+    GROUP_LENGTH_MAX,
+    GROUP_SAYS,
+    NODE_NAME_SAYS,
+    Options,
+    group_name,
+    is_node_name,
+    whole,
+)
+from peerload.client import submission
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, SnapshotWanted, UsageError
 from peerload.model.text import printable
-from peerload.text import units
-from peerload.text.format import number_text, say, size_text
+from peerload.text.format import counted, number_text, say, shortened, size_text
+from peerload.text.units import duration, invalid, size
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from peerload.client.connection import AgentConnection
+    from peerload.files.tree import Found
 
 
 ARGV_ITEMS_MAX = 32_768
@@ -39,11 +50,11 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     reader = options.Options(verb, says, usage=usage, epilog=epilog)
     reader.flag("-c, --cpus N", help="cores, may be a fraction (default 1)", type=options.cpus)
     reader.switch("--overcommit", help="also run it where only 0.8 of its cores are guaranteed")
-    reader.flag("--mem 8G", help="memory it needs", type=units.size)
+    reader.flag("--mem 8G", help="memory it needs", type=size)
     add_device_flags(reader)
     add_flags(reader, is_map=verb == "map")
-    reader.flag("-t, --time 2h", help="stop it after this (exit code 124)", type=units.duration)
-    reader.flag("--est 5m", help="its expected run time", type=units.duration)
+    reader.flag("-t, --time 2h", help="stop it after this (exit code 124)", type=duration)
+    reader.flag("--est 5m", help="its expected run time", type=duration)
     reader.flag(
         "--prefer", help="what its placement by energy saves: presets `energy`", choices=("time", "balanced", "energy")
     )
@@ -53,7 +64,7 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     reader.flag("-x, --exclude NAME …", help="not on this node (repeatable)")
     reader.flag("-C, --label L …", help="only where this label is (repeatable)")
     reader.flag("-d, --chdir DIR", help="run in DIR (default: here); - is a fresh scratch directory")
-    files.add_flags(reader)
+    add_file_flags(reader)
     reader.flag(
         "--env K=V|PATH …",
         help="set a variable (repeatable); or run it in the environment of this lock file: requirements.txt, uv.lock,"
@@ -92,7 +103,9 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     check_node_names(verb, [*([flags.node] if flags.node else []), *_listed(flags.exclude)])
     if flags.shell is None:
         say_if_quoted(words, verb)
-    variables, secret = environment.captured(os.environb, flags.export, flags.env, moved=flags.chdir is not None)
+    variables, secret = submission.captured_variables(
+        os.environb, flags.export, flags.env, moved=flags.chdir is not None
+    )
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
@@ -115,8 +128,8 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     spec = {
         "argv": argv,
         "directory": _directory(flags.chdir),
-        "environment": environment.packed(variables),
-        **_given(named=environment.named(flags.export, flags.env) or None),
+        "environment": submission.packed_variables(variables),
+        **_given(named=submission.named_variables(flags.export, flags.env) or None),
         "umask": umask & 0o777,
         "name": name,
         "request": request,
@@ -127,9 +140,9 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
         **_promise(flags, verb),
     }
     if locks:
-        travelling.add_lock(spec, locks[0])
+        submission.add_lock(spec, locks[0])
     elif flags.shell is None:
-        travelling.add_script(spec)
+        submission.add_script(spec)
     return spec, secret
 
 
@@ -213,10 +226,10 @@ def submit(
     try:
         try:
             return client.call(
-                "submit", token=token, spec=spec, terms=terms, freezes=travelling.may_freeze(spec), **fields
+                "submit", token=token, spec=spec, terms=terms, freezes=submission.may_freeze(spec), **fields
             )
         except SnapshotWanted:
-            files.freeze(client, spec, terms)
+            freeze_directory(client, spec, terms)
             return client.call("submit", token=token, spec=spec, terms=terms, **fields)
     except NeverRunnable as error:
         raise mended(error, client, spec) from None
@@ -229,6 +242,75 @@ def submit(
             why=error.why,
             hint="the task may be queued; see:  peerload up        peerload ls",
         ) from None
+
+
+PLACEMENT_ROUNDS = 9
+PLACEMENT_ROUND_S = 0.1
+"""Time for a task to find a node that has its directory."""
+NODES_NAMED_MAX = 4
+"""Nodes named on one line."""
+
+
+def say_left_out(secret: list[str]) -> None:
+    """Say on a terminal which variables were not sent."""
+    if secret and sys.stderr.isatty():
+        say(
+            f"not sent, since they look like secrets: {shortened(', '.join(secret), 200)}",
+            f"to send one:  --export {secret[0]}",
+        )
+
+
+def say_declining(reply: dict[str, Any]) -> None:
+    """Say on stderr which nodes decline the task just submitted, why, and what helps."""
+    nodes_by_reason: dict[str, list[str]] = {}
+    for node, why in (reply.get("declining") or {}).items():
+        nodes_by_reason.setdefault(str(why), []).append(str(node))
+    for why, nodes in nodes_by_reason.items():
+        named = ", ".join(nodes[:NODES_NAMED_MAX])
+        more = f" and {len(nodes) - NODES_NAMED_MAX} more" if len(nodes) > NODES_NAMED_MAX else ""
+        helps = "policy" not in why
+        say(
+            f"{reply['id']} cannot run on {named}{more}: {why}",
+            "another directory:  -d DIR        take this one along:  --snapshot        a fresh one:  -d -"
+            if helps
+            else "",
+        )
+
+
+def warn_if_stranded(client: AgentConnection, reply: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Say on stderr, within a second, which nodes cannot take the task just submitted or why it cannot start now."""
+    task = reply["id"]
+    say_declining(reply)
+    if reply.get("directory_here") is False:
+        shown = printable(spec["directory"])
+        if reply.get("members"):
+            reason = "only nodes that have it will take the tasks"
+        else:
+            reason = _reason_still_queued(client, task)
+        if reason:
+            say(
+                f"{task} waits: the directory {shown} is not on this machine: {reason}",
+                f"cancel it:  peerload cancel {task}        another:  -d DIR        a fresh one:  -d -",
+            )
+    elif reply.get("placeable"):
+        say(
+            f"{task} waits: {reply['placeable']}",
+            f"why:  peerload why {task}        cancel it:  peerload cancel {task}",
+        )
+
+
+def _reason_still_queued(client: AgentConnection, task: str) -> str:
+    """The reason why a task is still queued after a second; "" as soon as it has found a node."""
+    reason = ""
+    for _ in range(PLACEMENT_ROUNDS):
+        client.last = {}
+        for _ended in client.stream("wait", tasks=[task], timeout_s=PLACEMENT_ROUND_S):
+            return ""
+        tasks = client.call("show", tasks=[task]).get("tasks") or [{}]
+        if tasks[0].get("state") != "queued":
+            return ""
+        reason = str(tasks[0].get("reason") or "")
+    return reason or "no node that has it has taken the task so far"
 
 
 def _argv(shell: str | None, words: list[str], verb: str) -> list[bytes]:
@@ -279,11 +361,8 @@ def _given(**fields: object) -> dict[str, object]:
 
 AFTER_MAX = 100
 RETRIES_MAX = 100
-GROUP_LENGTH_MAX = 40
-GROUP_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 TAGS_MAX = 16
 TAG_VALUE_LENGTH_MAX = 128
-GROUP_SAYS = "letters, digits, '.', '_' and '-', at most 40, the first a letter or a digit"
 
 
 def add_flags(reader: Options, *, is_map: bool = False) -> None:
@@ -346,13 +425,6 @@ def _tags(flags: Namespace, verb: str) -> list[str]:
     if len(tags) > TAGS_MAX:
         raise UsageError(f"{verb}: {len(tags)} tags; at most {TAGS_MAX} are allowed")
     return [f"{key}={value}" for key, value in tags.items()]
-
-
-def group_name(text: str, verb: str) -> str:
-    """A valid name of a group. Raises UsageError."""
-    if not 0 < len(text) <= GROUP_LENGTH_MAX or not GROUP_CHARACTERS.issuperset(text) or text[0] in "._-":
-        raise UsageError(f"{verb}: {text[:60]!r} is not a valid name of a group", hint=f"a name has {GROUP_SAYS}")
-    return text
 
 
 def _listed(values: list[str]) -> list[str]:
@@ -421,7 +493,7 @@ OOM_RETRIES_MAX = 16
 def add_device_flags(reader: Options) -> None:
     """The flags by which a task asks for GPUs and other devices."""
     reader.flag("-G, --gpus N", help="GPUs, all on one node; 0.25: a fraction of one", type=gpus)
-    reader.flag("--gpu-mem 12G", help="memory of each GPU", type=units.size)
+    reader.flag("--gpu-mem 12G", help="memory of each GPU", type=size)
     reader.flag(
         "--gpu-prefer 0,1 …",
         help="GPUs to take first: numbers, prefixes of names (GPU-ab12), or patterns of models (A100*)",
@@ -431,7 +503,7 @@ def add_device_flags(reader: Options) -> None:
         help="if these have no room: wait for them (queue), or take others (schedule)",
         choices=("queue", "schedule"),
     )
-    reader.flag("--gpu-wait-max 10m", help="after this, queue becomes schedule", type=units.duration)
+    reader.flag("--gpu-wait-max 10m", help="after this, queue becomes schedule", type=duration)
     reader.flag(
         "--gpu-share", help="whether it shares its GPUs with other tasks", choices=("auto", "exclusive", "time", "mps")
     )
@@ -455,9 +527,9 @@ def gpus(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number <= GPUS_MAX:
-        raise units.invalid(f"{text!r} is not a number of GPUs; such as 1, 4, or 0.25 for a fraction of one")
+        raise invalid(f"{text!r} is not a number of GPUs; such as 1, 4, or 0.25 for a fraction of one")
     if number > 1 and number != int(number):
-        raise units.invalid(f"{text!r} is neither a whole number nor below 1; such as 2, or 0.5")
+        raise invalid(f"{text!r} is neither a whole number nor below 1; such as 2, or 0.5")
     return number
 
 
@@ -467,7 +539,7 @@ PERCENT = 100
 def gpu_percent(text: str) -> int:
     """A whole number from 1 to 100."""
     if not text.isdecimal() or not 1 <= int(text) <= PERCENT:
-        raise units.invalid(f"{text!r} is not a whole number from 1 to 100")
+        raise invalid(f"{text!r} is not a whole number from 1 to 100")
     return int(text)
 
 
@@ -476,9 +548,9 @@ def device(text: str) -> tuple[str, int]:
     name, equals, number = text.partition("=")
     count = number if equals else "1"
     if not name or not count.isdecimal() or not 1 <= int(count) <= GPUS_MAX:
-        raise units.invalid(f"{text!r} is not KIND=N; such as fpga=1")
+        raise invalid(f"{text!r} is not KIND=N; such as fpga=1")
     if name == "gpu":
-        raise units.invalid("GPUs are requested with -G")
+        raise invalid("GPUs are requested with -G")
     return name, int(count)
 
 
@@ -579,3 +651,83 @@ def mended(error: NeverRunnable, client: AgentConnection, spec: dict[str, Any]) 
     )
     better.code = error.code
     return better
+
+
+LARGEST_NAMED = 3
+PROGRESS_BYTES = 64 << 20
+"""Files larger than this are sent with a line about the progress, on a terminal."""
+
+
+def add_file_flags(reader: Options) -> None:
+    """The flags about files that travel."""
+    reader.flag(
+        "--in",
+        dest="inputs",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="bring this file or directory to the node that runs it, into a fresh working directory (repeatable)",
+    )
+    reader.flag(
+        "--out",
+        dest="outputs",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="bring these files of its working directory here when it has ended (repeatable)",
+    )
+    reader.switch(
+        "--snapshot",
+        help="run it in a copy of this directory as it is now, but for what .gitignore and .peerloadignore name; without --out"
+        " all new and changed files come back",
+    )
+
+
+def prepare_files(flags: Namespace, spec: dict[str, Any], terms: dict[str, Any]) -> list[Found]:
+    """Have the task work in a fresh directory whose outputs come home → what goes there. Raises StagingFailed."""
+    return submission.prepare(spec, terms, flags.inputs, flags.outputs, snapshot=flags.snapshot)
+
+
+def send_files(client: AgentConnection, spec: dict[str, Any], terms: dict[str, Any], found: Sequence[Found]) -> None:
+    """Have the agent keep the files, and the task name them. Raises PeerloadError."""
+    submission.send(client, spec, terms, found, _progress(submission.size_of(found)))
+
+
+def freeze_directory(client: AgentConnection, spec: dict[str, Any], terms: dict[str, Any]) -> None:
+    """Have the working directory travel, as the settings of the agent want it, or say why it does not. Raises
+    PeerloadError."""
+    if why := submission.freeze(client, spec, terms, _progress(0)):
+        say(
+            f"{printable(spec['directory'])} does not travel: {why}",
+            "the task runs where that directory is; leave files out:  .peerloadignore        all of it:  --snapshot",
+        )
+
+
+def _progress(total: int) -> Callable[[int], None]:
+    """Shows on a terminal how much of many bytes the agent has. total: 0 = not known."""
+    if not os.isatty(2):
+        return lambda _: None
+
+    def show(sent: int) -> None:
+        if max(sent, total) > PROGRESS_BYTES:
+            of = f" of {size_text(total)}" if total else ""
+            sys.stderr.write(f"\r{size_text(sent)}{of} sent to the agent \r")
+            sys.stderr.flush()
+
+    return show
+
+
+def described_files(found: Sequence[Found], spec: dict[str, Any]) -> dict[str, object]:
+    """The files and the environment, for `--dry-run`."""
+    lock = spec.pop(submission.LOCK, None)
+    environment: dict[str, object] = {} if lock is None else {"env": f"{lock.name}, built by {lock.kind}"}
+    if spec.pop("files", None) is None:
+        return environment
+    from peerload.files import tree
+
+    largest = [(item.path, item.status.st_size) for item in tree.largest(found, LARGEST_NAMED) if item.status]
+    return environment | {
+        "files": counted(sum(item.status is not None and not item.target for item in found), "file"),
+        "files_bytes": submission.size_of(found),
+        "largest": [f"{printable(path)} ({size_text(size)})" for path, size in largest],
+    }

@@ -23,6 +23,11 @@ LEASE_AUTO = -1.0
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
 
 
+GROUP_LENGTH_MAX = 40
+GROUP_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+GROUP_SAYS = "letters, digits, '.', '_' and '-', at most 40, the first a letter or a digit"
+
+
 DESCRIBE = "\0describe"
 """A word that cannot be typed: a verb that gets it raises `Described` and does nothing."""
 
@@ -55,7 +60,8 @@ class Options:
         self._usage, self._says = f"peerload {verb} {usage}" if usage else None, says
         self.epilog = epilog
         self._arguments: list[tuple[tuple[str, ...], dict[str, Any]]] = []
-        self._takes_value: dict[str, bool] = {"-h": False, "--help": False}
+        self.takes_value: dict[str, bool] = {"-h": False, "--help": False}
+        """The flags by name, and whether each takes a value."""
         self.flag("--socket", metavar="PATH", help="the agent's socket (default: PEERLOAD_SOCKET, else your own agent)")
         self.switch("--json", help=json_says or "print JSON, one object")
 
@@ -102,7 +108,7 @@ class Options:
         """The names of a flag, and the word for its value."""
         words = ", ".join(declared).split(" ")
         names = [word.rstrip(",") for word in words if word.startswith("-")]
-        self._takes_value.update(dict.fromkeys(names, takes_value))
+        self.takes_value.update(dict.fromkeys(names, takes_value))
         return names, " ".join(words[len(names) :])
 
     def at(self) -> None:
@@ -169,11 +175,6 @@ class Options:
             values[target] = [*(values[target] or ()), found] if action == "append" else found
         return Values(values)
 
-    @property
-    def takes_value(self) -> dict[str, bool]:
-        """The flags by name, and whether each takes a value."""
-        return self._takes_value
-
     def _unknown(self, words: str) -> NoReturn:
         """Raise the error for an unknown flag or a word too many, with the flag that may be meant."""
         from difflib import get_close_matches
@@ -182,7 +183,7 @@ class Options:
         if not first.startswith("-"):
             what = f"{self._verb}: unexpected argument: {first!r}"
             raise UsageError(what, hint=f"what it takes:  peerload {self._verb} --help")
-        near = get_close_matches(first, self._takes_value, n=1)
+        near = get_close_matches(first, self.takes_value, n=1)
         also = f"did you mean {near[0]} ?        " if near else ""
         raise UsageError(
             f"{self._verb}: no such flag: {first}", hint=f"{also}all of them:  peerload {self._verb} --help"
@@ -192,7 +193,7 @@ class Options:
         if words[:1] == [DESCRIBE]:
             helps = {name: settings.get("help") or "" for names, settings in self._arguments for name in names}
             helps |= dict.fromkeys(("-h", "--help"), "show this help message and exit")
-            raise Described({name: (takes, helps.get(name, "")) for name, takes in self._takes_value.items()})
+            raise Described({name: (takes, helps.get(name, "")) for name, takes in self.takes_value.items()})
 
     def _end_of_flags(self, words: list[str]) -> int:
         index = 0
@@ -205,9 +206,9 @@ class Options:
 
     def _next_is_value(self, word: str) -> bool:
         if word.startswith("--"):
-            return "=" not in word and self._takes_value.get(word, False)
+            return "=" not in word and self.takes_value.get(word, False)
         for position, letter in enumerate(word[1:], start=1):
-            if self._takes_value.get(f"-{letter}", False):
+            if self.takes_value.get(f"-{letter}", False):
                 return position == len(word) - 1
         return False
 
@@ -253,6 +254,24 @@ def instant(text: str) -> float:
     return when.timestamp()
 
 
+def past_instant(text: str) -> float:
+    """A Unix time from a duration before now (``90m``, ``2h``, ``7d``), or a day or time in local time."""
+    import argparse
+    import time
+    from datetime import datetime
+
+    try:
+        if "-" in text:
+            return max(datetime.fromisoformat(text).timestamp(), 0.0)
+        return max(time.time() - duration(text), 0.0)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or a day or moment: 2026-11-20, 2026-11-20T14:30") from None
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time; such as 2h (ago), 2026-11-20 or 2026-11-20T14:30"
+        ) from None
+
+
 def whole(low: int, high: int) -> Any:  # noqa: ANN401 -- what argparse takes as a type
     """A type for whole numbers from ``low`` to ``high``."""
 
@@ -288,6 +307,13 @@ def node_name(text: str) -> str:
     """The name of a node; "" stands for this node."""
     if text and not is_node_name(text):
         raise invalid(f"{text!r} is not a valid node name: {NODE_NAME_SAYS}")
+    return text
+
+
+def group_name(text: str, verb: str) -> str:
+    """A valid name of a group. Raises UsageError."""
+    if not 0 < len(text) <= GROUP_LENGTH_MAX or not GROUP_CHARACTERS.issuperset(text) or text[0] in "._-":
+        raise UsageError(f"{verb}: {text[:60]!r} is not a valid name of a group", hint=f"a name has {GROUP_SAYS}")
     return text
 
 

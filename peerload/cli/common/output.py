@@ -1,4 +1,4 @@
-"""The output of a task, written to stdout and stderr as it comes; text that is drawn again each second."""
+"""The output of a task, written to stdout and stderr as it comes; text that is drawn again each second; a progress bar."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 import threading
 import time
 
-from peerload.client.protocol import OutputGaps
+from peerload.client.connection import OutputGaps
 from peerload.model.text import printable
-from peerload.text.format import print_json, say, size_text
+from peerload.text.format import duration_text, print_json, say, size_text, terminal_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,3 +141,56 @@ def _no_keys(seconds: float) -> bool:
     """Wait where there is no keyboard."""
     threading.Event().wait(seconds)
     return False
+
+
+BAR_EVERY_S = 0.2
+LINES_EVERY_S = 10.0
+"""Pause between lines if stderr is no terminal."""
+_BAR_WIDTH = 30
+COLUMNS, COLUMNS_MIN = 80, 20
+
+
+class Bar:
+    """A progress bar on stderr; if that is no terminal, a line every few seconds."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._began_s = time.monotonic()
+        self._drawn_s = self._began_s if not self._is_terminal else float("-inf")
+        self._is_drawn = False
+
+    def show(self, done: int, failed: int, total: int | None, *, at_once: bool = False) -> None:
+        """Draw the bar, unless it was just drawn. ``total``: None if it is not known yet."""
+        now_s = time.monotonic()
+        every_s = BAR_EVERY_S if self._is_terminal else LINES_EVERY_S
+        if now_s - self._drawn_s < every_s and not at_once:
+            return
+        self._drawn_s = now_s
+        text = bar_text(done, failed, total, now_s - self._began_s)
+        if self._is_terminal:
+            width = max(terminal_columns(sys.stderr) or COLUMNS, COLUMNS_MIN)
+            sys.stderr.write(f"\r\x1b[K{text[: width - 1]}")
+            self._is_drawn = True
+        else:
+            sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Erase the bar, to make room for other lines."""
+        if self._is_drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._is_drawn = False
+            self._drawn_s = float("-inf")
+
+
+def bar_text(done: int, failed: int, total: int | None, spent_s: float) -> str:
+    """``[#####     ] 50% 5/10  1 failed  ETA 12s``; without a total ``5 done  1 failed  12s``."""
+    told = f"  {failed} failed" if failed else ""
+    if total is None:
+        return f"{done} done{told}  {duration_text(spent_s)}"
+    share = done / total if total else 1.0
+    filled = int(share * _BAR_WIDTH)
+    left = duration_text(spent_s / done * (total - done)) if done else "-"
+    when = f"ETA {left}" if done < total else duration_text(spent_s)
+    return f"[{'#' * filled}{' ' * (_BAR_WIDTH - filled)}] {int(share * 100)}% {done}/{total}{told}  {when}"

@@ -1,12 +1,16 @@
-"""Base of the demonstrations: real agents of one temporary directory, whose processes are found and ended whatever happens.
+"""`peerload demo`: three agents and a broker on this machine, which share real commands with known answers; the account at the end.
 
-The directory's name is in the environment of everything that is started (`MARK`), so that agents, launchers, broker and tasks can be
-found in /proc and are gone when the demonstration ends, however it ends.
+Base of the demonstrations (`Demo`): real agents of one temporary directory, whose processes are found and ended whatever happens. The
+directory's name is in the environment of everything that is started (`MARK`), so that agents, launchers, broker and tasks can be found
+in /proc and are gone when the demonstration ends, however it ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import heapq
 import os
 import shutil
 import signal
@@ -16,15 +20,313 @@ import threading
 import time
 from pathlib import Path
 
+from peerload.cli.common import agent_process
+from peerload.cli.demo.broker import find_broker, start_broker
+from peerload.client import submission
 from peerload.client.connection import AgentConnection
+from peerload.distribution import how_to_add
+from peerload.model import metrics
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
-from peerload.text.format import say
+from peerload.security import cluster_dir
+from peerload.text.format import coloured, say, table
 
 TYPE_CHECKING = False
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
+
+    from peerload.cli.demo.broker import Kind
+
+
+KINDS = ("hash", "read", "sleep", "gzip", "read", "primes", "sleep", "read", "sort", "read")
+"""One round of the mix. Four of ten tasks need a processor all the time; the others mostly wait, as downloads and
+tests do, so that six slots can be seen at work where there are fewer processors than slots."""
+
+HASH_BYTES = (80_000_000, 120_000_000, 160_000_000)
+GZIP_LINES = (500_000, 800_000)
+SORT_LINES = (400_000, 600_000)
+PRIMES_BELOW = (90_000, 140_000)
+READ_PARTS = (3, 4, 5)
+READ_LINES = 20_000
+READ_PAUSE_S = 0.22
+SLEEP_S = (0.3, 0.9, 0.6, 1.2)
+
+_COUNT_PRIMES = "print(sum(all(n % d for d in range(2, int(n ** 0.5) + 1)) for n in range(2, {below})))"
+
+
+class DemoCommand:
+    """One command line: a ``name`` for people, its ``argv``, and the ``answer`` it must print (computed here when it
+    is asked for)."""
+
+    def __init__(self, name: str, argv: list[str], answer: Callable[[], str]) -> None:
+        self.name = name
+        self.argv = argv
+        self.answer = answer
+
+
+def commands(count: int) -> list[DemoCommand]:
+    """The first ``count`` commands of the mix, always the same."""
+    makers = {"hash": _hash, "gzip": _gzip, "sort": _sort, "primes": _primes, "read": _read, "sleep": _sleep}
+    met = dict.fromkeys(makers, 0)
+    chosen = []
+    for number in range(count):
+        kind = KINDS[number % len(KINDS)]
+        chosen.append(makers[kind](met[kind]))
+        met[kind] += 1
+    return chosen
+
+
+def list_schedule_s(durations_s: Iterable[float], slots: int) -> float:
+    """Time that tasks of these durations take on one node that starts them in this order, ``slots`` at a time."""
+    free_at = [0.0] * slots
+    for duration_s in durations_s:
+        heapq.heapreplace(free_at, free_at[0] + duration_s)
+    return max(free_at)
+
+
+def _shell(line: str) -> list[str]:
+    return ["/bin/sh", "-c", line]
+
+
+def _hash(number: int) -> DemoCommand:
+    size = HASH_BYTES[number % len(HASH_BYTES)]
+    line = f"yes peerload | head -c {size} | sha256sum"
+    return DemoCommand(f"hash-{size // 1_000_000}MB", _shell(line), lambda: f"{_digest_of_repeats(size)}  -")
+
+
+def _gzip(number: int) -> DemoCommand:
+    lines = GZIP_LINES[number % len(GZIP_LINES)]
+    line = f"seq {lines} | gzip -9 | gzip -dc | sha256sum"
+    return DemoCommand(f"gzip-{lines // 1000}k", _shell(line), lambda: f"{_digest_of_numbers(lines)}  -")
+
+
+def _sort(number: int) -> DemoCommand:
+    lines = SORT_LINES[number % len(SORT_LINES)]
+    line = f"seq {lines} | rev | sort | sha256sum"
+    return DemoCommand(f"sort-{lines // 1000}k", _shell(line), lambda: f"{_digest_of_sorted(lines)}  -")
+
+
+def _primes(number: int) -> DemoCommand:
+    below = PRIMES_BELOW[number % len(PRIMES_BELOW)]
+    argv = [sys.executable, "-I", "-S", "-c", _COUNT_PRIMES.format(below=below)]
+    return DemoCommand(f"primes-{below // 1000}k", argv, lambda: str(_primes_below(below)))
+
+
+def _read(number: int) -> DemoCommand:
+    parts = READ_PARTS[number % len(READ_PARTS)]
+    numbers = " ".join(map(str, range(parts)))
+    line = f"for part in {numbers}; do sleep {READ_PAUSE_S}; seq {READ_LINES}; done | sha256sum"
+    return DemoCommand(f"read-{parts}-parts", _shell(line), lambda: f"{_digest_of_numbers(READ_LINES, parts)}  -")
+
+
+def _sleep(number: int) -> DemoCommand:
+    seconds = SLEEP_S[number % len(SLEEP_S)]
+    return DemoCommand(f"sleep-{seconds}", _shell(f"sleep {seconds}; echo slept {seconds}"), lambda: f"slept {seconds}")
+
+
+@functools.cache
+def _digest_of_repeats(size: int) -> str:
+    block = b"peerload\n" * 100_000
+    digest = hashlib.sha256()
+    for _ in range(size // len(block)):
+        digest.update(block)
+    digest.update(block[: size % len(block)])
+    return digest.hexdigest()
+
+
+@functools.cache
+def _digest_of_numbers(lines: int, times: int = 1) -> str:
+    text = "".join(f"{number}\n" for number in range(1, lines + 1))
+    return hashlib.sha256(text.encode() * times).hexdigest()
+
+
+@functools.cache
+def _digest_of_sorted(lines: int) -> str:
+    words = sorted(str(number)[::-1] for number in range(1, lines + 1))
+    return hashlib.sha256("".join(f"{word}\n" for word in words).encode()).hexdigest()
+
+
+@functools.cache
+def _primes_below(below: int) -> int:
+    sieve = bytearray([1]) * below
+    sieve[:2] = b"\0\0"
+    for number in range(2, int(below**0.5) + 1):
+        if sieve[number]:
+            sieve[number * number :: number] = bytes(len(range(number * number, below, number)))
+    return sum(sieve)
+
+
+BAR_WIDTH = 30
+SLOT_MARKS_MAX = 8
+LINE_EVERY_S = 1.0
+REDRAW_EVERY_S = 0.2
+HANDOFF_COUNTERS = {
+    "offers sent": metrics.OFFERS_SENT,
+    "offers declined": metrics.OFFERS_DECLINED,
+    "transfers": metrics.TRANSFERS,
+    "tasks given": metrics.TASKS_GIVEN,
+}
+"""Keys of the report, and the counters behind them."""
+
+_UP_TO_START = "\x1b[{lines}F\x1b[J"
+
+
+class DemoScreen:
+    """Live view of how the tasks spread, on stderr: redrawn on a terminal, otherwise a line a second."""
+
+    def __init__(self, slots: Mapping[str, int], home: str) -> None:
+        self._slots = slots
+        self._home = home
+        self._redraws = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._drawn_lines = 0
+        self._due_s = 0.0
+
+    def show(self, tasks: Sequence[Mapping[str, Any]], elapsed_s: float, *, at_last: bool = False) -> None:
+        """Draw, if it is time to: always ``at_last``."""
+        now_s = time.monotonic()
+        if now_s < self._due_s and not at_last:
+            return
+        self._due_s = now_s + (REDRAW_EVERY_S if self._redraws else LINE_EVERY_S)
+        spread = {node: tally(tasks, node) for node in self._slots}
+        waiting = sum(task["state"] == "queued" for task in tasks)
+        if self._redraws:
+            lines = self._picture(spread, waiting, len(tasks), elapsed_s)
+            back = _UP_TO_START.format(lines=self._drawn_lines) if self._drawn_lines else ""
+            sys.stderr.write(back + "".join(f"{line}\n" for line in lines))
+            self._drawn_lines = len(lines)
+        else:
+            each = "  ".join(f"{node} {running}/{done}" for node, (running, _, done) in spread.items())
+            sys.stderr.write(f"{elapsed_s:5.1f} s  running/done:  {each}   {waiting} wait at {self._home}\n")
+        sys.stderr.flush()
+
+    def _picture(
+        self, spread: Mapping[str, tuple[int, int, int]], waiting: int, total: int, elapsed_s: float
+    ) -> list[str]:
+        done_in_all = sum(done for _, _, done in spread.values())
+        head = f"{elapsed_s:5.1f} s   {done_in_all} of {total} done, {waiting} wait at {self._home}"
+        lines = [coloured(head, "bold", sys.stderr)]
+        most = max(1, total // 2)
+        for node, (running, held, done) in spread.items():
+            slots = self._slots[node]
+            marks = "#" * min(running, SLOT_MARKS_MAX) + "." * max(0, min(slots, SLOT_MARKS_MAX) - running)
+            bar = "#" * min(BAR_WIDTH, round(done * BAR_WIDTH / most))
+            lines.append(f"  {node:8} running [{marks}]".ljust(32) + f"{held:3} next  {done:4} done {bar}")
+        return lines
+
+
+def tally(tasks: Sequence[Mapping[str, Any]], node: str) -> tuple[int, int, int]:
+    """→ numbers of tasks that run on this node, are held there to run next, and have ended there."""
+    there = [task["state"] for task in tasks if task["node"] == node]
+    running, held = there.count("running"), there.count("leased")
+    return running, held, len(there) - running - held - there.count("queued")
+
+
+def account_of(
+    tasks: Sequence[Mapping[str, Any]], slots: Mapping[str, int], home: str, counters: Mapping[str, Mapping[str, int]]
+) -> dict[str, Any]:
+    """The figures at the end, as `--json` prints them.
+
+    tasks: ended ones, as `show` gives them; slots: node → tasks at a time; counters: node → its agent's. The ideal is
+    the sum of the measured durations over all slots, alone_s the same durations in the same order on the home's slots.
+    """
+    took_s = {task["id"]: max(task["ended_at"] - (task["started_at"] or task["ended_at"]), 0.0) for task in tasks}
+    makespan_s = max(task["ended_at"] for task in tasks) - min(task["submitted_at"] for task in tasks)
+    sum_s = sum(took_s.values())
+    ideal_s = max(sum_s / sum(slots.values()), *took_s.values())
+    alone_s = list_schedule_s((took_s[task["id"]] for task in tasks), slots[home])
+    cpu_s = sum(task["usage"]["user_s"] + task["usage"]["system_s"] for task in tasks)
+    nodes = []
+    for node, room in slots.items():
+        there = [task for task in tasks if task["node"] == node]
+        busy_s = sum(took_s[task["id"]] for task in there)
+        nodes.append(
+            {
+                "node": node,
+                "slots": room,
+                "tasks": len(there),
+                "from_elsewhere": len(there) if node != home else 0,
+                "busy_s": busy_s,
+                "busy_share": busy_s / (room * makespan_s) if makespan_s else 0.0,
+            }
+        )
+    return {
+        "home": home,
+        "tasks": len(tasks),
+        "failed": sum(task["exit_code"] != 0 for task in tasks),
+        "nodes": nodes,
+        "migrations": sum(task["migrations"] for task in tasks),
+        "makespan_s": makespan_s,
+        "ideal_s": ideal_s,
+        "alone_s": alone_s,
+        "sum_s": sum_s,
+        "cpu_s": cpu_s,
+        "cpus": len(os.sched_getaffinity(0)),
+        "mqtt": _by_type(counters),
+        "handoffs": {key: _sum(counters, name) for key, name in HANDOFF_COUNTERS.items()},
+        "peer_link": {
+            "sent": _sum(counters, metrics.PEER_MESSAGES_SENT),
+            "received": _sum(counters, metrics.PEER_MESSAGES_RECEIVED),
+        },
+    }
+
+
+def _by_type(counters: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """MQTT messages of all agents together: published and received, and each by type."""
+    told: dict[str, Any] = {}
+    names = (("published", metrics.MQTT_MESSAGES_PUBLISHED), ("received", metrics.MQTT_MESSAGES_RECEIVED))
+    for way, metric in names:
+        found = sorted({name for one in counters.values() for name in one if name.startswith(f"{metric}{{")})
+        counts = {name.partition('"')[2].removesuffix('"}'): _sum(counters, name) for name in found}
+        told[way] = sum(counts.values())
+        told[f"{way}_by_type"] = {kind: count for kind, count in counts.items() if count}
+    return told
+
+
+def _sum(counters: Mapping[str, Mapping[str, int]], name: str) -> int:
+    return sum(one.get(name, 0) for one in counters.values())
+
+
+def account_lines(told: Mapping[str, Any]) -> list[str]:
+    """The account as text, 80 columns."""
+    headings = ("NODE", "SLOTS", "TASKS", "FROM ELSEWHERE", "BUSY")
+    rows = [
+        (one["node"], one["slots"], one["tasks"], one["from_elsewhere"] or "-", f"{one['busy_share']:.0%}")
+        for one in told["nodes"]
+    ]
+    slots = sum(one["slots"] for one in told["nodes"])
+    home = next(one for one in told["nodes"] if one["node"] == told["home"])
+    makespan_s, ideal_s, alone_s = told["makespan_s"], told["ideal_s"], told["alone_s"]
+    least_s = told["cpu_s"] / told["cpus"]
+    handoffs = told["handoffs"]
+    slower, faster = makespan_s / ideal_s, alone_s / makespan_s
+    of_tasks = f"{told['sum_s']:.1f} s of tasks on {slots} slots; took {slower:.2f} times as long"
+    of_home = f"on its {home['slots']} slot{'s' if home['slots'] > 1 else ''}; sharing was {faster:.1f} times as fast"
+    of_work = f"at least: {told['cpu_s']:.1f} s of work for the {told['cpus']} of this machine"
+    of_offers = f"{handoffs['offers sent']} offers ({handoffs['offers declined']} declined)"
+    return [
+        *table(headings, rows, headings[1:]),
+        "",
+        f"all tasks in   {makespan_s:6.1f} s",
+        f"ideal          {ideal_s:6.1f} s  {of_tasks}",
+        f"{home['node']} alone".ljust(15) + f"{alone_s:6.1f} s  the same {of_home}",
+        f"processors     {least_s:6.1f} s  {of_work}",
+        "",
+        f"migrations     {told['migrations']:6}    placements on another node than {home['node']}",
+        f"hand-offs      {handoffs['transfers']:6}    of {of_offers}; {told['peer_link']['sent']} peer-link messages",
+        "",
+        *_messages(told["mqtt"]),
+    ]
+
+
+def _messages(mqtt: Mapping[str, Any]) -> list[str]:
+    """MQTT messages by type; several nodes may receive one published message."""
+    published, received = mqtt["published_by_type"], mqtt["received_by_type"]
+    rows = [(kind, published.get(kind, 0), received.get(kind, 0)) for kind in sorted({*published, *received})]
+    headings = ("MQTT MESSAGES", "PUBLISHED", "RECEIVED")
+    return table(headings, [*rows, ("all", mqtt["published"], mqtt["received"])], headings[1:])
+
 
 MARK = "PEERLOAD_DEMO"
 MEET_WITHIN_S = 60.0
@@ -183,3 +485,153 @@ def report_leftovers(left: Sequence[tuple[int, str]], started: set[int]) -> None
         return
     for pid, command_line in left:
         say(f"process {pid} did not end when asked and was killed: {command_line}")
+
+
+SLOTS = {"small": 1, "middle": 2, "large": 3}
+HOME = "small"
+"""All tasks are submitted here: what runs elsewhere, was shared."""
+TASKS_MAX = 2_000
+TASKS_WITHIN_S = 240.0
+TASK_WITHIN_S = 1.0
+"""All tasks must have ended within TASKS_WITHIN_S, or this for each if that is more."""
+SHOWN_AT_A_TIME = 500
+
+_CONFIG = 'cluster = "{cluster}"\npeer = []\nlabel = []\n[load]\nforeign = "ignore"\n'
+"""Configuration that keeps the demo's agents out of a cluster in use. They share one machine, where each would take
+the tasks of the others for foreign load."""
+
+
+class SharingDemo(Demo):
+    """Three agents of different size that meet over MQTT; all tasks are submitted to the smallest."""
+
+    nodes = tuple(SLOTS)
+    broker = ""
+
+    def run(self, count: int, broker_kind: Kind | None = None) -> dict[str, Any]:
+        """Start everything, have ``count`` commands run, and return the account. Raises PeerloadError."""
+        began_s = time.monotonic()
+        kind = broker_kind or find_broker()
+        if kind is None:
+            raise PeerloadError(
+                "there is no MQTT broker to start",
+                why="mosquitto is not installed, nor is amqtt",
+                hint=f"apt install mosquitto        or:  {how_to_add('broker')}",
+            )
+        broker = self._stack.enter_context(start_broker(self.directory, kind))
+        self.broker = kind
+        config = self.directory / "config.toml"
+        made = cluster_dir.make(self.directory / "cluster", f"demo-{os.getpid()}")
+        config.write_text(_CONFIG.format(cluster=made.directory), encoding="utf-8")
+        for node, slots in SLOTS.items():
+            info = agent_process.start(
+                {
+                    "node": node,
+                    "state": str(self.directory / node),
+                    "socket": self.socket(node),
+                    "listen": "127.0.0.1:0",
+                    "mqtt": [broker.url],
+                    "slots": slots,
+                    "speed": 1,
+                    "policy": self.policy,
+                    "config": str(config),
+                }
+            )
+            self.started |= {info["pid"], info["launcher_pid"]}
+        self.started.add(broker.pid)
+        self.started.update(self.processes())  # the guards of the launchers, too
+        clients = {
+            node: self._stack.enter_context(AgentConnection(self.socket(node), timeout_s=ANSWER_WITHIN_S))
+            for node in SLOTS
+        }
+        for node, client in clients.items():
+            wait(lambda client=client: _has_met(client), f"{node} did not meet the others over MQTT")  # type: ignore[misc]
+        sys.stderr.write(
+            f"{kind} at port {broker.port}, three agents (slots):"
+            f" {', '.join(f'{node} ({slots})' for node, slots in SLOTS.items())}.\n"
+            f"They met over MQTT, {time.monotonic() - began_s:.1f} s after the start."
+            f" {count} commands go to {HOME}.\n"
+            f"Policy: {printable(self.policy)}.\n\n"
+        )
+        work = commands(count)
+        before = {node: _counters(client) for node, client in clients.items()}
+        tasks = self._share(clients[HOME], work)
+        after = {node: _counters(client) for node, client in clients.items()}
+        counters = {
+            node: {name: number - before[node].get(name, 0) for name, number in after[node].items()} for node in SLOTS
+        }
+        account = account_of(tasks, SLOTS, HOME, counters)
+        return account | _checked(clients[HOME], tasks, work)
+
+    def _share(self, client: AgentConnection, work: Sequence[DemoCommand]) -> list[dict[str, Any]]:
+        """Submit all to one node and wait until they have ended → the tasks as `show` gives them, in order."""
+        scratch = self.directory / "work"
+        scratch.mkdir()
+        variables = {b"PATH": os.environb.get(b"PATH", os.fsencode(os.defpath)), b"LC_ALL": b"C"}
+        packed = submission.packed_variables({**variables, MARK.encode(): os.fsencode(self.directory)})
+        ids: list[str] = []
+        began_s = time.monotonic()
+        for command in work:
+            spec = {
+                "argv": [word.encode() for word in command.argv],
+                "directory": os.fsencode(scratch),
+                "environment": packed,
+                "name": command.name,
+            }
+            ids.append(client.call("submit", token=os.urandom(16).hex(), spec=spec)["id"])
+        live = DemoScreen(SLOTS, HOME)
+        within_s = max(TASKS_WITHIN_S, TASK_WITHIN_S * len(work))
+        while True:
+            timed_out = client.call("wait", tasks=ids, timeout_s=TICK_S)["timed_out"]
+            elapsed_s = time.monotonic() - began_s
+            live.show(client.call("tasks", limit=TASKS_MAX)["tasks"], elapsed_s, at_last=not timed_out)
+            if not timed_out:
+                break
+            if elapsed_s > within_s:
+                raise PeerloadError("the tasks have not all ended", why=f"{within_s:g} s have passed")
+        shown: list[dict[str, Any]] = []
+        for first in range(0, len(ids), SHOWN_AT_A_TIME):
+            shown += client.call("show", tasks=ids[first : first + SHOWN_AT_A_TIME])["tasks"]
+        return shown
+
+
+def _has_met(client: AgentConnection) -> bool:
+    nodes = client.call("nodes")["nodes"]
+    alive = sum(node["state"] == "alive" and node["load"] is not None for node in nodes)
+    return alive == len(SLOTS) and client.call("info")["mqtt"] is not None
+
+
+def _counters(client: AgentConnection) -> dict[str, int]:
+    counters: dict[str, int] = client.call("stats")["counters"]
+    return counters
+
+
+def _checked(client: AgentConnection, tasks: Sequence[dict[str, Any]], work: Sequence[DemoCommand]) -> dict[str, Any]:
+    """Compare each task's output, read at its home, with the known answer → how many are right, and one that came
+    from another node, to show."""
+    right = best = 0
+    example: dict[str, Any] | None = None
+    for task, command in zip(tasks, work, strict=True):
+        pieces = client.stream("output", task=task["id"], streams=[1])
+        told = b"".join(piece["data"] for piece in pieces).decode("utf-8", "replace").strip()
+        answer = command.answer()
+        right += told == answer
+        rank = 3 if told != answer else 0 if task["node"] == HOME else 2 if command.name.startswith("hash") else 1
+        if rank > best:
+            best = rank
+            example = {"id": task["id"], "name": command.name, "node": task["node"], "output": told, "answer": answer}
+    return {"outputs_right": right, "example": example}
+
+
+def told(account: dict[str, Any]) -> list[str]:
+    """The account as lines of text."""
+    ended_well = account["tasks"] - account["failed"]
+    verdict = f"{ended_well} of {account['tasks']} ended with exit code 0,"
+    verdict += f" {account['outputs_right']} outputs came home as computed here"
+    good = account["outputs_right"] == account["tasks"] == ended_well
+    lines = [*account_lines(account), "", coloured(verdict, "green" if good else "red", sys.stdout)]
+    example = account["example"]
+    if example is not None:
+        lines.append(f"{example['id']} ({example['name']}) on {printable(example['node'])}:")
+        lines.append(f"  printed   {printable(example['output'])}")
+        lines.append(f"  computed  {printable(example['answer'])}")
+    return lines

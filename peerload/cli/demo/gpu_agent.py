@@ -1,18 +1,200 @@
-"""Agent of `peerload demo gpu`: a normal agent with simulated GPUs. Arguments: the file that describes the GPUs,
-then the flags of `peerload agent`. No verb leads here."""
+"""The agent of `peerload demo gpu`: a normal agent with simulated GPUs, the functions of `pynvml` for a machine that a file describes.
+
+Arguments: that file, then the flags of `peerload agent`. No verb leads here. The file is JSON, read again at each call: ``{"gpus":
+[{"uuid", "name", "mem_bytes"}], "processes": DIRECTORY}``; ``"lost": true`` marks a GPU as lost. A process uses the GPUs that the file
+of its number in that directory names, one a line (``UUID BYTES PERCENT``), as long as it lives. Like the real library, it reports
+utilization late.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent.main import run
 from peerload.cli.common.agent_process import agent_options, default_state, given_settings
-from peerload.cli.demo.played_nvml import PlayedNvml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+DRIVER = "played"
+LAG_S = 0.5
+"""Delay with which utilization is reported."""
+TEMPERATURE_C = 35
+INVALID, NOT_SUPPORTED, DRIVER_NOT_LOADED, LOST = 2, 3, 9, 15
+PROCESSES_MAX = 4096
+WORDS = 3
+"""Words in a line of a process's file."""
+
+
+class PlayedError(Exception):
+    """Error like `pynvml.NVMLError`: ``value`` is the number of the error."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(f"NVML error {value}")
+        self.value = value
+
+
+class Memory(NamedTuple):
+    """Memory of a card, in bytes."""
+
+    total: int
+    free: int
+    used: int
+
+
+class Rates(NamedTuple):
+    """Utilization in the last moments, in percent."""
+
+    gpu: int
+    memory: int
+
+
+class ProcessInfo(NamedTuple):
+    """Process on a card."""
+
+    pid: int
+    usedGpuMemory: int  # noqa: N815 -- as pynvml names it
+
+
+class Pci(NamedTuple):
+    """PCI address of a card."""
+
+    busId: str  # noqa: N815 -- as pynvml names it
+
+
+class PlayedNvml:
+    """Simulated driver of one machine; ``now_s``: a clock that only goes forward."""
+
+    NVMLError = PlayedError
+
+    def __init__(self, file: Path, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._file = file
+        self._now_s = now_s
+        self._busy: dict[int, tuple[float, int, int]] = {}
+
+    # The names are pynvml's. A function that is not here is one that this driver lacks.
+
+    def nvmlInit(self) -> None:  # noqa: N802 -- as above
+        """Open a session."""
+        self._machine()
+
+    def nvmlShutdown(self) -> None:  # noqa: N802 -- as above
+        """End it."""
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802 -- as above
+        """Version of the driver: no number, so that it cannot be taken for a real one."""
+        return DRIVER
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802 -- as above
+        """Number of cards."""
+        return len(self._gpus())
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802 -- as above
+        """A handle is the number itself."""
+        self._gpu(index)
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802 -- as above
+        """A card's own name."""
+        return str(self._gpu(handle)["uuid"])
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802 -- as above
+        """Model of a card."""
+        return str(self._gpu(handle)["name"])
+
+    def nvmlDeviceGetPciInfo_v3(self, handle: int) -> Pci:  # noqa: N802 -- as above
+        """PCI address of a card."""
+        self._gpu(handle)
+        return Pci(f"00000000:{handle + 1:02X}:00.0")
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int = 0) -> Memory:  # noqa: N802 -- as above
+        """Total, free and used memory."""
+        del version
+        total = int(str(self._gpu(handle)["mem_bytes"]))
+        used = min(sum(size for _, size, _ in self._processes(handle)), total)
+        return Memory(total, total - used, used)
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[ProcessInfo]:  # noqa: N802 -- as above
+        """Processes on a card."""
+        return [ProcessInfo(pid, size) for pid, size, _ in self._processes(handle)]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Rates:  # noqa: N802 -- as above
+        """Utilization of a card a moment ago."""
+        now_s, busy = self._now_s(), min(sum(percent for *_, percent in self._processes(handle)), 100)
+        since_s, before, last = self._busy.get(handle, (now_s - LAG_S, busy, busy))
+        if busy != last:
+            since_s, before, last = now_s, before if now_s < since_s + LAG_S else last, busy
+        self._busy[handle] = (since_s, before, last)
+        return Rates(before if now_s < since_s + LAG_S else last, 0)
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:  # noqa: N802 -- as above
+        """Always the same."""
+        del sensor
+        self._gpu(handle)
+        return TEMPERATURE_C
+
+    # -- the machine ---------------------------------------------------------------------------------------------------
+
+    def _machine(self) -> dict[str, object]:
+        try:
+            machine = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise PlayedError(DRIVER_NOT_LOADED) from None
+        if not isinstance(machine, dict):
+            raise PlayedError(DRIVER_NOT_LOADED)
+        return machine
+
+    def _gpus(self) -> list[dict[str, object]]:
+        gpus = self._machine().get("gpus")
+        return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+
+    def _gpu(self, handle: int) -> dict[str, object]:
+        gpus = self._gpus()
+        if not 0 <= handle < len(gpus):
+            raise PlayedError(INVALID)
+        if gpus[handle].get("lost"):
+            raise PlayedError(LOST)
+        return gpus[handle]
+
+    def _processes(self, handle: int) -> list[tuple[int, int, int]]:
+        """(pid, bytes, percent) of each on a card that lives."""
+        uuid, directory = self._gpu(handle)["uuid"], Path(str(self._machine().get("processes", "")))
+        found = []
+        try:
+            names = sorted(name for name in os.listdir(directory) if name.isdecimal())[:PROCESSES_MAX]  # noqa: PTH208 -- names are all it takes
+        except OSError:
+            return []
+        for name in names:
+            if not _is_alive(int(name)):
+                continue
+            try:
+                lines = (directory / name).read_text(encoding="utf-8").splitlines()
+            except OSError:  # it has just left
+                continue
+            told = [words for words in map(str.split, lines) if len(words) == WORDS and words[0] == uuid]
+            found += [(int(name), int(words[1]), int(words[2])) for words in told]
+        return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def main() -> int:
     """Run the agent until it is told to stop."""
+    from peerload.agent.main import run
+
     machine, *words = sys.argv[1:]
     settings = given_settings(agent_options("agent", "The agent of a demonstration.").read(words))
     defaults = {"state": default_state(), "socket": settings["socket"]}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import peerload
-from peerload.cli.doctor.facts import AS_SERVICE, FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding, needs_agent
+from peerload.cli.doctor.machine import AS_SERVICE, FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding, needs_agent
 from peerload.model.errors import ConfigError
 from peerload.model.text import printable
 from peerload.text.format import counted, duration_text

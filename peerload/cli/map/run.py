@@ -11,26 +11,146 @@ from __future__ import annotations
 import os
 import select
 import signal
+import stat
 import time
+from array import array
 from typing import TYPE_CHECKING, Any, Self
 
-from peerload.cli.common import files
-from peerload.cli.common.task_messages import say_declining, say_unknown
-from peerload.cli.map.inputs import BadInput
-from peerload.cli.map.show import MapResult, MapView
-from peerload.cli.map.template import shown
-from peerload.client.connection import AgentConnection
-from peerload.client.protocol import OutputGaps, refusal
+from peerload.cli.common import command
+from peerload.cli.common.command import say_declining
+from peerload.cli.common.messages import say_unknown
+from peerload.cli.map.template import BadInput, shown
+from peerload.client.connection import AgentConnection, OutputGaps, refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
+from peerload.model.text import printable
 from peerload.text.format import counted, say, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from peerload.cli.map.inputs import MapInputs
-    from peerload.cli.map.joblog import Joblog
-    from peerload.cli.map.template import CommandTemplate
+    from peerload.cli.map.template import CommandTemplate, MapInputs
+
+
+HEADER = b"Seq\tHost\tStarttime\tJobRuntime\tSend\tReceive\tExitval\tSignal\tCommand\n"
+COLUMNS = 9
+SEQUENCE_MAX = 10_000_000
+"""The greatest sequence number of a task."""
+
+
+class Joblog:
+    """The log of `map --joblog`: one line for each ended task, with the columns of GNU parallel.
+
+    Seq, Host, Starttime (Unix s), JobRuntime (s), Send (always 0), Receive (bytes of stdout), Exitval, Signal, Command. In a command a
+    line break is written as NUL. Each line is appended by one write, so after a crash the file has the tasks that had ended; an incomplete
+    last line is dropped when the file is read. ``resumes``: read it first and append to it, else start it anew; ``again_failed``: failed tasks count as not done.
+    Raises UsageError if it cannot be used."""
+
+    def __init__(self, path: str, *, resumes: bool = False, again_failed: bool = False) -> None:
+        self._path = path
+        self._done = array("Q")
+        """Sequence number → checksum of its command; 0: not done yet."""
+        self.skipped = 0
+        kept = 0
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            if resumes:
+                kept = self._read(again_failed=again_failed)
+            if stat.S_ISREG(os.fstat(self._file).st_mode):
+                os.ftruncate(self._file, kept)
+            if not kept:
+                os.write(self._file, HEADER)
+        except OSError as error:
+            raise UsageError(
+                f"map: --joblog {printable(path)} cannot be used", why=error.strerror or str(error)
+            ) from None
+
+    def has(self, number: int, command: bytes) -> bool:
+        """True if this task is done. Raises UsageError if the log has another command under its number."""
+        mark = self._done[number] if number < len(self._done) else 0
+        if not mark:
+            return False
+        if mark != _mark(command):
+            raise UsageError(
+                f"map: task {number} in {printable(self._path)} had another command than now",
+                why=f"now it would be {printable(command[:200])}",
+                hint="--resume goes on with the same command and inputs; for others take another --joblog",
+            )
+        self.skipped += 1
+        return True
+
+    def add(self, number: int, ended: dict[str, object], command: bytes) -> None:
+        """Note the end of a task. ``ended``: the part of the answer to `wait`. Raises PeerloadError if it cannot be written."""
+        started_at, ended_at = _number(ended.get("started_at")), _number(ended.get("ended_at"))
+        code, signal = ended.get("exit_code"), ended.get("signal") or 0
+        exit_code = 0 if signal else code if isinstance(code, int) else 125
+        fields = (
+            str(number),
+            str(ended.get("node") or "-"),
+            f"{started_at:.3f}",
+            f"{max(ended_at - started_at, 0.0) if started_at else 0.0:10.3f}",
+            "0",
+            str(ended.get("stdout_bytes") or 0),
+            str(exit_code),
+            str(signal),
+        )
+        line = "\t".join(fields).encode() + b"\t" + command.replace(b"\n", b"\0") + b"\n"
+        try:
+            os.write(self._file, line)
+        except OSError as error:
+            raise PeerloadError(
+                f"--joblog {printable(self._path)} cannot be written", why=error.strerror or str(error)
+            ) from None
+
+    def _read(self, *, again_failed: bool) -> int:
+        """Read which tasks are done → the bytes of the file that are whole lines."""
+        kept = 0
+        for line in self._lines():
+            kept += len(line)
+            if line == HEADER:
+                continue
+            fields = line[:-1].split(b"\t", COLUMNS - 1)
+            try:
+                number, exit_code, signal = int(fields[0]), int(fields[6]), int(fields[7])
+                command = fields[8]
+            except (ValueError, IndexError):
+                raise self._no_joblog(line) from None
+            if not 0 < number <= SEQUENCE_MAX:
+                raise self._no_joblog(line)
+            if number >= len(self._done):
+                self._done.frombytes(bytes(8 * (number + 1 - len(self._done))))
+            is_done = not again_failed or (exit_code == 0 and signal == 0)
+            self._done[number] = _mark(command) if is_done else 0
+        return kept
+
+    def _no_joblog(self, line: bytes) -> UsageError:
+        return UsageError(
+            f"map: {printable(self._path)} is not a joblog",
+            why=f"it has the line {printable(line[:80])}",
+            hint="another:  --joblog FILE",
+        )
+
+    def _lines(self) -> Iterator[bytes]:
+        """The whole lines of the file, with their ends."""
+        os.lseek(self._file, 0, os.SEEK_SET)
+        rest = b""
+        while data := os.read(self._file, 1 << 20):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                yield line + b"\n"
+
+
+def _mark(command: bytes) -> int:
+    """A checksum of a command, never 0; the same in every process."""
+    from zlib import adler32, crc32
+
+    written = command.replace(b"\n", b"\0")
+    return (crc32(written) << 32 | adler32(written)) or 1
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
 
 ARGV_BYTES_MAX = 1 << 20
 """The bound of peerload.model.task."""
@@ -114,6 +234,35 @@ class Halt:
         if self._number:
             return count >= self._number
         return bool(self._share) and ended >= PERCENT_AFTER and count >= self._share * ended
+
+
+class MapResult:
+    """A task that has ended: its number, its inputs, and its part of the answer to `wait`."""
+
+    __slots__ = ("body", "number", "tag")
+
+    def __init__(self, number: int, tag: bytes, body: dict[str, Any]) -> None:
+        self.number = number
+        self.tag = tag
+        self.body = body
+
+
+class MapView:
+    """The display of a map while it runs; this one shows nothing."""
+
+    @property
+    def is_full(self) -> bool:
+        """True if no more tasks should be submitted for now."""
+        return False
+
+    def ended(self, task: MapResult) -> None:
+        """A task has ended."""
+
+    def skipped(self, number: int) -> None:
+        """A task was done in an earlier run."""
+
+    def progress(self) -> None:
+        """Update the bar; called often."""
 
 
 SUBMITTED_MAX = 2000
@@ -243,7 +392,6 @@ class Mapping:
             raise self.problem
 
     def _fill(self) -> None:
-        """Submit what there is room for."""
         if self._stops or self._view.is_full or time.monotonic() < self._retry_at_s:
             return
         while (room := self._at_a_time - self._unfinished) >= self._room_min and len(self._batches) < BATCHES_MAX:
@@ -348,7 +496,7 @@ class Mapping:
             self._retry_at_s = time.monotonic() + FULL_RETRY_S if code == SlowDown.code else 0.0
             if code == SnapshotWanted.code and self._fields.pop("freezes", False):
                 with AgentConnection(self._socket_path) as client:
-                    files.freeze(client, self._fields["spec"], self._fields["terms"])
+                    command.freeze_directory(client, self._fields["spec"], self._fields["terms"])
             return
         self._number -= len(batch.left) if self._number == len(batch.left) else 0
         self._give_up(refusal(body))
@@ -404,7 +552,6 @@ class Mapping:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _halts(self, body: dict[str, Any]) -> None:
-        """Stop because the condition of --halt holds."""
         self.halted_by = body
         self._stops = True
         self._inputs.stop()

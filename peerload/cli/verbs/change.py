@@ -1,19 +1,20 @@
-"""`peerload cancel`, `signal`, `hold`, `release`, `prio` and `retry`: the verbs that change tasks."""
+"""`peerload cancel`, `signal`, `hold`, `release`, `prio`, `group`, `retry`, `clean` and `files`: the verbs that change tasks, their groups,
+and what is kept of ended ones."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
+import time
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import selection, task_messages
-from peerload.cli.common.errors import CANNOT, TIMED_OUT, report
-from peerload.cli.common.options import Options, signal_number, whole
+from peerload.cli.common import selection
+from peerload.cli.common.messages import CANNOT, TIMED_OUT, report
+from peerload.cli.common.options import Options, group_name, signal_number, whole
 from peerload.client.connection import AgentConnection
-from peerload.model.errors import BadRequest, UsageError
+from peerload.model.errors import AgentUnavailable, BadRequest, UsageError
 from peerload.model.text import printable
-from peerload.text.format import counted, print_json, say
+from peerload.text.format import counted, duration_text, print_json, print_lines, print_result, say, size_text, table
 from peerload.text.tasks import ENDED, collapsed
 from peerload.text.units import duration
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def cancel(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "cancel",
         "Stop tasks: waiting ones never start, running ones get TERM and, 10 s later, KILL.\n"
@@ -58,10 +58,8 @@ def cancel(words: list[str]) -> int:
         else:
             reply = selection.changed(client, "cancel", chosen, **asked)
     cancelled, already = reply.get("cancelled", []), reply.get("already_ended", [])
-    if flags.json:
-        print_json({"cancelled": cancelled, "already_ended": already})
-    else:
-        _show(cancelled, already)
+    lines = _cancelled_lines(cancelled, already)
+    print_result({"cancelled": cancelled, "already_ended": already}, lines, as_json=flags.json)
     return 0
 
 
@@ -77,12 +75,12 @@ def _wait_for(client: AgentConnection, flags: Namespace, refs: list[str], asked:
         cancelled += part.get("cancelled", ())
         already += part.get("already_ended", ())
         if part.get("waits_for") and not is_shown:
-            _show(cancelled, already)
+            print_lines(_cancelled_lines(cancelled, already))
             is_shown = True
         for node in part.get("waits_for", ()):
             _say_waiting(node)
     if not is_shown:
-        _show(cancelled, already)
+        print_lines(_cancelled_lines(cancelled, already))
     left = client.last.get("left", [])
     if flags.json:
         print_json({"cancelled": cancelled, "already_ended": already, "left": left})
@@ -110,22 +108,19 @@ def _say_waiting(waits_for: dict[str, Any]) -> None:
         )
 
 
-def _show(cancelled: list[str], already: list[str]) -> None:
-    lines = [f"{line}  cancelled\n" for line in collapsed(cancelled)]
-    lines += [f"{line}  had already ended\n" for line in collapsed(already)]
-    sys.stdout.write("".join(lines))
-    sys.stdout.flush()
+def _cancelled_lines(cancelled: list[str], already: list[str]) -> list[str]:
+    lines = [f"{line}  cancelled" for line in collapsed(cancelled)]
+    return lines + [f"{line}  had already ended" for line in collapsed(already)]
 
 
 RUNNING = ("running",)
 SENT_MAX = 64
 """Bound of unanswered requests."""
-TASKS_MAX = 100_000
+RUNNING_MAX = 100_000
 """Bound of tasks in one answer, from peerload.wire.control."""
 
 
 def signal(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "signal",
         "Send a signal, such as USR1 or 12, to the processes of running tasks, wherever they run. If a task ends by it, that is its\n"
@@ -145,13 +140,8 @@ def signal(words: list[str]) -> int:
         refused = _sent(client, [str(task["id"]) for task in running], number)
     signalled = [str(task["id"]) for task in running if str(task["id"]) not in refused]
     unsure = {str(task["id"]): str(task["node"]) for task in running if task.get("unreachable_since")}
-    if flags.json:
-        print_json(
-            {"signal": number, "signalled": signalled, "not_running": [*others, *refused], "unreachable": [*unsure]}
-        )
-    else:
-        sys.stdout.write("".join(f"{line}  signalled\n" for line in collapsed(signalled)))
-        sys.stdout.flush()
+    told = {"signal": number, "signalled": signalled, "not_running": [*others, *refused], "unreachable": [*unsure]}
+    print_result(told, (f"{line}  signalled" for line in collapsed(signalled)), as_json=flags.json)
     for task, why in (others | refused).items():
         say(f"{printable(task)}: {printable(why)}", f"details:  peerload show {printable(task)}")
     for task, node in unsure.items():
@@ -177,7 +167,7 @@ def _running(
     running: dict[str, dict[str, Any]] = {}
     others: dict[str, str] = {}
     for part in [[ref] for ref in refs] if are_named else selection.batches(refs):
-        found = client.call("tasks", tasks=part, states=RUNNING, limit=TASKS_MAX)["tasks"]
+        found = client.call("tasks", tasks=part, states=RUNNING, limit=RUNNING_MAX)["tasks"]
         running |= {str(task["id"]): task for task in found}
         if are_named and not found:
             shown = client.call("show", tasks=part)["tasks"]
@@ -209,7 +199,6 @@ PRIORITY_MAX = 1_000_000
 
 
 def hold(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options("hold", "Keep waiting tasks from starting, until  peerload release.  Running tasks go on.")
     says = {
         "held": "held",
@@ -220,7 +209,6 @@ def hold(words: list[str]) -> int:
 
 
 def release(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "release",
         "Let held tasks start: those held by  peerload hold  or  submit --held,  and those held because several nodes that ran\n"
@@ -230,7 +218,6 @@ def release(words: list[str]) -> int:
 
 
 def prio(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "prio", "Change the priority of waiting tasks: greater numbers go first.", usage="[flags] N ID ..."
     )
@@ -262,18 +249,18 @@ def _change(reader: Options, words: list[str], verb: str, states: Sequence[str],
         if flags.json:
             print_json(asked | found)
             return code
-        ended = [task for task in refused[:LOOKED_AT_MAX] if _state(client, task) in ENDED]
+        ended = [task for task in refused[:LOOKED_AT_MAX] if _state_of(client, task) in ENDED]
     lines = []
     for key, tasks in found.items():
         if key == "not_waiting":
-            lines += [f"{line}  has ended; run it again:  peerload retry\n" for line in collapsed(ended)]
+            lines += [f"{line}  has ended; run it again:  peerload retry" for line in collapsed(ended)]
         others = [task for task in tasks if task not in ended]
-        lines += [f"{line}  {says[key].format(**asked)}\n" for line in collapsed(others)]
-    sys.stdout.write("".join(lines))
+        lines += [f"{line}  {says[key].format(**asked)}" for line in collapsed(others)]
+    print_lines(lines)
     return code
 
 
-def _state(client: AgentConnection, task: str) -> str:
+def _state_of(client: AgentConnection, task: str) -> str:
     try:
         return str(client.call("show", tasks=[task])["tasks"][0]["state"])
     except BadRequest:  # removed meanwhile
@@ -296,7 +283,6 @@ FAILED_TASKS_MAX = 100_000
 
 
 def retry(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "retry",
         "Queue the command of a task again, as a new task with a new id. It must have ended, or its outcome be unknown.\n"
@@ -331,15 +317,14 @@ def retry(words: list[str]) -> int:
 
 
 def _retry(client: AgentConnection, task: str, *, is_json: bool, **fields: object) -> None:
+    from peerload.cli.common.command import warn_if_stranded
+
     reply = client.call("retry", token=os.urandom(TOKEN_BYTES).hex(), task=task, **fields)
     members = reply.get("members")
-    if is_json:
-        print_json({"id": reply["id"], "retry_of": reply.get("retry_of")} | ({"members": members} if members else {}))
-    else:
-        sys.stdout.write(f"{printable(reply['id'])}\n")
-        sys.stdout.flush()
+    told = {"id": reply["id"], "retry_of": reply.get("retry_of")} | ({"members": members} if members else {})
+    print_result(told, [printable(reply["id"])], as_json=is_json)
     spec = {} if reply.get("directory_here") else client.call("show", tasks=[reply["id"]])["tasks"][0]
-    task_messages.warn_if_stranded(client, reply, spec)
+    warn_if_stranded(client, reply, spec)
 
 
 def _chosen(
@@ -370,7 +355,7 @@ def _failed_lately(client: AgentConnection) -> list[str]:
     say(f"{counted(number, 'task')} failed in the last 24 hours, queued again as:")
     if reply.get("truncated"):
         say(
-            f"there were more than {TASKS_MAX} tasks; older ones were not considered",
+            f"there were more than {RUNNING_MAX} tasks; older ones were not considered",
             "name them:  peerload retry --failed ID",
         )
     return [task for array, members in chosen for task in ([array] if array else members)]
@@ -397,3 +382,254 @@ def to_retry(tasks: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
 def _member(task: dict[str, Any]) -> str:
     """The number within its array, which its repetition has, too."""
     return str(task["id"]).rpartition("/")[2].partition(".")[2]
+
+
+SLOTS_MAX = 1_000_000
+GROUP_COUNTS = ("running", "waiting", "held")
+GROUP_ACTIONS = ("ls", "set", "pause", "resume", "rm")
+GROUP_HINT = "peerload group        peerload group set G --slots 2        peerload group pause|resume|rm G"
+
+
+def group(words: list[str]) -> int:
+    reader = Options(
+        "group",
+        "Groups of tasks (--group G of run, submit and map). A group's slots bound how many of its tasks run at a time, anywhere\n"
+        "in the cluster, of those submitted on this node. Tasks of a paused group do not start. Running tasks go on.\n\n"
+        "  peerload group [ls]               all groups\n"
+        "  peerload group set G --slots N    at most N at a time; none: any number\n"
+        "  peerload group pause G            start none of it\n"
+        "  peerload group resume G           go on\n"
+        "  peerload group rm G               delete a group that has no unfinished tasks",
+        usage="[ls | set G --slots N | pause G | resume G | rm G] [flags]",
+    )
+    reader.add_argument("what", nargs="?", default="ls", metavar="ls|set|pause|resume|rm")
+    reader.add_argument("name", nargs="?", metavar="G")
+    reader.flag("--slots N", help="with set: at most N tasks at a time; none: any number")
+    flags = reader.read(words)
+    request = _group_request(flags)
+    with AgentConnection(flags.socket) as client:
+        if request is None:
+            _show_groups(client.call("groups").get("groups", []), flags)
+            return 0
+        group = client.call("group", **request)["group"]
+    print_result(group, [printable(_group_text(flags.what, group))], as_json=flags.json)
+    return 0
+
+
+def _group_request(flags: Namespace) -> dict[str, Any] | None:
+    """The fields of the request; None: list the groups. Raises UsageError."""
+    if flags.what not in GROUP_ACTIONS:
+        raise UsageError(f"group: unknown action: {flags.what[:60]!r}", hint=GROUP_HINT)
+    if flags.what != "set" and flags.slots is not None:
+        raise UsageError("group: --slots belongs to  group set G", hint=GROUP_HINT)
+    if flags.what == "ls":
+        if flags.name is not None:
+            raise UsageError(f"group: ls takes no name: {flags.name[:60]!r}", hint=GROUP_HINT)
+        return None
+    if flags.name is None:
+        raise UsageError(f"group {flags.what}: the name of the group is missing", hint=GROUP_HINT)
+    name = group_name(flags.name, "group")
+    match flags.what:
+        case "set":
+            return {"name": name, "slots": _group_slots(flags.slots)}
+        case "rm":
+            return {"name": name, "removed": True}
+        case _:
+            return {"name": name, "paused": flags.what == "pause"}
+
+
+def _group_slots(text: str | None) -> int:
+    if text is None:
+        raise UsageError("group set: --slots is missing", hint="--slots 4        any number:  --slots none")
+    if text in ("none", "0"):
+        return 0
+    if not text.isascii() or not text.isdecimal() or int(text) > SLOTS_MAX:
+        raise UsageError(
+            f"group: --slots {text[:60]!r} is not a number from 1 to {SLOTS_MAX}", hint="any number:  --slots none"
+        )
+    return int(text)
+
+
+def _show_groups(groups: list[dict[str, Any]], flags: Namespace) -> None:
+    lines = ["no groups.  Make one:  peerload group set G --slots 2        use it:  peerload submit --group G CMD"]
+    if groups:
+        rows = [
+            [group["name"], group["slots"] or "-", "yes" if group["paused"] else "no", *map(group.get, GROUP_COUNTS)]
+            for group in groups
+        ]
+        headings = ["GROUP", "SLOTS", "PAUSED", *map(str.upper, GROUP_COUNTS)]
+        lines = table(headings, rows, right=("SLOTS", *map(str.upper, GROUP_COUNTS)))
+    print_result({"groups": groups}, lines, as_json=flags.json)
+
+
+def _group_text(what: str, group: dict[str, Any]) -> str:
+    name = group["name"]
+    if what == "rm":
+        return f"group {name}: deleted"
+    slots = counted(group["slots"], "slot") if group["slots"] else "no limit"
+    stands = "paused" if group["paused"] else "not paused"
+    return f"group {name}: {slots}, {stands}; {group['running']} running, {group['waiting']} waiting"
+
+
+KEEP_MAX = 1_000_000_000
+ID_CHARACTERS = 12
+
+
+def clean(words: list[str]) -> int:
+    reader = Options(
+        "clean",
+        "Delete ended tasks whose home is here, with their outputs. The flags narrow the choice: tasks that ended longer ago\n"
+        "than --older, in one of these states, without the newest --keep. Unfinished tasks are never deleted.\n"
+        "Without an agent (none can start on a full disk) the state directory itself is cleaned.",
+    )
+    selection.add(reader, changes=True, has_state=False)
+    reader.flag("--older 7d", help="that ended longer ago than this", type=duration)
+    reader.flag("--keep N", help="all but the newest N of them", type=whole(1, KEEP_MAX))
+    reader.flag("--state S …", help=f"that ended so: {' '.join(ENDED)}")
+    for state in ENDED:
+        reader.switch(f"--{state}", help=f"the same as --state {state}")
+    reader.switch("--all", help="every task that has ended")
+    reader.switch("--outputs", help="delete only their outputs, keep the tasks")
+    reader.switch("--dry-run", help="only say what would be deleted")
+    reader.flag("--state-dir DIR", help="state directory of an agent that does not run (default: your own agent's)")
+    flags = reader.read(words)
+    chosen_by = selection.Selection(flags, "clean", needed=False)
+    asked = _clean_request(flags, chosen_by)
+    try:
+        client = AgentConnection(flags.socket)
+    except AgentUnavailable:
+        selects = chosen_by.is_narrowed or bool(chosen_by.words and not chosen_by.is_plain)
+        answer = None if selects else _without_agent(flags, asked | {"tasks": chosen_by.words})
+        if answer is None:
+            raise
+        reply = answer
+    else:
+        with client:
+            found = _cleaned(client, flags, chosen_by, asked)
+        if found is None:
+            return CANNOT
+        reply = found
+    if flags.json:
+        print_json(reply | {"dry_run": flags.dry_run})
+    else:
+        _show_cleaned(flags, reply)
+    return 0
+
+
+def _cleaned(
+    client: AgentConnection, flags: Namespace, chosen_by: selection.Selection, asked: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The reply of the agent: the deleted tasks, or those that would be deleted; None if the user declined."""
+    parts = [asked]
+    if chosen_by.words or chosen_by.is_narrowed:
+        parts = [asked | {"tasks": refs} for refs in selection.batches(_refs(client, chosen_by, asked["states"]))]
+    if chosen_by.would_ask() and not flags.dry_run:
+        count = sum(int(client.call("clean", **part | {"dry_run": True}).get("removed") or 0) for part in parts)
+        if not selection.agreed("clean", count):
+            return None
+    reply: dict[str, Any] = {"tasks": [], "removed": 0, "outputs": 0, "output_bytes": 0, "in_use": 0}
+    for part in parts:
+        answer = client.call("clean", **part)
+        reply = {key: value + (answer.get(key) or type(value)()) for key, value in reply.items()}
+    return reply
+
+
+def _refs(client: AgentConnection, chosen_by: selection.Selection, states: list[str]) -> list[str]:
+    if chosen_by.is_plain:
+        return chosen_by.words
+    chosen_by.states = states
+    found = chosen_by.selected(client, selection.ENDED if chosen_by.is_narrowed else ())
+    if not found.get("count"):
+        selection.say_none()
+    return list(found.get("selected") or ())
+
+
+def _clean_request(flags: Namespace, chosen_by: selection.Selection) -> dict[str, Any]:
+    """The request. Raises UsageError if no task is selected, or selectors contradict each other."""
+    states = [name for value in flags.state for name in value.split(",") if name]
+    states += [state for state in ENDED if getattr(flags, state)]
+    for name in states:
+        if name not in ENDED:
+            raise UsageError(
+                f"clean: {name!r} is not a state in which tasks end", hint=f"there are:  {' '.join(ENDED)}"
+            )
+    if (chosen_by.words or chosen_by.is_narrowed) and (flags.all or flags.keep):
+        named = chosen_by.words[0] if chosen_by.words else "a selection"
+        raise UsageError(
+            f"clean: {named} and {'--all' if flags.all else '--keep'} contradict each other", hint="give one of them"
+        )
+    if not (flags.task or chosen_by.is_narrowed or flags.all or flags.keep or flags.older or states):
+        raise UsageError(
+            "clean: which tasks?",
+            why="nothing is deleted by default",
+            hint="peerload clean --older 7d   --keep 1000   --failed   ID ...   or  --all;  first look:  --dry-run",
+        )
+    return {
+        "tasks": [],
+        "older_s": flags.older or 0.0,
+        "keep": flags.keep or 0,
+        "states": list(dict.fromkeys(states)),
+        "outputs_only": flags.outputs,
+        "dry_run": flags.dry_run,
+    }
+
+
+def _without_agent(flags: Namespace, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """Clean the state directory of an agent that does not run → its reply; None if the directory is not known."""
+    if flags.state_dir is None and (flags.socket is not None or os.environ.get("PEERLOAD_SOCKET")):
+        return None  # another agent than the user's own
+    from pathlib import Path
+
+    from peerload.agent.offline_clean import cleaned
+    from peerload.cli.common.agent_process import located
+
+    state = located({"state": flags.state_dir} if flags.state_dir else {})["state"]
+    reply = cleaned(Path(state), asked)
+    if reply is not None:
+        say(f"no agent runs; searched {state} itself" if flags.dry_run else f"no agent runs; cleaned {state} itself")
+    return reply
+
+
+def _show_cleaned(flags: Namespace, reply: dict[str, Any]) -> None:
+    tasks, outputs = int(reply.get("removed") or 0), int(reply.get("outputs") or 0)
+    lines = collapsed(reply.get("tasks") or []) if flags.dry_run else []
+    would = "would delete" if flags.dry_run else "deleted"
+    what = f"{counted(outputs, 'output')} ({size_text(reply.get('output_bytes'))})"
+    print_lines([*lines, f"{would} {what}" if flags.outputs else f"{would} {counted(tasks, 'ended task')} and {what}"])
+    if reply.get("in_use"):
+        say(
+            f"{counted(int(reply['in_use']), 'ended task')} stayed",
+            "a client follows them, or their processes have not ended yet",
+        )
+
+
+def files(words: list[str]) -> int:
+    reader = Options(
+        "files",
+        "Show the files and environments of tasks that this node keeps: each snapshot or lock file, its size, whether a task needs it,\n"
+        "and when it was last used.\n"
+        "Unneeded ones are removed when the cache is full (cache of [files] in the settings), or with --gc.",
+    )
+    reader.switch("--gc", help="remove everything that no task needs now")
+    reader.at()
+    flags = reader.read(words)
+    with AgentConnection(flags.socket) as client:
+        removed = client.call("files", gc=True, at=flags.at)["removed_bytes"] if flags.gc else 0
+        kept = client.call("files", at=flags.at)
+    lines = [f"removed {size_text(removed)}"] if flags.gc else []
+    lines.append(
+        f"{size_text(kept['size_bytes'])} of {size_text(kept['limit_bytes'])} in {counted(kept['blocks'], 'block')}"
+    )
+    for one in kept["snapshots"]:
+        what = counted(one["files"], "file")
+        lines.append(f"{one['id'][:ID_CHARACTERS]}  {size_text(one['bytes']):>9}  {what}  {_used(one)}")
+    lines += [
+        f"{one['id'][:ID_CHARACTERS]}  {size_text(one['bytes']):>9}  {printable(one['name'])}  {_used(one)}"
+        for one in kept["environments"]
+    ]
+    print_result({**kept, "removed_bytes": removed}, lines, as_json=flags.json)
+    return 0
+
+
+def _used(one: dict[str, Any]) -> str:
+    return "in use" if one["in_use"] else f"used {duration_text(max(time.time() - one['used_at'], 0.0))} ago"

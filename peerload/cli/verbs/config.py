@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.agent_process import compared, default_places
-from peerload.cli.common.errors import CANNOT, mistake_as_json
+from peerload.cli.common.messages import CANNOT, mistake_as_json
 from peerload.cli.common.options import Options
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
-from peerload.text.format import coloured, counted, print_json, say, table
+from peerload.text.format import coloured, counted, print_json, print_lines, say, table
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -26,7 +26,6 @@ VALUE_CHARACTERS_MAX = 60
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "config",
         "show: the settings of the agent that runs here, else of one started now, and what a restart would change.\n"
@@ -55,7 +54,6 @@ def main(words: list[str]) -> int:
 
 def _show(flags: Namespace) -> int:
     from peerload.config import loader
-    from peerload.config.check import describe
     from peerload.model.errors import ConfigError
 
     mistake: ConfigError | None = None
@@ -70,7 +68,7 @@ def _show(flags: Namespace) -> int:
         if config is None:
             assert mistake is not None
             raise mistake
-        running = describe(config, origins)
+        running = loader.describe(config, origins)
     rows = compared(running, config, origins)
     if flags.json:
         print_json({"agent": node, "settings": rows})
@@ -124,7 +122,7 @@ def _print(flags: Namespace, rows: list[dict[str, Any]], node: str | None) -> No
         lines += [coloured(says, "yellow", sys.stdout)]
     if not flags.origin:
         lines += ["with defaults and origins:  peerload config show --origin"]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    print_lines(lines)
 
 
 def _value(value: object) -> str:
@@ -148,12 +146,11 @@ def _value(value: object) -> str:
 
 def _check(flags: Namespace) -> int:
     from peerload.config import loader
-    from peerload.config.check import mistakes_in
     from peerload.model.errors import ConfigError
 
     environment = dict(os.environ)
     paths = [Path(name) for name in flags.file] or loader.files(None, environment)
-    mistakes = [mistake for path in paths for mistake in mistakes_in(path)]
+    mistakes = [mistake for path in paths for mistake in loader.mistakes_in(path)]
     if not flags.file and not mistakes:
         try:
             loader.load({}, default_places({}), environment)  # variables, too

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-from peerload.cli.common.errors import INTERRUPTED
+from peerload.cli.common.messages import INTERRUPTED
 from peerload.cli.common.options import Options, whole
-from peerload.cli.demo.demo import interrupt, run_and_clean, temporary_directory
-from peerload.cli.demo.sharing import TASKS_MAX, SharingDemo, told
+from peerload.cli.demo.demo import TASKS_MAX, SharingDemo, interrupt, run_and_clean, temporary_directory, told
 from peerload.text.format import print_result
 
 TASKS = 60
@@ -40,6 +39,6 @@ def main(words: list[str]) -> int:
     if account is None:
         return INTERRUPTED
     account |= {"policy": flags.policy, "broker": demo.broker, "processes_left": len(left)}
-    print_result(account, "\n" + "".join(f"{line}\n" for line in told(account)), as_json=flags.json)
+    print_result(account, ["", *told(account)], as_json=flags.json)
     good = not left and not account["failed"] and account["outputs_right"] == account["tasks"]
     return 0 if good else 1

@@ -6,26 +6,26 @@ import sys
 import threading
 
 from peerload.cli.common.options import Options
-from peerload.cli.doctor import agent, broker, cluster, machine
-from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding
+from peerload.cli.doctor import cluster, machine
+from peerload.cli.doctor.machine import FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding
 from peerload.model.text import printable
 from peerload.text.format import coloured, counted, print_json
 
 CHECKS = (
-    Check("settings", agent.settings),
-    Check("agent", agent.agent),
-    Check("version", agent.version),
-    Check("restart", agent.restart),
-    Check("python", agent.python),
-    Check("socket", agent.socket),
-    Check("state", agent.state),
-    Check("file system", agent.file_system),
-    Check("room", agent.room),
-    Check("damage", agent.damaged),
-    Check("kept", agent.kept),
-    Check("hooks", agent.hooks),
-    Check("launcher", agent.launcher),
-    Check("containment", agent.containment),
+    Check("settings", machine.settings),
+    Check("agent", machine.agent),
+    Check("version", machine.version),
+    Check("restart", machine.restart),
+    Check("python", machine.python),
+    Check("socket", machine.socket),
+    Check("state", machine.state),
+    Check("file system", machine.file_system),
+    Check("room", machine.room),
+    Check("damage", machine.damaged),
+    Check("kept", machine.kept),
+    Check("hooks", machine.hooks),
+    Check("launcher", machine.launcher),
+    Check("containment", machine.containment),
     Check("drained", cluster.drained),
     Check("frozen", cluster.frozen),
     Check("cluster", cluster.cluster),
@@ -35,7 +35,7 @@ CHECKS = (
     Check("names", cluster.names),
     Check("ways", cluster.ways),
     Check("datagrams", cluster.datagrams),
-    Check("broker", broker.broker),
+    Check("broker", cluster.broker),
     Check("clock", machine.clock),
     Check("clocks", cluster.clocks),
     Check("GPUs", machine.gpus),
@@ -108,7 +108,6 @@ def looked_at(check: Check, facts: DoctorInput) -> Finding:
 
 
 def _lines(name: str, finding: Finding) -> list[str]:
-    """name: padded."""
     result = coloured(finding.result.ljust(4), COLOURS[finding.result], sys.stdout)
     lines = [f"{result}  {name}  {printable(finding.says)}"]
     if finding.fix and finding.result in (WARN, FAIL):

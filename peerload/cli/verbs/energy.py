@@ -1,31 +1,154 @@
-"""`peerload energy`: joules of a node, of tasks or of users."""
+"""`peerload power` and `energy`: what a node draws, how that is known, and its power profile; joules of nodes, tasks and users."""
 
 from __future__ import annotations
 
 import math
-import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common.options import Options, node_name
-from peerload.cli.verbs.history import LIMIT_MAX, instant
+from peerload.cli.common.options import Options, node_name, past_instant
 from peerload.client.connection import AgentConnection
-from peerload.model.errors import PeerloadError, UsageError
+from peerload.model.errors import AgentUnavailable, PeerloadError, UsageError
 from peerload.text import tasks
-from peerload.text.format import duration_text, number_text, print_json, say, table
+from peerload.text.format import duration_text, number_text, print_json, print_lines, print_result, say, table
+from peerload.text.units import duration
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterable
+
+
+POWER_HEADINGS = ("SOURCE", "SCOPE", "QUALITY", "WATTS", "NOTE")
+WINDOW_S_MIN, WINDOW_S_MAX = 2.0, 600.0
+FILE_BYTES_MAX = 64 << 10
+
+
+def power(words: list[str]) -> int:
+    if words[:1] == ["restore"]:
+        return restore(words[1:])
+    reader = Options(
+        "power",
+        "Show what this node draws, from which sensor, and how good the figure is: measured, derived (computed from readings),\n"
+        "or estimated (from the load alone). Then its power curve, which other nodes compare when they place by energy.\n"
+        "profile: measure that curve: keep more and more threads busy, for up to 5 minutes. Nothing else may run meanwhile.\n"
+        "restore: put back what the controls of an agent have changed (`[energy] gpu_power_w gpu_clock_mhz cpu_governor cpu_max_mhz`).",
+        usage="[profile|restore] [flags]",
+    )
+    reader.flag(
+        "--from FILE", help="profile: use this one, which another start of this machine has measured", dest="file"
+    )
+    reader.flag("--window 8s", help="profile: measure each level for so long", type=duration, default=8.0)
+    reader.add_argument("what", nargs="?", default="", choices=("", "profile"), metavar="profile|restore")
+    reader.at()
+    flags = reader.read(words)
+    if flags.what and flags.at:
+        raise UsageError("power profile measures this machine", hint="over there:  ssh NODE peerload power profile")
+    if flags.file and not flags.what:
+        raise UsageError("power: --from is for profile", hint="peerload power profile --from FILE")
+    if not WINDOW_S_MIN <= flags.window <= WINDOW_S_MAX:
+        raise UsageError(f"power: --window is between {WINDOW_S_MIN:g} s and {WINDOW_S_MAX:g} s")
+    with AgentConnection(flags.socket) as client:
+        told = _profile(client, flags) if flags.what else client.call("power", at=flags.at)
+    print_result(told, _profile_lines(told) if flags.what else _power_lines(told), as_json=flags.json)
+    return 0
+
+
+def _power_lines(told: dict[str, Any]) -> list[str]:
+    rows = [
+        [
+            str(one["name"]),
+            str(one["scope"]),
+            "-" if one["watts"] is None else str(one["quality"]),
+            number_text(one["watts"], 1),
+            str(one["why"] or ""),
+        ]
+        for one in told["sources"]
+    ]
+    is_known = told["watts"] is not None
+    lines = [
+        f"{told['node']}: {number_text(told['watts'], 1)} W {told['quality']}, by {told['source']}"
+        if is_known
+        else f"{told['node']}: not known yet; the first sample comes within seconds",
+        "",
+    ]
+    lines += table(POWER_HEADINGS, rows, ("WATTS",))
+    if curve := told["curve"]:
+        state = "stale: measure it again:  peerload power profile" if curve.get("stale") else curve["quality"]
+        lines += ["", f"power curve, {state}: {_watts(curve)} W from idle to all {curve['threads']} threads busy"]
+    return lines
+
+
+def _watts(curve: dict[str, Any]) -> str:
+    return " ".join(number_text(one, 1) for one in curve["watts"])
+
+
+def _profile_lines(told: dict[str, Any]) -> list[str]:
+    curve = told["curve"]
+    lines = [
+        f"{level:6} threads busy  {watts:8.1f} W" for level, watts in zip(told["levels"], told["watts"], strict=True)
+    ]
+    return [*lines, f"power curve, measured: {_watts(curve)} W; kept, and sent to other nodes"]
+
+
+def _profile(client: AgentConnection, flags: Namespace) -> dict[str, Any]:
+    """Measure, or read a file; have the agent keep it."""
+    if flags.file:
+        try:
+            with Path(flags.file).open("rb") as file:
+                return dict(client.call("power-profile", document=file.read(FILE_BYTES_MAX)))
+        except OSError as error:
+            raise PeerloadError(f"{flags.file} cannot be read", why=str(error.strerror)) from None
+    from peerload.cli.common.power_bench import Bench, Spinners, measured, threads_in_order
+
+    told = client.call("power")
+    if told["quality"] == "estimated":
+        hint = "what is missing:  peerload doctor        peerload power"
+        raise PeerloadError("this machine has no power sensor that can be read, so no curve can be measured", hint=hint)
+    if running := next(node for node in client.call("nodes")["nodes"] if node.get("self"))["tasks_running"]:
+        raise PeerloadError(f"{running} tasks run here", hint="until they have ended:  peerload drain --wait")
+    cpus, cores = threads_in_order()
+    levels = sorted({level for level in told["levels"] if level <= len(cpus)} | {len(cpus)})
+    with Spinners(cpus) as spinners:
+        bench = Bench(spinners, lambda: dict(client.call("power")))
+        found = measured(bench, levels, len(cpus), say, flags.window)
+    return dict(client.call("power-profile", measured=found, cores=cores, threads=len(cpus)))
+
+
+def restore(words: list[str]) -> int:
+    """Run `power restore` in this process, which needs the rights to set power controls."""
+    from peerload.agent.energy import FILE, PowerControls
+    from peerload.cli.common.agent_process import located
+
+    flags = Options("power restore", "Put back what the power controls of an agent have changed.").read(words)
+    try:
+        with AgentConnection(flags.socket) as client:
+            state = client.call("info")["state"]
+    except AgentUnavailable:
+        state = located({})["state"]
+    file = Path(state) / FILE
+    was_there = file.exists()
+    left = PowerControls(file).restore()
+    if flags.json:
+        print_json({"restored": was_there and not left, "left": left})
+    elif not was_there:
+        say("nothing is changed on this machine")
+    elif not left:
+        say("restored")
+    if left:
+        raise PeerloadError(left[0], hint="as the user of the agent that set it, or as root:  peerload power restore")
+    return 0
+
 
 HEADINGS = ("JOULES", "WH", "TASKS", "OTHERS", "IDLE", "UNKNOWN", "QUALITY", "SCOPE", "SOURCE")
 QUALITIES = ("measured", "derived", "estimated")
 WH_J = 3600.0
 DIGITS_MAX = 9
 DAY_S = 86_400.0
+HISTORY_LIMIT_MAX = 1_000_000
 
 
-def main(words: list[str]) -> int:
-    """Run the verb."""
+def energy(words: list[str]) -> int:
     reader = Options(
         "energy",
         "Print the joules of this node: of tasks, of other programs, and of idling. With --task or --user those of ended tasks\n"
@@ -37,7 +160,7 @@ def main(words: list[str]) -> int:
     )
     reader.switch("--task", help="one row for each task")
     reader.switch("--user", help="one row for each user")
-    reader.flag("--since T", help="since then: 2h (ago; default 1d), 2026-11-20, …T14:30", type=instant)
+    reader.flag("--since T", help="since then: 2h (ago; default 1d), 2026-11-20, …T14:30", type=past_instant)
     flags = reader.read(words)
     if flags.task and flags.user:
         raise UsageError("energy: --task is not for --user", hint="one of them at a time")
@@ -45,7 +168,7 @@ def main(words: list[str]) -> int:
     with AgentConnection(flags.socket) as client:
         if flags.task or flags.user:
             where = {"cluster": True} if flags.node is None else {"at": flags.node}
-            told = client.call("history", since=since, limit=LIMIT_MAX, oldest_first=True, **where)
+            told = client.call("history", since=since, limit=HISTORY_LIMIT_MAX, oldest_first=True, **where)
             tasks.say_missing(told)
             rows = by_user(told["tasks"], since) if flags.user else [of_task(task) for task in told["tasks"]]
         else:
@@ -56,8 +179,7 @@ def main(words: list[str]) -> int:
         return 0
     first = "task" if flags.task else "user" if flags.user else "node"
     cells = [[str(row[first]), *_cells(row)] for row in rows]
-    lines = table((first.upper(), *HEADINGS), cells, HEADINGS[:6])
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    print_lines(table((first.upper(), *HEADINGS), cells, HEADINGS[:6]))
     return 0
 
 

@@ -1,26 +1,42 @@
-"""`peerload ls`, `logs`, `why` and `events`: tasks, their output, why they wait, and what happened."""
+"""`peerload ls`, `logs`, `why`, `history` and `events`: tasks, their output, why they wait, which have ended (also as traces for the
+simulator), and what happened."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from peerload.cli.common import selection
-from peerload.cli.common.errors import CANNOT, report
-from peerload.cli.common.options import Options, whole
+from peerload.cli.common.messages import CANNOT, report, say_notice
+from peerload.cli.common.options import Options, is_node_name, past_instant, whole
 from peerload.cli.common.output import OutputWriter, redrawn
-from peerload.cli.common.task_messages import say_away, say_unknown, say_waits
 from peerload.client.connection import AgentConnection
-from peerload.model.errors import BadRequest, UsageError
+from peerload.model.errors import BadRequest, PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text import tasks
-from peerload.text.format import counted, json_line, print_json, print_result, say, terminal_columns
+from peerload.text.format import (
+    counted,
+    duration_text,
+    json_line,
+    number_text,
+    print_json,
+    print_lines,
+    print_result,
+    say,
+    shortened,
+    size_text,
+    table,
+    terminal_columns,
+)
 from peerload.text.tasks import as_row, instant_text, is_mine, number_of, own_names, why_lines
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterable, Iterator
 
     from peerload.cli.common.selection import Selection
 
@@ -30,7 +46,6 @@ EVER_S = 1e9
 
 
 def ls(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "ls", "List my tasks whose home is here: unfinished ones and those that ended in the last 24 hours."
     )
@@ -61,7 +76,7 @@ def ls(words: list[str]) -> int:
             keys = ("tasks", "truncated", "unfinished", "damaged", *(("missing",) if flags.cluster else ()))
             print_json({key: reply.get(key) for key in (keys[:2] if flags.remote else keys)})
             return 0
-        sys.stdout.write("".join(f"{line}\n" for line in lines(client, flags, chosen)))
+        print_lines(lines(client, flags, chosen))
     return 0
 
 
@@ -124,7 +139,6 @@ TAIL_LINES_MAX = 1_000_000
 
 
 def logs(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "logs",
         "Print the output of tasks: stdout on stdout, stderr on stderr, byte for byte. On a terminal control characters are shown\n"
@@ -183,13 +197,7 @@ def _print_one(client: AgentConnection, task: str, flags: Namespace, *, names: b
     asked = {"task": task, "follow": flags.follow, "streams": streams, "tail_lines": flags.tail}
     writer = OutputWriter(raw=flags.raw, is_whole=flags.tail is None, is_json=flags.json)
     for piece in client.stream("output", **asked, at=flags.at):
-        if "unknown" in piece:
-            say_unknown(piece["unknown"])
-        elif "away" in piece:
-            say_away(piece["away"])
-        elif "waits" in piece:
-            say_waits(piece["waits"])
-        else:
+        if not say_notice(piece):
             writer.write(({"id": task} if names else {}) | piece)
     writer.close()
     if code := say_if_gone(client.last):
@@ -212,7 +220,6 @@ def say_if_gone(end: dict[str, Any]) -> int:
 
 
 def why(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "why",
         "Explain why a task waits: for every known node whether it could ever run it, whether it has room now, and the reason;\n"
@@ -223,7 +230,7 @@ def why(words: list[str]) -> int:
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
         told = client.call("why", task=flags.task)
-    print_result(told, "".join(f"{line}\n" for line in why_lines(told, time.time())), as_json=flags.json)
+    print_result(told, why_lines(told, time.time()), as_json=flags.json)
     return 0
 
 
@@ -250,7 +257,6 @@ EVENTS_MAX = 100_000
 
 
 def events(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "events",
         "List what happened on this node, to its tasks and to tasks of other homes that it runs: every change with its reason\n"
@@ -288,3 +294,250 @@ def event_line(event: dict[str, Any]) -> str:
     said = f"{printable(event.get('state') or '')}{attempt}{printable(where)}{home}"
     why = f": {printable(event['reason'])}" if event.get("reason") else ""
     return f"{tasks.instant_text(event.get('at'))}  {subject}  {said}{why}\n"
+
+
+HISTORY_HEADINGS = ("ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "EXIT")
+HISTORY_RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "GPUS", "GPU MEM", "FETCHED", "STAGED IN", "RETURNED")
+GPU_HEADINGS = ("GPUS", "GPU MEM", "GPU")
+"""Columns that are shown if any task requested GPUs: their number, the peak memory of one GPU, and the model."""
+FILE_HEADINGS = ("FETCHED", "STAGED IN", "RETURNED")
+"""Columns that are shown if files travelled with any task."""
+HISTORY_LIMIT = 1000
+"""Default bound of the list; an export has no bound."""
+HISTORY_LIMIT_MAX = 1_000_000
+
+
+def history(words: list[str]) -> int:
+    reader = Options("history", "List ended tasks whose home is here, the last one first.")
+    reader.flag("--since T", help="ended since: 2h (ago), 2026-11-20, …T14:30", type=past_instant, default=0.0)
+    reader.flag(
+        "--limit N", help=f"at most the newest N ({HISTORY_LIMIT}; exports: all)", type=whole(1, HISTORY_LIMIT_MAX)
+    )
+    reader.switch("--cluster", help="the tasks of all nodes, not only of this one")
+    reader.at()
+    reader.switch("--all", help="tasks of all users")
+    reader.flag("--export FILE", help="write a trace for `peerload sim`: .csv, .jsonl, or - (CSV on stdout)")
+    flags = reader.read(words)
+    if flags.cluster and flags.at:
+        raise UsageError("history: --cluster is not for --at", hint="all nodes:  --cluster        one:  --at NODE")
+    if flags.export is not None:
+        return export(flags)
+    with AgentConnection(flags.socket) as client:
+        asked = {"since": flags.since, "limit": flags.limit or HISTORY_LIMIT}
+        reply = client.call("history", **asked, at=flags.at, cluster=flags.cluster)
+    own = tasks.own_names()
+    shown = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task, own)]
+    hidden = len(reply["tasks"]) - len(shown)
+    if flags.cluster:
+        newest_first = sorted(shown, key=lambda task: -float(task.get("ended_at") or 0))
+        shown = newest_first[: flags.limit or HISTORY_LIMIT]
+        reply["truncated"] = bool(reply.get("truncated")) or len(shown) < len(newest_first)
+    if flags.json:
+        missing = {"missing": reply.get("missing")} if flags.cluster else {}
+        print_json({"tasks": shown, "truncated": bool(reply.get("truncated")), **missing})
+    else:
+        _say_left_out(flags, reply, hidden)
+        print_lines(_history_lines(shown))
+    return 0
+
+
+def _say_left_out(flags: Namespace, reply: dict[str, Any], hidden: int) -> None:
+    if reply.get("truncated"):
+        say(f"only the newest {flags.limit or HISTORY_LIMIT} tasks are shown", "more:  --limit N")
+    tasks.say_missing(reply)
+    if hidden:
+        say(f"not shown: {counted(hidden, 'task')} of other users", "to see them:  peerload history --all")
+
+
+def _history_lines(shown: list[dict[str, Any]]) -> list[str]:
+    if not shown and sys.stdout.isatty():
+        return ["no tasks have ended        unfinished ones:  peerload ls"]
+    has_gpus, has_files = any(task.get("gpus") for task in shown), any(task.get("files") for task in shown)
+    columns = terminal_columns()
+    headings = (*HISTORY_HEADINGS, *(GPU_HEADINGS if has_gpus else ()), *(FILE_HEADINGS if has_files else ()))
+    rows = [
+        _history_row(task) + (_gpu_cells(task) if has_gpus else []) + (_file_cells(task) if has_files else [])
+        for task in shown
+    ]
+    paint = {"STATE": tasks.STATE_COLOURS}
+    return table(headings, rows, HISTORY_RIGHT, columns=columns, gives_way=("NAME", "NODE", "GPU"), paint=paint)
+
+
+def _gpu_cells(task: dict[str, Any]) -> list[str]:
+    usage = task.get("usage") or {}
+    if not task.get("gpus"):
+        return ["-", "-", "-"]
+    return [
+        number_text(task["gpus"]),
+        size_text(usage.get("gpu_memory_bytes_max") or None),
+        str(usage.get("gpu_model") or "-"),
+    ]
+
+
+def _file_cells(task: dict[str, Any]) -> list[str]:
+    files = task.get("files")
+    if not files:
+        return ["-", "-", "-"]
+    return [size_text(files["fetched_bytes"]), duration_text(files["staging_s"]), size_text(files["returned_bytes"])]
+
+
+def _history_row(task: dict[str, Any]) -> list[str]:
+    usage = task.get("usage") or {}
+    ran = task.get("duration_s") is not None
+    return [
+        str(task.get("id", "")),
+        shortened(str(task.get("name") or ""), tasks.NAME_WIDTH_MAX),
+        str(task.get("state", "")),
+        str(task.get("node") or "-"),
+        tasks.instant_text(task.get("ended_at")),
+        duration_text(task.get("waited_s")),
+        duration_text(task.get("duration_s")),
+        duration_text(usage.get("user_s", 0.0) + usage.get("system_s", 0.0)) if ran else "-",
+        size_text(usage.get("memory_bytes_max")) if ran else "-",
+        "-" if usage.get("joules") is None else f"{number_text(usage['joules'], 1)} J {usage.get('energy_quality')}",
+        tasks.exit_text(task),
+    ]
+
+
+TRACE_KEYS = ("submitted_at", "duration_s", "cpus", "gpus", "home")
+"""The fields of a task that a trace needs."""
+TRACE_NUMBERS = ("submitted_at", "cpus", "gpus")
+"""The numbers among them; a task that never ran has no duration."""
+TRACE_NUMBER_END = 1e12
+TRACE_COLUMNS = ("arrival", "duration", "cpus", "gpus", "node")
+TRACE_DIGITS = 6
+"""Microseconds."""
+
+
+class Trace:
+    """A trace of ended tasks for the simulator, one line for each task in the order of submission.
+
+    Columns: ``arrival`` (seconds since the first submission in the trace), ``duration`` (seconds the process ran), ``cpus``, ``gpus``,
+    ``node`` (the home node). Tasks that never ran are left out. With ``--cluster`` it has the tasks of all homes, in the order of
+    submission by the clock of each home. ``written`` and ``left_out`` count tasks; ``missing``: nodes that did not answer.
+    """
+
+    def __init__(self, out: TextIO, *, as_csv: bool) -> None:
+        self._out = out
+        self._as_csv = as_csv
+        self._first_at: float | None = None
+        self._arrival = 0.0
+        self.written = 0
+        self.left_out = 0
+        self.missing: list[dict[str, Any]] = []
+        if as_csv:
+            out.write(",".join(TRACE_COLUMNS) + "\n")
+
+    def add(self, task: dict[str, Any]) -> None:
+        """Write an ended task that was submitted after the last one."""
+        duration_s = task.get("duration_s")
+        if not duration_s or not _is_number(duration_s):
+            self.left_out += 1
+            return
+        if self._first_at is None:
+            self._first_at = float(task["submitted_at"])
+        # A wall clock may have been set back meanwhile; arrivals never go back.
+        self._arrival = max(self._arrival, task["submitted_at"] - self._first_at)
+        duration = max(round(float(duration_s), TRACE_DIGITS), 10.0**-TRACE_DIGITS)
+        self._write(
+            [round(self._arrival, TRACE_DIGITS), duration, float(task["cpus"]), int(task["gpus"]), str(task["home"])]
+        )
+        self.written += 1
+
+    def _write(self, values: list[Any]) -> None:
+        if self._as_csv:  # none of them can hold a comma or a quote
+            self._out.write(",".join(_plain(value) for value in values) + "\n")
+        else:
+            import json
+
+            self._out.write(json.dumps(dict(zip(TRACE_COLUMNS, values, strict=True))) + "\n")
+
+
+def _plain(value: object) -> str:
+    """A number without an exponent or needless zeros."""
+    return f"{value:.{TRACE_DIGITS}f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def export(flags: Namespace) -> int:
+    """Write the trace that ``--export`` names; a file is written completely or not at all."""
+    path: str = flags.export
+    if path == "-":
+        if flags.json:
+            raise UsageError("history: --export - writes CSV", hint="for JSON lines:  --export FILE.jsonl")
+        return _report_export(_copied(flags, sys.stdout, as_csv=True), "", flags)
+    if not path.endswith((".csv", ".jsonl")):
+        raise UsageError(f"history: {path!r} has no known ending", hint="the name of a trace ends in .csv or .jsonl")
+    partial = f"{path}.{os.getpid()}.part"
+    try:
+        with open(partial, "x", encoding="utf-8") as out:  # noqa: PTH123 -- as client/connection.py: no pathlib on the way to a start
+            trace = _copied(flags, out, as_csv=path.endswith(".csv"))
+        os.replace(partial, path)  # noqa: PTH105
+    except OSError as error:
+        raise PeerloadError(f"{path} cannot be written", why=error.strerror or str(error)) from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # renamed by now, or never made
+            os.unlink(partial)  # noqa: PTH108
+    return _report_export(trace, path, flags)
+
+
+def _copied(flags: Namespace, out: TextIO, *, as_csv: bool) -> Trace:
+    trace = Trace(out, as_csv=as_csv)
+    with AgentConnection(flags.socket) as client:
+        own = tasks.own_names()
+        ended: Iterable[dict[str, Any]] = (
+            task for task in _ended(client, flags) if flags.all or tasks.is_mine(task, own)
+        )
+        if flags.cluster:
+            ended, trace.left_out = _in_order(ended, flags.limit)
+        for task in ended:
+            trace.add(task)
+        trace.missing = client.last.get("missing") or []
+    return trace
+
+
+def _ended(client: AgentConnection, flags: Namespace) -> Iterator[dict[str, Any]]:
+    """The ended tasks, page by page, so that only one page is in memory."""
+    asked = {"since": flags.since, "limit": flags.limit, "oldest_first": True}
+    for part in client.stream("history", **asked, at=flags.at, cluster=flags.cluster):
+        yield from part.get("tasks", ())
+    yield from client.last.get("tasks", ())
+
+
+def _in_order(ended: Iterable[dict[str, Any]], limit: int | None) -> tuple[Iterable[dict[str, Any]], int]:
+    """The newest ``limit`` tasks (None: all) of several homes in the order of submission, with the fields of a trace only; and the number
+    of those left out because their home reports invalid fields."""
+    kept, left_out = [], 0
+    for task in ended:
+        if (
+            isinstance(task.get("home"), str)
+            and is_node_name(task["home"])
+            and all(map(_is_number, _of(task, TRACE_NUMBERS)))
+        ):
+            kept.append(dict(zip(TRACE_KEYS, _of(task, TRACE_KEYS), strict=True)))
+        else:
+            left_out += 1
+    kept.sort(key=lambda task: float(task["submitted_at"]))
+    return iter(kept if limit is None else kept[-limit:]), left_out
+
+
+def _of(task: dict[str, Any], keys: tuple[str, ...]) -> list[Any]:
+    return [task.get(key) for key in keys]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < TRACE_NUMBER_END
+
+
+def _report_export(trace: Trace, path: str, flags: Namespace) -> int:
+    code = CANNOT if trace.missing else 0
+    if flags.json:
+        missing = {"missing": trace.missing} if flags.cluster else {}
+        print_json({"file": path, "tasks": trace.written, "left_out": trace.left_out, **missing})
+        return code
+    tasks.say_missing({"missing": trace.missing})
+    left_out = f"; {trace.left_out} that never ran are left out" if trace.left_out else ""
+    say(
+        f"{counted(trace.written, 'task')} written{f' to {path}' if path else ''}{left_out}",
+        f"replay them:  peerload sim --arrivals trace:{path}" if path else "",
+    )
+    return code

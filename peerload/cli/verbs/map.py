@@ -5,24 +5,22 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import command, files, options
-from peerload.cli.common.errors import CANNOT, report
-from peerload.cli.common.task_messages import exit_code_of
-from peerload.cli.map.inputs import opened, refuse_late_flags, split
-from peerload.cli.map.joblog import Joblog
-from peerload.cli.map.run import Halt, Mapping
-from peerload.cli.map.show import Bar, MapResult, MapView, Outputs, failure_text
-from peerload.cli.map.template import CommandTemplate, shown
+from peerload.cli.common import command, options
+from peerload.cli.common.messages import CANNOT, exit_code_of, report
+from peerload.cli.common.output import Bar, write_all
+from peerload.cli.map.run import Halt, Joblog, Mapping, MapResult, MapView
+from peerload.cli.map.template import CommandTemplate, opened, refuse_late_flags, shown, split
 from peerload.client.connection import AgentConnection
-from peerload.client.files import may_freeze
+from peerload.client.submission import may_freeze
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened, size_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable, Iterator
 
-from peerload.cli.map.inputs import MapInputs
+from peerload.cli.map.template import MapInputs
 
 FAILURES_NAMED_MAX = 20
 """Bound of failures that are named; more are counted."""
@@ -33,6 +31,11 @@ COUNTED_FAILURES_MAX = 100
 LINE_WIDTH_MAX = 240
 JSON_OUTPUT_BYTES_MAX = 64 << 20
 """Bound of the output of one task in an object of `--json`."""
+COMMAND_WIDTH_MAX = 100
+KEPT_BYTES_MAX = 64 << 20
+"""Output kept in memory for --keep-order; beyond that it is fetched when its turn comes."""
+KEPT_TASKS_MAX = 10_000
+"""Bound of ended tasks that wait for their turn; no others are submitted meanwhile."""
 _JSON_KEYS = ("id", "state", "exit_code", "signal", "node", "out_of", "started_at", "ended_at")
 _JSON_KEYS_OF_OUTPUT = ("stdout_bytes", "stderr_bytes", "stdout", "stderr")
 
@@ -51,7 +54,6 @@ caused it; 125 if the output of a task is incomplete."""
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = _reader()
     flags, rest = reader.read_command(words)
     refuse_late_flags(words[: len(words) - len(rest)], rest, reader.takes_value)
@@ -67,14 +69,14 @@ def main(words: list[str]) -> int:
     inputs = opened(sources, end=b"\0" if flags.null else b"\n")
     template = CommandTemplate(spec["argv"][-1:] if shell else spec["argv"], is_shell=shell, inputs=inputs.width)
     fields = _fields(flags, spec)
-    found = files.prepare(flags, spec, fields["terms"])
+    found = command.prepare_files(flags, spec, fields["terms"])
     if not flags.dry_run:
         with AgentConnection(flags.socket) as client:  # without an agent an existing log is not touched
-            files.send(client, spec, fields["terms"], found)
+            command.send_files(client, spec, fields["terms"], found)
         fields |= {"freezes": True} if may_freeze(spec) else {}
     joblog = _joblog(flags)
     if flags.dry_run:
-        for what, value in files.described(found, spec).items():
+        for what, value in command.described_files(found, spec).items():
             say(f"{what}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
         return _dry_run(flags, template, inputs, joblog)
     if not sources and sys.stdin is not None and sys.stdin.isatty():
@@ -121,7 +123,6 @@ def _joblog(flags: Namespace) -> Joblog | None:
 
 
 def _fields(flags: Namespace, spec: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the request that are the same for all tasks."""
     terms = command.terms(flags, "map")
     more = {"wait_for_node": True} if flags.wait_for_node else {}
     more |= {} if flags.keep else {"attended": True}
@@ -129,7 +130,6 @@ def _fields(flags: Namespace, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dry_run(flags: Namespace, template: CommandTemplate, inputs: MapInputs, joblog: Joblog | None) -> int:
-    """Print the command of each task without submitting it."""
     number = 0
     while not inputs.is_over:
         values = inputs.next()
@@ -158,6 +158,112 @@ def _run(mapping: Mapping, flags: Namespace) -> int:
     finally:
         view.end()
     return _report(mapping)
+
+
+class Outputs:
+    """Prints outputs byte for byte, stdout on 1 and stderr on 2, the output of one task in one piece.
+
+    ``fetch(id)``: the pieces of an output that is not in the body. ``before``: called before anything is printed.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[str], Iterator[dict[str, Any]]],
+        *,
+        keeps_order: bool = False,
+        tags: bool = False,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._fetch = fetch
+        self._keeps_order = keeps_order
+        self._tags = tags
+        self._before = before
+        self._next = 1
+        self._waiting: dict[int, MapResult | None] = {}
+        self._kept_bytes = 0
+
+    def ended(self, task: MapResult) -> None:
+        """Print the output of a task, or keep it until its turn comes."""
+        if not self._keeps_order:
+            self._print(task)
+            return
+        size = _size(task.body)
+        if size and self._kept_bytes + size > KEPT_BYTES_MAX:
+            task.body.pop("stdout")
+            task.body.pop("stderr")
+            size = 0
+        self._kept_bytes += size
+        self._waiting[task.number] = task
+        self._print_ready()
+
+    @property
+    def is_full(self) -> bool:
+        """True if the bound of kept tasks is reached."""
+        return len(self._waiting) >= KEPT_TASKS_MAX
+
+    def skipped(self, number: int) -> None:
+        """A task was done in an earlier run: it has no output."""
+        if self._keeps_order:
+            self._waiting[number] = None
+            self._print_ready()
+
+    def finish(self) -> None:
+        """Print all outputs that are still kept."""
+        for number in sorted(self._waiting):
+            self._release(self._waiting.pop(number))
+
+    def _print_ready(self) -> None:
+        while self._next in self._waiting:
+            self._release(self._waiting.pop(self._next))
+            self._next += 1
+
+    def _release(self, task: MapResult | None) -> None:
+        if task is not None:
+            self._kept_bytes -= _size(task.body)
+            self._print(task)
+
+    def _print(self, task: MapResult) -> None:
+        body = task.body
+        if not body.get("stdout_bytes") and not body.get("stderr_bytes"):
+            return
+        self._before()
+        tag = task.tag if self._tags else b""
+        written = {stream: _Tagged(stream, tag) for stream in (1, 2)} if self._tags else {}
+        for stream, data in self._pieces(body):
+            if written:
+                written[stream].write(data)
+            else:
+                write_all(stream, data)
+
+    def _pieces(self, body: dict[str, Any]) -> Iterator[tuple[int, bytes]]:
+        if "stdout" in body:
+            for stream, key in ((1, "stdout"), (2, "stderr")):
+                if body[key]:
+                    yield stream, body[key]
+            return
+        for piece in self._fetch(body["id"]):
+            if "data" in piece:
+                yield piece["stream"], piece["data"]
+
+
+class _Tagged:
+    """A stream with a tag before each line."""
+
+    def __init__(self, stream: int, tag: bytes) -> None:
+        self._stream = stream
+        self._tag = printable(tag).encode("utf-8", "backslashreplace") + b"\t"
+        self._is_at_start = True
+
+    def write(self, data: bytes) -> None:
+        lines = data.split(b"\n")
+        ends_line = not lines[-1]
+        text = (b"\n" + self._tag).join(lines[:-1] if ends_line else lines) + (b"\n" if ends_line else b"")
+        write_all(self._stream, (self._tag if self._is_at_start else b"") + text)
+        self._is_at_start = ends_line
+
+
+def _size(body: dict[str, Any]) -> int:
+    return len(body.get("stdout") or b"") + len(body.get("stderr") or b"")
 
 
 class _View(MapView):
@@ -257,6 +363,20 @@ def _name_failures(mapping: Mapping) -> None:
     more = mapping.failed - FAILURES_NAMED_MAX
     if more > 0:
         sys.stderr.write(f"  and {more} more\n")
+
+
+def failure_text(body: dict[str, Any], line: bytes) -> str:
+    """One line about a failed task."""
+    signal_ = body.get("signal")
+    how = f"signal {signal_}" if signal_ else f"exit {exit_code_of(body)}"
+    if (body.get("exit_code") is None and not signal_) or body.get("out_of"):
+        how = f"{how} ({body.get('reason') or body.get('state')})"
+    where = f"on {body['node']}" if body.get("node") else ""
+    said = ": ".join(filter(None, (where, str(body.get("error_line") or ""))))
+    command_line = shortened(printable(line), COMMAND_WIDTH_MAX)
+    return f"{printable(body.get('id', ''))}  {printable(how)}  {command_line}" + (
+        f"  ({printable(said)})" if said else ""
+    )
 
 
 def _name_incomplete(mapping: Mapping) -> None:

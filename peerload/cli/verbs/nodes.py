@@ -1,26 +1,42 @@
-"""`peerload nodes`, `drain` and `undrain`: list nodes, have one take no more tasks."""
+"""`peerload nodes`, `drain`, `undrain` and `top`: list the nodes and their GPUs, have one take no more tasks, watch nodes and tasks live."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common.errors import TIMED_OUT
+from peerload.cli.common.messages import TIMED_OUT
 from peerload.cli.common.options import Options, node_name
 from peerload.client.connection import AgentConnection
-from peerload.model.errors import UsageError
+from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
-from peerload.text.format import counted, print_json, say, table, terminal_columns
-from peerload.text.nodes import HEADINGS, WIDE_HEADINGS, gpu_table, node_cells, node_table, shared_machine_lines
+from peerload.text import tasks
+from peerload.text.format import (
+    ago_text,
+    coloured,
+    counted,
+    number_text,
+    print_json,
+    print_lines,
+    print_result,
+    say,
+    shortened,
+    size_text,
+    table,
+    terminal_columns,
+    width_of,
+)
 from peerload.text.tasks import WHY_HEADINGS, verdict_rows
 from peerload.text.units import duration
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
 
 
 def nodes(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "nodes",
         "List the nodes: state, busy and all cores, used and all memory, GPUs, running and queued tasks, and how long ago they\n"
@@ -48,8 +64,7 @@ def nodes(words: list[str]) -> int:
         for node in nodes
         if node.get("no_gpus_because")
     ]
-    lines += shared_machine_lines(nodes)
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    print_lines([*lines, *shared_machine_lines(nodes)])
     return 0
 
 
@@ -70,12 +85,11 @@ def _for_task(told: dict[str, Any], nodes: list[dict[str, Any]], flags: Namespac
             [(name, states.get(name, "-"), *verdict) for name, *verdict in verdict_rows(list(verdicts.values()))],
             columns=terminal_columns(),
         )
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        print_lines(lines)
     return 0
 
 
 def drain(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "drain",
         "Have this or another node take no more tasks, also after a restart. Waiting tasks of other nodes go back to them, its\n"
@@ -92,11 +106,11 @@ def drain(words: list[str]) -> int:
         raise UsageError("drain: --timeout is for --wait", hint="peerload drain --wait --timeout 30s")
     with AgentConnection(flags.socket) as client:
         if not flags.wait:
-            _show(client.call("drain", reason=flags.reason, at=flags.node), flags)
+            _show_drained(client.call("drain", reason=flags.reason, at=flags.node), flags)
             return 0
         asked = {"reason": flags.reason, "wait": True, "timeout_s": flags.timeout}
         for part in client.stream("drain", **asked, at=flags.node):
-            _show(part, flags)
+            _show_drained(part, flags)
         timed_out = bool(client.last.get("timed_out"))
     if timed_out:
         say(f"not empty within {flags.timeout:g} s", "it stays drained; running tasks:  peerload top --once")
@@ -106,17 +120,11 @@ def drain(words: list[str]) -> int:
     return 0
 
 
-def _show(reply: dict[str, Any], flags: Namespace) -> None:
+def _show_drained(reply: dict[str, Any], flags: Namespace) -> None:
     returned, running = int(reply.get("returned", 0)), int(reply.get("running", 0))
-    if flags.json:
-        print_json({"returned": returned, "running": running})
-        return
-    node = f" {flags.node}" if flags.node else ""
-    sys.stdout.write(
-        f"drained: {counted(returned, 'task')} of other nodes went back, {counted(running, 'task')} still running"
-        f" {_where(flags)}\n  undo:  peerload undrain{node}\n"
-    )
-    sys.stdout.flush()
+    done = f"drained: {counted(returned, 'task')} of other nodes went back, {counted(running, 'task')} still running"
+    lines = (f"{done} {_where(flags)}", f"  undo:  peerload undrain{f' {flags.node}' if flags.node else ''}")
+    print_result({"returned": returned, "running": running}, lines, as_json=flags.json)
 
 
 def _where(flags: Namespace) -> str:
@@ -124,15 +132,275 @@ def _where(flags: Namespace) -> str:
 
 
 def undrain(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options("undrain", "Have this or another node take tasks again, after  peerload drain.")
     reader.add_argument("node", nargs="?", type=node_name, default="", metavar="NODE", help="default: this one")
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
         was_drained = bool(client.call("undrain", at=flags.node).get("was_drained", True))
-    if flags.json:
-        print_json({"was_drained": was_drained})
-    else:
-        node = flags.node or "this node"
-        sys.stdout.write(f"{node} takes tasks again\n" if was_drained else f"{node} was not drained\n")
+    text = f"{flags.node or 'this node'} {'takes tasks again' if was_drained else 'was not drained'}"
+    print_result({"was_drained": was_drained}, [text], as_json=flags.json)
     return 0
+
+
+HEADINGS = ("NODE", "STATE", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "SEEN")
+WIDE_HEADINGS = (*HEADINGS[:-1], "OTHER CPUS", "WATTS", "LOAD", "REGION", "INCARNATION", "SEEN")
+"""With `--wide`: cores that other programs keep busy, the power and where that figure comes from, the load index of the policy and the region it puts the node into, and the
+number of the node's start."""
+RIGHT = ("CPUS", "RUNNING", "QUEUED", "OTHER CPUS", "LOAD", "INCARNATION", "SEEN")
+LEFT_OUT_FIRST = ("INCARNATION", "LOAD", "OTHER CPUS", "REGION", "WATTS", "SEEN", "QUEUED")
+"""Columns that a narrow terminal does without, in this order."""
+GPU_HEADINGS = ("NODE", "GPU", "MODEL", "BUSY", "MEMORY", "BY TASKS", "BY OTHERS", "TASKS", "STATE")
+GPU_RIGHT = ("GPU", "BUSY", "BY TASKS", "BY OTHERS", "TASKS")
+REASON_WIDTH_MAX = 40
+ONE_MACHINE = "one machine; each agent counts its cores and memory as its own (--slots N bounds the tasks of one)"
+PAINT = {
+    "STATE": {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim", "revoked": "red"},
+    "REGION": {"underloaded": "green", "overloaded": "red"},
+}
+
+
+def node_table(
+    headings: Sequence[str], rows: list[list[str]], columns: int, left_out: Sequence[str] = LEFT_OUT_FIRST
+) -> list[str]:
+    """Rows of `node_cells` as lines, less the columns that a terminal of so many ``columns`` (0: any) has no room for."""
+    for name in (*left_out, ""):
+        bare = table(headings, rows, RIGHT)
+        if not columns or not name or max(map(width_of, bare)) <= columns:
+            break
+        if name in headings:
+            at = headings.index(name)
+            headings = [*headings[:at], *headings[at + 1 :]]
+            rows = [row[:at] + row[at + 1 :] for row in rows]
+    return table(headings, rows, RIGHT, columns=columns, gives_way=("STATE",), paint=PAINT)
+
+
+def node_cells(node: dict[str, Any], headings: Sequence[str]) -> list[str]:
+    """The cells of one node in these columns; the node that was asked is marked with a star."""
+    gpus = node.get("gpus")
+    memory = f"{size_text(node.get('mem_used_bytes') or None)} / {size_text(node.get('mem_bytes'))}"
+    age_s = node.get("age_s")
+    cells = {
+        "NODE": str(node.get("node", "")) + (" *" if node.get("self") else ""),
+        "STATE": _state(node),
+        "CPUS": f"{number_text(node.get('cpus_busy'), 1)} / {number_text(node.get('cpus'))}",
+        "MEMORY": memory,
+        "GPUS": str(len(gpus)) if isinstance(gpus, list) else number_text(gpus),
+        "RUNNING": number_text(node.get("tasks_running")),
+        "QUEUED": number_text(node.get("tasks_queued")),
+        "OTHER CPUS": number_text(node.get("cpus_foreign"), 1),
+        "WATTS": f"{number_text(node.get('watts'), 1)} {node.get('watts_quality') or ''}".rstrip(),
+        "LOAD": number_text(node.get("load")),
+        "REGION": str(node.get("region") or "-"),
+        "INCARNATION": number_text(node.get("incarnation")),
+        "SEEN": ago_text(age_s) if isinstance(age_s, (int, float)) else "-",
+    }
+    return [cells[name] for name in headings]
+
+
+def _state(node: dict[str, Any]) -> str:
+    state = "revoked" if node.get("revoked") else str(node.get("state") or "unknown")
+    if node.get("drained"):
+        reason = shortened(str(node.get("drain_reason") or ""), REASON_WIDTH_MAX)
+        state += ", drained" + (f": {reason}" if reason else "")
+    if node.get("trouble"):
+        state += f", {shortened(str(node['trouble']), REASON_WIDTH_MAX)}"
+    if node.get("declines"):
+        state += f", {shortened('; '.join(map(str, node['declines'])), REASON_WIDTH_MAX)}"
+    return state
+
+
+def gpu_table(nodes: Sequence[dict[str, Any]], columns: int) -> list[str]:
+    """The GPUs of all nodes as lines, after an empty line; nothing where there are none."""
+    gpus = [_gpu_cells(node, gpu) for node in nodes for gpu in node.get("gpus") or []]
+    return ["", *table(GPU_HEADINGS, gpus, GPU_RIGHT, columns=columns, gives_way=("STATE", "MODEL"))] if gpus else []
+
+
+def _gpu_cells(node: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
+    state = str(gpu.get("health") or "-")
+    if state == "ok":
+        state = str(gpu.get("mode") or "-")
+    if gpu.get("why"):
+        state += f": {shortened(str(gpu['why']), REASON_WIDTH_MAX)}"
+    busy = gpu.get("util")
+    return [
+        str(node.get("node", "")),
+        number_text(gpu.get("index")),
+        str(gpu.get("model") or "GPU"),
+        "-" if busy is None else f"{round(100 * busy)} %",
+        f"{size_text(gpu.get('mem_used_bytes'))} / {size_text(gpu.get('mem_bytes'))}",
+        size_text(gpu.get("mem_ours_bytes")),
+        size_text(gpu.get("mem_foreign_bytes")),
+        number_text(gpu.get("tasks")),
+        state,
+    ]
+
+
+def shared_machine_lines(nodes: Sequence[dict[str, Any]]) -> list[str]:
+    """A line about each machine that has several agents."""
+    return [f"{printable(', '.join(names))}: {ONE_MACHINE}" for names in on_one_machine(nodes)]
+
+
+def on_one_machine(nodes: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """The names of the living nodes that share a machine, together."""
+    names: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.get("machine") and node.get("state") == "alive":
+            names.setdefault(str(node["machine"]), []).append(str(node.get("node", "")))
+    return [shared for shared in names.values() if len(shared) > 1]
+
+
+NARROW = (*LEFT_OUT_FIRST[:4], "GPUS", "CPU", "MEMORY", "SEEN")
+"""Columns that a narrow terminal does without, in this order."""
+ON_DUMB = "q quits.  TERM={term} can show text alone.  With keys:  TERM=xterm peerload top"
+WIDE = 10_000
+"""The width if stdout is no terminal."""
+
+
+def top(words: list[str]) -> int:
+    reader = Options("top", "Watch the cluster: nodes with their load, and the running tasks of this home.")
+    reader.switch("--once", help="print it once as text")
+    reader.switch("--ascii", help="draw with plain characters only")
+    reader.switch("--wide", help="also: load index and region of the policy, and what `nodes --wide` shows")
+    reader.switch("--readonly", help="allow no changes from it")
+    reader.flag("--at NODE", help="show the cluster as this node sees it", default="")
+    flags = reader.read(words)
+    is_live = not flags.json and not flags.once
+    is_live = is_live and all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    with AgentConnection(flags.socket) as client:  # a missing agent or node is reported as by every verb
+        if not is_live:
+            seen = top_sample(client, flags.at)
+            print_result(seen, top_lines(seen, time.time(), wide=flags.wide), as_json=flags.json)
+            return 0
+        client.call("info", **({"at": flags.at} if flags.at else {}))
+    if lacks := _lacks_view():
+        from peerload.cli.common.output import redrawn
+
+        return redrawn(lambda: _again(flags.socket, flags.at, lacks, wide=flags.wide))
+    from peerload.top.app import TopApp
+    from peerload.top.model import LiveSampler
+
+    is_plain = flags.ascii or "utf" not in (sys.stdout.encoding or "").lower()
+    view = {"node": flags.at, "readonly": flags.readonly, "ascii_only": is_plain, "wide": flags.wide}
+    return TopApp(LiveSampler(flags.socket, flags.at), flags.socket, **view).to_the_end()
+
+
+def _again(socket_path: str | None, at: str, lacks: str, *, wide: bool) -> list[str]:
+    """The current text; if the agent is away, a line that says so."""
+    try:
+        with AgentConnection(socket_path) as client:
+            return [*top_lines(top_sample(client, at), time.time(), wide=wide), "", coloured(lacks, "dim", sys.stdout)]
+    except PeerloadError as error:
+        return [f"peerload: {printable(error.what)} -- trying again", coloured(lacks, "dim", sys.stdout)]
+
+
+def _lacks_view() -> str:
+    """The reason why the live view cannot be shown, and what to do; "" if it can."""
+    term = os.environ.get("TERM") or "dumb"
+    if term == "dumb":
+        return ON_DUMB.format(term=printable(term))
+    from importlib.util import find_spec
+
+    if find_spec("textual") is not None:
+        return ""
+    from peerload.distribution import how_to_add
+
+    return f"q quits.  With keys, output and graphs:  {how_to_add('top')}"
+
+
+def top_lines(shown: dict[str, Any], now: float, *, wide: bool = False) -> list[str]:
+    """A sample as text: a line on the cluster, the nodes with bars, the tasks that run."""
+    cluster = shown["cluster"]
+    away = "broker away" if cluster["mqtt_configured"] else "no broker"
+    mqtt = f"mqtt {cluster['mqtt']}" if cluster["mqtt"] else away
+    facts = [
+        f"peerload  {cluster['name'] or ''}  seen from {cluster['node']}:",
+        f"{cluster['nodes_alive']} of {cluster['nodes_known']} nodes alive",
+        f"{number_text(cluster['cpus_busy'], 1)} of {number_text(cluster['cpus'])} cpus busy",
+        f"{cluster['tasks_running']} running  {cluster['tasks_queued']} queued",
+        f"policy {cluster['policy']}",
+        mqtt,
+    ]
+    columns = terminal_columns() or WIDE
+    of_node = WIDE_HEADINGS if wide else HEADINGS
+    headings = ["NODE", "SLOTS", "CPU", *of_node[1:]]
+    rows = [
+        [name, _slots_bar(node), _cpu_bar(node), *cells]
+        for node in shown["nodes"]
+        for name, *cells in [node_cells(node, of_node)]
+    ]
+    drawn = [coloured(line, "bold", sys.stdout) for line in _filled([printable(fact) for fact in facts], columns)]
+    drawn += ["", *node_table(headings, rows, columns, NARROW), *shared_machine_lines(shown["nodes"])]
+    drawn += gpu_table(shown["nodes"], columns)
+    if shown["tasks"]:
+        drawn += ["", *table(tasks.HEADINGS, [tasks.row(task, now) for task in shown["tasks"]], ("TIME",))]
+    return drawn
+
+
+def _filled(facts: list[str], columns: int) -> list[str]:
+    """The facts in as few lines as they fit into."""
+    lines = [facts[0]]
+    for fact in facts[1:]:
+        if len(lines[-1]) + 2 + len(fact) <= columns:
+            lines[-1] += f"  {fact}"
+        else:
+            lines.append(fact)
+    return lines
+
+
+def _slots_bar(node: dict[str, Any]) -> str:
+    """A bar of the tasks running out of the slots; a dash if they are not known."""
+    slots, running = node.get("slots"), node.get("tasks_running")
+    return bar(running / slots) if slots and isinstance(running, (int, float)) else "-"
+
+
+def _cpu_bar(node: dict[str, Any]) -> str:
+    cpus, busy = node.get("cpus"), node.get("cpus_busy")
+    return bar(busy / cpus) if cpus and isinstance(busy, (int, float)) else "-"
+
+
+TOP_TASKS_MAX = 1000
+BAR_WIDTH = 10
+
+
+def top_sample(client: AgentConnection, at: str = "") -> dict[str, Any]:
+    """One look at the cluster: {cluster: {…}, nodes: […], tasks: […]}, tasks being those leased or running. ``at``: as seen
+    from that node."""
+    there = {"at": at} if at else {}
+    info = client.call("info", **there)
+    nodes = client.call("nodes", **there)["nodes"]
+    tasks = client.call("tasks", ended_within_s=0.0, limit=TOP_TASKS_MAX, **there)["tasks"]
+    return {
+        "cluster": cluster_sums(info, nodes, tasks),
+        "nodes": nodes,
+        "tasks": [task for task in tasks if task.get("state") in ("running", "leased")],
+    }
+
+
+def cluster_sums(info: dict[str, Any], nodes: list[dict[str, Any]], tasks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sums over the nodes that are alive, and what this agent says about itself."""
+    alive = [node for node in nodes if node.get("state") == "alive"]
+    return {
+        "node": info.get("node"),
+        "name": info.get("cluster"),
+        "policy": info.get("policy"),
+        "mqtt": info.get("mqtt"),
+        "mqtt_configured": bool(info.get("mqtt_configured") or info.get("mqtt")),
+        "nodes_alive": len(alive),
+        "nodes_known": len(nodes),
+        "cpus": _total(alive, "cpus"),
+        "cpus_busy": _total(alive, "cpus_busy"),
+        "tasks_running": int(_total(alive, "tasks_running")),
+        "tasks_queued": int(_total(alive, "tasks_queued")),
+        "tasks_waiting_here": sum(task.get("state") == "queued" for task in tasks),
+    }
+
+
+def bar(share: float, width: int = BAR_WIDTH) -> str:
+    """``[######....]`` for a share of 0 … 1; more than 1 ends in ``+``."""
+    filled = max(0, min(width, round(share * width)))
+    text = "#" * filled + "." * (width - filled)
+    return f"[{text[:-1]}+]" if share > 1 + 0.5 / width else f"[{text}]"
+
+
+def _total(nodes: list[dict[str, Any]], key: str) -> float:
+    return sum(float(node[key]) for node in nodes if isinstance(node.get(key), (int, float)))

@@ -7,14 +7,15 @@ import os
 import signal
 import sys
 
-from peerload.cli.common import command, files, task_messages
-from peerload.cli.common.errors import CANNOT
+from peerload.cli.common import command, messages
+from peerload.cli.common.messages import CANNOT, exit_code_of, report_end, report_missing, say_detached, say_unsaved
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
-from peerload.cli.common.task_messages import exit_code_of, report_end, report_missing, say_detached, say_unsaved
-from peerload.cli.common.task_session import Detached, TaskSession, is_ours
-from peerload.cli.common.terminal import (
+from peerload.cli.common.task_session import (
+    Detached,
     StdinReader,
+    TaskSession,
+    is_ours,
     say_if_it_needs_a_terminal,
     takes_input,
     window,
@@ -22,7 +23,7 @@ from peerload.cli.common.terminal import (
     with_term,
 )
 from peerload.client.connection import AgentConnection
-from peerload.client.environment import packed
+from peerload.client.submission import packed_variables
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, UsageError
 from peerload.model.text import printable
 from peerload.text.format import print_json, say
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 
 def run(words: list[str]) -> int:
-    """Run the verb."""
     reader = command.command_options(
         "run",
         "Run a command where there is room, as if it ran here: input, live output, Ctrl-C and exit code pass through.\n"
@@ -58,9 +58,9 @@ def run(words: list[str]) -> int:
     if stdin is not None or flags.pty:
         spec["takes_input"] = True
     spec["followed"] = True
-    found = files.prepare(flags, spec, terms)
+    found = command.prepare_files(flags, spec, terms)
     if flags.dry_run:
-        return command.print_dry_run(spec, secret, flags, **(files.described(found, spec) | terms))
+        return command.print_dry_run(spec, secret, flags, **(command.described_files(found, spec) | terms))
     unsaved = 0
     if not flags.pty:
         say_if_it_needs_a_terminal(spec["argv"])
@@ -70,7 +70,7 @@ def run(words: list[str]) -> int:
             client, writer.write, attends=not flags.keep, stdin=stdin, has_terminal=flags.pty, is_source=True
         )
         with following:
-            files.send(client, spec, terms, found)
+            command.send_files(client, spec, terms, found)
             reply = command.submit(
                 client,
                 spec,
@@ -79,7 +79,7 @@ def run(words: list[str]) -> int:
                 attended=not flags.keep,
                 input_comes=stdin is not None,
             )
-            task_messages.warn_if_stranded(client, reply, spec)
+            command.warn_if_stranded(client, reply, spec)
             try:
                 ended = following.follow(reply["id"])
             except Detached:
@@ -90,10 +90,10 @@ def run(words: list[str]) -> int:
         keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
     writer.end(ended)
-    files.say_conflicts(ended)
+    messages.say_conflicts(ended)
     code = report_end(ended, interrupted=following.interrupts > 0)
     if code:
-        task_messages.say_left_out(secret)
+        command.say_left_out(secret)
     return report_missing(ended, code, writer.missing_bytes) or unsaved
 
 
@@ -117,7 +117,6 @@ SHELL_PRIORITY = "1000"
 
 
 def sh(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "sh",
         "Open a shell on NODE: a task there that ends with the shell. Without a terminal it reads commands from stdin.\n"
@@ -145,7 +144,6 @@ TAIL_LINES = 10
 
 
 def attach(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "attach",
         "Follow a task: its live output, and its input if nobody else sends that; wait as run does, with its exit code.\n"
@@ -162,7 +160,7 @@ def attach(words: list[str]) -> int:
     reader.switch("--raw", help="do not escape control characters, though the task is another user's")
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
-        (shown,) = _single(client, flags.task)
+        shown = _single(client, flags.task)
         task = str(shown["id"])
         is_raw = flags.raw or is_ours(shown, client.call("info"))
         has_terminal = bool(shown.get("terminal")) and is_raw
@@ -185,14 +183,14 @@ def attach(words: list[str]) -> int:
     return report_missing(ended, code, writer.missing_bytes)
 
 
-def _single(client: AgentConnection, name: str) -> list[dict[str, Any]]:
+def _single(client: AgentConnection, name: str) -> dict[str, Any]:
     """The one task of this name. Raises BadRequest for an array."""
     shown: list[dict[str, Any]] = client.call("show", tasks=[name])["tasks"]
     if len(shown) > 1:
         raise BadRequest(
             f"{name} is an array", why="name one of its members", hint=f"such as  peerload attach {shown[0]['id']}"
         )
-    return shown
+    return shown[0]
 
 
 def _input(client: AgentConnection, task: str) -> StdinReader | None:
@@ -211,7 +209,6 @@ def _input(client: AgentConnection, task: str) -> StdinReader | None:
 
 
 def exec(words: list[str]) -> int:  # noqa: A001 -- the name of the verb
-    """Run the verb."""
     reader = Options(
         "exec",
         "Run a command inside a running task, on its node: in its working directory, with its environment, in its cgroup.\n"
@@ -306,7 +303,7 @@ class ExecSession(TaskSession):
 def _environment() -> bytes:
     """The variables that describe our terminal to the command."""
     pairs = (word.partition("=") for word in with_colours(with_term([]), has_terminal=True))
-    return packed({os.fsencode(name): os.fsencode(value) for name, _, value in pairs})
+    return packed_variables({os.fsencode(name): os.fsencode(value) for name, _, value in pairs})
 
 
 def _split(reader: Options, words: list[str]) -> tuple[Any, list[str]]:

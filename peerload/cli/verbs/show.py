@@ -11,15 +11,14 @@ from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text import tasks
-from peerload.text import trace as waterfall
 from peerload.text.format import ago_text, counted, duration_text, number_text, print_json, print_result, size_text
+from peerload.text.tasks import executors_of, trace_lines, trace_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
 def show(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "show",
         "Show everything about tasks: spec, history of states with reasons, usage.",
@@ -41,7 +40,6 @@ def show(words: list[str]) -> int:
 
 
 def trace(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "trace",
         "Show where the time of a task went: waiting, search, handover, start, run, output home; on its home and on each node\n"
@@ -57,17 +55,16 @@ def trace(words: list[str]) -> int:
             hint = f"name a member:  peerload trace {shown[0]['id']}" if shown else ""
             raise UsageError(f"trace: {flags.task} is an array of {len(shown)} tasks", hint=hint)
         task = shown[0]
-        for node in (task["home"], *waterfall.executors_of(task)):
+        for node in (task["home"], *executors_of(task)):
             try:
                 told = client.call("events", tasks=[task["id"]], what=["attempt", "chore"], at=node)
                 events[node] = told["events"]
             except PeerloadError:
                 missing.append(node)
     now = time.time()
-    spans = waterfall.spans_of(task, events, now)
+    spans = trace_spans(task, events, now)
     result = {key: task[key] for key in ("id", "name", "state", "home", "trace")} | {"spans": spans, "missing": missing}
-    lines = waterfall.lines_of(task, spans, missing, now)
-    print_result(result, "".join(f"{line}\n" for line in lines), as_json=flags.json)
+    print_result(result, trace_lines(task, spans, missing, now), as_json=flags.json)
     return 0
 
 
@@ -158,7 +155,6 @@ def _owed(owed: dict[str, Any]) -> str:
 
 
 def _when(at: object, now: float) -> str:
-    """A time, and how long ago that was."""
     text = tasks.instant_text(at)
     return f"{text} ({ago_text(now - at)})" if isinstance(at, (int, float)) and at else text
 
@@ -187,7 +183,6 @@ def _promise(task: dict[str, Any]) -> str:
 
 
 def _awaited(task: dict[str, Any]) -> str:
-    """The tasks whose end or success it waits for."""
     return _pairs({"end": task.get("after") or [], "success": task.get("after_ok") or []})
 
 
@@ -235,7 +230,6 @@ def _gpu_terms(task: dict[str, Any]) -> str:
 
 
 def _learned(task: dict[str, Any]) -> str:
-    """The GPU memory learned from earlier runs of this command."""
     need = task.get("gpu_mem_learned_bytes")
     return f"{size_text(need)} of each GPU, from {counted(task.get('gpu_runs_learned') or 0, 'run')}" if need else ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.common import command, files, task_messages
+from peerload.cli.common import command
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
@@ -21,7 +21,6 @@ WHY_WIDTH_MAX = 120
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = command.command_options(
         "submit",
         "Queue a command; it runs wherever there is room. Prints its id (on a terminal, a line about it).",
@@ -44,15 +43,15 @@ def main(words: list[str]) -> int:
     spec, secret = command.specification(flags, rest, "submit")
     each = _each(flags, spec)
     terms = command.terms(flags, "submit")
-    found = files.prepare(flags, spec, terms)
+    found = command.prepare_files(flags, spec, terms)
     if flags.dry_run:
         shown = {"each": _shown(each)} if each else {}
         return command.print_dry_run(
-            spec, secret, flags, array=ranges, **shown, **(files.described(found, spec) | terms)
+            spec, secret, flags, array=ranges, **shown, **(command.described_files(found, spec) | terms)
         )
     with AgentConnection(flags.socket) as client:
-        task_messages.say_left_out(secret)
-        files.send(client, spec, terms, found)
+        command.say_left_out(secret)
+        command.send_files(client, spec, terms, found)
         reply = command.submit(
             client, spec, terms, array=ranges, held=flags.held, wait_for_node=flags.wait_for_node, each=each
         )
@@ -62,7 +61,7 @@ def main(words: list[str]) -> int:
             if not isinstance(error, BrokenPipeError):
                 say(f"{reply['id']} was submitted")  # the user must learn its id
             raise
-        task_messages.warn_if_stranded(client, reply, spec)
+        command.warn_if_stranded(client, reply, spec)
     return 0
 
 
@@ -75,7 +74,6 @@ def _print_id(
     *,
     is_each: bool,
 ) -> None:
-    """Print the id; on a terminal, a line about the task."""
     members = reply.get("members")
     if flags.json:
         print_json({"id": reply["id"]} | ({"members": members} if members else {}))

@@ -6,11 +6,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import files, selection
-from peerload.cli.common.errors import TIMED_OUT
+from peerload.cli.common import selection
+from peerload.cli.common.messages import TIMED_OUT, exit_code_of, say_conflicts, say_missing, say_unknown, say_unsaved
 from peerload.cli.common.options import Options
-from peerload.cli.common.task_messages import exit_code_of, say_missing, say_unknown, say_unsaved
-from peerload.cli.map.show import Bar
+from peerload.cli.common.output import Bar
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
@@ -28,7 +27,6 @@ UNKNOWN_SAID_MAX = 3
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "wait",
         "Wait until these tasks have ended. Exit code: 0 if all succeeded, else that of the first that failed; 124 after the\n"
@@ -116,7 +114,7 @@ class WaitProgress:
             self._clear()
             sys.stdout.write(_line(task))
             sys.stdout.flush()
-            files.say_conflicts(task)
+            say_conflicts(task)
             self._states[state] -= 1
             self._total = None if self._total is None else self._total - 1
         else:

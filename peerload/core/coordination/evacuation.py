@@ -16,8 +16,7 @@ from peerload.model.errors import BadRequest, SlowDown
 
 if TYPE_CHECKING:
     from peerload.core.handoff.executor import ExecutorHandoff
-    from peerload.core.membership.membership import Membership
-    from peerload.core.membership.own_profile import OwnProfile
+    from peerload.core.membership.membership import Membership, OwnProfile
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
     from peerload.core.sharing.sender import Sender

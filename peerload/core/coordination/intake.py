@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.membership.membership import PeerState
-from peerload.core.resources.admission import asked_text, lacks, why_never
-from peerload.core.resources.gpu_terms import seen_by
+from peerload.core.resources.admission import asked_text, lacks, seen_by, why_never
 from peerload.core.work import HomePhase, HomeTask, UntouchedMembers
 from peerload.energy.price import cheapest_start, integral, price_at
 from peerload.model import metrics, timers

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.estimates import RUNS_KNOWN_MIN
-from peerload.core.resources.gpu_use import with_gpu_use
+from peerload.core.resources.devices import with_gpu_use
 from peerload.core.work import HomePhase, HomeTask, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import AttemptGone, EvictTask, ForgetTask, LookAtDevices, SignalTask
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from peerload.core.coordination.evacuation import TaskEvacuation
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.handoff.home import HomeHandoff
-    from peerload.core.membership.own_profile import OwnProfile
+    from peerload.core.membership.membership import OwnProfile
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
     from peerload.core.state import CoreState

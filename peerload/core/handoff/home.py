@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.resources.admission import why_never
-from peerload.core.resources.effective_request import asked_of
+from peerload.core.resources.admission import asked_of, why_never
 from peerload.core.tasks.retries import LostAttempts, Retries
 from peerload.core.work import Collection, GrantedLease, HomePhase, Offering, story
 from peerload.model import metrics, rules, timers

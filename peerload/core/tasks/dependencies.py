@@ -21,8 +21,7 @@ from peerload.model import metrics, timers
 from peerload.model.actions import Answer, DropFates, FindTasks, PutFate
 from peerload.model.errors import BadRequest, NoSuchTask, SlowDown
 from peerload.model.messages import AWAITED_MAX, AwaitedTask, AwaitTasks, TasksTold
-from peerload.model.submit_options import TaskOutcome, failed_words
-from peerload.model.task import TaskState, submission_of, task_home
+from peerload.model.task import TaskOutcome, TaskState, failed_words, submission_of, task_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask
     from peerload.model.actions import Row
     from peerload.model.events import TasksFound, TaskSubmitted
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord
+    from peerload.model.task import SubmitOptions, TaskRecord
 
 
 NAMED_MAX = 2

@@ -20,8 +20,7 @@ from peerload.core.work import HomePhase
 from peerload.model import timers
 from peerload.model.actions import Answer, DropGroup, PutGroup
 from peerload.model.errors import BadRequest, SlowDown
-from peerload.model.submit_options import GroupSettings
-from peerload.model.task import TaskState
+from peerload.model.task import GroupSettings, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.home import Home
     from peerload.core.work import HomeTask
     from peerload.model.events import GroupRequested
-    from peerload.model.submit_options import TaskOutcome
+    from peerload.model.task import TaskOutcome
 
 
 PASSED_AT_A_TIME = 250

@@ -2,7 +2,7 @@
 
 Tasks of this home and guests wait side by side. A task whose offer is out stays in its place but is withheld. The head
 of the line is never overtaken by a later task of its class that would fit: it would starve. Tasks that take devices have a
-line of their own (`device_queue.py`), so that nobody waits for cores behind a task that waits for a GPU, nor the reverse.
+line of their own (`DeviceQueue`), so that nobody waits for cores behind a task that waits for a GPU, nor the reverse.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.estimates import BacklogEstimate
-from peerload.core.resources.device_queue import DeviceQueue
+from peerload.core.resources.admission import DeviceQueue
 from peerload.core.work import UntouchedMembers
 from peerload.model import metrics
 

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import gpu_mem_bytes_max
-from peerload.core.resources.gpu_use import OUT_OF_GPU_MEMORY
+from peerload.core.resources.devices import OUT_OF_GPU_MEMORY
 from peerload.core.work import HomePhase, with_more_memory
 from peerload.model import metrics, timers
-from peerload.model.devices import GpuShare
+from peerload.model.resources import GpuShare
 from peerload.model.task import Guarantee, TaskState, how_it_ended
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from peerload.agent.peers.duplicate_node_name import COPIES_REPORTED_MAX, DuplicateNames
+from peerload.agent.peers.local_node import COPIES_REPORTED_MAX, DuplicateNames
 from peerload.model.messages import Identity
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from peerload.agent.peers import gossip
-from peerload.agent.peers.gossip import BATCH_MAX, LOOKUPS_MAX, GossipSocket, LagWatch
+from peerload.agent.peers import membership
+from peerload.agent.peers.membership import BATCH_MAX, LOOKUPS_MAX, GossipSocket, LagWatch
 from peerload.model.errors import BadMessage, ConfigError
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.wire.seal import KEY_BYTES, Sealer
@@ -210,7 +210,7 @@ def test_names_that_nobody_answers_for_hold_up_nothing_else(monkeypatch: pytest.
             await asyncio.Event().wait()
             return []
 
-        monkeypatch.setattr("peerload.agent.peers.gossip.resolve", hangs)
+        monkeypatch.setattr("peerload.agent.peers.membership.resolve", hangs)
         one = End("n1")
         for number in range(1000):
             one.socket.send("n2", f"host-{number}.example:7117", b"hello")
@@ -252,7 +252,7 @@ def test_a_taken_port_is_refused() -> None:
 
 def test_a_stall_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0  # of a clock that only this test moves on: the machine may stand still by itself, too
-    monkeypatch.setattr(gossip, "_boot_s", lambda: now_s)
+    monkeypatch.setattr(membership, "_boot_s", lambda: now_s)
 
     async def test() -> None:
         nonlocal now_s

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from peerload.agent.control.connection import Connection
-from peerload.agent.control.core_requests import CoreRequests
 from peerload.agent.requests.attach import AttachRequests
-from peerload.agent.stdin.stdin_store import (
+from peerload.agent.requests.core_requests import CoreRequests
+from peerload.agent.stdin import (
     INPUT_AHEAD_BYTES_MAX,
     INPUT_UNASKED_BYTES_MAX,
     StdinFull,

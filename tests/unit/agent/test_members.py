@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.peers.addresses import PEERS_KEPT_MAX, PRIVATE, AddressFile
-from peerload.agent.peers.membership import PORT_TRIES_MAX, Members
+from peerload.agent.peers.membership import PEERS_KEPT_MAX, PORT_TRIES_MAX, PRIVATE, AddressFile, Members
 from peerload.core.membership.membership import PeerState
 from peerload.model import actions, events
 from peerload.model.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from peerload.agent.mqtt.client import _Client
+from peerload.agent.mqtt import _Client
 from peerload.security.broker import BrokerUrl
 from tests.each import each
 

@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from peerload.agent.joining import enrollment
-from peerload.agent.joining.enrollment import Enrollment
+from peerload.agent import joining
+from peerload.agent.joining import Enrollment
 from peerload.core.membership.membership import PeerState
-from peerload.model.instant import Instant
+from peerload.model.events import Instant
 from tests.each import each
 
 
-def joining(
+def enrollment(
     state: PeerState | None, known: tuple[str, ...] = (), revoked_at: float = 0.0, since_s: float = 0.0
 ) -> Enrollment:
     """Of a node that believes this of ws2, since then (boot time), and remembers these members of its last start."""
@@ -35,7 +35,7 @@ def joining(
 
 @pytest.fixture(autouse=True)
 def boot_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enrollment, "now", lambda: Instant(1000.0, time.time()))
+    monkeypatch.setattr(joining, "now", lambda: Instant(1000.0, time.time()))
 
 
 @pytest.mark.rule("J2")
@@ -50,27 +50,27 @@ def boot_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_member_that_is_away_keeps_its_name(state: PeerState | None, known: tuple[str, ...], is_free: bool) -> None:
     """Unless whoever invites says that it is for that name, or it was shut out."""
-    told = joining(state, known).name_objection("ws2")
+    told = enrollment(state, known).name_objection("ws2")
     assert (told == "") == is_free
     assert is_free or "peerload invite --node ws2" in told
-    assert joining(state, known).name_objection("ws2", is_meant=True) == ""
-    assert joining(state, known, revoked_at=1.0).name_objection("ws2") == ""
+    assert enrollment(state, known).name_objection("ws2", is_meant=True) == ""
+    assert enrollment(state, known, revoked_at=1.0).name_objection("ws2") == ""
 
 
 @pytest.mark.rule("J2")
 @each("state", [PeerState.ALIVE, PeerState.SUSPECT])
 def test_one_that_is_there_keeps_it_whatever_was_said(state: PeerState) -> None:
     for revoked_at in (0.0, 1.0):
-        assert state.value in joining(state, revoked_at=revoked_at).name_objection("ws2", is_meant=True)
-    assert joining(None).name_objection("ws1", is_meant=True)
+        assert state.value in enrollment(state, revoked_at=revoked_at).name_objection("ws2", is_meant=True)
+    assert enrollment(None).name_objection("ws1", is_meant=True)
 
 
 @pytest.mark.rule("J2")
 @each("state", [PeerState.LEFT, PeerState.DEAD])
 def test_a_name_that_was_just_given_away_is_free_when_that_machine_has_come_and_gone(state: PeerState) -> None:
     let_in_at = time.time() - 30.0
-    gone = joining(state, since_s=990.0)
+    gone = enrollment(state, since_s=990.0)
     assert gone.name_objection("ws2", let_in_at, is_meant=True) == ""
-    on_its_way = joining(state, since_s=900.0)  # it is the one of before that has left
+    on_its_way = enrollment(state, since_s=900.0)  # it is the one of before that has left
     assert on_its_way.name_objection("ws2", let_in_at, is_meant=True)
-    assert joining(None).name_objection("ws2", let_in_at, is_meant=True)
+    assert enrollment(None).name_objection("ws2", let_in_at, is_meant=True)

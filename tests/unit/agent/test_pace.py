@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.output import backpressure as pace_module
-from peerload.agent.output.backpressure import OutputBackpressure
+from peerload.agent.output import output as pace_module
+from peerload.agent.output.output import OutputBackpressure
 from peerload.agent.output.spool import Spool
 from tests.each import each
 from tests.support import PATIENCE_S

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 
-from peerload.agent.peers.listener import SEGMENT_BYTES_MAX, _listening
+from peerload.agent.peers.links import SEGMENT_BYTES_MAX, _listening
 from peerload.model.gossip import MESSAGES_BYTES_MAX, GossipMessage, Load, size_bytes
-from peerload.model.load import LoadReport
-from peerload.wire import gossip
+from peerload.model.resources import LoadReport
+from peerload.wire import peer
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.each import each
 
@@ -31,7 +31,7 @@ def test_the_largest_datagram_passes_in_one_piece() -> None:
     load = Load.of(longest, LoadReport())
     while sum(map(size_bytes, messages)) + size_bytes(load) <= MESSAGES_BYTES_MAX:
         messages.append(load)
-    filled = gossip.encode(tuple(messages))
+    filled = peer.encode_datagram(tuple(messages))
     room = MESSAGES_BYTES_MAX - sum(map(size_bytes, messages))
     sealer = Sealer(b"k" * KEY_BYTES, "c", longest, "b" * 32)
     assert len(sealer.seal(filled, longest.encode())) + room + HEADS_BYTES <= LEAST_BYTES

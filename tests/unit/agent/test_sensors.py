@@ -12,7 +12,7 @@ import pytest
 
 from peerload.agent.sensors import host as sensors
 from peerload.agent.sensors.host import HostSensors, machine_facts
-from peerload.agent.sensors.own_use import OwnUse
+from peerload.agent.sensors.processes import OwnUse
 from peerload.model.events import LoadSampled
 
 

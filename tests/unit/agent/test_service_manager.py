@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.systemd.notify import STATUS_CHARS_MAX, ServiceManager, check_passed_socket
+from peerload.agent.systemd import STATUS_CHARS_MAX, ServiceManager, check_passed_socket
 from peerload.model.errors import ConfigError
 from tests.each import each
 
@@ -113,7 +113,7 @@ def test_sockets_that_are_not_taken(tmp_path: Path) -> None:
 
 PROGRAM = """
 import os, socket, sys
-from peerload.agent.systemd.notify import ServiceManager
+from peerload.agent.systemd import ServiceManager
 from peerload.model.errors import ConfigError
 try:
     manager = ServiceManager({"LISTEN_FDS": sys.argv[1], "LISTEN_FDNAMES": sys.argv[2], "LISTEN_PID": str(os.getpid())})

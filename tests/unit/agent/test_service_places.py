@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.systemd.notify import ServiceManager
-from peerload.agent.systemd.service import SERVICE_HINT, check_service_places
+from peerload.agent.systemd import SERVICE_HINT, ServiceManager, check_service_places
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 from tests.each import each
@@ -18,8 +17,8 @@ from tests.each import each
 NOBODY = 61_003
 PROGRAM = """
 import os, sys
-from peerload.agent.systemd.notify import ServiceManager
-from peerload.agent.systemd.service import check_service_places
+from peerload.agent.systemd import ServiceManager
+from peerload.agent.systemd import check_service_places
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 os.setresgid(*[int(sys.argv[1])] * 3)

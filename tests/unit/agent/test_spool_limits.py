@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.output.inotify import READ_BYTES
-from peerload.agent.output.spool import Spool
-from peerload.agent.stdin.stdin_store import StdinStore, StoredStdin
+from peerload.agent.output.spool import READ_BYTES, Spool
+from peerload.agent.stdin import StdinStore, StoredStdin
 from tests.each import each
 from tests.unit.agent.test_spool import KEY, Reader, Story, fixture_play  # noqa: F401 -- a fixture
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from peerload.agent.joining.distribution import TrustDistribution
-from peerload.agent.joining.renewal import CertificateRenewal
+from peerload.agent.joining import CertificateRenewal, TrustDistribution
 from peerload.core.membership.membership import PeerState
 from peerload.model import events, messages
 from peerload.security.revocation import OVERLAP_REVOKED_S, OVERLAP_S, SPREAD_S, Keyring, SealKey, TrustStore
@@ -31,7 +30,7 @@ def _links(sent: list[tuple[str, messages.Message]]) -> Any:
     return SimpleNamespace(
         send=lambda node, message: sent.append((node, message)),
         certificate_of=lambda _node: b"",
-        close_revoked=lambda: None,
+        connections=SimpleNamespace(close_revoked=lambda: None),
     )
 
 

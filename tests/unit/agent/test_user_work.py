@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
-from peerload.agent.accounts.as_user import TaskUser
-from peerload.agent.files import user_work
-from peerload.agent.files.caches import FileCache, FileCaches
-from peerload.agent.files.user_work import UserWork, WorkLost
+from peerload.agent.accounts import TaskUser
+from peerload.agent.files import attempts
+from peerload.agent.files.attempts import UserWork, WorkLost
+from peerload.agent.files.transfer import FileCache, FileCaches
 from peerload.files import as_user
 from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
 from peerload.files.store import NoRoom
@@ -154,7 +154,7 @@ def test_an_error_of_the_operating_system_is_one(tmp_path: Path) -> None:
 
 
 def test_a_process_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_work, "SILENCE_S_MAX", 0.05)
+    monkeypatch.setattr(attempts, "SILENCE_S_MAX", 0.05)
 
     async def plays(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> str:
         await reader.read()  # the end
@@ -166,8 +166,8 @@ def test_a_process_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: py
 
 def test_a_process_that_is_lost_is_asked_for_again_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While there is no room for it, as long as that lasts."""
-    monkeypatch.setattr(user_work, "RETRY_S", 0.0)
-    launcher, said = Launcher(""), ["busy: too many"] * 50 + ["it was ended (9)"] * user_work.TRIES_MAX
+    monkeypatch.setattr(attempts, "RETRY_S", 0.0)
+    launcher, said = Launcher(""), ["busy: too many"] * 50 + ["it was ended (9)"] * attempts.TRIES_MAX
 
     async def ask(job: FilesJob, within_s: float) -> str:
         del within_s

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from peerload.cli.doctor import agent, broker, cluster, machine
-from peerload.cli.doctor.broker import BrokerProbe
-from peerload.cli.doctor.facts import Check, DoctorInput, Finding
+from peerload.cli.doctor import cluster, machine
+from peerload.cli.doctor.cluster import BrokerProbe
+from peerload.cli.doctor.machine import Check, DoctorInput, Finding
 from peerload.cli.verbs import doctor
 from peerload.model.config import AgentConfig, HooksSettings
 from tests.each import each
@@ -67,14 +67,14 @@ def with_agent(facts: DoctorInput, **checkup: Any) -> DoctorInput:
 
 
 def test_another_version(facts: DoctorInput) -> None:
-    assert agent.version(with_agent(facts)).result == "warn"
+    assert machine.version(with_agent(facts)).result == "warn"
 
 
 @each(("kind", "result"), [("nfs4", "fail"), ("tmpfs", "warn"), ("ext4", "ok")])
 def test_file_systems(facts: DoctorInput, kind: str, result: str) -> None:
     with_agent(facts).info["state"] = "/home/me/my state"
     put(facts, "/proc/self/mounts", f"/dev/sda1 / ext4 rw 0 0\nserver:/home /home/me/my\\040state {kind} rw 0 0\n")
-    found = agent.file_system(facts)
+    found = machine.file_system(facts)
     assert found.result == result
     assert kind in found.says
 
@@ -90,40 +90,40 @@ def test_file_systems(facts: DoctorInput, kind: str, result: str) -> None:
     ],
 )
 def test_room(facts: DoctorInput, changed: dict[str, Any], result: str) -> None:
-    assert agent.room(with_agent(facts, disk=DISK | changed)).result == result
+    assert machine.room(with_agent(facts, disk=DISK | changed)).result == result
 
 
 def test_a_disk_that_is_slow_to_keep(facts: DoctorInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_agent(facts).info["state"] = str(tmp_path)
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(agent, "SLOW_SYNC_S", 0.0)
-    assert agent.state(facts).result == "warn"
+    monkeypatch.setattr(machine, "SLOW_SYNC_S", 0.0)
+    assert machine.state(facts).result == "warn"
     (tmp_path / "file").touch()
     facts.info["state"] = str(tmp_path / "file")
-    assert agent.state(facts).result == "fail"
+    assert machine.state(facts).result == "fail"
 
 
 @each("changed", [{"pid": 0}, {"silent": True}])
 def test_the_launcher(facts: DoctorInput, changed: dict[str, Any]) -> None:
-    assert agent.launcher(with_agent(facts)).result == "ok"
-    assert agent.launcher(with_agent(facts, launcher=LAUNCHER | changed)).result == "fail"
+    assert machine.launcher(with_agent(facts)).result == "ok"
+    assert machine.launcher(with_agent(facts, launcher=LAUNCHER | changed)).result == "fail"
 
 
 @each("changed", [{"units": "bare", "unenforced": ["this"]}, {"memory": None}, {"memory": "rlimit"}])
 def test_containment(facts: DoctorInput, changed: dict[str, Any]) -> None:
-    assert agent.containment(with_agent(facts)).result == "ok"
-    found = agent.containment(with_agent(facts, launcher=LAUNCHER | changed))
+    assert machine.containment(with_agent(facts)).result == "ok"
+    found = machine.containment(with_agent(facts, launcher=LAUNCHER | changed))
     assert found.result == "warn"
     assert "Delegate" in found.fix
 
 
 def test_another_event_loop(facts: DoctorInput) -> None:
-    assert agent.python(with_agent(facts, event_loop="asyncio")).result == "warn"
+    assert machine.python(with_agent(facts, event_loop="asyncio")).result == "warn"
 
 
 def test_a_python_without_packages(facts: DoctorInput, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvloop" else object())
-    assert "uvloop" in agent.python(facts).says
+    assert "uvloop" in machine.python(facts).says
 
 
 def test_certificates_that_expire(facts: DoctorInput) -> None:
@@ -326,24 +326,24 @@ def test_a_check_that_hangs_does_not_hang_the_others(facts: DoctorInput, monkeyp
 
 
 def test_what_was_lost_and_what_was_removed_early(facts: DoctorInput) -> None:
-    assert agent.damaged(with_agent(facts)).result == "ok"
-    assert agent.damaged(with_agent(facts, lost="ws1/3 is missing")).result == "fail"
-    assert agent.kept(with_agent(facts, removed_early=None)).result == "ok"
+    assert machine.damaged(with_agent(facts)).result == "ok"
+    assert machine.damaged(with_agent(facts, lost="ws1/3 is missing")).result == "fail"
+    assert machine.kept(with_agent(facts, removed_early=None)).result == "ok"
     early = {"tasks": 18, "at": 5.0, "why": "more than 30 ended tasks were kept"}
-    assert agent.kept(with_agent(facts, removed_early=early)).result == "warn"
+    assert machine.kept(with_agent(facts, removed_early=early)).result == "warn"
 
 
 @pytest.mark.parametrize(("settings", "result"), [("", "warn"), ("set_tcp_nodelay true\n", "ok")])
 def test_a_broker_of_this_machine_that_holds_small_messages_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, result: str
 ) -> None:
-    monkeypatch.setattr(broker, "probe_broker", lambda url, _: BrokerProbe(url))
-    monkeypatch.setattr(broker, "anybody_may_publish", lambda *_: False)
+    monkeypatch.setattr(cluster, "probe_broker", lambda url, _: BrokerProbe(url))
+    monkeypatch.setattr(cluster, "anybody_may_publish", lambda *_: False)
     environment = {"HOME": str(tmp_path), "PEERLOAD_MQTT": "mqtt://127.0.0.1:1883"}
     facts = DoctorInput(str(tmp_path / "none"), root=tmp_path, environment=environment)
     put(facts, "proc/7/cmdline", "/usr/sbin/mosquitto\0-c\0/etc/mosquitto.conf\0")
     put(facts, "etc/mosquitto.conf", f"listener 1883\n{settings}")
-    found = broker.broker(facts)
+    found = cluster.broker(facts)
     assert (found.result, "set_tcp_nodelay" in found.fix) == (result, result == "warn")
 
 
@@ -351,7 +351,7 @@ def test_hooks_need_a_secret_of_their_own_and_a_program_for_mail(facts: DoctorIn
     def found(**settings: Any) -> Finding:
         hooks = HooksSettings(**settings)
         facts.config = AgentConfig(node="n", state="s", socket="s", hooks=hooks)
-        return agent.hooks(facts)
+        return machine.hooks(facts)
 
     assert found().result == "skip"
     secret = tmp_path / "secret"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from peerload.cli.verbs.history import instant
+from peerload.cli.common.options import past_instant
 from peerload.wire import control
 from tests.each import each
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent, peerload  # noqa: F401 -- one is a fixture
@@ -175,8 +175,8 @@ def test_a_trace_that_cannot_be_written_leaves_nothing(agent: FakeAgent, tmp_pat
 
 
 def test_moments() -> None:
-    assert instant("2h") == pytest.approx(time.time() - 7200, abs=60)
-    assert instant("2026-11-20T14:30:00+00:00") == 1795185000.0
-    assert instant("1000000000s") >= 0.0
+    assert past_instant("2h") == pytest.approx(time.time() - 7200, abs=60)
+    assert past_instant("2026-11-20T14:30:00+00:00") == 1795185000.0
+    assert past_instant("1000000000s") >= 0.0
     with pytest.raises(argparse.ArgumentTypeError):
-        instant("5")
+        past_instant("5")

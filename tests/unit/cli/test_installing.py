@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload import distribution
-from peerload.cli.verbs.invite import install_lines, install_lines_for
+from peerload.cli.verbs.join import install_lines, install_lines_for
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from peerload.cli.common import terminal
+from peerload.cli.common import task_session
 from tests.each import each
 
 
@@ -35,18 +35,18 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_command_that_needs_a_terminal_is_told_so(
     line: str, is_said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    terminal.say_if_it_needs_a_terminal([word.encode() for word in line.split()])
+    task_session.say_if_it_needs_a_terminal([word.encode() for word in line.split()])
     assert (f"peerload run --pty {line}" in capsys.readouterr().err) == is_said
 
 
 def test_nothing_is_said_to_a_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(os, "isatty", lambda descriptor: descriptor != 1)
-    terminal.say_if_it_needs_a_terminal([b"bash"])
+    task_session.say_if_it_needs_a_terminal([b"bash"])
     assert capsys.readouterr().err == ""
 
 
 def test_colours_are_asked_for_where_they_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = terminal.with_colours
+    asked = task_session.with_colours
     assert asked(["A=b"], has_terminal=False) == ["A=b", "CLICOLOR_FORCE=1", "FORCE_COLOR=1"]
     assert asked(["FORCE_COLOR=3"], has_terminal=False) == ["FORCE_COLOR=3", "CLICOLOR_FORCE=1"]
     monkeypatch.setenv("COLORTERM", "truecolor")

@@ -14,15 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerload.cli.map import inputs as map_inputs
-from peerload.cli.map.inputs import BadInput, LineReader, MapInputs, opened, refuse_late_flags, split
-from peerload.cli.map.joblog import HEADER, Joblog
-from peerload.cli.map.run import Halt
-from peerload.cli.map.show import MapResult, Outputs, bar_text
-from peerload.cli.map.template import CommandTemplate, shown
+from peerload.cli.common.output import bar_text
+from peerload.cli.map import template as map_inputs
+from peerload.cli.map.run import HEADER, Halt, Joblog, MapResult
+from peerload.cli.map.template import (
+    BadInput,
+    CommandTemplate,
+    LineReader,
+    MapInputs,
+    opened,
+    refuse_late_flags,
+    shown,
+    split,
+)
 from peerload.cli.verbs import map as map_verb
 from peerload.cli.verbs.change import to_retry
-from peerload.cli.verbs.map import JSON_OUTPUT_BYTES_MAX
+from peerload.cli.verbs.map import JSON_OUTPUT_BYTES_MAX, Outputs
 from peerload.model.errors import UsageError
 from tests.each import each
 
@@ -239,7 +246,7 @@ def test_what_no_halt_is(text: str) -> None:
 def test_outputs_keep_their_order_within_a_bound(
     capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peerload.cli.map.show.KEPT_BYTES_MAX", 5)
+    monkeypatch.setattr("peerload.cli.verbs.map.KEPT_BYTES_MAX", 5)
     asked: list[str] = []
 
     def fetch(task: str) -> list[dict[str, object]]:

@@ -10,8 +10,8 @@ import pynvml
 import pytest
 
 from peerload.agent.sensors.nvml import GpuProcess, Nvml
-from peerload.cli.demo.played_nvml import LAG_S, PlayedNvml
-from peerload.model.devices import Health
+from peerload.cli.demo.gpu_agent import LAG_S, PlayedNvml
+from peerload.model.resources import Health
 
 GIB = 1 << 30
 GONE = 1 << 30

@@ -99,7 +99,7 @@ def test_a_preset_is_shown_kind_by_kind() -> None:
 
 
 def test_baselines_are_marked_and_an_agent_refuses_those_that_need_a_head() -> None:
-    from peerload.config.check import _look_at
+    from peerload.config.loader import _look_at
 
     text = peerload("policy", "ls").stdout.decode()
     marked = {line.split()[0] for line in text.splitlines() if "(baseline" in line}

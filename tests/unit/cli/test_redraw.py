@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.cli.common.output import redrawn
-from peerload.cli.verbs import top
+from peerload.cli.verbs import nodes
 from tests.each import each
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def test_q_quits_and_the_terminal_is_as_before(term: str, monkeypatch: pytest.Mo
 
 def test_a_dumb_terminal_is_told_what_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    assert "TERM=dumb" in top._lacks_view()
-    assert "pip" not in top._lacks_view()
+    assert "TERM=dumb" in nodes._lacks_view()
+    assert "pip" not in nodes._lacks_view()
     monkeypatch.delenv("TERM")
-    assert "pip" not in top._lacks_view()
+    assert "pip" not in nodes._lacks_view()
     monkeypatch.setenv("TERM", "xterm")
-    assert top._lacks_view() == ""
+    assert nodes._lacks_view() == ""
     monkeypatch.setitem(sys.modules, "textual", None)
-    assert "pip install" in top._lacks_view()
+    assert "pip install" in nodes._lacks_view()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from peerload.agent.launcher.task_environment import child_traceparent
-from peerload.text.trace import executors_of, lines_of, spans_of
+from peerload.text.tasks import executors_of, trace_lines, trace_spans
 
 GIVEN = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
 
@@ -32,14 +32,14 @@ def test_each_attempt_has_its_spans_and_what_goes_on_has_no_end() -> None:
     events = {
         "n3": [step(7.0, "accepted", attempt=2), step(7.0, "started", attempt=2), step(8.1, "running", attempt=2)]
     }
-    spans = spans_of(TASK, events, 9.0)
+    spans = trace_spans(TASK, events, 9.0)
     assert [(span["name"], span["node"], span["began"], span["ended"]) for span in spans if not span["own_clock"]] == [
         ("files staged", "n3", 6.5, 7.0), ("starts", "n3", 7.0, 8.1), ("runs", "n3", 8.1, None)
     ]  # fmt: skip
     assert [span["name"] for span in spans if span["own_clock"]] == [
         "waits", "handed over", "runs", "waits", "searched", "handed over", "runs"
     ]  # fmt: skip
-    lines = lines_of(TASK, spans, ["n2"], 9.0)
+    lines = trace_lines(TASK, spans, ["n2"], 9.0)
     assert "\x1b" not in "".join(lines)
     assert len(lines) == 1 + len(spans) + 2
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.sensors.device_locks import DeviceLocks
-from peerload.model.devices import Device
+from peerload.agent.sensors.gpus import DeviceLocks
+from peerload.model.resources import Device
 from tests.each import each
 
 CARDS = tuple(Device(f"nvidia:GPU-fake-{number}", index=number) for number in range(2))
@@ -111,7 +111,7 @@ def test_a_claim_holds_though_the_disk_is_full(tmp_path: Path, monkeypatch: pyte
 
 
 def test_files_are_where_the_machine_keeps_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("peerload.agent.sensors.device_locks.PLACES", (tmp_path / "nowhere", tmp_path))
+    monkeypatch.setattr("peerload.agent.sensors.gpus.PLACES", (tmp_path / "nowhere", tmp_path))
     claims = DeviceLocks()
     claims.claim(CARDS[:1])
     assert (tmp_path / FILE).exists()

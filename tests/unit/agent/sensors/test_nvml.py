@@ -7,10 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from peerload.agent.sensors.gpu_health import HELD_DOWN_S, RECOVERED_S, GpuFaults
-from peerload.agent.sensors.nvml import CardReading, GpuProcess, Nvml
-from peerload.agent.sensors.nvml_library import SessionOver
-from peerload.model.devices import Health, Nearness
+from peerload.agent.sensors.nvml import HELD_DOWN_S, RECOVERED_S, CardReading, GpuFaults, GpuProcess, Nvml, SessionOver
+from peerload.model.resources import Health, Nearness
 from tests.fakes.nvml import GIB, Machine, load
 
 MIB = 1 << 20

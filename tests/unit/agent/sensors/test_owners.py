@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.sensors import process_owner as module
-from peerload.agent.sensors.process_owner import FOREIGN_KEPT_S, INITIAL_NAMESPACE, ProcessOwners
+from peerload.agent.sensors import processes as module
+from peerload.agent.sensors.processes import FOREIGN_KEPT_S, INITIAL_NAMESPACE, ProcessOwners
 from tests.support import wait_until
 
 KEY = "0123456789abcdef0123456789abcdef-1"

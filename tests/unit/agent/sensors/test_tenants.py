@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerload.agent.sensors.gpu_usage import CONTEXT_BYTES, FOREIGN_PEAK_S, GpuAverages, GpuUsage, memory_by_owner
-from peerload.agent.sensors.nvml import CardReading, GpuProcess
-from peerload.model.devices import Device, DeviceReading
+from peerload.agent.sensors.nvml import (
+    CONTEXT_BYTES,
+    FOREIGN_PEAK_S,
+    CardReading,
+    GpuAverages,
+    GpuProcess,
+    GpuUsage,
+    memory_by_owner,
+)
+from peerload.model.resources import Device, DeviceReading
 from tests.each import each
 
 MIB, GIB = 1 << 20, 1 << 30

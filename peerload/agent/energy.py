@@ -1,0 +1,471 @@
+"""Energy of this node in action: controls of its power, power-down, and the price feed.
+
+All controls are off unless set: NVML power limits and locked clocks, cpufreq governor and greatest frequency. What was in
+force before is written to the state directory ahead of each change, and put back when the agent stops, at its next start if
+it was killed, or by `peerload power restore`. Each step can be repeated, so that a crash between any two of them leaves
+nothing behind: what is restored is forgotten only when all of it is.
+
+A machine that has had nothing to do for long enough is suspended. Its node has told its peers before, so that none calls it
+dead, and has told them the addresses of its network cards: any peer on its network can wake it. A suspend command that fails,
+or after which the machine did not sleep, is told, and tried again later and later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
+
+from peerload.agent.runtime import next_tick
+from peerload.agent.sensors.nvml import find_library, text
+from peerload.config.loader import load_prices
+from peerload.model.errors import ConfigError
+from peerload.model.events import MachineSleeping, MachineWoke, PricesRead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from peerload.agent.store.write_ahead import EventLog
+    from peerload.core.node import Node
+    from peerload.model.config import EnergySettings
+    from peerload.model.events import Event
+    from peerload.model.resources import Profile
+
+
+FILE = "power-controls.json"
+GPU_LIMIT, GPU_CLOCKS = "gpu power limit", "gpu clocks"
+CPU_FILES = {"cpu governor": "scaling_governor", "cpu frequency": "scaling_max_freq"}
+CLOCK_MHZ_MIN = 0
+
+
+class Control(NamedTuple):
+    """A change. kind: one of the names above; target: a file, or the UUID of a card; before: what was in force there."""
+
+    kind: str
+    target: str
+    before: str
+
+
+class PowerControls:
+    """The controls of one machine. file: what was in force before."""
+
+    def __init__(self, file: Path, library: Callable[[], Any] = find_library) -> None:
+        """library: loads the interface of `pynvml`; None: there is no driver."""
+        self._file = file
+        self._library = library
+        self._nvml: Any = None
+        self._lock = threading.Lock()
+
+    def are_wanted(self, wanted: EnergySettings) -> bool:
+        """True if there is anything to set, or to put back."""
+        is_set = wanted.gpu_power_w or wanted.gpu_clock_mhz or wanted.cpu_governor or wanted.cpu_max_mhz
+        return bool(is_set) or self._file.exists()
+
+    def start(self, settings: EnergySettings) -> list[str]:
+        """Put back what an earlier start has left, then apply the settings. → what could not be done."""
+        said = self.restore()
+        with self._lock:
+            return said + self._apply(settings)
+
+    def restore(self) -> list[str]:
+        """Put all back. → what could not be; it is kept, and tried again."""
+        with self._lock:
+            return self._restore()
+
+    def _restore(self) -> list[str]:
+        try:
+            changed = self._changed()
+        except ValueError as error:
+            return [_unknown(self._file, error)]
+        if not changed:
+            return []
+        with self._session(any(one.kind.startswith("gpu") for one in changed)):
+            left, said = [], []
+            for one in reversed(changed):
+                if why := self._set(one.kind, one.target, one.before):
+                    left.append(one)
+                    said.append(f"{one.kind} of {one.target} is not put back to {one.before}: {why}")
+        try:
+            self._keep(left[::-1])
+        except OSError as error:
+            said.append(f"{self._file} cannot be written: {error.strerror}")
+        return said
+
+    def _apply(self, settings: EnergySettings) -> list[str]:
+        said: list[str] = []
+        try:
+            changed = self._changed()
+        except ValueError:  # `restore` has said it; a change now would be taken for what was in force before
+            return ["no power control is set"]
+        wants_gpus = bool(settings.gpu_power_w or settings.gpu_clock_mhz)
+        with self._session(wants_gpus):
+            if wants_gpus and self._nvml is None:
+                said.append("the power of GPUs is not limited: there is no NVIDIA driver that works")
+            for kind, target, value in [*_cpu_changes(settings), *self._gpu_changes(settings, said)]:
+                before, why = self._before(kind, target, value)
+                if not why and before != value:
+                    # Noted ahead of the change: who dies in between has changed nothing that is not noted.
+                    noted = [*changed, Control(kind, target, before)]
+                    try:
+                        self._keep(noted)
+                    except OSError as error:
+                        why = f"{self._file} cannot be written: {error.strerror}"
+                    else:
+                        changed = noted
+                        why = self._set(kind, target, value)
+                if why:
+                    said.append(f"{kind} of {target} is not set to {value}: {why}")
+        return said
+
+    # -- what is to be set -----------------------------------------------------------------------------------------------
+
+    def _gpu_changes(self, settings: EnergySettings, said: list[str]) -> Iterator[tuple[str, str, str]]:
+        nvml = self._nvml
+        try:
+            count = nvml.nvmlDeviceGetCount() if nvml is not None else 0
+        except self._errors as error:
+            said.append(f"the power of GPUs is not limited: {_why(error)}")
+            return
+        for index in range(count):
+            try:
+                uuid = text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
+            except self._errors as error:
+                said.append(f"the power of GPU {index} is not limited: {_why(error)}")
+                continue
+            if settings.gpu_power_w:
+                yield GPU_LIMIT, uuid, f"{round(settings.gpu_power_w * 1000)}"
+            if settings.gpu_clock_mhz:
+                yield GPU_CLOCKS, uuid, f"{settings.gpu_clock_mhz}"
+
+    def _before(self, kind: str, target: str, value: str) -> tuple[str, str]:
+        """The value in force, and the reason why another cannot be set there ("": it can)."""
+        try:
+            if kind in CPU_FILES:
+                path = Path(target)
+                before = path.read_text().strip()
+                if kind == "cpu governor":
+                    known = path.with_name("scaling_available_governors").read_text().split()
+                    return before, "" if value in known else f"there are: {' '.join(known)}"
+                low, high = (int(path.with_name(f"cpuinfo_{one}_freq").read_text()) for one in ("min", "max"))
+                return before, "" if low <= int(
+                    value
+                ) <= high else f"it is between {low // 1000} and {high // 1000} MHz"
+            if kind == GPU_CLOCKS:
+                return "", ""  # what was locked before cannot be read: they are free again
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(target)
+            low, high = self._nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+            before = f"{self._nvml.nvmlDeviceGetPowerManagementLimit(handle)}"
+            return before, "" if low <= int(value) <= high else f"it is between {low / 1000:g} and {high / 1000:g} W"
+        except self._errors as error:
+            return "", _why(error)
+
+    # -- the changes ------------------------------------------------------------------------------------------------------
+
+    def _set(self, kind: str, target: str, value: str) -> str:
+        """Set one value. → why that failed."""
+        try:
+            if kind in CPU_FILES:
+                Path(target).write_text(value)
+                return ""
+            if self._nvml is None:
+                return "there is no driver now"
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(target)
+            if kind == GPU_LIMIT:
+                self._nvml.nvmlDeviceSetPowerManagementLimit(handle, int(value))
+            elif value:
+                self._nvml.nvmlDeviceSetGpuLockedClocks(handle, CLOCK_MHZ_MIN, int(value))
+            else:
+                self._nvml.nvmlDeviceResetGpuLockedClocks(handle)
+        except self._errors as error:
+            return _why(error)
+        return ""
+
+    def _changed(self) -> list[Control]:
+        """Controls to put back. For root, who may write everywhere, the file of another user names nothing but processors and
+        cards. Raises ValueError if the file cannot be read."""
+        try:
+            is_own = self._file.stat().st_uid == os.geteuid()
+            found = [Control(*map(str, one)) for one in json.loads(self._file.read_text())]
+        except FileNotFoundError:
+            return []
+        except (OSError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+        return [one for one in found if one.kind not in CPU_FILES or is_own or _is_of_kernel(one.target)]
+
+    def _keep(self, changed: list[Control]) -> None:
+        """Write what has to be put back, durably."""
+        if not changed:
+            self._file.unlink(missing_ok=True)
+            return
+        new = self._file.with_suffix(".new")
+        with new.open("w") as file:
+            json.dump(changed, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._file)
+        directory = os.open(self._file.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    @contextlib.contextmanager
+    def _session(self, wants_gpus: bool) -> Iterator[None]:
+        """A session with the driver, if it is needed and there is one."""
+        nvml: Any = self._library() if wants_gpus else None
+        if nvml is not None:
+            try:
+                nvml.nvmlInit()
+                self._nvml = nvml
+            except nvml.NVMLError:
+                nvml = None
+        try:
+            yield
+        finally:
+            self._nvml = None
+            if nvml is not None:
+                with contextlib.suppress(nvml.NVMLError):
+                    nvml.nvmlShutdown()
+
+    @property
+    def _errors(self) -> tuple[type[Exception], ...]:
+        return (OSError, ValueError) if self._nvml is None else (OSError, ValueError, self._nvml.NVMLError)
+
+
+def _cpu_changes(settings: EnergySettings) -> Iterator[tuple[str, str, str]]:
+    khz = f"{settings.cpu_max_mhz * 1000}" if settings.cpu_max_mhz else ""
+    for kind, value in zip(CPU_FILES, (settings.cpu_governor, khz), strict=True):
+        if value:
+            for policy in sorted(Path(settings.cpufreq).glob("policy*")):
+                yield kind, str(policy / CPU_FILES[kind]), value
+
+
+def _unknown(file: Path, error: Exception) -> str:
+    return f"what power controls were in force before is not known: {file}: {error}; remove it after a look at them"
+
+
+def _is_of_kernel(target: str) -> bool:
+    return target.startswith("/sys/devices/system/cpu/") and "/../" not in target
+
+
+def _why(error: Exception) -> str:
+    return str(error.strerror) if isinstance(error, OSError) else str(error)
+
+
+log = logging.getLogger("peerload.agent")
+
+LOOK_EVERY_S = 1.0
+TELL_S = 1.0
+"""Time for what peers are told to be sent."""
+SUSPEND_S_MAX = 60.0
+"""A machine that does not sleep so long after its command is awake."""
+CLOCK_EVERY_S = 0.3
+GAP_S = 1.5
+"""A pause of the event loop by so much means that the machine slept."""
+RETRIES_FACTOR_MAX = 64
+COMMAND_S_MAX = 60.0
+NOT_RUN, TIMED_OUT = 126, 124
+PORT = 9
+NET = Path("/sys/class/net")
+CARDS_MAX = 8
+NETWORKS_MAX = 16
+
+
+def cards() -> tuple[str, ...]:
+    """Addresses of the network cards of this machine, without those that are no cards."""
+    found = []
+    for path in sorted(NET.glob("*/address")):
+        with contextlib.suppress(OSError):
+            address = path.read_text().strip()
+            if (path.parent / "device").exists() and address.strip("0:"):
+                found.append(address)
+    return tuple(found[:CARDS_MAX])
+
+
+def magic_packet(card: str) -> bytes:
+    """The packet that wakes the machine with this network card."""
+    return b"\xff" * 6 + bytes.fromhex(card.replace(":", "")) * 16
+
+
+def _broadcasts() -> list[str]:
+    """Broadcast addresses of the networks of this machine. That of "all" reaches only the one with the default route."""
+    found = [one.broadcast for card in psutil.net_if_addrs().values() for one in card if one.family == socket.AF_INET]
+    return sorted({"255.255.255.255", *filter(None, found)})[:NETWORKS_MAX]
+
+
+class Waker:
+    """Wakes other nodes. resume_cmd: run instead of sending magic packets, with PEERLOAD_NODE in its environment."""
+
+    def __init__(self, resume_cmd: str) -> None:
+        self._resume_cmd = resume_cmd
+        self._running: set[asyncio.Task[None]] = set()
+
+    def wake(self, profile: Profile) -> None:
+        """Wake the node of this profile."""
+        if self._resume_cmd:
+            task = asyncio.get_running_loop().create_task(self._resume(profile.node))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+            return
+        why = "there is no network"
+        for place in _broadcasts():  # one of them may be down
+            try:
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                    sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+                    for card in profile.wake:
+                        sender.sendto(magic_packet(card), (place, PORT))
+                why = ""
+            except OSError as error:
+                why = why and str(error.strerror)
+        if why:
+            log.warning("cannot send a magic packet: node=%s error=%s", profile.node, why)
+
+    async def _resume(self, node: str) -> None:
+        code = await _run(self._resume_cmd, {"PEERLOAD_NODE": node})
+        if code:
+            log.warning("resume_cmd failed: node=%s exit_code=%s", node, code)
+
+
+class PowerDown:
+    """Suspends this machine after ``sleep_after_s`` without work."""
+
+    def __init__(
+        self, sleep_after_s: float, suspend_cmd: str, node: Node, put: Callable[[Event], None], event_log: EventLog
+    ) -> None:
+        """sleep_after_s: 0 = never."""
+        self._sleep_after_s = sleep_after_s
+        self._suspend_cmd = suspend_cmd
+        self._node = node
+        self._put = put
+        self._event_log = event_log
+        self._idle_since_s = time.monotonic()
+        self._factor = 1
+
+    async def run(self) -> None:
+        """Look every LOOK_EVERY_S, for ever."""
+        while self._sleep_after_s and self._suspend_cmd:
+            await next_tick(LOOK_EVERY_S)
+            if self._node.has_work:
+                self._idle_since_s, self._factor = time.monotonic(), 1
+            elif time.monotonic() - self._idle_since_s >= self._sleep_after_s * self._factor:
+                await self.sleep()
+                self._idle_since_s = time.monotonic()
+
+    async def sleep(self) -> None:
+        """Tell the peers, suspend, and tell them again when the machine is back."""
+        self._put(MachineSleeping(is_suspended=True))
+        await asyncio.sleep(TELL_S)
+        if not self._node.state.is_asleep:  # work came
+            return
+        try:
+            if self._node.has_work:
+                return
+            self._event_log.record("energy", "asleep", reason=f"nothing to do for {self._sleep_after_s:g} s")
+            self._event_log.settle()
+            began_s = time.monotonic()
+            code, slept_s = await self._suspend()
+            if code or not slept_s:
+                why = (
+                    f"suspend_cmd failed with exit code {code}" if code else "suspend_cmd did not suspend this machine"
+                )
+                self._event_log.record("energy", "not asleep", reason=why)
+                self._factor = min(self._factor * 2, RETRIES_FACTOR_MAX)
+            else:
+                self._event_log.record("energy", "awake", reason=f"after {slept_s:.0f} s")
+                log.info("awake: slept_s=%.1f command_s=%.1f", slept_s, time.monotonic() - began_s)
+        finally:
+            self._put(MachineWoke())
+
+    async def _suspend(self) -> tuple[int, float]:
+        """Run the command → its exit code, and for how long the machine slept (0: it did not). While it sleeps nothing runs, so
+        that one look at the clock comes late."""
+        command = asyncio.get_running_loop().create_task(_run(self._suspend_cmd, {}))
+        looked_s = began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        slept_s = 0.0
+        while not (command.done() and (command.result() or slept_s)) and looked_s - began_s < SUSPEND_S_MAX + slept_s:
+            await asyncio.sleep(CLOCK_EVERY_S)
+            now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+            slept_s = max(slept_s, now_s - looked_s if now_s - looked_s > GAP_S else 0.0)
+            looked_s = now_s
+        if not command.done():
+            command.cancel()
+            return (0 if slept_s else -1), slept_s
+        return command.result(), slept_s
+
+
+async def _run(command: str, variables: dict[str, str]) -> int:
+    """Run a line in a shell → its exit code; NOT_RUN if it cannot be started, TIMED_OUT if it had to be killed."""
+    null = asyncio.subprocess.DEVNULL
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "/bin/sh",
+            "-c",
+            command,
+            env=os.environ | variables,
+            stdin=null,
+            stdout=null,
+            stderr=null,
+            start_new_session=True,
+        )
+    except OSError as error:  # such as no process to be had
+        log.warning("cannot start a command of [energy]: error=%s", error.strerror)
+        return NOT_RUN
+    try:
+        return await asyncio.wait_for(process.wait(), COMMAND_S_MAX)
+    except TimeoutError:
+        return TIMED_OUT
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+PRICES_EVERY_S = 10.0
+
+
+class PriceFeed:
+    """Puts the prices of one file, again when it has changed. A file that cannot be used leaves those in force."""
+
+    def __init__(self, path: str, put: Callable[[PricesRead], None], event_log: EventLog) -> None:
+        """path: "" = there is none."""
+        self._path = Path(path)
+        self._is_given = bool(path)
+        self._put = put
+        self._event_log = event_log
+        self._seen: object = ()
+
+    async def run(self) -> None:
+        """Look every PRICES_EVERY_S, for ever."""
+        while self._is_given:
+            await self.look()
+            await next_tick(PRICES_EVERY_S)
+
+    async def look(self) -> None:
+        """Read the file if it is another than before."""
+        try:
+            facts = self._path.stat()
+            seen: object = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
+        except OSError as error:
+            seen = error.errno
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            prices = await asyncio.to_thread(load_prices, self._path)
+        except ConfigError as error:
+            log.warning("price file refused: error=%s", error)
+            self._event_log.record("energy", "prices refused", reason=f"{error}{error.why and f' ({error.why})'}")
+            return
+        self._event_log.record("energy", "prices read", reason=f"{len(prices) - 2} rows of {self._path}")
+        self._put(PricesRead(prices))

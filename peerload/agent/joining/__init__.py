@@ -1,1 +1,0 @@
-"""Joining a cluster: join server, enrollment, distribution of what the CA has signed."""

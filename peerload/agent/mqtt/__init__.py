@@ -1,1 +1,0 @@
-"""The MQTT bus: client, message filter, flood filter."""

@@ -1,0 +1,227 @@
+"""Processes of this machine: which attempt a process belongs to, and the processor time of this node's own work.
+
+A process of a task bears the mark of its unit in its initial environment. One that has cleared it is found by its
+cgroup (others there bear the mark), by the leader of its session, or by its ancestors. Everything else is foreign, also
+what we may not read.
+
+Everything but the tasks, the launcher and the agent counts as foreign load, so no use of a task may be missed. With cgroups
+of version 2 the kernel counts all of it. Else it is the sum over the launcher's process tree, each process with the children
+it has waited for: a child that lived shorter than a sampling period is in its parent's count, and an orphan is reparented to
+the launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peerload.launcher.containment import ROOT_PREFIX
+from peerload.launcher.record_log import process_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
+ANCESTORS_MAX = 64
+MPS = "mps"
+"""Beginning of the keys of the daemons of MPS, which run beside the tasks."""
+KEPT_MAX = 4096
+"""Cached owners; they never change."""
+FOREIGN_KEPT_S = 10.0
+"""A foreign process is examined again after this: one in exec shows no mark."""
+CGROUP_PROCESSES_MAX = 256
+"""Processes of a cgroup that are examined for a mark."""
+INITIAL_NAMESPACE = "pid:[4026531836]"
+"""The kernel's number of the initial process namespace, outside of containers."""
+_MARK = re.compile(rb"(?:^|\0)PEERLOAD_UNIT=[^\0]*/peerload-([0-9a-z]+-[0-9]+)(?:\0|$)")
+_UNIT_DIRECTORY = "/peerload."
+_STAT_FIELDS = 20
+
+
+class ProcessOwners:
+    """proc, cgroups: mount points of the kernel's file systems."""
+
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        cgroups: Path = Path("/sys/fs/cgroup"),
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._proc = proc
+        self._cgroups = cgroups
+        self._now_s = now_s
+        self._known: OrderedDict[tuple[int, bytes], tuple[str, float]] = OrderedDict()
+
+    def is_contained(self) -> bool:
+        """True if this process has a process namespace of its own, where the driver's pids may mean others."""
+        try:
+            return str((self._proc / "self/ns/pid").readlink()) != INITIAL_NAMESPACE
+        except OSError:
+            return False
+
+    def key_of(self, pid: int) -> str | None:
+        """The execution key of the attempt that owns a process; "" for none; None if there is no such process here (it
+        has ended, or is in another namespace)."""
+        _, _, start = self._stat(pid)
+        if not start:
+            return None
+        known = self._known.get((pid, start))
+        if known is not None and (known[0] or self._now_s() < known[1] + FOREIGN_KEPT_S):
+            return known[0]
+        key = self._found(pid)
+        self._known.pop((pid, start), None)
+        self._known[pid, start] = (key, self._now_s())
+        if len(self._known) > KEPT_MAX:
+            self._known.popitem(last=False)
+        return key
+
+    def _found(self, pid: int) -> str:
+        for near in self._line(pid):
+            key = self._marked(near) or self._of_its_cgroup(near)
+            if key:
+                return key
+        return ""
+
+    def _line(self, pid: int) -> Iterator[int]:
+        """The process, the leader of its session, and its ancestors, nearest first."""
+        parent, session, start = self._stat(pid)
+        yield pid
+        if session not in (0, pid) and self._is_elder(session, start):
+            yield session
+        for _ in range(ANCESTORS_MAX):
+            if parent <= 1:
+                return
+            yield parent
+            parent, _, _ = self._stat(parent)
+
+    def _is_elder(self, leader: int, start: bytes) -> bool:
+        """True if this process is the leader that was there before, not a later one with its number."""
+        _, _, begun = self._stat(leader)
+        return bool(begun) and int(begun) <= int(start)
+
+    def _marked(self, pid: int) -> str:
+        found = _MARK.search(self._read(pid, "environ"))
+        return found[1].decode() if found is not None else ""
+
+    def _of_its_cgroup(self, pid: int) -> str:
+        """The key of the cgroup of a task, by the marks of its processes."""
+        for line in self._read(pid, "cgroup").decode("utf-8", "replace").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if _UNIT_DIRECTORY not in path:
+                continue
+            directory = self._cgroups / (controllers.removeprefix("name=") or ".") / path.lstrip("/")
+            for other in _numbers(directory / "cgroup.procs"):
+                if other != pid and (key := self._marked(other)):
+                    return key
+        return ""
+
+    def _stat(self, pid: int) -> tuple[int, int, bytes]:
+        """(parent, session, start); the start is empty if the process is gone."""
+        raw = self._read(pid, "stat")
+        fields = raw[raw.rfind(b")") + 2 :].split()
+        if len(fields) < _STAT_FIELDS or fields[0] in b"ZX":
+            return 0, 0, b""
+        return int(fields[1]), int(fields[3]), fields[19]
+
+    def _read(self, pid: int, name: str) -> bytes:
+        try:
+            return (self._proc / str(pid) / name).read_bytes()
+        except OSError:
+            return b""
+
+
+def _numbers(file: Path) -> list[int]:
+    try:
+        return [int(word) for word in file.read_bytes().split()[:CGROUP_PROCESSES_MAX]]
+    except (OSError, ValueError):
+        return []
+
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PARENT, _USED, _USED_WITH_CHILDREN = 1, slice(11, 13), slice(11, 15)
+"""Fields of /proc/PID/stat, counted from the third, the state."""
+
+
+CGROUP_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
+"""Mount points of cgroups of version 2: alone, or beside version 1 ("hybrid")."""
+
+
+class OwnUse:
+    """launcher: its pid (0: there is none) and the name of its run. runs_tasks: whether any task runs; while none does,
+    only one process is read."""
+
+    def __init__(
+        self, launcher: Callable[[], tuple[int, str]], runs_tasks: Callable[[], bool], root: Path = Path("/")
+    ) -> None:
+        self._launcher = launcher
+        self._runs_tasks = runs_tasks
+        self._root = root
+
+    def seconds(self) -> float | None:
+        """Processor seconds so far, None if unknown. May decrease: after another launcher was started, or after a
+        process ended that nobody waited for."""
+        pid, run = self._launcher()
+        launcher = process_fields(pid) if pid and run else []
+        if not launcher:
+            return None
+        counted_s = self._counted_s(pid, run)
+        if counted_s is not None:
+            return counted_s + _sum_s([launcher[_USED]]) + time.process_time()
+        used = [launcher[_USED_WITH_CHILDREN]]
+        if self._runs_tasks():
+            used += self._processes(pid)
+        return _sum_s(used) + time.process_time()
+
+    def _counted_s(self, pid: int, run: str) -> float | None:
+        """Use of all tasks of this run of the launcher, ended ones too, as the kernel counts it."""
+        path = self._cgroup(pid)
+        if path is None:
+            return None
+        places = (self._root / mount / path / f"{ROOT_PREFIX}{run}/cpu.stat" for mount in CGROUP_MOUNTS)
+        stat = next(filter(None, map(read_text_of, places)), "")
+        found = dict(words for words in map(str.split, stat.splitlines()) if len(words) == 2)  # noqa: PLR2004 -- name and number
+        usage = found.get("usage_usec", "")
+        return int(usage) / 1e6 if usage.isdecimal() else None
+
+    def _cgroup(self, pid: int) -> str | None:
+        """The cgroup (of version 2) of a process."""
+        for line in read_text_of(self._root / f"proc/{pid}/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                return path.strip("/")
+        return None
+
+    def _processes(self, launcher: int) -> list[list[bytes]]:
+        """Times of the descendants of the launcher."""
+        table: dict[int, tuple[int, list[bytes]]] = {}
+        for name in os.listdir("/proc"):  # noqa: PTH208 -- names are enough
+            if name.isdecimal() and (fields := process_fields(int(name))):
+                table[int(name)] = int(fields[_PARENT]), fields[_USED_WITH_CHILDREN]
+        children: dict[int, list[int]] = {}
+        for pid, (parent, _) in table.items():
+            children.setdefault(parent, []).append(pid)
+        found: set[int] = set()
+        left = [launcher]
+        while left:
+            pid = left.pop()
+            if pid not in found:
+                found.add(pid)
+                left += children.get(pid, [])
+        return [table[pid][1] for pid in found - {launcher} if pid in table]
+
+
+def _sum_s(used: Iterable[list[bytes]]) -> float:
+    return sum(int(ticks) for fields in used for ticks in fields) / _TICKS
+
+
+def read_text_of(path: Path) -> str:
+    """Read a file of the kernel; empty if it is absent."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

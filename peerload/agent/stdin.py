@@ -1,0 +1,780 @@
+"""Standard input of tasks: stored at their home, and forwarded to attempts here and on other nodes.
+
+    STATE/spool/<name>.in           the data so far, to which the client appends; its beginning may be a hole
+    STATE/spool/<name>.in-ended     a mark that the input has ended: its size in bytes
+    STATE/spool/<name>.in-left      a mark that its client has left it open on purpose: its size in bytes
+
+An input whose end, or leaving, is acknowledged to its client is on the disk as a whole. A mark with a greater size than the
+file (the machine stopped in between) does not count. A file is open only while it is written to: there may be many thousands.
+The name is made of the submission's token, so that the file exists before the task does.
+
+A task that runs at home is fed from this file. An attempt of another home is fed from a file in this node's spool, into which
+its fetch writes: its home serves the input over a stream, as far as it is asked for. The launcher feeds, and reports its
+progress; only so much more is requested. The size of the file says where to continue, after a broken stream and after a
+restart of this agent alike. Only the home ends an input. A request says how much the node has: that need not be kept for it
+any more, and a client may send so much more. Up to INPUT_KEPT_BYTES_MAX the whole input is kept, and another attempt reads it
+from the beginning; beyond that, taken data is dropped, and the task has this one attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from peerload.agent.output.spool import remove
+from peerload.agent.runtime import BackgroundTasks
+from peerload.core.work import HomePhase, RemotePhase
+from peerload.launcher.process import HolePuncher
+from peerload.model.errors import BadRequest, PeerloadError, SlowDown
+from peerload.model.events import InputCame, InputCut
+from peerload.model.messages import InputChunk, InputEnd, InputRequest, InputWindow
+from peerload.model.task import TaskState, execution_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.output.spool import Spool
+    from peerload.agent.peers.connection import PeerConnection
+    from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.runtime import Inbox, RunState
+    from peerload.core.node import Node
+    from peerload.core.work import HomeTask, RemoteTask
+    from peerload.model.actions import SpawnTask, TaskChanged
+    from peerload.model.messages import Message
+    from peerload.model.task import TaskRecord
+
+
+log = logging.getLogger("peerload.input")
+
+INPUT_KEPT_BYTES_MAX = 64 << 20
+"""Bound up to which a whole input is kept until its task has ended."""
+INPUT_AHEAD_BYTES_MAX = 4 << 20
+"""Bound on what a client may send beyond what was taken."""
+INPUT_UNASKED_BYTES_MAX = 8 << 20
+"""A client that does not wait for the answers, which say that there is room, may send so much beyond that."""
+PUNCH_BYTES = 4 << 20
+"""Least step in which taken input is dropped from the file."""
+NUMBER_CHARS_MAX = 20
+_SUFFIX, _ENDED, _LEFT = ".in", ".in-ended", ".in-left"
+
+_ADDING = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class StdinFull(PeerloadError):
+    """The input cannot be kept."""
+
+    code = "input"
+
+
+def input_name(token: str) -> str:
+    """The name of the input that is submitted with this token."""
+    return hashlib.sha256(token.encode()).hexdigest()[:32]
+
+
+class StoredStdin:
+    """One input. size_bytes: received so far; has_ended: no more will come; taken_bytes: taken by the attempt that runs;
+    is_closed: that attempt takes no more; is_dropped: no attempt will, and no file of it stays; feeder: the client that sends
+    it; ends_with_feeder: it ends when that client is gone; window: (rows, columns) of its terminal, if they have changed; uid:
+    of its task, once there is one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        file = opened(path)
+        try:
+            self.size_bytes = os.fstat(file).st_size
+        finally:
+            os.close(file)
+        self.has_ended = _marked(path.with_suffix(_ENDED)) == self.size_bytes
+        self.was_left = 0 <= _marked(path.with_suffix(_LEFT)) <= self.size_bytes
+        self._is_ending = False
+        self._unasked_bytes = 0
+        self.uid = b""
+        self._key = ""
+        self.taken_bytes = 0
+        self.is_closed = False
+        self.is_cut = False
+        self.is_dropped = False
+        self.feeder: object = None
+        self.ends_with_feeder = False
+        self.window: tuple[int, int] | None = None
+        self._watchers: set[asyncio.Event] = set()
+        self._holes = HolePuncher()
+        self._punched_bytes = 0
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The file, open for appending. Raises OSError."""
+        file = os.open(self.path, _ADDING)
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    def add(self, data: bytes, offset: int | None) -> None:
+        """Add data. ``offset``: its place, None = at the end; data that came before is not kept twice. Raises
+        BadRequest for a gap, StdinFull if the disk does not take it, SlowDown if it is far more than there was room
+        for."""
+        at = self.size_bytes if offset is None else offset
+        if at > self.size_bytes:
+            why = f"{self.size_bytes} bytes have come so far, and this begins at {at}"
+            raise BadRequest("a piece of the input is missing", why=why)
+        data = data[self.size_bytes - at :]
+        if self.has_ended or self._is_ending or not data:
+            return
+        self._hold_back(len(data))
+        try:
+            with self._opened() as file:
+                self._write(file, data)
+        except OSError as error:
+            raise _full(error) from None
+        self.size_bytes += len(data)
+        self.notify()
+
+    def _hold_back(self, bytes_: int) -> None:
+        if self.has_room:
+            self._unasked_bytes = 0
+            return
+        if self._unasked_bytes + bytes_ > INPUT_UNASKED_BYTES_MAX:
+            why = f"{self.size_bytes - self.taken_bytes} bytes wait for the task to read them"
+            raise SlowDown("too much input at once: the answers say when there is room for more", why=why)
+        self._unasked_bytes += bytes_
+
+    def _write(self, file: int, data: bytes) -> None:
+        """All of it, or nothing."""
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(file, view) :]
+        except OSError:
+            os.ftruncate(file, self.size_bytes)
+            raise
+
+    def end(self) -> None:
+        """End the input. Nobody is told, so it need not be on the disk."""
+        if self.has_ended:
+            return
+        self._ended()
+        try:
+            _mark(self.path.with_suffix(_ENDED), self.size_bytes)
+        except OSError as error:  # after a restart nobody comes back to go on with it: it ends there then
+            log.warning("cannot write the end mark of an input: error=%s", error)
+
+    def _ended(self) -> None:
+        self.has_ended = True
+        self.notify()
+
+    async def finish(self) -> None:
+        """End the input, durably. Raises StdinFull."""
+        if self.has_ended:
+            return
+        self._is_ending = True
+        try:
+            await asyncio.to_thread(self._seal, _ENDED)
+        except OSError as error:
+            self._is_ending = False
+            if self.is_closed:  # its task was over in the meantime
+                return
+            raise _full(error) from None
+        finally:
+            if self._is_ending:  # also of a client that is gone by now: it has said so
+                self._ended()
+
+    async def leave(self) -> None:
+        """Leave the input open while its client goes: another may continue it. It is on the disk afterwards. Raises
+        StdinFull."""
+        self.feeder = None
+        self.was_left = True
+        try:
+            await asyncio.to_thread(self._seal, _LEFT)
+        except OSError as error:
+            if not self.is_closed:
+                raise _full(error) from None
+
+    def _seal(self, suffix: str) -> None:
+        """Sync the file, then write a mark that says so; for a thread. Raises OSError."""
+        size_bytes = self.size_bytes
+        with self._opened() as file:
+            os.fsync(file)
+        mark = self.path.with_suffix(suffix)
+        _mark(mark, size_bytes, is_durable=True)
+        if self.is_dropped:  # its task was over in the meantime
+            remove(mark)
+
+    @property
+    def has_room(self) -> bool:
+        """True if more may be sent now."""
+        return self.size_bytes - self.taken_bytes < INPUT_AHEAD_BYTES_MAX
+
+    async def room(self) -> dict[str, Any]:
+        """Wait until more may be sent, or no more is wanted → what its client is told then: offset wanted ended."""
+        with self.watched() as changed:
+            while not (self.has_room or self.is_closed or self.has_ended):
+                changed.clear()
+                await changed.wait()
+        return {"offset": self.size_bytes, "wanted": not self.is_closed, "ended": self.has_ended}
+
+    @property
+    def is_too_large(self) -> bool:
+        """True if the beginning of the file is to be dropped."""
+        return self.size_bytes > INPUT_KEPT_BYTES_MAX and not self.is_cut
+
+    def began(self, key: str) -> None:
+        """This attempt begins to take the input, or goes on with it."""
+        if key != self._key:
+            self._key = key
+            self.taken_bytes = 0
+            self.is_closed = False
+
+    def take(self, bytes_: int, *, is_closed: bool) -> None:
+        """The attempt that runs has so many bytes of it; ``is_closed``: it takes no more."""
+        taken_bytes = max(self.taken_bytes, min(bytes_, self.size_bytes))
+        if (taken_bytes, is_closed) == (self.taken_bytes, self.is_closed):
+            return
+        self.taken_bytes = taken_bytes
+        self.is_closed = self.is_closed or is_closed
+        if self.is_cut and self.taken_bytes - self._punched_bytes >= PUNCH_BYTES:
+            self._punch()
+        self.notify()
+
+    def _punch(self) -> None:
+        """Drop what was taken."""
+        if self._holes.punch_file(self.path, self._punched_bytes, self.taken_bytes - self._punched_bytes):
+            self._punched_bytes = self.taken_bytes
+
+    def resize(self, rows: int, columns: int) -> None:
+        """The window of its client is another."""
+        self.window = (rows, columns)
+        self.notify()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[asyncio.Event]:
+        """An event that is set at each change."""
+        event = asyncio.Event()
+        self._watchers.add(event)
+        try:
+            yield event
+        finally:
+            self._watchers.discard(event)
+
+    def notify(self) -> None:
+        """Wake whoever watches the input."""
+        for event in self._watchers:
+            event.set()
+
+
+class StdinStore:
+    """The inputs of one home, by name."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._open: dict[str, StoredStdin] = {}
+
+    def get(self, name: str) -> StoredStdin:
+        """The input of this name; made if there is none. Raises OSError."""
+        known = self._open.get(name)
+        if known is None:
+            known = self._open[name] = StoredStdin(self._directory / f"{name}{_SUFFIX}")
+        return known
+
+    def is_known(self, name: str) -> bool:
+        """True if there is an input of this name."""
+        return name in self._open or (self._directory / f"{name}{_SUFFIX}").exists()
+
+    def drop(self, name: str) -> None:
+        """Remove an input that nobody reads any more."""
+        known = self._open.pop(name, None)
+        if known is not None:
+            known.is_closed = known.is_dropped = True
+            known.notify()
+        for suffix in (_SUFFIX, _ENDED, _LEFT):
+            remove(self._directory / f"{name}{suffix}")
+
+    def drop_others(self, names: set[str]) -> None:
+        """Forget what an earlier start of this agent has left, but for these."""
+        for path in self._directory.glob(f"*{_SUFFIX}*"):
+            name = path.name.partition(".")[0]
+            if "-" not in name and name not in names and name not in self._open:
+                remove(path)
+
+    def left_by(self, feeder: object) -> list[StoredStdin]:
+        """The inputs that this client was sending."""
+        return [known for known in self._open.values() if known.feeder is feeder]
+
+
+def _full(error: OSError) -> StdinFull:
+    return StdinFull("the input cannot be kept", why=str(error.strerror), hint="df -h")
+
+
+def opened(path: Path) -> int:
+    """The file of an input, to add to it; what a task has put in its place goes. Raises OSError."""
+    flags = _ADDING | os.O_CREAT
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno not in {errno.EISDIR, errno.ELOOP, errno.ENXIO}:
+            raise
+    remove(path)
+    return os.open(path, flags, 0o600)
+
+
+def _mark(path: Path, size_bytes: int, *, is_durable: bool = False) -> None:
+    """Put a mark there, whole; ``is_durable``: on the disk. Raises OSError."""
+    fresh = path.with_name(f"{path.name}.new")
+    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            os.write(file, str(size_bytes).encode())
+            if is_durable:
+                os.fsync(file)
+        finally:
+            os.close(file)
+        fresh.replace(path)
+    except OSError:
+        remove(fresh)
+        raise
+    if is_durable:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _marked(path: Path) -> int:
+    """The number in a mark, -1 if there is none."""
+    try:
+        text = path.read_bytes()[:NUMBER_CHARS_MAX]
+    except OSError:
+        return -1
+    return int(text) if text.isdigit() else -1
+
+
+FETCHED_AHEAD_BYTES_MAX = 4 << 20
+"""Bound on what is fetched beyond what the task has read."""
+REPORT_EVERY_BYTES = 1 << 20
+"""Number of bytes read after which the home is told the progress."""
+RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
+"""A home that cannot be reached is tried again after the first, then twice as long each time, up to the second."""
+
+
+class StdinFetch:
+    """The input of one attempt. size_bytes: fetched so far; fed_bytes: read by its task."""
+
+    def __init__(self, launcher: LauncherLink, links: PeerLinks, path: Path, guest: RemoteTask) -> None:
+        self._launcher = launcher
+        self._links = links
+        self.guest = guest
+        self._file = opened(path)
+        self.path = path
+        self.size_bytes = os.fstat(self._file).st_size
+        self.fed_bytes = 0
+        self.has_ended = False
+        self.is_closed = False
+        self._told_bytes = self._asked_bytes = 0
+        self._punched_bytes = 0
+        self._holes = HolePuncher()
+        self._link: PeerConnection | None = None
+        self.work: asyncio.Task[None] | None = None
+
+    def feed(self) -> None:
+        """Tell the launcher what is here."""
+        self._launcher.feed(self.guest.key, self.size_bytes, has_ended=self.has_ended)
+
+    async def run(self) -> None:
+        """Fetch until the end has come, or the home knows that no more is read. A broken stream is continued."""
+        wait_s = RETRY_S_MIN
+        while True:
+            before = self.size_bytes
+            try:
+                if await self._fetch():
+                    return
+                why = "it knows no such attempt (any more)"
+            except (PeerloadError, OSError, TimeoutError) as error:
+                why = str(error)
+            wait_s = RETRY_S_MIN if self.size_bytes > before else min(wait_s * 2, RETRY_S_MAX)
+            log.info("cannot fetch standard input: task=%s error=%s", self.guest.task, why)
+            await asyncio.sleep(wait_s)
+
+    async def _fetch(self) -> bool:
+        """Fetch over one stream. → True if that was all; False if the home knows no such attempt."""
+        guest = self.guest
+        reader, link = await self._links.open_stream(guest.home, (InputChunk, InputEnd, InputWindow))
+        self._link = link
+        try:
+            self._tell()
+            while not self.is_closed:
+                message = await reader.next(link, f"the input of {guest.task}")
+                if isinstance(message, InputChunk):
+                    self._take(message)
+                elif isinstance(message, InputWindow):
+                    self._launcher.resize(guest.key, message.rows, message.columns)
+                elif isinstance(message, InputEnd):
+                    if message.gone:
+                        return False
+                    self._end(message)
+                    if guest.spec.terminal is None:
+                        return True
+            return True
+        finally:
+            self._link = None
+            link.close("the input is no longer wanted")
+
+    def _take(self, piece: InputChunk) -> None:
+        if piece.offset != self.size_bytes or piece.offset + len(piece.data) > self._asked_bytes:
+            why = f"{self.size_bytes} bytes are here, and it begins at {piece.offset}"
+            raise PeerloadError(f"a piece of the input of {self.guest.task} is out of place", why=why)
+        try:
+            data = memoryview(piece.data)
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError:
+            os.ftruncate(self._file, self.size_bytes)
+            raise
+        self.size_bytes += len(piece.data)
+        self.feed()
+
+    def _end(self, message: InputEnd) -> None:
+        if message.size_bytes != self.size_bytes:
+            why = f"{self.size_bytes} bytes are here, of {message.size_bytes}"
+            raise PeerloadError(f"the input of {self.guest.task} ends elsewhere", why=why)
+        self.has_ended = True
+        self.feed()
+
+    def fed(self, offset: int, *, is_closed: bool) -> None:
+        """The launcher has fed so much; ``is_closed``: its task reads no more."""
+        self.fed_bytes = max(self.fed_bytes, offset)
+        if self.fed_bytes - self._punched_bytes >= PUNCH_BYTES:
+            self._punch()
+        if is_closed and not self.is_closed and not (self.has_ended and self.guest.spec.terminal is not None):
+            self.is_closed = True
+            if self._link is not None and self.work is not None:  # else the next one tells it first of all
+                self._tell()
+                self.work.cancel()
+        elif self.fed_bytes - self._told_bytes >= REPORT_EVERY_BYTES:
+            self._tell()
+
+    def _punch(self) -> None:
+        if self._holes.punch_file(self.path, self._punched_bytes, self.fed_bytes - self._punched_bytes):
+            self._punched_bytes = self.fed_bytes
+
+    def _tell(self) -> None:
+        """Tell the home how much was read: it may drop that, and send on."""
+        if self._link is None:
+            return
+        self._told_bytes = self.fed_bytes
+        self._asked_bytes = self.fed_bytes + FETCHED_AHEAD_BYTES_MAX
+        guest = self.guest
+        request = InputRequest(
+            guest.task, guest.uid, guest.attempt, self.size_bytes, self._asked_bytes, is_closed=self.is_closed
+        )
+        self._link.send(request)
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self.work is not None:
+            self.work.cancel()
+        os.close(self._file)
+
+
+class StdinFetches:
+    """The fetches of one agent, by execution key."""
+
+    def __init__(self, launcher: LauncherLink, links: PeerLinks, spool: Spool, run: RunState) -> None:
+        self._launcher = launcher
+        self._links = links
+        self._spool = spool
+        self._background = BackgroundTasks(run)
+        self._fetches: dict[str, StdinFetch] = {}
+
+    def begin(self, guest: RemoteTask) -> None:
+        """Fetch for an attempt that runs here, if that is not done already; tell the launcher what is here. Raises
+        OSError."""
+        fetch = self._fetches.get(guest.key)
+        if fetch is None:
+            fetch = StdinFetch(self._launcher, self._links, self._spool.input_path(guest.key), guest)
+            self._fetches[guest.key] = fetch
+            fetch.work = self._background.start(fetch.run())
+        fetch.feed()
+
+    def fed(self, key: str, offset: int, *, is_closed: bool) -> None:
+        """The launcher has fed so much to this attempt."""
+        fetch = self._fetches.get(key)
+        if fetch is not None:
+            fetch.fed(offset, is_closed=is_closed)
+
+    def end(self, key: str) -> None:
+        """End the fetch of an attempt that is over."""
+        fetch = self._fetches.pop(key, None)
+        if fetch is not None:
+            fetch.close()
+            remove(fetch.path)
+
+    async def close(self) -> None:
+        """Stop all; what is here is gone on with by the next start."""
+        fetches = list(self._fetches.values())
+        self._fetches.clear()
+        for fetch in fetches:
+            fetch.close()
+        await self._background.close()
+
+
+class StdinForwarding:
+    """The forwarding of one agent. inputs: of tasks of this home; fetches: for attempts of other homes."""
+
+    def __init__(
+        self,
+        node: Node,
+        launcher: LauncherLink,
+        inbox: Inbox,
+        spool: Spool,
+        inputs: StdinStore,
+        fetches: StdinFetches,
+    ) -> None:
+        self._node = node
+        self._launcher = launcher
+        self._inbox = inbox
+        self._spool = spool
+        self._inputs = inputs
+        self._fetches = fetches
+        self._here: dict[str, StoredStdin] = {}
+        self._commands: set[str] = set()
+        self._asked_to_cut: set[bytes] = set()
+
+    def source(self, action: SpawnTask) -> str:
+        """The file that the stdin of an attempt is to be fed from, "" = /dev/null. `begin` when it was ordered. Raises
+        OSError."""
+        spec = action.spec
+        if not spec.takes_input:
+            return ""
+        task = self._node.home.by_id.get(action.task) if action.home == self._node.state.identity.node else None
+        if task is not None:
+            return str(self._inputs.get(task.record.input).path) if task.record.input else ""
+        return str(self._spool.input_path(action.key))
+
+    def begin(self, key: str) -> None:
+        """The launcher was told to start this attempt, or runs it still: tell it what there is to read, and go on with
+        that."""
+        uid = bytes.fromhex(key.partition("-")[0])
+        task = self._node.home.tasks.get(uid)
+        if task is not None and task.key == key and task.phase is HomePhase.HERE:
+            if task.record.input:
+                source = self._here.get(key)
+                if source is None:
+                    source = self._here[key] = self._inputs.get(task.record.input)
+                    source.is_cut = task.record.input_is_cut
+                    source.began(key)
+                self.grown(key, source)
+            return
+        guest = self._node.executor.guests.get(key)
+        if guest is not None and guest.spec.takes_input and guest.phase is RemotePhase.HERE:
+            self._fetches.begin(guest)
+
+    def begin_command(self, key: str, source: StoredStdin) -> None:
+        """The launcher was told to start this command of `exec`, which reads from there, or runs it still."""
+        self._here[key] = source
+        self._commands.add(key)
+        self.grown(key, source)
+
+    def end_command(self, key: str) -> None:
+        """A command of `exec` is over."""
+        self._commands.discard(key)
+        self._here.pop(key, None)
+
+    def grown(self, key: str, source: StoredStdin) -> None:
+        """Tell the launcher that the input has grown, or has ended."""
+        self._launcher.feed(key, source.size_bytes, has_ended=source.has_ended)
+
+    def adopt(self, *, is_first: bool) -> None:
+        """A launcher was listed: go on with all that runs here, whatever it was told before. ``is_first``: this agent has
+        just been started, and what is nobody's may go."""
+        node = self._node
+        if is_first:
+            self._inputs.drop_others({task.record.input for task in node.home.tasks.values()})
+        for task in list(node.home.tasks.values()):
+            if task.phase is HomePhase.HERE and task.record.input:
+                self.begin(task.key)
+        for guest in list(node.executor.guests.values()):
+            if guest.phase is RemotePhase.HERE and guest.spec.takes_input:
+                self.begin(guest.key)
+        for key in sorted(self._commands):
+            self.grown(key, self._here[key])
+
+    def sent(self, uid: bytes) -> None:
+        """A client has sent more to a task of this home."""
+        task = self._node.home.tasks.get(uid)
+        if task is None or not task.record.input:
+            return
+        source = self._inputs.get(task.record.input)
+        if task.key in self._here:
+            self.grown(task.key, source)
+        self.cut_if_due(uid, source)
+
+    def resized(self, uid: bytes) -> None:
+        """The window of a client is another."""
+        task = self._node.home.tasks.get(uid)
+        if task is not None and task.key in self._here:
+            window = self._here[task.key].window
+            if window is not None:
+                self._launcher.resize(task.key, *window)
+
+    def cut_if_due(self, uid: bytes, source: StoredStdin) -> None:
+        """Have the beginning of what is too large dropped: that is durable before it is done."""
+        if source.is_too_large and uid not in self._asked_to_cut:
+            self._asked_to_cut.add(uid)
+            self._inbox.put(InputCut(uid))
+
+    def fed(self, key: str, offset: int, *, is_closed: bool) -> None:
+        """The launcher has fed so much to this attempt; ``is_closed``: it reads no more."""
+        source = self._here.get(key)
+        if source is not None:
+            source.take(offset, is_closed=is_closed)
+        else:
+            self._fetches.fed(key, offset, is_closed=is_closed)
+
+    def note_input(self, record: TaskRecord, source: StoredStdin) -> None:
+        """Have the record say that something has come, if it has."""
+        if source.size_bytes and not record.input_came:
+            self._inbox.put(InputCame(record.uid))
+
+    def changed(self, action: TaskChanged) -> None:
+        """A task of this home has another record: what was fed from its input is over if it does not run here any more."""
+        record = action.record
+        if not record.input:
+            return
+        if record.state.is_final:
+            self._asked_to_cut.discard(record.uid)
+            self._inputs.drop(record.input)
+        else:
+            source = self._inputs.get(record.input)
+            source.uid = record.uid
+            source.is_cut = record.input_is_cut
+            self.note_input(record, source)
+        current = f"{record.uid.hex()}-{record.attempt}" if record.node == self._node.state.identity.node else ""
+        for key in [key for key in self._here if key.startswith(record.uid.hex()) and key != current]:
+            del self._here[key]
+
+
+PIECE_BYTES_MAX = 256 << 10
+
+
+class ServedStdin:
+    """One stream: what ``node`` has asked for last, and how far it was sent."""
+
+    def __init__(
+        self,
+        server: StdinServer,
+        link: PeerConnection,
+        node: str,
+        request: InputRequest,
+        say: Callable[[Message], None],
+    ) -> None:
+        self._server = server
+        self._link = link
+        self._node = node
+        self.request = request
+        self._say = say
+        self._sent = request.have
+        self._window: tuple[int, int] | None = None
+        self.asked: asyncio.Event | None = None
+        self.work: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Send what is asked for as it comes, then the end."""
+        task = self._task()
+        if task is None:
+            self._say(InputEnd(gone=True))
+            await self._link.drain()
+            return
+        source = self._server.inputs.get(task.record.input)
+        source.began(execution_key(self.request.uid, self.request.attempt))
+        file = os.open(source.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            with source.watched() as changed:
+                self.asked = changed
+                await self._send_all(task, source, file, changed)
+        finally:
+            os.close(file)
+
+    def _task(self) -> HomeTask | None:
+        """The task that this node runs for us, None if it does not (any more)."""
+        request = self.request
+        task = self._server.node.home.tasks.get(request.uid)
+        if task is None or not task.record.input or task.record.state is not TaskState.LEASED:
+            return None
+        is_its = (task.record.node, task.record.attempt, task.task) == (self._node, request.attempt, request.task)
+        return task if is_its else None
+
+    async def _send_all(self, task: HomeTask, source: StoredStdin, file: int, changed: asyncio.Event) -> None:
+        has_ended = False
+        while self._task() is task:
+            changed.clear()
+            source.take(self.request.have, is_closed=self.request.is_closed)
+            self._server.forwarding.cut_if_due(task.uid, source)
+            if source.window is not None and source.window != self._window:
+                self._window = source.window
+                self._say(InputWindow(*source.window))
+            while self._sent < min(source.size_bytes, self.request.up_to):
+                size = min(source.size_bytes, self.request.up_to) - self._sent
+                data = os.pread(file, min(size, PIECE_BYTES_MAX), self._sent)
+                self._say(InputChunk(self._sent, data))
+                self._sent += len(data)
+                await self._link.drain()
+            if source.has_ended and self._sent == source.size_bytes and not has_ended:
+                has_ended = True
+                self._say(InputEnd(source.size_bytes))
+            await self._link.drain()
+            await changed.wait()
+        self._say(InputEnd(gone=True))
+        await self._link.drain()
+
+
+class StdinServer:
+    """The streams of one home that serve standard input."""
+
+    def __init__(self, node: Node, inputs: StdinStore, forwarding: StdinForwarding, run: RunState) -> None:
+        self.node = node
+        self.inputs = inputs
+        self.forwarding = forwarding
+        self._background = BackgroundTasks(run)
+        self._served: dict[PeerConnection, ServedStdin] = {}
+
+    def received(self, link: PeerConnection, node: str, message: InputRequest, say: Callable[[Message], None]) -> None:
+        """A node asks for the input of an attempt, or for more of it; ``say`` answers."""
+        served = self._served.get(link)
+        if served is None:
+            served = self._served[link] = ServedStdin(self, link, node, message, say)
+            served.work = self._background.start(self._run(served, link))
+            return
+        known = served.request
+        if (known.uid, known.attempt) != (message.uid, message.attempt):
+            link.close("another input on one stream")
+            return
+        served.request = message
+        if served.asked is not None:
+            served.asked.set()
+
+    async def _run(self, served: ServedStdin, link: PeerConnection) -> None:
+        try:
+            await served.run()
+        except ConnectionError:
+            return  # the asker went away, and asks again from where it was
+        except OSError as error:
+            log.warning("cannot serve standard input: task=%s error=%s", served.request.task, error)
+        link.close("the input is complete")
+
+    def closed(self, link: PeerConnection) -> None:
+        """The other end is gone."""
+        served = self._served.pop(link, None)
+        if served is not None and served.work is not None:
+            served.work.cancel()
+
+    async def close(self) -> None:
+        """Serve nobody any more."""
+        await self._background.close()

@@ -1,1 +1,0 @@
-"""Standard input of tasks: forwarded, fetched, served and stored."""

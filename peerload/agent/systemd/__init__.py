@@ -1,1 +1,0 @@
-"""The agent as a systemd service: readiness, watchdog, health check, reload."""
