@@ -26,7 +26,7 @@ from peerload.core import validation
 from peerload.core.coordination.clients import ClientBinding, ClientRequests
 from peerload.core.coordination.evacuation import NodeDrain, TaskEvacuation
 from peerload.core.coordination.intake import Intake, SubmissionLog, TaskDispatch, submission_order
-from peerload.core.coordination.runs import TERMINATION_MESSAGES, ResourceShortage, RunningTasks, TerminationTracker
+from peerload.core.coordination.runs import TERMINATION_MESSAGES, ResourceShortage, RunningTasks
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.home import HomeHandoff
 from peerload.core.membership.membership import Membership, OwnProfile
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from peerload.model.gossip import Load
     from peerload.model.messages import Identity
     from peerload.model.resources import LoadReport, Profile
-    from peerload.model.task import Exit, TaskRecord
+    from peerload.model.task import TaskRecord
     from peerload.policy.preset import PolicySet
 
 
@@ -104,8 +104,9 @@ class Node:
         self.shortage = ResourceShortage(
             self.state, self.own_profile, self.executor, self.sharing.information, self.evacuation
         )
-        self.runs = RunningTasks(self.state, self.queue, self.ledger, self.home, self.executor, self.shortage)
-        self.terminations = TerminationTracker(self.state, self.home, self.runs)
+        self.runs = RunningTasks(
+            self.state, self.queue, self.ledger, self.home, self.handoff, self.executor, self.shortage
+        )
         self.drain = NodeDrain(
             self.state, self.ledger, self.executor, self.own_profile, self.sharing.information, self.evacuation
         )
@@ -232,7 +233,7 @@ class Node:
             case events.InputCame():
                 self.client_binding.input_came(event.uid)
             case events.EndAsked():
-                self.terminations.asked(event)
+                self.runs.terminations.asked(event)
             case events.SignalRequested():
                 self.clients.signal(event)
             case events.AgentStarted():
@@ -429,7 +430,7 @@ class Node:
         if self.handoff.parking.is_away and isinstance(message, TO_HOME):
             return  # said to a home that has gone away; it will be said again
         if isinstance(message, TERMINATION_MESSAGES):
-            self.terminations.message_received(src, message)
+            self.runs.terminations.message_received(src, message)
         match message:  # the frequent ones first
             case messages.ProbeRequest():
                 self.sharing.admission.probe_received(src, message)
@@ -664,18 +665,6 @@ class _Mediator:
 
     def may_regain_lease(self, task: HomeTask) -> bool:
         return self._node.eligibility.groups.regains(task)
-
-    def run_again(self, task: HomeTask, exit_: Exit) -> str:
-        return self._node.handoff.run_again(task, exit_)
-
-    def attempt_lost(self, task: HomeTask, reason: str) -> None:
-        self._node.handoff.lost_attempts.died(task, reason)
-
-    def attempt_never_started(self, task: HomeTask, reason: str, is_short: bool) -> None:
-        self._node.handoff.lost_attempts.never_started(task, reason, is_short)
-
-    def process_gone(self, key: str) -> None:
-        self._node.terminations.gone(key)
 
     def is_own_task(self, uid: bytes) -> bool:
         return uid in self._node.home.tasks

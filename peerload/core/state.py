@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from peerload.model.gossip import Load
     from peerload.model.messages import Advice, Identity, Membership, Offer, Ownership
     from peerload.model.resources import LoadReport, Profile
-    from peerload.model.task import Exit, TaskRecord
+    from peerload.model.task import TaskRecord
     from peerload.model.timers import Timer
     from peerload.policy.preset import PolicySet
 
@@ -196,18 +196,6 @@ class Mediator(Protocol):
 
     def may_regain_lease(self, task: HomeTask, /) -> bool:
         """True if a task that was held may be leased again."""
-
-    def run_again(self, task: HomeTask, exit_: Exit, /) -> str:
-        """The process of a task has ended. Why it runs again; "": it does not."""
-
-    def attempt_lost(self, task: HomeTask, reason: str, /) -> None:
-        """An attempt on this node has left no result."""
-
-    def attempt_never_started(self, task: HomeTask, reason: str, is_short: bool, /) -> None:
-        """An attempt on this node has had no process; ``is_short``: for want of memory or files."""
-
-    def process_gone(self, key: str, /) -> None:
-        """The process of a task that was cancelled here is gone."""
 
     # -- tasks of other homes ------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ def test_the_word_of_the_node_that_had_it_is_its_end_and_no_other_ones() -> None
 def test_what_it_knows_of_the_past_is_bounded() -> None:
     x = Given()
     for number in range(runs.LATELY_MAX + 5):
-        x.node.terminations.message_received("y", messages.Died("x/1", number.to_bytes(16, "big"), 1))
+        x.node.runs.terminations.message_received("y", messages.Died("x/1", number.to_bytes(16, "big"), 1))
     assert x.when(asked("x/1", bytes(16), "y", query=True)) == ["Query to y"]
     newest = (runs.LATELY_MAX + 4).to_bytes(16, "big")
     assert x.when(asked("x/1", newest, "y", query=True)) == ["AttemptGone"]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from peerload.core.coordination.evacuation import TaskEvacuation
     from peerload.core.handoff.executor import ExecutorHandoff
+    from peerload.core.handoff.home import HomeHandoff
     from peerload.core.membership.membership import OwnProfile
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
@@ -61,14 +62,17 @@ class RunningTasks:
         queue: WaitingQueue,
         ledger: Ledger,
         home: Home,
+        handoff: HomeHandoff,
         executor: ExecutorHandoff,
         shortage: ResourceShortage,
     ) -> None:
         self.frozen = Frozen(state, queue, ledger, executor)
+        self.terminations = TerminationTracker(state, home, self)
         self._state = state
         self._queue = queue
         self._ledger = ledger
         self._home = home
+        self._handoff = handoff
         self._executor = executor
         self._shortage = shortage
         self._works: dict[str, HomeTask | RemoteTask] = {}
@@ -258,7 +262,7 @@ class RunningTasks:
         if exit_.speed != speed:
             exit_ = msgspec.structs.replace(exit_, speed=speed)
         if isinstance(work, HomeTask):
-            self._home.ended_here(work, exit_)
+            self._ended_here(work, exit_)
         else:
             self._executor.results.ended(work, exit_)
         self._ledger.devices.version += bool(
@@ -266,6 +270,21 @@ class RunningTasks:
         )  # what was learned of it may let others join where they did not fit
         self.fill()
         self._home.mediator.slot_freed()
+
+    def _ended_here(self, task: HomeTask, exit_: Exit) -> None:
+        """Record the end of a process of this home; its output lies in this home's spool already."""
+        key, why, is_over = task.key, "", self._is_over(task)
+        if not is_over and (why := self._handoff.run_again(task, exit_)):
+            self._home.finish(task, exit_, why=why)
+        self._state.actions.append(ForgetTask(key, output=not why and not is_over))
+
+    def _is_over(self, task: HomeTask) -> bool:
+        """True if a task was cancelled; now that its process is gone, it is forgotten."""
+        if task.phase is not HomePhase.OVER:
+            return False
+        self._home.forget(task)
+        self.terminations.gone(task.key)
+        return True
 
     def lost(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
         """End an attempt that has no process and will have none; ``never_started``: it never had one; ``shortage``: what this node
@@ -284,7 +303,8 @@ class RunningTasks:
             return
         if is_early and never_started and not shortage and isinstance(work, HomeTask):
             self._leave(key)
-            self._home.given_back(work, reason)
+            if not self._is_over(work):
+                self._home.requeue(work, reason)
         elif never_started:
             self._never_started(key, work, reason, is_short=bool(shortage))
         else:
@@ -318,18 +338,18 @@ class RunningTasks:
     def _died(self, key: str, work: HomeTask | RemoteTask, reason: str) -> None:
         self._shortage.gone(key)
         self._leave(key)
-        if isinstance(work, HomeTask):
-            self._home.died_here(work, reason)
-        else:
+        if not isinstance(work, HomeTask):
             self._executor.results.died(work, reason)
+        elif not self._is_over(work):
+            self._handoff.lost_attempts.died(work, reason)
         self._state.actions.append(ForgetTask(key, output=True))  # nobody will ask for what a lost attempt wrote
 
     def _never_started(self, key: str, work: HomeTask | RemoteTask, reason: str, *, is_short: bool) -> None:
         self._leave(key)
-        if isinstance(work, HomeTask):
-            self._home.never_started_here(work, reason, is_short=is_short)
-        else:
+        if not isinstance(work, HomeTask):
             self._executor.results.never_started(work, reason)
+        elif not self._is_over(work):
+            self._handoff.lost_attempts.never_started(work, reason, is_short)
         self._state.actions.append(ForgetTask(key, output=True))
 
     def _forget_exit(self, key: str) -> None:

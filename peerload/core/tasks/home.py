@@ -17,7 +17,6 @@ import msgspec
 from peerload.core.work import GrantedLease, HomePhase, HomeTask
 from peerload.model import metrics, timers
 from peerload.model.actions import (
-    ForgetTask,
     MembersCancelled,
     PutChores,
     PutMembers,
@@ -422,7 +421,7 @@ class Home:
         """End a task without a result."""
         self.take_out(task)
         self.become(task, reason, state=TaskState.FAILED, ended_at=self._state.now.wall_s)
-        self._forget(task)
+        self.forget(task)
 
     # -- runs on this node ---------------------------------------------------------------------------------------------
 
@@ -482,42 +481,6 @@ class Home:
         record = task.record
         self._state.note("task", "running", task=record.task, attempt=record.attempt, node=record.node, reason=reason)
 
-    def ended_here(self, task: HomeTask, exit_: Exit) -> None:
-        """Record the end of a process here; its output lies in this home's spool already."""
-        key, why = task.key, ""
-        if task.phase is HomePhase.OVER:
-            self._gone(task)
-        elif why := self.mediator.run_again(task, exit_):
-            self.finish(task, exit_, why=why)
-        self._state.actions.append(ForgetTask(key, output=not why and task.phase is not HomePhase.OVER))
-
-    def died_here(self, task: HomeTask, reason: str) -> None:
-        """Handle an attempt that was started here and has left no result; its processes are gone."""
-        if task.phase is HomePhase.OVER:
-            self._gone(task)
-        else:
-            self.mediator.attempt_lost(task, reason)
-
-    def never_started_here(self, task: HomeTask, reason: str, *, is_short: bool) -> None:
-        """It was to start here, but the launcher gives its word that it had no process, and will have none. ``is_short``:
-        since this node is short of something."""
-        if task.phase is HomePhase.OVER:
-            self._gone(task)
-        else:
-            self.mediator.attempt_never_started(task, reason, is_short)
-
-    def given_back(self, task: HomeTask, reason: str) -> None:
-        """It was to start here in the room of another, which the launcher has not got in time: queue it again at once."""
-        if task.phase is HomePhase.OVER:
-            self._gone(task)
-        else:
-            self.requeue(task, reason)
-
-    def _gone(self, task: HomeTask) -> None:
-        """Forget a cancelled task whose process is gone."""
-        self._forget(task)
-        self.mediator.process_gone(task.key)
-
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def finish(self, task: HomeTask, exit_: Exit, *, why: str = "", **changes: object) -> None:
@@ -541,14 +504,15 @@ class Home:
             exit=exit_,
             **changes,
         )
-        self._forget(task)
+        self.forget(task)
 
     def by_own_clock(self, task: HomeTask, at: float, *, ran_s: float = 0.0) -> float:
         """An instant (Unix s) by the clock of another node, which may be wrong: neither in the future, nor before the task was
         submitted and had run for ran_s."""
         return min(max(at, task.record.submitted_at + ran_s), self._state.now.wall_s)
 
-    def _forget(self, task: HomeTask) -> None:
+    def forget(self, task: HomeTask) -> None:
+        """Take a task that is over out of memory."""
         self._clear_timers(task)
         self.mediator.task_left(task)
         if self.tasks.pop(task.uid, None) is not None:
@@ -601,7 +565,7 @@ class Home:
             self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, reason))
             if first != SIGKILL:
                 self._obeying[key] = self._state.now.boot_s + self._state.config.kill_after_s
-        self._forget(task)
+        self.forget(task)
         return True
 
     def may_obey(self, uid: bytes, attempt: int) -> bool:
