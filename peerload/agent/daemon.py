@@ -47,7 +47,6 @@ from peerload.agent.energy import PowerControls, PowerDown, PriceFeed, Waker
 from peerload.agent.event_sources import (
     BusEvents,
     BusPeers,
-    DiskEvents,
     ExitRecords,
     ExitSettler,
     LauncherEvents,
@@ -91,7 +90,7 @@ from peerload.agent.runtime import AgentInfo, BackgroundTasks, Ending, Inbox, Ru
 from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.energy import DATABASE as ENERGY_DATABASE
 from peerload.agent.sensors.energy import EnergySensors, EnergyStore
-from peerload.agent.sensors.gpus import DeviceLocks, NodeGpuHost, node_gpus
+from peerload.agent.sensors.gpus import DeviceLocks, node_gpus
 from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.processes import OwnUse
 from peerload.agent.stdin import StdinFetches, StdinForwarding, StdinServer, StdinStore
@@ -239,7 +238,7 @@ class Daemon:
             self.info = AgentInfo(config, identity, self._origins)
             self._open_durability(loop)
             trust = self._open_credentials(cluster, state)
-            self.inbox = Inbox(loop, config.inbox_max)
+            self.inbox = Inbox(config.inbox_max)
             self.gpus = node_gpus(config, self.inbox.put, device_locks, self._gpu_library)
             await self.gpus.find()
             profile = profile_of(self.info, self.gpus.devices, is_issuer=self.tls.serves_joins)
@@ -300,8 +299,8 @@ class Daemon:
         """Start the writer of the store, and build what hands rows and events to it."""
         run = self.run_state
         self.store.start_writer(
-            lambda done: call_in_loop(loop, lambda: [call() for call in done]),
-            lambda error: call_in_loop(loop, lambda: run.fail(f"the store failed: {error}")),
+            functools.partial(call_in_loop, loop),
+            lambda error: call_in_loop(loop, [lambda: run.fail(f"the store failed: {error}")]),
         )
         self.outbox = Outbox(self.store, run)
         self.event_log = EventLog(self.outbox, run)
@@ -406,7 +405,9 @@ class Daemon:
         if self.bus is not None and config.mqtt_publish_state:
             self.publisher = StatePublisher(node, store, self.bus, own_user())
             told_too.append(self.publisher.changed)
-        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures, told_too)
+        clients = ClientEvents(
+            core, decisions, watches, attach, cancel_waits, stdin, saving, output, task_figures, told_too
+        )
         cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
@@ -447,7 +448,6 @@ class Daemon:
         self.exits = ExitRecords(info, spool, disk, files, energy)
         self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, mps, run)
         self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments, mps))
-        self.disk_events = DiskEvents(info, inbox, event_log, run)
         waker = Waker(config.energy.resume_cmd)
         peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers, waker)
         starter = TaskStarter(info, node, spool, stdin, launcher, environments, mps, settler)
@@ -523,21 +523,21 @@ class Daemon:
         consumer = Consumer(
             self.node, self.performer, self.outbox, self.run_state, recorder, validates=self.config.debug_validate
         )
-        self.inbox.start(consumer.consume)
         self._begin(kept, launcher)
         del kept  # this coroutine lives as long as the agent, and the rows of a million tasks are half a gigabyte
         if self.disk.state != "ok":
-            self.disk_events.changed(self.disk.state, "at the agent's start")
+            self._disk_changed(self.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
             link = self.launcher
             assert link is not None
             own_use = OwnUse(lambda: (link.pid, link.run), lambda: bool(self.node.ledger.running))
             work = [
+                consumer.run(self.inbox),
                 HostSensors(self.inbox.put, own_use.seconds, self.energy).run(),
                 self.energy.command.run(),
                 self.mps.run(),
-                self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
-                self.disk.watch(self.disk_events),
+                self.gpus.run(self.node.ledger, self._gpu_changed),
+                self.disk.watch(self._disk_changed, self.run_state),
                 self.renewal.run(),
                 self.retention.run(),
                 self.jobs.run(),
@@ -600,6 +600,11 @@ class Daemon:
             "agent", "started", reason=f"peerload {__version__}, incarnation {self.info.identity.incarnation}"
         )
         return service
+
+    def _disk_changed(self, state: str, reason: str) -> None:
+        log.warning("disk state changed: directory=%s state=%s reason=%s", self.config.state, state, reason)
+        self.event_log.record("disk", state, reason=reason)
+        self.inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
 
     def _gpu_changed(self, state: str, words: str) -> None:
         self.event_log.record("gpu", state, reason=words)

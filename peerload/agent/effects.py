@@ -13,7 +13,7 @@ import logging
 import os
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
@@ -43,13 +43,14 @@ if TYPE_CHECKING:
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
     from peerload.agent.recorder import Recorder
+    from peerload.agent.requests.server import ClientEvents
     from peerload.agent.runtime import AgentInfo, Inbox, RunState
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin import StdinFetches, StdinForwarding
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import EventLog, Outbox, SecurityEvents
     from peerload.core.node import Node
-    from peerload.model.actions import Action, Answer, Decided, Row, TaskChanged
+    from peerload.model.actions import Action, Row
     from peerload.model.events import Event, Instant
     from peerload.model.messages import Message
     from peerload.model.task import TaskSpec
@@ -78,6 +79,11 @@ class Consumer:
         self._run = run
         self._recorder = recorder
         self._validates = validates
+
+    async def run(self, inbox: Inbox) -> None:
+        """Handle what comes, until cancelled."""
+        while True:
+            self.consume(await inbox.turn())
 
     def consume(self, batch: list[Event]) -> None:
         """Handle some events, in order. A bug ends the agent, with nothing done that is not durable."""
@@ -132,34 +138,6 @@ BULK_TIMERS = (timers.Batch, timers.EligibilityDue)
 """Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
 
-class ClientNotifier(Protocol):
-    """Tells local clients what the core says."""
-
-    def answered(self, answer: Answer, /) -> None:
-        """A request has its answer."""
-
-    def answered_in_part(self, part: actions.AnswerPart, /) -> None:
-        """A part of the answer to a request has come."""
-
-    def changed(self, action: TaskChanged, /) -> None:
-        """A task has a new record, or runs."""
-
-    def members_cancelled(self, action: actions.MembersCancelled, /) -> None:
-        """Untouched members of an array were cancelled."""
-
-    def attempt_gone(self, key: str, /) -> None:
-        """An attempt has no process left."""
-
-    def restored(self) -> None:
-        """The core knows again what was durable."""
-
-    def decided(self, decision: Decided, /) -> None:
-        """A decision was made."""
-
-    def waits(self, task: str, why: str, /) -> None:
-        """A task has ended elsewhere, and its result cannot be brought here for now."""
-
-
 @dataclass(eq=False, repr=False)
 class Performer:
     """Dispatches the actions of one agent."""
@@ -170,7 +148,7 @@ class Performer:
     _tasks: TaskEffects
     _peers: PeerEffects
     _results: ResultEffects
-    _clients: ClientNotifier
+    _clients: ClientEvents
     _knows: Callable[[str], bool]
     """True of the attempts that the core knows on this node."""
 
@@ -231,8 +209,6 @@ class Performer:
                 self._clients.answered(action)
             case actions.AnswerPart():
                 self._clients.answered_in_part(action)
-            case actions.ForgetTask():
-                self._tasks.forget(action)
             case actions.StageFiles():
                 self._tasks.stage(action)
             case actions.SignalTask():
@@ -660,7 +636,7 @@ class ResultEffects:
         output: TaskOutputs,
         inbox: Inbox,
         peers: PeerEffects,
-        clients: ClientNotifier,
+        clients: ClientEvents,
         files: AttemptFiles,
         run: RunState,
     ) -> None:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin import StdinFetches, StdinForwarding
     from peerload.agent.store.disk_space import DiskSpace
-    from peerload.agent.store.write_ahead import EventLog, SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.core.node import Node
     from peerload.model.events import Event
     from peerload.model.messages import Envelope, Hello, Identity, Message
@@ -241,29 +241,6 @@ class LauncherEvents:
         early, self._early = self._early, None
         for event in early or ():
             self._take(event)
-
-
-# -- the disk ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False, repr=False)
-class DiskEvents:
-    """The receiver of what the watch of the disk reports."""
-
-    _info: AgentInfo
-    _inbox: Inbox
-    _journal: EventLog
-    _run: RunState
-
-    def changed(self, state: str, reason: str) -> None:
-        """The state of the disk is another."""
-        log.warning("disk state changed: directory=%s state=%s reason=%s", self._info.config.state, state, reason)
-        self._journal.record("disk", state, reason=reason)
-        self._inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
-
-    def lost(self, why: str) -> None:
-        """The disk cannot be looked at any more."""
-        self._run.fail(why)
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------

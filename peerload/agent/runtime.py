@@ -26,7 +26,7 @@ from peerload.model.events import GossipReceived, Instant, LoadSampled, MessageR
 from peerload.model.messages import ADVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from peerload.model.config import AgentConfig
     from peerload.model.errors import PeerloadError
@@ -195,29 +195,22 @@ class RunState:
 
 
 class Inbox:
-    """`start` names who gets the events: what has come since its last turn, at most TURN_EVENTS_MAX at a time.
+    """The events of one agent, in order. Its one consumer takes them a `turn` at a time.
 
     A full inbox drops advice, gossip and samples, which may be lost, and counts them; everything else is bounded where it
     comes from (tasks, peers, clients) and is kept.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, events_max: int) -> None:
-        self._loop = loop
-        self._consume: Callable[[list[Event]], None] | None = None
+    def __init__(self, events_max: int) -> None:
         self._events_max = events_max
         self._events: deque[Event] = deque()
-        self._scheduled = False
+        self._news = asyncio.Event()
         self.dropped = 0
         self.put_count = self.taken_count = 0
         """Number of events that were ever queued, and of those that were handed over."""
 
     def __len__(self) -> int:
         return len(self._events)
-
-    def start(self, consume: Callable[[list[Event]], None]) -> None:
-        """Hand events over from now on, from the loop; those that have come before are the first."""
-        self._consume = consume
-        self._schedule()
 
     def put(self, event: Event) -> None:
         """Queue an event. From the loop's thread only."""
@@ -226,19 +219,18 @@ class Inbox:
             return
         self._events.append(event)
         self.put_count += 1
-        self._schedule()
+        self._news.set()
 
-    def _schedule(self) -> None:
-        if self._events and not self._scheduled and self._consume is not None:
-            self._scheduled = True
-            self._loop.call_soon(self._turn, self._consume)
-
-    def _turn(self, consume: Callable[[list[Event]], None]) -> None:
+    async def turn(self) -> list[Event]:
+        """Wait for events → those that have come, at most TURN_EVENTS_MAX. Sockets and timers get their turn before."""
+        if self._events:
+            await asyncio.sleep(0)
+        else:
+            self._news.clear()
+            await self._news.wait()
         events = [self._events.popleft() for _ in range(min(len(self._events), TURN_EVENTS_MAX))]
         self.taken_count += len(events)
-        self._scheduled = False
-        self._schedule()
-        consume(events)
+        return events
 
 
 def _may_be_lost(event: Event) -> bool:
@@ -449,7 +441,7 @@ def in_own_thread(work: Callable[[], R]) -> asyncio.Future[R]:
     return done
 
 
-def call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """Call in the loop's thread, from another one; a loop that is closed already needs it no more."""
+def call_in_loop(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], object]]) -> None:
+    """Make these calls in the loop's thread, from another one, in one turn; a loop that is closed already needs them no more."""
     if not loop.is_closed():
-        loop.call_soon_threadsafe(call)
+        loop.call_soon_threadsafe(lambda: [call() for call in calls])

@@ -278,11 +278,6 @@ def _environment(environment: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-def environment_now() -> dict[str, str]:
-    """Environment of this process."""
-    return dict(os.environ)
-
-
 def configured_devices(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:
     """Devices of the configuration. Raises ConfigError if one is named twice, or there are too many."""
     found: dict[str, Device] = {}

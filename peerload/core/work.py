@@ -115,7 +115,7 @@ HOME_TRANSITIONS: Mapping[HomePhase, tuple[HomePhase, ...]] = {
     ),
     HomePhase.OVER: (),
 }
-"""Which phase may follow which; `docs/lifecycle.md` draws this table. A task that ends is forgotten in the phase that it was
+"""Which phase may follow which; `docs/architecture.md` draws this table. A task that ends is forgotten in the phase that it was
 in, but for a cancelled one whose process is still here."""
 
 REMOTE_TRANSITIONS: Mapping[RemotePhase, tuple[RemotePhase, ...]] = {

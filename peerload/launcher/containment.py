@@ -243,7 +243,7 @@ class Cgroup2:
         return own
 
     def _make_root(self) -> None:
-        os.mkdir(self.root)  # noqa: PTH102 -- pathlib costs the launcher a megabyte
+        os.mkdir(self.root)
         self.has_memory = self.has_memory and _divides_memory(self.root)
 
     def _try_out(self) -> None:
@@ -323,12 +323,12 @@ class Cgroup2:
         if inside:
             self._fresh.add(key)
         try:
-            os.mkdir(path)  # noqa: PTH102 -- as above
+            os.mkdir(path)
         except FileNotFoundError:
             if inside:
                 raise
             self._make_root()
-            os.mkdir(path)  # noqa: PTH102 -- as above
+            os.mkdir(path)
         self._paths[key] = path
         self._begin_in(path, forks=forks)
 
@@ -417,7 +417,7 @@ class Cgroup2:
         path = self._paths.get(key)
         if path is None:
             return True
-        if b"populated 0" not in self._events(path) and os.path.isdir(path):  # noqa: PTH112 -- gone: with the unit it was inside of
+        if b"populated 0" not in self._events(path) and os.path.isdir(path):
             self.kill(key)
             return False
         if key in self._frozen:
@@ -535,15 +535,15 @@ def removed_all(path: str) -> bool:
     """Remove a cgroup with all below it, as far as they have no processes. → whether it is gone."""
     for below in reversed(directories_below(path)):
         try:
-            os.rmdir(below)  # noqa: PTH106 -- as above
+            os.rmdir(below)
         except OSError:
             continue
-    return not os.path.isdir(path)  # noqa: PTH112 -- as above
+    return not os.path.isdir(path)
 
 
 def directories_below(path: str) -> list[str]:
     """A cgroup and all below it, parents first; a task may have made some of its own."""
-    found = [path] if os.path.isdir(path) else []  # noqa: PTH112 -- as above
+    found = [path] if os.path.isdir(path) else []
     for at in found:  # grows while it is read
         try:
             with os.scandir(at) as entries:
@@ -632,7 +632,7 @@ class Cgroup2Memory:
         """See `MemoryLimits`. The kernel kills a task that has more already."""
         path = self._units.path(key)
         write(path + "/memory.oom.group", b"1")
-        if os.path.exists(path + "/memory.swap.max"):  # noqa: PTH110 -- pathlib costs the launcher a megabyte
+        if os.path.exists(path + "/memory.swap.max"):
             write(path + "/memory.swap.max", b"0")
         write(path + "/memory.max", b"%d" % limit_bytes)
         return True
@@ -676,7 +676,7 @@ class Cgroup1Memory:
         self._is_inside = False
         self._home = os.open(f"{own}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.mkdir(self.root)  # noqa: PTH102 -- pathlib costs the launcher a megabyte
+            os.mkdir(self.root)
             try:
                 self._try_out()
             except OSError:
@@ -713,10 +713,10 @@ class Cgroup1Memory:
         self._made += 1
         path = f"{self.root}/{self._made}"
         try:
-            os.mkdir(path)  # noqa: PTH102 -- as above
+            os.mkdir(path)
         except FileNotFoundError:  # a service manager tidies up what is empty
-            os.mkdir(self.root)  # noqa: PTH102 -- as above
-            os.mkdir(path)  # noqa: PTH102 -- as above
+            os.mkdir(self.root)
+            os.mkdir(path)
         self._paths[key] = path
         self._limits[key] = limit_bytes
         self._is_inside = True

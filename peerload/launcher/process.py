@@ -234,7 +234,7 @@ def find_program(program: bytes, environment: dict[bytes, bytes]) -> bytes:
     found = b""
     for folder in environment.get(b"PATH", PATH_DEFAULT).split(b":"):
         path = (folder or b".") + b"/" + program
-        if os.path.isfile(path):  # noqa: PTH113 -- pathlib costs the launcher a megabyte
+        if os.path.isfile(path):
             if os.access(path, os.X_OK):
                 return path
             found = found or path
@@ -247,7 +247,7 @@ def _why(program: bytes, captures: list[str], error: OSError) -> str:
     if error.errno == errno.E2BIG:
         return f"{text(program)}: its arguments and environment are too long for this system"
     for path in captures:
-        folder = os.path.dirname(path)  # noqa: PTH120 -- as above
+        folder = os.path.dirname(path)
         if not os.access(folder, os.W_OK | os.X_OK):
             return f"{text(program)}: its output cannot be written to {folder}"
     return f"{text(program)}: {error.strerror}"
@@ -276,7 +276,7 @@ class Capture:
 
     def _limit(self, holes: HolePuncher) -> int:
         try:
-            status = os.stat(self.path)  # noqa: PTH116 -- pathlib costs the launcher a megabyte
+            status = os.stat(self.path)
         except OSError:
             return 0
         size = status.st_size
@@ -326,7 +326,7 @@ class Capture:
         if not size:
             try:
                 with self.access:
-                    os.unlink(self.path)  # noqa: PTH108 -- as above
+                    os.unlink(self.path)
             except OSError:  # not there, or replaced by the task
                 return 0
         return min(size, SIZE_BYTES_MAX)

@@ -86,7 +86,7 @@ class RecordLog:
         while raw:
             raw = raw[os.write(fd, raw) :]
         os.fdatasync(fd)  # some may have been synced before; this is rare
-        os.replace(new, self.path)  # noqa: PTH105 -- as above
+        os.replace(new, self.path)
         os.close(self._fd)
         self._fd = fd
 
@@ -101,7 +101,7 @@ class RecordLog:
 
 def whole_records(path: str) -> tuple[list[Any], int]:
     """All complete records from the start of such a file, and their size in bytes."""
-    with open(path, "rb") as file:  # noqa: PTH123 -- pathlib costs the launcher a megabyte
+    with open(path, "rb") as file:
         raw = file.read()
     records = []
     at = 0
@@ -156,7 +156,7 @@ def process_start(pid: int) -> int:
 
 def machine_boot() -> str:
     """The random id of this boot of the machine."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123 -- as above
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 

@@ -153,7 +153,7 @@ class AgentSocket:
         try:
             os.chdir(self._directory)  # a path within it is never too long for a socket
             if os.path.lexists(SOCKET_NAME):
-                os.unlink(SOCKET_NAME)  # noqa: PTH108 -- pathlib costs the launcher a megabyte
+                os.unlink(SOCKET_NAME)
             listener.bind(SOCKET_NAME)
             listener.listen(16)
             listener.setblocking(False)
@@ -185,7 +185,7 @@ class AgentSocket:
     def close(self) -> None:
         """Remove the socket."""
         if os.path.lexists(self._path):
-            os.unlink(self._path)  # noqa: PTH108 -- as above
+            os.unlink(self._path)
 
     def ready(self, masks: dict[int, int]) -> None:
         """Handle what epoll reported: new connections, and requests."""
@@ -881,9 +881,9 @@ def _detach(directory: str) -> None:
 def _request_socket(directory: str) -> None:
     """Ask the launcher of this directory to make its socket again if that is gone."""
     try:
-        with open(f"{directory}/launcher.pid", encoding="ascii") as file:  # noqa: PTH123 -- pathlib costs the launcher a megabyte
+        with open(f"{directory}/launcher.pid", encoding="ascii") as file:
             pid = int(file.read(20))
-        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 -- as above
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")
         if os.fsencode(directory) in words and b"--directory" in words:
             os.kill(pid, signal.SIGHUP)
@@ -915,8 +915,8 @@ def main() -> None:
     known = {"--directory", "--units", "--memory", "--store", "--cores"}
     if len(sys.argv) % 2 == 0 or "--directory" not in flags or flags.keys() - known:
         sys.exit("usage: launcher --directory DIR [--units KIND] [--memory KIND] [--store ID] [--cores enforce]")
-    directory = os.path.abspath(flags["--directory"])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
-    os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103 -- as above
+    directory = os.path.abspath(flags["--directory"])
+    os.makedirs(directory, mode=0o700, exist_ok=True)
     launcher = locked_launcher(
         directory,
         flags.get("--units", ""),

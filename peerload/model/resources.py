@@ -491,6 +491,16 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     price: Price | None = None
     """Price of a kWh there now, or its carbon; None: not known."""
 
+    @property
+    def is_overloaded(self) -> bool:
+        """True if it has a task too many that may go."""
+        return self.region is Region.OVERLOADED and self.movable > 0
+
+    @property
+    def has_work(self) -> bool:
+        """True if it may give a task to a node that asks."""
+        return self.gives or self.is_overloaded
+
 
 class Thresholds(msgspec.Struct, frozen=True, gc=False):
     """The four thresholds of a transfer policy, on the load index: in tasks per slot.

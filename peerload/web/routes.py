@@ -35,7 +35,7 @@ _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 class Routes:
-    """Answers requests. ``port``: at which the web servers of other nodes are looked for by /http_sd; 0: that of none."""
+    """Answers requests. ``port``: at which the web servers of other nodes are looked for by /http_sd; 0: there is none."""
 
     def __init__(self, agent: AgentLink, access: Access, feed: LiveFeed, *, port: int, scheme: str) -> None:
         self._agent = agent
@@ -95,6 +95,9 @@ class Routes:
             from peerload.web import exposition  # noqa: PLC0415 -- for those that scrape
 
             return Response(200, exposition.CONTENT_TYPE, exposition.text(await agent.ask("stats")))
+        if path == "/http_sd" and not self.port:
+            hint = "ask a server with a port:  peerload web --listen HOST:PORT"
+            return error_response(404, "this server has no port at which those of other nodes could be", hint=hint)
         if path == "/http_sd":
             return json_response(self._targets((await agent.ask("nodes"))["nodes"]))
         if path == "/api/v1/session":
@@ -173,7 +176,7 @@ class Routes:
                 "labels": {"node": node["node"], "__scheme__": self._scheme},
             }
             for node in nodes
-            if self.port and node.get("address") and node["state"] in ("alive", "suspect")
+            if node.get("address") and node["state"] in ("alive", "suspect")
         ]
 
     # -- acting --------------------------------------------------------------------------------------------------------

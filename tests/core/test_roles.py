@@ -195,8 +195,8 @@ def seen(x: Given) -> Any:
     node = x.node
 
     def of(work: Any) -> dict[str, object]:
-        names = [name for kind in type(work).__mro__ for name in getattr(kind, "__slots__", ())]
-        return {name: repr(getattr(work, name)) for name in names}
+        slots = [name for kind in type(work).__mro__ for name in getattr(kind, "__slots__", ()) if name != "__dict__"]
+        return {name: repr(getattr(work, name)) for name in [*slots, *getattr(work, "__dict__", ())]}
 
     return (
         {uid: of(task) for uid, task in node.home.tasks.items()},

@@ -143,7 +143,7 @@ def control_connection(raw: bytes) -> object:
     """What a local client sends, in pieces."""
 
     def act() -> None:
-        client = LocalConnection(_Server(), _Server())
+        client = LocalConnection(_Server(), cast("Any", _Server()))
         client._transport = Deaf()
         for first in range(0, len(raw), STEP_BYTES):
             client.data_received(raw[first : first + STEP_BYTES])
@@ -201,7 +201,7 @@ def peer_connection(raw: bytes) -> object:
         for before in (b"", _INTRODUCTION):
             owner = _owner()
             owner.errors = 0
-            link = PeerConnection(owner, _tls(), dialled=False)
+            link = PeerConnection(owner, _tls(), cast("Any", None), dialled=False)
             link._transport, link.certified = Deaf(), "n2"
             for piece in (before, *(raw[first : first + STEP_BYTES] for first in range(0, len(raw), STEP_BYTES))):
                 feed(link, piece)

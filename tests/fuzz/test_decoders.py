@@ -51,15 +51,9 @@ DECODERS = {
     "agent/forwarding/request_router.py:MergedListing.read": "listing",
     "agent/systemd.py:_socket_answers": OUR_OWN,
     "security/invitations.py:Invitations.__init__": "state",
-<<<<<<< ours
     "security/invitations.py:_exchange": "join-node",
     "security/invitations.py:_proven": "certificate",
     "agent/joining.py:JoiningNode.data_received": "join-door",
-=======
-    "security/invitations.py:_exchange": "join-node",
-    "security/invitations.py:_proven": "certificate",
-    "agent/joining.py:JoiningNode.data_received": "join-door",
->>>>>>> theirs
     "security/node_identity_file.py:read": "joined",
     "launcher/system/account_resolver.py:_validated": OUR_OWN,
     "agent/launcher/client.py:EventFrames._next": "launcher-event",

@@ -13,7 +13,6 @@ import msgspec
 from peerload.model.config import GpuConfig
 from peerload.model.resources import GpuShare, Profile
 from peerload.sim.replication import quantile
-from peerload.sim.statistics import quantile
 from tests.gpu.device_model import DeviceArrival
 
 EPSILON = 1e-6

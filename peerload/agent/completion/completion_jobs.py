@@ -295,7 +295,8 @@ class OutputSaver:
         self._background = BackgroundTasks(run)
         self._boot = info.identity.machine_boot
         self._saved: dict[str, SavedOutput] = {}
-        self._live: dict[str, _Live] = {}
+        self.live: dict[str, _Live] = {}
+        """Attempts whose files grow now; while there are any, `changed` wants to hear of every change."""
         self._writes = asyncio.Semaphore(WRITES_AT_A_TIME)
 
     # -- while the task runs -------------------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ class OutputSaver:
     def changed(self, action: TaskChanged) -> None:
         """A task of this home has a new record, or runs."""
         record = action.record
-        live = self._live.get(execution_key(record.uid, record.attempt)) if self._live else None
+        live = self.live.get(execution_key(record.uid, record.attempt))
         if live is not None:
             self._look(live)
         elif action.running:
@@ -324,9 +325,9 @@ class OutputSaver:
 
     def _begin(self, task: HomeTask) -> None:
         key = task.key
-        if len(self._live) >= LIVE_MAX:
+        if len(self.live) >= LIVE_MAX:
             return
-        live = self._live[key] = _Live(task, task.record.attempt)
+        live = self.live[key] = _Live(task, task.record.attempt)
         live.work = self._background.start(self._follow(live, key))
 
     async def _follow(self, live: _Live, key: str) -> None:
@@ -341,7 +342,7 @@ class OutputSaver:
                     await _wait(live.over, pause_s)
                     pause_s = min(pause_s * 2, RETRY_S_MAX)
         finally:
-            del self._live[key]
+            del self.live[key]
 
     async def _follow_paced(self, live: _Live, key: str) -> None:
         """Copy as `_follow` does, while the task waits for its files. Raises OSError, PeerloadError when it waits no
@@ -402,7 +403,7 @@ class OutputSaver:
         """Copy the rest of the output of an ended task, as far as it is here, durably → the number of bytes that are
         missing in its files. Raises OSError, PeerloadError."""
         key, exit_ = execution_key(record.uid, record.attempt), record.exit
-        live = self._live.get(key)
+        live = self.live.get(key)
         if live is not None and live.work is not None:
             self._look(live)
             await asyncio.wait({live.work})

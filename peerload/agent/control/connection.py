@@ -87,16 +87,6 @@ class Server(Protocol):
         """Stop the agent because of a bug."""
 
 
-class LocalClients(Protocol):
-    """The clients of a socket."""
-
-    def admit(self, connection: LocalConnection, /) -> PeerloadError | None:
-        """Decide whether to serve a new client → None, or the reason against it."""
-
-    def disconnected(self, connection: LocalConnection, /) -> None:
-        """A client has disconnected."""
-
-
 class Connection:
     """One client, local or at another node; subclasses provide the transport. ``from_node``: the node that forwards its
     requests, "" for a client of this machine."""
@@ -251,7 +241,7 @@ class Connection:
 class LocalConnection(Connection, asyncio.Protocol):
     """A client at the agent's own socket."""
 
-    def __init__(self, server: Server, clients: LocalClients) -> None:
+    def __init__(self, server: Server, clients: LocalSocket) -> None:
         super().__init__(server)
         self._clients = clients
         self._buffer = bytearray()

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from peerload.agent.stdin import StdinForwarding, StdinStore, StoredStdin
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.core.node import Node
-    from peerload.model.actions import TaskChanged
     from peerload.model.events import Event
     from peerload.model.task import TaskRecord
     from peerload.wire import control
@@ -191,10 +190,6 @@ class AttachRequests:
             if source.feeder is None and not source.was_left:
                 source.end()
                 self._forwarding.sent(uid)
-
-    def changed(self, action: TaskChanged) -> None:
-        """A task of this home has a new record."""
-        self._forwarding.changed(action)
 
 
 # -- commands inside tasks ---------------------------------------------------------------------------------------------

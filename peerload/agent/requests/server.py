@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from peerload.agent.requests.task_queries import EventRequests, LiveUsage, TaskQueries, WhyRequest
     from peerload.agent.runtime import RunState
     from peerload.agent.sensors.energy import EnergySensors
-    from peerload.agent.stdin import StdinStore
+    from peerload.agent.stdin import StdinForwarding, StdinStore
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.schema import Each
     from peerload.agent.store.write_ahead import SecurityEvents
@@ -627,6 +627,7 @@ class ClientEvents:
     _watches: TaskWatches
     _attach: AttachRequests
     _cancel_waits: CancelWaits
+    _stdin: StdinForwarding
     _saving: OutputSaver
     _output: TaskOutputs
     _figures: TaskFigures
@@ -643,8 +644,10 @@ class ClientEvents:
 
     def changed(self, action: TaskChanged) -> None:
         """A task has a new durable record, or runs."""
-        self._attach.changed(action)
-        self._saving.changed(action)
+        if action.record.input:
+            self._stdin.changed(action)
+        if action.running or self._saving.live:
+            self._saving.changed(action)
         self._figures.changed(action)
         for call in self._also:
             call(action)

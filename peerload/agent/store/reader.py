@@ -15,7 +15,7 @@ import re
 import sqlite3
 from bisect import bisect_right
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -508,16 +508,6 @@ class Criteria(msgspec.Struct, frozen=True):
         return not self.needs_submissions and not self.meant
 
 
-class SelectionReader(Protocol):
-    """A database, narrowed to what is meant (`StoreReader.beside`)."""
-
-    def each_row(self, sql: str, values: tuple[object, ...] = (), /) -> Iterator[Found]:
-        """Rows that a query finds."""
-
-    def each_found(self, columns: str, where: str, values: tuple[object, ...], /) -> Iterator[Found]:
-        """Yield these columns of each task that a condition finds."""
-
-
 class _Named(msgspec.Struct, frozen=True):
     """The fields of a TaskSpec that name it."""
 
@@ -536,7 +526,7 @@ _named = msgspec.msgpack.Decoder(_Named)
 _marked = msgspec.msgpack.Decoder(_Marked)
 
 
-def is_wanted_by(criteria: Criteria, reader: SelectionReader) -> Callable[[object, object], bool]:
+def is_wanted_by(criteria: Criteria, reader: StoreReader) -> Callable[[object, object], bool]:
     """A function that decides whether a task (number of its submission, of its member) matches."""
     spans: dict[object, tuple[list[int], list[int]]] = {}
     for counter, first, last in apart((meant.counter, *span) for meant in criteria.meant for span in meant.ranges):
@@ -557,7 +547,7 @@ def is_wanted_by(criteria: Criteria, reader: SelectionReader) -> Callable[[objec
     return is_wanted
 
 
-def _submissions(criteria: Criteria, reader: SelectionReader) -> Iterator[int]:
+def _submissions(criteria: Criteria, reader: StoreReader) -> Iterator[int]:
     """The numbers of the submissions whose name, group and tags match; one that cannot be read matches nothing."""
     is_like = re.compile(fnmatch.translate(criteria.name)).match if criteria.name else None
     for counter, spec, terms in reader.each_row("SELECT counter, spec, terms FROM submissions"):
@@ -590,7 +580,7 @@ class Selected(msgspec.Struct):
     sizes: dict[int, int]
 
 
-def selected(criteria: Criteria, reader: SelectionReader) -> Selected:
+def selected(criteria: Criteria, reader: StoreReader) -> Selected:
     """Find all tasks that match."""
     found = Selected({}, Counter(), [], {})
     where: list[str] = ["1"]
@@ -668,7 +658,7 @@ class ArrayRow(msgspec.Struct, frozen=True):
 
 
 def rows(
-    reader: SelectionReader,
+    reader: StoreReader,
     where: str,
     values: tuple[object, ...],
     states: Sequence[TaskState],
@@ -701,7 +691,7 @@ def rows(
     return made[:limit]
 
 
-def _made(reader: SelectionReader, where: str, values: tuple[object, ...], groups: list[Found]) -> list[ArrayRow]:
+def _made(reader: StoreReader, where: str, values: tuple[object, ...], groups: list[Found]) -> list[ArrayRow]:
     """The groups with the first member of each."""
     made: list[ArrayRow] = []
     for at in range(0, len(groups), FIRSTS_AT_A_TIME):
@@ -724,7 +714,7 @@ def _made(reader: SelectionReader, where: str, values: tuple[object, ...], group
 
 
 def _spans(
-    reader: SelectionReader,
+    reader: StoreReader,
     where: str,
     values: tuple[object, ...],
     counter: int,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask, RemoteTask
     from peerload.model.events import Instant
     from peerload.model.resources import Device, ResourceRequest
-    from peerload.model.task import Exit, SubmitOptions, TaskRecord, TaskSpec
+    from peerload.model.task import Exit, SubmitOptions, TaskSpec
 
 
 ERROR_TAIL_BYTES = 1024

@@ -8,6 +8,7 @@ at the policy's retry rate while it is below its mark.
 
 from __future__ import annotations
 
+import math
 from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -253,6 +254,14 @@ class Receiver:
         if is_ahead and not evens_out(report.load_tasks, report.slots, self._ledger.load_tasks, self._slots):
             return False
         return self._is_asker(node, report, is_ahead=is_ahead)
+
+    def wants_from(self) -> float:
+        """Tasks per slot that a node must have, beside the one that it gives, for this node to ask it; infinite: it asks none."""
+        if not self.wants_more():
+            return math.inf
+        if not self._state.policies.receiver.retry_rate or not self._information.asks_ahead():
+            return -math.inf
+        return (self._ledger.load_tasks + 1) / self._slots
 
     def _is_asker(self, node: str, report: LoadReport, *, is_ahead: bool) -> bool:
         """True if this node is among the first ASKERS of those that want more, by rendezvous hashing [TR98] of the

@@ -10,7 +10,8 @@ Policies propose; these own the time-outs, the bounds, the migration limit and t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.core.sharing.information import Information, PeerHints, RemoteAdmission, task_view
 from peerload.core.sharing.receiver import PairProtocol, Receiver, RetryRate, TaskDonor
@@ -18,11 +19,10 @@ from peerload.core.sharing.sender import Searches, Sender
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce, Decided
 from peerload.model.messages import UNASKED, Enough, Need, StateAnswer, StateRequest
-from peerload.model.resources import Region
 from peerload.policy.api import Transfer, valid_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.handoff.home import HomeHandoff
@@ -115,6 +115,16 @@ class StateRequests:
             return self._admission.would_accept(src, request.need)
         own = self._information.shown()
         return own.gives if request.report.accepts else own.accepts
+
+
+class Attention(NamedTuple):
+    """Reports, told to everybody, that a node may do something about, beside knowing them (`Sharing.heeds`): all; those of nodes with
+    room; those of nodes with so many tasks per slot, beside the one that they may give; those of nodes that it has a hint of."""
+
+    to_all: bool
+    to_room: bool
+    to_work_from: float
+    to_nodes: tuple[str, ...]
 
 
 class Sharing:
@@ -224,19 +234,11 @@ class Sharing:
         self._announced(src, report, to_all=True)
         self._act_on(src, report, asks=self.receiver.answer)
 
-    def is_attentive(self) -> bool:
-        """True if this node may heed reports of nodes of which it has no hint."""
-        return bool(
-            self._heeds_all
-            or self._hints.leaves_footprints
-            or self._looks_for_room()
-            or (self._has_receiver and self.receiver.wants_more())
-        )
-
-    @property
-    def busy_hints(self) -> Sequence[str]:
-        """Nodes that this one remembers as busy."""
-        return self._hints.busy
+    def attention(self) -> Attention:
+        """The reports that this node may heed, as of the last event."""
+        wants_from = self.receiver.wants_from() if self._has_receiver else math.inf
+        heeds_all = self._heeds_all or self._hints.leaves_footprints
+        return Attention(heeds_all, self._looks_for_room(), wants_from, tuple(self._hints.busy))
 
     def _looks_for_room(self) -> bool:
         return bool(self._stranded or self._ledger.waits_for_devices or (self._places_all and self._ledger.waiting))
@@ -248,9 +250,8 @@ class Sharing:
             return True
         if (report.accepts or report.gpus) and self._looks_for_room():
             return True
-        is_overloaded = report.region is Region.OVERLOADED and report.movable > 0
-        if report.gives or is_overloaded:
-            if is_overloaded and self._hints.leaves_footprints:
+        if report.has_work:
+            if report.is_overloaded and self._hints.leaves_footprints:
                 return True
             return self._has_receiver and self.receiver.answers(src, report)
         return src in self._hints.busy
@@ -276,14 +277,12 @@ class Sharing:
 
     def _act_on(self, src: str, report: LoadReport, asks: Callable[[str, LoadReport], None]) -> None:
         """Act on a report: its node may have work for this one, or room for a stranded task."""
-        is_overloaded = report.region is Region.OVERLOADED and report.movable > 0
-        has_work = report.gives or is_overloaded
         if not self._state.policies.information.reports_guide_probing:
-            if is_overloaded:
+            if report.is_overloaded:
                 self._hints.is_busy(src)
-        elif not has_work:
+        elif not report.has_work:
             self._hints.take_busy(src)
-        if has_work and self._has_receiver:
+        if report.has_work and self._has_receiver:
             asks(src, report)
         if report.accepts or report.gpus:
             self.sender.room_at(src, report)

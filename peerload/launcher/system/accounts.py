@@ -330,13 +330,13 @@ class PolicyFiles:
     def _file_stats(self) -> list[tuple[str, int, int, int]]:
         """The files, each with what changes when it does."""
         try:
-            names = sorted(name for name in os.listdir(self._directory) if name.endswith(".toml"))  # noqa: PTH208 -- pathlib costs the launcher a megabyte
+            names = sorted(name for name in os.listdir(self._directory) if name.endswith(".toml"))
         except OSError:
             names = []
         found = []
         for path in (self._file, *(f"{self._directory}/{name}" for name in names)):
             try:
-                status = os.stat(path)  # noqa: PTH116 -- as above
+                status = os.stat(path)
             except OSError:
                 continue
             found.append((path, status.st_ino, status.st_mtime_ns, status.st_size))
@@ -347,13 +347,13 @@ def check_root_owned(path: str) -> None:
     """Raises PolicyError if anybody but root could write to this file or directory, or replace it."""
     at = os.path.realpath(path)
     while True:
-        status = os.stat(at)  # noqa: PTH116 -- as above
+        status = os.stat(at)
         is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
         if status.st_uid != 0 or (status.st_mode & 0o022 and not is_sticky):
             raise PolicyError(f"{path} is refused: others than root can write to {at}")
         if at == "/":
             return
-        at = os.path.dirname(at)  # noqa: PTH120 -- as above
+        at = os.path.dirname(at)
 
 
 def _settings(path: str) -> dict[str, Any]:
@@ -361,7 +361,7 @@ def _settings(path: str) -> dict[str, Any]:
 
     try:
         check_root_owned(path)
-        with open(path, "rb") as file:  # noqa: PTH123 -- as above
+        with open(path, "rb") as file:
             return tomllib.loads(file.read(BYTES_MAX).decode())
     except (OSError, ValueError) as error:
         raise PolicyError(f"{path}: {error}") from None

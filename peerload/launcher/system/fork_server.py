@@ -190,7 +190,7 @@ class ForkServer:
         os.chdir("/")
         sandbox.drop(account, kernel)
         if order.makes_scratch:
-            os.mkdir(order.directory, 0o700)  # noqa: PTH102 -- pathlib costs the launcher a megabyte
+            os.mkdir(order.directory, 0o700)
         _enter(order.directory)
         program = find_program(order.argv[0], order.environment)
         if order.allowed is not None:
@@ -231,7 +231,7 @@ class ForkServer:
                 fd = os.open(path, _CAPTURE, 0o600)
         except OSError as error:
             raise_shortage(error)
-            folder = os.path.dirname(path)  # noqa: PTH120 -- pathlib costs the launcher a megabyte
+            folder = os.path.dirname(path)
             raise CannotStart(NOT_EXECUTABLE, f"its output cannot be written to {folder}: {error.strerror}") from None
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != self.access.uid or found.st_nlink != 1:
@@ -409,8 +409,8 @@ class UserHelpers:
 
         def work() -> None:
             with socket.socket(socket.AF_UNIX) as agent, self._fork_server.access:
-                above = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)  # noqa: PTH120 -- as elsewhere here
-                agent.connect(f"/proc/self/fd/{above}/{os.path.basename(path)}")  # noqa: PTH119 -- the path may be too long
+                above = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+                agent.connect(f"/proc/self/fd/{above}/{os.path.basename(path)}")
                 os.dup2(agent.fileno(), 0)
             null = os.open("/dev/null", os.O_WRONLY)
             os.dup2(null, 1)

@@ -63,7 +63,7 @@ class Syscalls:
             ctypes.c_char_p,
         )
         self._libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
-        with open(LAST_CAPABILITY, encoding="ascii") as file:  # noqa: PTH123 -- pathlib costs the launcher a megabyte
+        with open(LAST_CAPABILITY, encoding="ascii") as file:
             self._capabilities = range(min(int(file.read()), CAPABILITIES_MAX) + 1)
 
     def _check(self, result: int, what: str) -> None:
@@ -184,19 +184,19 @@ def enter(kernel: Syscalls, bytes_max: int, hidden: tuple[str, ...], *, has_devi
     kernel.mount("", "/", "", MS_REC | MS_SLAVE)
     kernel.make_read_only("/")
     own = os.open(staged, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if staged else -1
-    covered = [path for path in dict.fromkeys((*HIDDEN, *hidden)) if os.path.isdir(path)]  # noqa: PTH112 -- as elsewhere here
+    covered = [path for path in dict.fromkeys((*HIDDEN, *hidden)) if os.path.isdir(path)]
     _devices(kernel, has_devices=has_devices)
     kernel.mount("tmpfs", TEMPORARY, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={bytes_max}")
     for path in ("/var/tmp", "/dev/shm"):  # noqa: S108 -- the same
-        if os.path.isdir(path):  # noqa: PTH112
+        if os.path.isdir(path):
             kernel.mount(TEMPORARY, path, "", MS_BIND)
     if staged:
-        os.mkdir(SCRATCH)  # noqa: PTH102 -- as elsewhere here
+        os.mkdir(SCRATCH)
         kernel.mount(f"/proc/self/fd/{own}", SCRATCH, "", MS_BIND)
         kernel.mount("", SCRATCH, "", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV)
         os.close(own)
     for path in covered:
-        if os.path.isdir(path):  # noqa: PTH112 -- it may lie in one that is covered by now
+        if os.path.isdir(path):
             kernel.mount("tmpfs", path, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=000,size=4k")
     kernel.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2")
 
@@ -223,13 +223,13 @@ def _devices(kernel: Syscalls, *, has_devices: bool) -> None:
         for name, numbers in nodes.items():
             os.mknod(f"/dev/{name}", 0o666 | stat.S_IFCHR, os.makedev(*numbers))
         for path, status in gpus:
-            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
             os.mknod(path, status.st_mode, status.st_rdev)
             os.chown(path, status.st_uid, status.st_gid)
         for name, target in _LINKS.items():
-            os.symlink(target, f"/dev/{name}")  # noqa: PTH211
-        os.mkdir("/dev/pts", 0o755)  # noqa: PTH102
-        os.mkdir("/dev/shm", 0o1777)  # noqa: PTH102, S108
+            os.symlink(target, f"/dev/{name}")
+        os.mkdir("/dev/pts", 0o755)
+        os.mkdir("/dev/shm", 0o1777)  # noqa: S108
     finally:
         os.umask(before)
     kernel.mount(f"/proc/self/fd/{pts}", "/dev/pts", "", MS_BIND)
@@ -240,7 +240,7 @@ def _devices(kernel: Syscalls, *, has_devices: bool) -> None:
 def _found(directory: str) -> list[tuple[str, os.stat_result]]:
     """GPU devices, also in subdirectories."""
     found: list[tuple[str, os.stat_result]] = []
-    for name in sorted(os.listdir(directory)):  # noqa: PTH208
+    for name in sorted(os.listdir(directory)):
         path = f"{directory}/{name}"
         if directory == "/dev" and not name.startswith(GPUS):
             continue
