@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import msgspec
@@ -54,15 +54,12 @@ NACK_SHARE = 0.8
 """A helper says that it has heard nothing after this share of probe_timeout_s, so that the word is in time."""
 
 
-class _Probe:
+class _Probe(msgspec.Struct, eq=False):
     """One in flight. helpers: those asked, and whether they gave a sign of life."""
 
-    __slots__ = ("helpers", "node", "started_s")
-
-    def __init__(self, node: str, started_s: float) -> None:
-        self.node = node
-        self.started_s = started_s
-        self.helpers: dict[str, bool] = {}
+    node: str
+    started_s: float
+    helpers: dict[str, bool] = {}
 
 
 class Detector:
@@ -260,8 +257,6 @@ def ring_place(node: str) -> tuple[int, str]:
     return crc32(node.encode()), node
 
 
-Thing = TypeVar("Thing")
-
 SCALED_ABOVE = 32
 """Members above which everything is exchanged less often."""
 JITTER = 0.1
@@ -344,15 +339,13 @@ class AntiEntropy:
         if shared.there:
             self._join_s = shared.preset.join_s
             return
-        for identity in self._some(list(self.known.values())):
+        at_most = shared.preset.join_contacts
+        for identity in shared.rng.sample(list(self.known.values()), min(len(self.known), at_most)):
             shared.core.actions.append(Dial(identity))
-        for address in self._some(list(self.seeds)):
+        for address in shared.rng.sample(self.seeds, min(len(self.seeds), at_most)):
             shared.core.actions.append(DialAddress(address))
         shared.arm(Kind.JOIN, self._join_s)
         self._join_s = min(self._join_s * 2.0, shared.preset.reconnect_s)
-
-    def _some(self, things: list[Thing]) -> list[Thing]:
-        return self._shared.rng.sample(things, min(len(things), self._shared.preset.join_contacts))
 
     # -- exchanging everything -----------------------------------------------------------------------------------------
 

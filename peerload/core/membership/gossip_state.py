@@ -8,6 +8,8 @@ import math
 from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
+import msgspec
+
 from peerload.model import metrics, timers
 from peerload.model.actions import SendGossip
 from peerload.model.gossip import MESSAGES_BYTES_MAX, MESSAGES_MAX, Load, MembershipUpdate, MemberStatus, size_bytes
@@ -34,6 +36,11 @@ class _News:
         self.bytes = size_bytes(message)
         self.number = number
         self.sent = 0
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """The smallest goes first: the graver, then what was sent less, then the newer."""
+        return self.urgency, self.sent, -self.number
 
 
 def transmissions(mult: int, members: int) -> int:
@@ -101,7 +108,7 @@ class BroadcastQueue:
         told = {message.node for message in taken if isinstance(message, MembershipUpdate)}
         limit = transmissions(self._mult, members)
         loads = 0
-        for key, news in sorted(self._news.items(), key=_order):
+        for key, news in sorted(self._news.items(), key=lambda item: item[1].rank):
             if len(taken) >= MESSAGES_MAX:
                 break
             if news.bytes > left or (key[0] and key[1] in told):
@@ -116,12 +123,6 @@ class BroadcastQueue:
             if news.sent >= limit:
                 self._drop(key)
         return taken
-
-
-def _order(item: tuple[tuple[bool, str], _News]) -> tuple[int, int, int]:
-    """The graver first, then what was sent less, then the newer."""
-    news = item[1]
-    return news.urgency, news.sent, -news.number
 
 
 def suspicion_s(preset: GossipPreset, members: int) -> float:
@@ -174,18 +175,15 @@ class LocalHealth:
         self.score = min(self.score + by, self._score_max)
 
 
-class GossipMember:
+class GossipMember(msgspec.Struct, eq=False):
     """Belief about another node. since_s: boot time since when; heard_s: of its last message to this node."""
 
-    __slots__ = ("heard_s", "rumour", "since_s", "suspicion", "synced_s", "warned_s")
-
-    def __init__(self, rumour: MembershipUpdate, since_s: float) -> None:
-        self.rumour = rumour
-        self.since_s = since_s
-        self.heard_s = float("-inf")
-        self.synced_s = float("-inf")
-        self.warned_s = float("-inf")
-        self.suspicion: Suspicion | None = None
+    rumour: MembershipUpdate
+    since_s: float
+    heard_s: float = -math.inf
+    synced_s: float = -math.inf
+    warned_s: float = -math.inf
+    suspicion: Suspicion | None = None
 
     @property
     def is_there(self) -> bool:
@@ -277,7 +275,8 @@ class GossipState:
     def send(self, node: str, *messages: GossipMessage, address: str = "", with_load: bool = False) -> None:
         """One datagram to a node, and what news there is room for. ``address``: where to, if not where the member is
         known to be."""
-        address = address or self._address(node)
+        if not address and node in self.members:
+            address = self.members[node].rumour.address
         if not address:
             self.core.count(metrics.GOSSIP_WITHOUT_ADDRESS)
             return
@@ -289,10 +288,6 @@ class GossipState:
         if told:
             self.core.actions.append(SendGossip(node, address, tuple(told)))
             self.core.count(metrics.GOSSIP_MESSAGES_QUEUED)
-
-    def _address(self, node: str) -> str:
-        member = self.members.get(node)
-        return member.rumour.address if member is not None else ""
 
     # -- timers --------------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from peerload.core.membership.gossip_state import GossipState
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState, Mediator
-    from peerload.core.work import HomeTask
     from peerload.model.gossip import MembershipUpdate
     from peerload.model.messages import DirectoryTold, Identity, Ping
     from peerload.model.resources import Device
@@ -142,15 +141,13 @@ class Directory:
         key = (need, home if need.placement.local else "")
         found = self._eligible.get(key)
         if found is None:
-            found = tuple(name for name in self.names if _could_run(self.members[name][1], need, home))
+            profiles = ((name, profile) for name, (_, profile) in self.members.items() if not profile.drained)
+            fits = {name for name, profile in profiles if not why_never(profile, need.request, need.placement, home)}
+            found = tuple(name for name in self.names if name in fits)
             if len(self._eligible) >= ELIGIBLE_KEPT_MAX:
                 self._eligible.clear()
             self._eligible[key] = found
         return found
-
-
-def _could_run(profile: Profile, need: Need, home: str) -> bool:
-    return not profile.drained and not why_never(profile, need.request, need.placement, home)
 
 
 NOBODY = Directory(())
@@ -363,16 +360,13 @@ PROFILE_NODES_MAX = 16
 """Nodes asked at a time."""
 
 
-class _Wanted:
-    """whom: to ask next; at_s: when; tries: so far; asked: who was."""
+class _Wanted(msgspec.Struct, eq=False):
+    """A profile that is not known. whom: to ask next; at_s: when; tries: so far; asked: who was."""
 
-    __slots__ = ("asked", "at_s", "tries", "whom")
-
-    def __init__(self, whom: str, at_s: float) -> None:
-        self.whom = whom
-        self.at_s = at_s
-        self.tries = 0
-        self.asked: frozenset[str] = frozenset()
+    whom: str
+    at_s: float
+    tries: int = 0
+    asked: frozenset[str] = frozenset()
 
 
 class Profiles:
@@ -623,10 +617,6 @@ class Membership:
         if in_person and identity.boot != known.identity.boot and identity.boot not in known.boots:
             self._mediator.peer_came_back_older(identity.node)
 
-    def wake_for(self, task: HomeTask) -> None:
-        """A task has no place among those that are there: one that is asleep may have room."""
-        self.waking.for_task(task)
-
     def heard_from(self, node: str) -> None:
         """A peer said something over its link."""
         peer = self._peers.get(node)
@@ -770,11 +760,14 @@ class Membership:
 
     def eligible(self, need: Need, home: str) -> Sequence[str]:
         """The usable peers that could ever run this, by name; without those that are skipped, unless there are no others."""
-        self.circuit_breaker.is_any()  # it tells if one may be asked again
+        is_any_skipped = self.circuit_breaker.is_any()  # it tells if one may be asked again
         key = need if not need.migrations else Need(need.request, need.placement)
         found = self._eligible.get(key)
         if found is None:
-            found = self._not_skipped(self._eligible_now(key, home))
+            found = self._eligible_now(key, home)
+            left = tuple(name for name in found if not self.circuit_breaker.why(name)) if is_any_skipped else ()
+            if left:
+                found = NamesWithout(left, self._state.node)
             if len(self._eligible) >= ELIGIBLE_KEPT_MAX:
                 self._eligible.clear()
             self._eligible[key] = found
@@ -792,12 +785,6 @@ class Membership:
         return NamesWithout(
             tuple(sorted([*own, *(name for name in listed if name not in self._peers)])), self._state.node
         )
-
-    def _not_skipped(self, names: NamesWithout) -> NamesWithout:
-        if not self.circuit_breaker.is_any():
-            return names
-        left = tuple(name for name in names if not self.circuit_breaker.why(name))
-        return NamesWithout(left, self._state.node) if left else names
 
     def could_ever(self, spec: TaskSpec, home: str) -> bool:
         """True if any peer not known to have left could run this, also one that is silent or drained now, or whose file

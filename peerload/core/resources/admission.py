@@ -20,7 +20,7 @@ from peerload.core.resources.devices import (
     DeviceRequest,
     counted,
 )
-from peerload.core.resources.placement import Backfill, is_meant, place
+from peerload.core.resources.placement import Backfill, is_meant, place, waits_for_preferred
 from peerload.core.work import HomeTask
 from peerload.model.config import GpuConfig
 from peerload.model.resources import BUILDERS, GPU, MIB, OVERCOMMIT_SHARE, Device, GpuShare, GpuWait
@@ -96,7 +96,7 @@ def _why_no_devices(profile: Profile, request: ResourceRequest) -> str:
             return f"{gpus_text(gpus)} of which tasks may have {_gib(_most_bytes(best))}, asked {need}"
         asked = f"asked {request.gpus}" + (f" with {_gib(request.gpu_mem_bytes)}" if request.gpu_mem_bytes else "")
         return f"{gpus_text(gpus)}, {asked}"
-    if request.gpu_prefer and request.gpu_wait is GpuWait.QUEUE and not request.gpu_wait_s_max:
+    if waits_for_preferred(request, math.inf):
         meant = [gpu for gpu in large if any(is_meant(gpu, name) for name in request.gpu_prefer)]
         if len(meant) < request.gpus:
             return f"no GPU {', '.join(request.gpu_prefer)}" if not meant else f"only {len(meant)} of those GPUs"
@@ -122,7 +122,7 @@ def gpu_mem_bytes_max(profile: Profile, request: ResourceRequest, placement: Pla
     if why_never(profile, anything, placement, home):
         return 0
     gpus = [device for device in profile.devices if device.kind == GPU]
-    if request.gpu_prefer and request.gpu_wait is GpuWait.QUEUE and not request.gpu_wait_s_max:
+    if waits_for_preferred(request, math.inf):
         gpus = [gpu for gpu in gpus if any(is_meant(gpu, name) for name in request.gpu_prefer)]
     sizes = sorted((_most_bytes(gpu) for gpu in gpus if gpu.mem_bytes), reverse=True)
     if len(sizes) < len(gpus) or len(sizes) < request.gpus:
@@ -293,7 +293,6 @@ class Ledger:
         "_cpus_waiting",
         "_device_waiters",
         "_gpus_waiting",
-        "_mem_bytes",
         "_waiting_for_devices",
         "cpus_inbound",
         "cpus_requested",
@@ -303,6 +302,7 @@ class Ledger:
         "inbound",
         "kept",
         "load_tasks",
+        "mem_promised_bytes",
         "now_s",
         "profile",
         "room_version",
@@ -330,7 +330,8 @@ class Ledger:
         self._cpus_waiting = 0.0
         self.cpus_inbound = 0.0
         """Cores for what is on its way here."""
-        self._mem_bytes = 0
+        self.mem_promised_bytes = 0
+        """Memory promised to what runs."""
         self._waiting_for_devices: dict[ResourceRequest, int] = {}
         self._device_waiters = 0
         self._gpus_waiting = 0.0
@@ -376,11 +377,6 @@ class Ledger:
         if request.gpu_prefer:
             request = msgspec.structs.replace(request, gpu_wait=GpuWait.QUEUE, gpu_wait_s_max=0.0)
         return self._has_devices(request, leaves_kept=True, activity_max=CROWDED)
-
-    @property
-    def mem_promised_bytes(self) -> int:
-        """Memory promised to what runs."""
-        return self._mem_bytes
 
     @property
     def cpus_free(self) -> float:
@@ -442,14 +438,14 @@ class Ledger:
         keys = list(keys)
         held = [self.running[key][0] for key in keys]
         count, cpus = len(self.running) - len(held), self.cpus_running - sum(map(self.cores_of, held))
-        mem_bytes = self._mem_bytes - sum(one.mem_bytes for one in held)
+        mem_bytes = self.mem_promised_bytes - sum(one.mem_bytes for one in held)
         return self._fits(request, count, cpus, mem_bytes) and (
             not request.takes_devices or self._has_devices(request, without=keys)
         )
 
     def _fits(self, request: ResourceRequest, count: int, cpus: float, mem_bytes: int | None = None) -> bool:
         profile = self.profile
-        used_bytes = self._mem_bytes if mem_bytes is None else mem_bytes
+        used_bytes = self.mem_promised_bytes if mem_bytes is None else mem_bytes
         if profile.slots_fixed and count >= profile.slots:
             return False
         cpus += self.cores_of(request)
@@ -497,7 +493,7 @@ class Ledger:
             self.running[key] = (request, is_local)
             self.running_local += is_local
             self.cpus_running += self.cores_of(request)
-            self._mem_bytes += request.mem_bytes
+            self.mem_promised_bytes += request.mem_bytes
             self.room_version += 1
             self._changed()
 
@@ -510,7 +506,7 @@ class Ledger:
         request, is_local = held
         self.running_local -= is_local
         self.cpus_running = self.cpus_running - self.cores_of(request) if self.running else 0.0
-        self._mem_bytes -= request.mem_bytes
+        self.mem_promised_bytes -= request.mem_bytes
         self.room_version += 1
         self._changed()
         return True
@@ -601,7 +597,8 @@ class DeviceQueue:
 
     def begin(self) -> None:
         """A new look at all that waits; nothing is reserved so far."""
-        self._ledger.kept = Backfill(self._ledger.devices, self._ledger.now_s)
+        if self._ledger.kept.seen:  # else nothing is kept
+            self._ledger.kept = Backfill(self._ledger.devices, self._ledger.now_s)
         self._failed.clear()
         self._looked_at.clear()
         self.lacks_cores.clear()
@@ -644,17 +641,11 @@ class DeviceQueue:
                 self._looked_at[scope] = self._looked_at.get(scope, 0) + 1
         return None
 
-    def _waits_for_those(self, work: Work) -> bool:
-        """True if it wants certain GPUs and no others, by now."""
-        request = work.spec.request
-        waits_s = request.gpu_wait_s_max
-        is_over = bool(waits_s) and self._ledger.now_s - work.arrived_s >= waits_s
-        return request.gpu_wait is GpuWait.QUEUE and bool(request.gpu_prefer) and not is_over
-
     def _scope(self, work: Work) -> LineScope:
         request = work.spec.request
-        prefer = request.gpu_prefer if self._waits_for_those(work) else ()
-        return prefer if request.gpus else None, tuple(kind for kind, _ in request.devices)
+        waits = waits_for_preferred(request, self._ledger.now_s - work.arrived_s)
+        kinds = tuple(kind for kind, _ in request.devices)
+        return (request.gpu_prefer if waits else ()) if request.gpus else None, kinds
 
     def _asks(self, work: Work) -> tuple[tuple[object, ...], float, Mapping[str, int]]:
         """Key of its request, alike for all that ask the same now; how long it runs at most, as far as that is known; what is

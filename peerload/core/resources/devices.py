@@ -690,7 +690,9 @@ def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request:
     limit_bytes = promised_bytes or state.device.mem_bytes
     if exit_.out_of != OUT_OF_GPU_MEMORY or not _has_failed(exit_):
         return msgspec.structs.replace(exit_, out_of="") if exit_.out_of == OUT_OF_GPU_MEMORY else exit_
-    words = _words(state, limit_bytes, peak_bytes)
+    limit = f"limit {limit_bytes / 2**30:.1f} GiB" if limit_bytes else "limit not known"
+    peak = f"peak {peak_bytes / 2**30:.1f}" if peak_bytes else "peak not seen"
+    words = f"out of GPU memory on gpu{state.device.index}: {limit}, {peak}"
     return msgspec.structs.replace(
         exit_,
         out_of=OUT_OF_GPU_MEMORY,
@@ -728,9 +730,3 @@ def _had_bytes(state: DeviceState, grant: DeviceGrant | None, promised_bytes: in
         return promised_bytes if not state.device.mem_bytes or left_bytes >= NEARLY_ALL * promised_bytes else 0
     was_alone = grant is not None and grant.ask.wants_empty_on(state.device)
     return 0 if was_alone and left_bytes < NEARLY_ALL * state.device.mem_bytes else left_bytes
-
-
-def _words(state: DeviceState, limit_bytes: int, peak_bytes: int) -> str:
-    limit = f"limit {limit_bytes / 2**30:.1f} GiB" if limit_bytes else "limit not known"
-    peak = f"peak {peak_bytes / 2**30:.1f}" if peak_bytes else "peak not seen"
-    return f"out of GPU memory on gpu{state.device.index}: {limit}, {peak}"

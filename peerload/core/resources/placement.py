@@ -13,13 +13,15 @@ from fnmatch import fnmatchcase
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from peerload.core.resources.devices import ACTIVITY_HALF, CROWDED, NEVER_S
+import msgspec
+
+from peerload.core.resources.devices import ACTIVITY_HALF, CROWDED, NEVER_S, DeviceRequest
 from peerload.model.resources import GPU, GpuWait, Nearness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.core.resources.devices import DeviceLedger, DeviceRequest, DeviceState
+    from peerload.core.resources.devices import DeviceLedger, DeviceState
     from peerload.model.resources import Device, ResourceRequest
 
 
@@ -27,19 +29,22 @@ COMBINATIONS_MAX = 2000
 """Sets of GPUs that are compared by how near they are; more than this, and they are gathered around each GPU in turn."""
 
 
+def waits_for_preferred(request: ResourceRequest, waited_s: float) -> bool:
+    """True if a task waits for the GPUs that it prefers, and takes no others by now."""
+    is_over = 0 < request.gpu_wait_s_max <= waited_s
+    return request.gpu_wait is GpuWait.QUEUE and bool(request.gpu_prefer) and not is_over
+
+
 class Scope:
-    """Which GPUs of this node a task may have now. preferred: those it wants, the best first; others: those it takes if
-    they have no room; is_narrow: it waits for the preferred ones alone; ``ends_s``: for so long, infinite = for ever."""
+    """GPUs of this node that a task may have now. preferred: those it wants, the best first; others: those it takes if
+    they have no room; is_narrow: it waits for the preferred ones alone."""
 
     __slots__ = ("is_narrow", "others", "preferred")
 
     def __init__(self, ledger: DeviceLedger, request: ResourceRequest, waited_s: float) -> None:
         states = ledger.of_kind(GPU)
         self.preferred = preferred(states, request.gpu_prefer)
-        waits_s = request.gpu_wait_s_max
-        self.is_narrow = (
-            request.gpu_wait is GpuWait.QUEUE and bool(request.gpu_prefer) and not (waits_s and waited_s >= waits_s)
-        )
+        self.is_narrow = waits_for_preferred(request, waited_s)
         self.others = [] if self.is_narrow else [state for state in states if state not in self.preferred]
 
     @property
@@ -109,8 +114,12 @@ def nearest(chosen: Sequence[DeviceState], ranked: Sequence[DeviceState], count:
     if count == 1 and not chosen:
         return (ranked[0],)
     sets = list(_limited(ranked, count))
-    widths = [_width([*chosen, *some]) for some in sets]
-    return sets[widths.index(min(widths))]
+
+    def width(some: Sequence[DeviceState]) -> tuple[int, int]:
+        ways = [distance(one, other) for one, other in combinations([*chosen, *some], 2)]
+        return max(ways, default=0), sum(ways)
+
+    return min(sets, key=width)
 
 
 def _limited(ranked: Sequence[DeviceState], count: int) -> Sequence[tuple[DeviceState, ...]]:
@@ -127,16 +136,9 @@ def _limited(ranked: Sequence[DeviceState], count: int) -> Sequence[tuple[Device
     return gathered
 
 
-def _width(states: Sequence[DeviceState]) -> tuple[int, int]:
-    """The longest way between any two, then all ways together."""
-    ways = [distance(one, other) for one, other in combinations(states, 2)]
-    return max(ways, default=0), sum(ways)
-
-
 def distance(one: DeviceState, other: DeviceState) -> int:
     """Distance of two devices (`Nearness`); not known counts as far."""
-    links = dict(one.device.links)
-    return links.get(other.id, Nearness.SYSTEM)
+    return dict(one.device.links).get(other.id, Nearness.SYSTEM)
 
 
 def preferred(states: Sequence[DeviceState], names: Sequence[str]) -> list[DeviceState]:
@@ -162,20 +164,15 @@ RESERVED_MAX = 4
 starving. Of those that nobody may overtake any more, as many as there are devices: more could not start."""
 
 
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True, eq=False):
     """Devices (ids) kept for the task that asks this, from ``starts_s`` on. number: how many were made before."""
 
-    __slots__ = ("ask", "devices", "is_hard", "number", "starts_s", "task")
-
-    def __init__(
-        self, ask: DeviceRequest, devices: tuple[str, ...], starts_s: float, number: int, task: str, *, is_hard: bool
-    ) -> None:
-        self.ask = ask
-        self.number = number
-        self.task = task
-        self.devices = devices
-        self.starts_s = starts_s
-        self.is_hard = is_hard
+    ask: DeviceRequest
+    devices: tuple[str, ...]
+    starts_s: float
+    number: int
+    task: str
+    is_hard: bool
 
 
 class Backfill:
@@ -263,7 +260,7 @@ class Backfill:
             if found is None:
                 return None
             devices, starts_s = found
-        reservation = Reservation(ask, devices, starts_s, self.number, task, is_hard=is_hard)
+        reservation = Reservation(ask, devices, starts_s, self.number, task, is_hard)
         self.number += 1
         if is_hard:
             self._hard += 1

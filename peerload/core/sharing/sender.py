@@ -491,7 +491,7 @@ class Sender:
         if isinstance(step, Keep) and step.wakes and self._queue.remove(task):
             self._home.rest(task, self._membership.waking.for_joules(task, step.wakes))
         elif task.stranded_because or not self._ledger.fits(self._asked_here(task)):
-            self._membership.wake_for(task)
+            self._membership.waking.for_task(task)
 
     def _choose(self, search: Search, task: HomeTask, peers: Sequence[str]) -> Step:
         search.because = ""
