@@ -146,15 +146,12 @@ class ForwardedRequests:
         """Wait until there is a tunnel to the node. Raises LinkUnavailable."""
         await self._tunnel(connection, node).opened()
 
-    async def ask(
+    def ask(
         self, connection: Connection, node: str, request: control.Request
     ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         """Forward a request → (kind, body) of each response frame, the last is "ok" or "error". Raises LinkUnavailable if the
         node cannot be reached, or disconnects before the end."""
-        tunnel = self._tunnel(connection, node)
-        async with contextlib.aclosing(tunnel.ask(request)) as answers:
-            async for answer in answers:
-                yield answer
+        return self._tunnel(connection, node).ask(request)
 
     def _tunnel(self, connection: Connection, node: str) -> Tunnel:
         """The tunnel of this client to this node; opened if there is none. Raises SlowDown."""
