@@ -717,7 +717,6 @@ async def _within_patience(control: Callable[[], list[str]]) -> list[str]:
 
 
 def _core_config(config: AgentConfig) -> CoreConfig:
-    """The settings of the core."""
     core_config = CoreConfig(
         lease_s=config.lease_s,
         gossip=PRESETS[config.gossip],
@@ -746,7 +745,6 @@ def _write_exit_reason(socket: str, error: PeerloadError) -> None:
 
 
 def _remove_exit_reason(socket: str) -> None:
-    """Remove the file, since an agent runs again."""
     with contextlib.suppress(OSError):
         _exit_reason_path(socket).unlink(missing_ok=True)
 

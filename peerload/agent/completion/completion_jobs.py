@@ -314,7 +314,6 @@ class OutputSaver:
             live.grown.set()
 
     def _runs(self, live: _Live) -> bool:
-        """True while this attempt is the current one and has no result."""
         task, record = live.task, live.task.record
         is_current = record.state is TaskState.LEASED and record.attempt == live.attempt and task.collection is None
         return is_current and self._node.home.tasks.get(task.uid) is task
@@ -492,7 +491,6 @@ class OutputSaver:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Wait until the event is set, but no longer than that."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -178,7 +178,6 @@ class ForwardedRequests:
         return True
 
     def _client_gone(self, connection: Connection) -> None:
-        """A client has disconnected."""
         self._clients.discard(connection)
         for client, node in [key for key in self._tunnels if key[0] is connection]:
             self._tunnels.pop((client, node)).close()
@@ -303,7 +302,6 @@ class Tunnel:
     # -- responses -------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Open the stream, and distribute the response frames, until it ends."""
         within_s = OPEN_DEAD_S_MAX if self._is_dead() else OPEN_S_MAX
         try:
             async with self._opening, asyncio.timeout(within_s):

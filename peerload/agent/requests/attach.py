@@ -150,7 +150,6 @@ class AttachRequests:
     # -- disconnects ---------------------------------------------------------------------------------------------------------
 
     def _client_gone(self, connection: Connection) -> None:
-        """A client has disconnected, or was killed."""
         self._watched.discard(connection)
         client = self._client_numbers.pop(connection, 0)
         for source in self._stdin.left_by(connection):

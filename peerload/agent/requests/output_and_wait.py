@@ -183,7 +183,6 @@ class OutputStream:
             self._source.cut_soon(key)
 
     def _is_to_be_saved(self, record: TaskRecord) -> bool:
-        """True if the output is also saved to files; then it is cut afterwards."""
         return bool(output_patterns(self._store.terms(order_of(record.task)[0])))
 
     async def _live(self, record: TaskRecord) -> TaskRecord:
@@ -241,7 +240,6 @@ class OutputStream:
         self._sent[key] = await self._source.last_lines(key, lines, self._source.size_now(record))
 
     def _start(self, end: tuple[int, int]) -> list[int]:
-        """The offsets to start from: the beginning, or the tail."""
         tail_bytes = self._request.tail_bytes
         if tail_bytes is None:
             return [0, 0]

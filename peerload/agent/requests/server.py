@@ -464,7 +464,6 @@ class Submissions:
 
 
 def _size(spec: TaskSpec, each: Each) -> int:
-    """Bytes of a submission's command lines and environment."""
     return len(spec.environment) + sum(len(word) for argv in (spec.argv, *each) for word in argv)
 
 
@@ -531,7 +530,6 @@ def _check_argv(argv: tuple[bytes, ...], what: str) -> None:
 
 
 def _check_input(request: control.Submit) -> None:
-    """Raises BadRequest for input that no task reads."""
     if (request.input or not request.input_ends) and not request.spec.takes_input:
         raise BadRequest("there is input for a task that takes none", why="takes_input of its spec is false")
     if request.spec.takes_input and (request.array or request.each):
@@ -564,7 +562,6 @@ def _to_retry(
 
 
 def _why_not_ended(records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask]) -> str:
-    """The state of unfinished tasks, in words."""
     if len(records) > 1:
         return f"none of its {len(records)} members has"
     record = records[0]

@@ -733,7 +733,6 @@ def _put_members(writer: sqlite3.Connection, row: PutMembers) -> None:
 
 
 def _is_new(row: PutTask) -> bool:
-    """True if this is the first row of its task."""
     record = row.record
     return record.state in (TaskState.QUEUED, TaskState.HELD) and not record.attempt and row.at == record.submitted_at
 
