@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from peerload.agent.runtime import AgentInfo
     from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.model.messages import DirectoryTold, Message
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
 
 
 KEPT_S = 10.0

@@ -89,7 +89,7 @@ from peerload.agent.runtime import AgentInfo, BackgroundTasks, Ending, Inbox, Ru
 from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.energy import DATABASE as ENERGY_DATABASE
 from peerload.agent.sensors.energy import EnergySensors, EnergyStore
-from peerload.agent.sensors.gpus import DeviceLocks, NodeGpuHost, node_gpus
+from peerload.agent.sensors.gpus import DeviceLocks, node_gpus
 from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.processes import OwnUse
 from peerload.agent.stdin import StdinFetches, StdinForwarding, StdinServer, StdinStore
@@ -540,7 +540,7 @@ class Daemon:
                 HostSensors(self.inbox.put, own_use.seconds, self.energy).run(),
                 self.energy.command.run(),
                 self.mps.run(),
-                self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
+                self.gpus.run(self.node.ledger, self._gpu_changed),
                 self.disk.watch(self._disk_changed, self.run_state),
                 self.renewal.run(),
                 self.retention.run(),

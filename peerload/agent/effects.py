@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.write_ahead import EventLog, Outbox, SecurityEvents
     from peerload.core.node import Node
     from peerload.model.actions import Action, Row
-    from peerload.model.events import Event
-    from peerload.model.instant import Instant
+    from peerload.model.events import Event, Instant
     from peerload.model.messages import Message
     from peerload.model.task import TaskSpec
 

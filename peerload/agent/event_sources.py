@@ -16,7 +16,7 @@ import msgspec
 
 from peerload.agent.accounts import TaskUser
 from peerload.agent.files.environments import BuildFailed
-from peerload.agent.launcher.connect import LauncherError
+from peerload.agent.launcher.client import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
 from peerload.agent.mqtt import SOURCES_MAX
 from peerload.agent.runtime import BackgroundTasks

@@ -534,7 +534,7 @@ class TrustDistribution:
             else:
                 self._events.record("cluster", "rotated", reason=f"key {self.trust.number}")
         self._keyring.refresh()
-        self._links.close_revoked()
+        self._links.connections.close_revoked()
         for _, statement in new:
             # A node of that name may have been let in again.
             if isinstance(statement, Revoked) and self._is_refused(statement.node):
@@ -579,7 +579,7 @@ class CertificateRenewal:
                     self.request()
             except ConfigError as error:
                 _trust_log.error("cannot renew the certificate: error=%s", error)
-            self._links.close_expired(datetime.now(UTC))
+            self._links.connections.close_expired(datetime.now(UTC))
 
     def request(self) -> None:
         """Ask a node with the CA's key for a new certificate; if none is known, some others: what members report of each

@@ -30,8 +30,7 @@ from peerload.agent.launcher.process import is_alive, wait_gone
 from peerload.agent.peers.links import check_listening
 from peerload.agent.store.schema import is_id
 from peerload.agent.store.store import FILE, GAP
-from peerload.launcher.control_socket import claim_name
-from peerload.launcher.protocol import STOP_GRACE_S
+from peerload.launcher.protocol import STOP_GRACE_S, claim_name
 from peerload.model.actions import PutEvent
 from peerload.model.errors import StoreError
 from peerload.security.address import parse_address

@@ -22,8 +22,7 @@ from collections import deque
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from peerload.model.events import GossipReceived, LoadSampled, MessageReceived
-from peerload.model.instant import Instant
+from peerload.model.events import GossipReceived, Instant, LoadSampled, MessageReceived
 from peerload.model.messages import ADVICE
 
 if TYPE_CHECKING:

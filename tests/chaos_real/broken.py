@@ -29,7 +29,7 @@ def no_self_fence() -> None:
     """R5: the launcher lets tasks run on when their lease is over."""
     start = subprocess.Popen
     leave_out = (
-        "import peerload.launcher.leases as one; method = one.LeaseTimers.enforce; assert callable(method);"
+        "import peerload.launcher.task as one; method = one.LeaseTimers.enforce; assert callable(method);"
         " one.LeaseTimers.enforce = lambda *_: None; "
     )
 

@@ -18,7 +18,6 @@ from peerload.agent.control import authorization
 from peerload.agent.forwarding import tunnels
 from peerload.agent.peers import streams
 from peerload.model.errors import PeerloadError
-from peerload.model.load import LoadReport
 from peerload.model.messages import (
     Envelope,
     Forward,
@@ -30,7 +29,7 @@ from peerload.model.messages import (
     OutputRequest,
     Ping,
 )
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.wire import control, peer
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.fake_peer import FakePeer

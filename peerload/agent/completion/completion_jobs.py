@@ -23,8 +23,7 @@ from peerload.agent.store.schema import order_of, task_name
 from peerload.launcher.system.write_as_user import FileChanged
 from peerload.model.actions import PutEvent
 from peerload.model.errors import PeerloadError, StoreError
-from peerload.model.submit_options import CompletionJob
-from peerload.model.task import TaskState, execution_key
+from peerload.model.task import CompletionJob, TaskState, execution_key
 
 if TYPE_CHECKING:
     from peerload.agent.accounts import Segment, UserServices
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.model.actions import TaskChanged
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
 
 
 log = logging.getLogger("peerload.agent")

@@ -26,7 +26,7 @@ from peerload.agent.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_
 from peerload.agent.control.task_ids import REF, TaskIds, last_submission
 from peerload.model import rules
 from peerload.model.errors import BadRequest, DiskFull, NotAllowed, SlowDown
-from peerload.model.submit_options import owner_key
+from peerload.model.task import owner_key
 from peerload.wire import control
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask, RemoteTask, UntouchedMembers
     from peerload.model.config import AgentConfig
     from peerload.model.messages import Forward
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskSpec
+    from peerload.model.task import SubmitOptions, TaskSpec
 
 HOPS_MAX = 1
 """Requests are forwarded once, from the node of the client; never to a third node."""

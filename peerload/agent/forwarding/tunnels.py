@@ -267,7 +267,7 @@ class Tunnel:
             await self.opened()
             assert self._link is not None
             assert self._reader is not None
-            self._reader.write(self._link, Forward(raw, _name_of(self._connection.uid), max(self._connection.uid, 0)))
+            self._link.send(Forward(raw, _name_of(self._connection.uid), max(self._connection.uid, 0)))
             with contextlib.suppress(ConnectionError):  # `_run` reports the reason
                 await self._link.drain()
         finally:
@@ -285,7 +285,7 @@ class Tunnel:
     def _cancel(self, number: int) -> None:
         """Tell the other node that nobody waits for this response."""
         if self._link is not None and self._reader is not None and not self._link.is_closed:
-            self._reader.write(self._link, ForwardStop(number))
+            self._link.send(ForwardStop(number))
 
     def _schedule_close(self) -> None:
         """Close the tunnel when it is idle: at once if the client has disconnected, else after IDLE_S_MAX."""

@@ -25,8 +25,8 @@ from peerload.agent.runtime import next_tick
 from peerload.agent.sensors.processes import MPS, ProcessOwners
 from peerload.config.loader import MPS_CONTROL
 from peerload.model.actions import SpawnTask
-from peerload.model.devices import DeviceMode, GpuShare
 from peerload.model.events import LauncherReady, MpsReported, TaskEnded, TaskLost
+from peerload.model.resources import DeviceMode, GpuShare
 from peerload.model.task import TaskSpec
 
 if TYPE_CHECKING:

@@ -22,8 +22,15 @@ from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import TaskSubmitted
 from peerload.model.messages import Need
 from peerload.model.metrics import labelled
-from peerload.model.submit_options import NO_TERMS
-from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, SCRATCH, Guarantee, TaskState, execution_key
+from peerload.model.task import (
+    ARGV_BYTES_MAX,
+    ARRAY_MEMBERS_MAX,
+    NO_TERMS,
+    SCRATCH,
+    Guarantee,
+    TaskState,
+    execution_key,
+)
 from peerload.text.format import counted
 from peerload.wire import control
 
@@ -58,8 +65,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.model.actions import Answer, AnswerPart, Decided, MembersCancelled, TaskChanged
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
 
 TASK_SECONDS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
 AGE_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 90.0)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from peerload.agent.runtime import now
 from peerload.agent.store.maintenance import RemovalCriteria
 from peerload.core.membership.membership import PeerState
-from peerload.core.tasks.groups import group_dict, own_part
+from peerload.core.tasks.eligibility import group_dict, own_part
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.events import (
     CancelledAttempt,

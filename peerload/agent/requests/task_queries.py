@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceGrant, DeviceState
     from peerload.core.work import HomeTask
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
     from peerload.wire import control
 
 

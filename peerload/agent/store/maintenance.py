@@ -17,8 +17,7 @@ import msgspec
 
 from peerload.agent.store import schema
 from peerload.agent.store.schema import MEMBER_MAX, SINGLE, apart
-from peerload.model.submit_options import CompletionJob
-from peerload.model.task import Exit, TaskState, execution_key
+from peerload.model.task import CompletionJob, Exit, TaskState, execution_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -47,8 +47,7 @@ from peerload.agent.store.schema import (
 )
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskFound
-from peerload.model.submit_options import NO_TERMS, SubmitOptions, failed_words
-from peerload.model.task import TaskRecord, TaskSpec, TaskState
+from peerload.model.task import NO_TERMS, SubmitOptions, TaskRecord, TaskSpec, TaskState, failed_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from peerload.model.errors import StoreError
-from peerload.model.submit_options import SubmitOptions
-from peerload.model.task import ExecutionRecord, Exit, FenceKind, Grant, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import ExecutionRecord, Exit, FenceKind, Grant, SubmitOptions, TaskRecord, TaskSpec, TaskState
 
 VERSION = 2
 """Version of the schema, which the database keeps as its `user_version`."""

@@ -55,8 +55,7 @@ from peerload.model.actions import (
     PutTask,
 )
 from peerload.model.errors import StoreError
-from peerload.model.submit_options import NO_TERMS, owner_key
-from peerload.model.task import ATTEMPT_MAX, TaskState, member_uid, submission_of
+from peerload.model.task import ATTEMPT_MAX, NO_TERMS, TaskState, member_uid, owner_key, submission_of
 from peerload.security.private_files import machine_boot_id
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from peerload.agent.views import task as views
 from peerload.config.loader import describe
 from peerload.core.membership.membership import PeerState
 from peerload.model import metrics
-from peerload.model.devices import GPU, Health
 from peerload.model.metrics import labelled
+from peerload.model.resources import GPU, Health
 from peerload.model.task import TaskState
 from peerload.policy import registry
 from peerload.security.broker import without_password
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.model.config import AgentConfig
-    from peerload.model.load import LoadReport
-    from peerload.model.resources import Profile
+    from peerload.model.resources import LoadReport, Profile
     from peerload.security.cluster_dir import ClusterDirectory
     from peerload.security.revocation import TrustStore
     from peerload.security.tls import Credentials

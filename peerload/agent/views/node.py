@@ -15,9 +15,8 @@ from peerload.agent.sensors.gpus import NOT_INSTALLED
 from peerload.agent.store.schema import order_of
 from peerload.agent.views.task import task_here, text
 from peerload.core.membership.membership import PeerState
-from peerload.model.devices import GPU, MIB, DeviceMode, Health
 from peerload.model.errors import PeerloadError
-from peerload.model.power import Quality
+from peerload.model.resources import GPU, MIB, DeviceMode, Health, Quality
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,10 +29,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceState
     from peerload.model.actions import TaskChanged
-    from peerload.model.devices import Device
-    from peerload.model.load import LoadReport
-    from peerload.model.power import PowerCurve
-    from peerload.model.resources import Profile
+    from peerload.model.resources import Device, LoadReport, PowerCurve, Profile
     from peerload.model.task import TaskRecord
 
 

@@ -9,12 +9,11 @@ from peerload.agent.launcher.task_environment import TRACEPARENT, TRACEPARENT_PA
 from peerload.agent.runtime import now
 from peerload.agent.store.maintenance import jobs_of
 from peerload.agent.store.schema import order_of
-from peerload.core.estimates.gpu_history import ANY_MODEL
-from peerload.core.estimates.history import RUNS_KNOWN_MIN
+from peerload.core.estimates import ANY_MODEL, RUNS_KNOWN_MIN
 from peerload.core.explain import uncollected_reason
 from peerload.core.membership.membership import PeerState
 from peerload.core.work import HomePhase, RemotePhase
-from peerload.model.devices import GPU
+from peerload.model.resources import GPU
 from peerload.model.task import Staged, TaskRecord, TaskState, execution_key
 from peerload.text.tasks import instant_text
 
@@ -25,14 +24,12 @@ if TYPE_CHECKING:
     from peerload.agent.output.spool import Spool
     from peerload.agent.store.reader import ArrayRow, StoreReader
     from peerload.agent.store.schema import Damage, RecordedEvent
-    from peerload.core.estimates.history import DurationEstimates
+    from peerload.core.estimates import DurationEstimates
     from peerload.core.node import Node
     from peerload.core.work import HomeTask, RemoteTask
-    from peerload.model.devices import Device
-    from peerload.model.instant import Instant
-    from peerload.model.resources import ResourceRequest
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import Exit, TaskSpec
+    from peerload.model.events import Instant
+    from peerload.model.resources import Device, ResourceRequest
+    from peerload.model.task import Exit, SubmitOptions, TaskSpec
 
 
 ERROR_TAIL_BYTES = 1024

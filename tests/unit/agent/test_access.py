@@ -18,8 +18,7 @@ from peerload.agent.runtime import AgentInfo
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, PeerloadError, SlowDown
 from peerload.model.messages import Forward
-from peerload.model.submit_options import NO_TERMS, SubmitOptions, owner_key
-from peerload.model.task import TaskSpec
+from peerload.model.task import NO_TERMS, SubmitOptions, TaskSpec, owner_key
 from peerload.wire import control
 from tests.each import each
 

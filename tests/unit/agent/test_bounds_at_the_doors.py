@@ -136,7 +136,7 @@ def test_a_connection_with_a_frame_that_does_not_go_on_is_closed(door: str, monk
         links, transport = _Links(), Deaf()
         connection: Any
         if door == "link":
-            connection = PeerConnection(cast("Any", links), cast("Any", None), dialled=False)
+            connection = PeerConnection(cast("Any", links), cast("Any", None), cast("Any", None), dialled=False)
         else:
             connection = LocalConnection(cast("Any", links), cast("Any", links))
         connection._transport = transport
@@ -182,7 +182,7 @@ class _Counting(_Links):
 
 def held_back(owner: _Counting) -> tuple[PeerConnection, _Transport]:
     transport = _Transport()
-    connection = PeerConnection(cast("Any", owner), cast("Any", None), dialled=False)
+    connection = PeerConnection(cast("Any", owner), cast("Any", None), cast("Any", None), dialled=False)
     connection._transport = transport
     return connection, transport
 

@@ -10,8 +10,8 @@ import uvloop
 from peerload.agent.runtime import TURN_EVENTS_MAX, Inbox
 from peerload.model import timers
 from peerload.model.events import Event, LoadSampled, MessageReceived, TimerExpired
-from peerload.model.load import LoadReport
 from peerload.model.messages import GiveReply
+from peerload.model.resources import LoadReport
 from tests.each import each
 from tests.support import PATIENCE_S
 

@@ -10,8 +10,7 @@ from typing import Any
 from peerload.agent.runtime import now
 from peerload.agent.views.agent import KEYS, SAMPLES_MAX, Samples
 from peerload.core.membership.membership import PeerState
-from peerload.model.devices import GPU, Device, DeviceLoad
-from peerload.model.load import LoadReport
+from peerload.model.resources import GPU, Device, DeviceLoad, LoadReport
 
 
 @dataclasses.dataclass

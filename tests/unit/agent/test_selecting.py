@@ -18,8 +18,7 @@ from peerload.agent.store.schema import SINGLE, TaskSelection
 from peerload.model.actions import PutSubmission
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.events import Submission
-from peerload.model.submit_options import SubmitOptions
-from peerload.model.task import TaskState
+from peerload.model.task import SubmitOptions, TaskState
 from peerload.wire import control
 from tests.unit.agent.test_store import NOW, SPEC, Opened, put, uid
 

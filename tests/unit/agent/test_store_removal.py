@@ -24,8 +24,7 @@ from peerload.agent.store.maintenance import (
 from peerload.agent.store.schema import MEMBER_MAX, SINGLE
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
-from peerload.model.submit_options import CompletionJob
-from peerload.model.task import Exit, TaskState
+from peerload.model.task import CompletionJob, Exit, TaskState
 from tests.support import steps_of
 from tests.unit.agent.test_store import SPEC, Opened, put, submission, uid
 

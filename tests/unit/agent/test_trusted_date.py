@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.launcher import connect
+from peerload.agent.launcher import client
 from peerload.agent.store.maintenance import JobPostponed, due_jobs
 from peerload.agent.store.schema import SINGLE
 from peerload.agent.store.store import SLACK_S, DateAnchor, TrustedDate, anchor_of
@@ -20,8 +20,7 @@ from peerload.launcher import protocol
 from peerload.launcher.task import LaunchedTask
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
-from peerload.model.submit_options import CompletionJob
-from peerload.model.task import Exit, TaskState
+from peerload.model.task import CompletionJob, Exit, TaskState
 from tests.each import each
 from tests.unit.agent.test_retention import left, retention_of
 from tests.unit.agent.test_store import SPEC, Opened, put, submission
@@ -190,11 +189,11 @@ async def _listed(ran_s: float = 0.0) -> tuple[str, float, float]:
     task = protocol.ListedTask("a-1", WALL_S, 7.0, 0.0, False, ran_s)
     event = protocol.ListedEvent(1, False, [task], [], protocol.VERSION, "r1", "bare", [], "rlimit", False)
     body = protocol.frame([protocol.encode(event)])
-    frames = connect.EventFrames()
+    frames = client.EventFrames()
     transport: Any = SimpleNamespace(write=lambda _frame: None)
     frames.connection_made(transport)
     frames.data_received(body)
-    ready = await connect.fetch_list(frames, lambda _event: None)
+    ready = await client.fetch_list(frames, lambda _event: None)
     (running,) = ready.running
     return running
 
