@@ -52,7 +52,6 @@ from peerload.agent.event_sources import (
     LauncherEvents,
     PeerEventSource,
     PeerMessages,
-    TrustMessages,
 )
 from peerload.agent.files.attempts import AttemptFiles
 from peerload.agent.files.environments import Environments
@@ -72,7 +71,7 @@ from peerload.agent.peers.membership import Members
 from peerload.agent.recorder import Recorder
 from peerload.agent.requests.attach import AttachRequests, ExecRequests, InsideCommands
 from peerload.agent.requests.core_requests import CoreRequests, Decisions, DurableReads, TaskWatches
-from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
+from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands
 from peerload.agent.requests.output_and_wait import OutputRequests, OutputSource, TaskEnds, WaitRequests
 from peerload.agent.requests.overview import OverviewCache, OverviewViews, own_user
 from peerload.agent.requests.server import (
@@ -379,9 +378,10 @@ class Daemon:
         self.members = members = Members(info, local, node, links, trust, inbox, security)
         self.address_watch = AddressWatch(info, local, run, event_log)
         duplicates = DuplicateNames(info, node, run, event_log)
-        trust_messages = TrustMessages(self.distribution, self.renewal, run)
         self.peer_messages = PeerMessages(inbox, node, spool, users, queries, security, run)
-        peer_events = PeerEventSource(inbox, trust_messages, self.peer_messages, members, duplicates, info.counters)
+        peer_events = PeerEventSource(
+            inbox, self.distribution, self.renewal, self.peer_messages, members, duplicates, info.counters, run
+        )
         bus_peers = BusPeers()
         self.bus: MqttBus | None = None
         if config.mqtt:
@@ -430,7 +430,11 @@ class Daemon:
             why=WhyRequest(node, store, task_ids, decisions, cluster_view, environments),
             usage=LiveUsage(node, launcher, task_ids, energy, mps),
             overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
-            status=StatusRequests(node, agent_view, nodes_view, diagnostics, figures, samples),
+            agent=agent_view,
+            nodes=nodes_view,
+            diagnostics=diagnostics,
+            figures=figures,
+            samples=samples,
             node=NodeCommands(core, node, run, event_log),
             cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
             files=FileRequests(files, environments),
@@ -713,7 +717,6 @@ async def _within_patience(control: Callable[[], list[str]]) -> list[str]:
 
 
 def _core_config(config: AgentConfig) -> CoreConfig:
-    """The settings of the core."""
     core_config = CoreConfig(
         lease_s=config.lease_s,
         gossip=PRESETS[config.gossip],
@@ -742,7 +745,6 @@ def _write_exit_reason(socket: str, error: PeerloadError) -> None:
 
 
 def _remove_exit_reason(socket: str) -> None:
-    """Remove the file, since an agent runs again."""
     with contextlib.suppress(OSError):
         _exit_reason_path(socket).unlink(missing_ok=True)
 

@@ -309,28 +309,22 @@ class Timers:
             handle.cancel()
 
 
+@dataclass(eq=False, repr=False)
 class RecordEffects:
     """Effects on what is on disk: rows, events, completion jobs; and tasks that the core asks the store for."""
 
-    def __init__(
-        self,
-        store: Store,
-        outbox: Outbox,
-        inbox: Inbox,
-        journal: EventLog,
-        security: SecurityEvents,
-        jobs: CompletionJobs,
-        run: RunState,
-    ) -> None:
-        self._store = store
-        self._outbox = outbox
-        self._inbox = inbox
-        self._journal = journal
-        self._security = security
-        self._jobs = jobs
-        self._background = BackgroundTasks(run)
-        self._wanted: dict[str, None] = {}
-        """Tasks that are looked up for the core; no more than it waits for and others may ask after."""
+    _store: Store
+    _outbox: Outbox
+    _inbox: Inbox
+    _journal: EventLog
+    _security: SecurityEvents
+    _jobs: CompletionJobs
+    _run: RunState
+    _wanted: dict[str, None] = field(default_factory=dict, init=False)
+    """Tasks that are looked up for the core; no more than it waits for and others may ask after."""
+
+    def __post_init__(self) -> None:
+        self._background = BackgroundTasks(self._run)
 
     def kept(self, row: Row) -> None:
         """Begin completion jobs as soon as they are durable."""
@@ -626,28 +620,21 @@ class TaskEffects:
         await self._files.close()
 
 
+@dataclass(eq=False, repr=False)
 class ResultEffects:
     """Results and outputs on their way to the home of a task."""
 
-    def __init__(
-        self,
-        info: AgentInfo,
-        spool: Spool,
-        output: TaskOutputs,
-        inbox: Inbox,
-        peers: PeerEffects,
-        clients: ClientEvents,
-        files: AttemptFiles,
-        run: RunState,
-    ) -> None:
-        self._info = info
-        self._files = files
-        self._spool = spool
-        self._output = output
-        self._inbox = inbox
-        self._peers = peers
-        self._clients = clients
-        self._background = BackgroundTasks(run)
+    _info: AgentInfo
+    _spool: Spool
+    _output: TaskOutputs
+    _inbox: Inbox
+    _peers: PeerEffects
+    _clients: ClientEvents
+    _files: AttemptFiles
+    _run: RunState
+
+    def __post_init__(self) -> None:
+        self._background = BackgroundTasks(self._run)
 
     def send(self, action: actions.SendResult) -> None:
         """Send RESULT, with the output itself where that is small."""

@@ -80,18 +80,9 @@ class ExitRecords:
     ) -> None:
         self._info = info
         self._spool = spool
-        self._disk = disk
-        self._files = files
+        self.disk = disk
+        self.files = files
         self.with_energy = energy.ended
-
-    def has_files(self, key: str) -> bool:
-        """True if an attempt has output files to be collected."""
-        return self._files.has(key)
-
-    @property
-    def disk_is_full(self) -> bool:
-        """True if next to nothing can be written just now."""
-        return self._disk.is_full
 
     async def settled(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
         """Put the output of these ended attempts on disk → the same attempts, with the resource that they report to
@@ -100,35 +91,28 @@ class ExitRecords:
         lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
         if lost:
             self._info.counters[metrics.OUTPUTS_UNREADABLE] += lost
-        full = self._info.config.node if self._disk.is_full else ""
+        full = self._info.config.node if self.disk.is_full else ""
         found = await asyncio.to_thread(with_shortages, self._spool, found, full)
-        settled = [self._files.settled(key, self.with_energy(key, exit_)) for key, exit_ in found]
+        settled = [self.files.settled(key, self.with_energy(key, exit_)) for key, exit_ in found]
         return tuple(zip([key for key, _ in found], await asyncio.gather(*settled), strict=True))
 
 
+@dataclass(eq=False, repr=False)
 class ExitSettler:
     """Reports ended attempts to the core: their output goes to disk before anybody relies on their result, and their
     followers learn the end."""
 
-    def __init__(
-        self,
-        records: ExitRecords,
-        inbox: Inbox,
-        node: Node,
-        fetches: StdinFetches,
-        output: TaskOutputs,
-        gpus: Gpus,
-        mps: MpsDaemons,
-        run: RunState,
-    ) -> None:
-        self._mps = mps
-        self._records = records
-        self._inbox = inbox
-        self._node = node
-        self._fetches = fetches
-        self._output = output
-        self._gpus = gpus
-        self._background = BackgroundTasks(run)
+    _records: ExitRecords
+    _inbox: Inbox
+    _node: Node
+    _fetches: StdinFetches
+    _output: TaskOutputs
+    _gpus: Gpus
+    _mps: MpsDaemons
+    _run: RunState
+
+    def __post_init__(self) -> None:
+        self._background = BackgroundTasks(self._run)
 
     def settle(self, event: events.TaskEnded) -> None:
         """An attempt has ended."""
@@ -136,8 +120,8 @@ class ExitSettler:
         has_output = event.exit.stdout_bytes or event.exit.stderr_bytes
         if (
             has_output
-            or self._records.has_files(event.key)
-            or (event.exit.exit_code and (self._records.disk_is_full or self._holds_devices(event.key)))
+            or self._records.files.has(event.key)
+            or (event.exit.exit_code and (self._records.disk.is_full or self._holds_devices(event.key)))
         ):
             self._background.start(self._settle(event))
         else:
@@ -342,20 +326,21 @@ class PeerMessages:
         await self._background.close()
 
 
-class TrustMessages:
-    """Messages about trust: statements of the CA and certificates. They never reach the core."""
+@dataclass(eq=False, repr=False)
+class PeerEventSource:
+    """The `LinkOwner`: receives what comes over the peer links."""
 
-    def __init__(self, trust: TrustDistribution, renewal: CertificateRenewal, run: RunState) -> None:
-        self._trust = trust
-        self._renewal = renewal
-        self._run = run
+    _inbox: Inbox
+    _trust: TrustDistribution
+    _renewal: CertificateRenewal
+    _messages: PeerMessages
+    _members: Members
+    _duplicates: DuplicateNames
+    _counters: Counter[str]
+    _run: RunState
 
-    def met(self, hello: Hello) -> None:
-        """Tell a peer on a new link what it does not know."""
-        self._trust.met(hello)
-
-    def received(self, src: str, message: Message) -> bool:
-        """Handle a message. False if it is about something else."""
+    def deliver(self, src: str, message: Message) -> None:
+        """A message of a peer came. Statements of the CA and certificates never reach the core."""
         match message:
             case Trust():
                 try:
@@ -367,25 +352,7 @@ class TrustMessages:
             case CertificateTold():
                 self._renewal.received(src, message)
             case _:
-                return False
-        return True
-
-
-@dataclass(eq=False, repr=False)
-class PeerEventSource:
-    """The `LinkOwner`: receives what comes over the peer links."""
-
-    _inbox: Inbox
-    _trust: TrustMessages
-    _messages: PeerMessages
-    _members: Members
-    _duplicates: DuplicateNames
-    _counters: Counter[str]
-
-    def deliver(self, src: str, message: Message) -> None:
-        """A message of a peer came."""
-        if not self._trust.received(src, message):
-            self._messages.received(src, message)
+                self._messages.received(src, message)
 
     def met(self, hello: Hello) -> None:
         """A link to a peer was made."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from peerload.agent.control.task_ids import REF
 from peerload.agent.output.spool import Spool
 from peerload.agent.store import schema
-from peerload.agent.store.disk_space import has_no_room
+from peerload.agent.store.disk_space import is_full
 from peerload.agent.store.maintenance import (
     FINAL,
     FilesRemoved,
@@ -28,7 +28,7 @@ from peerload.agent.store.maintenance import (
     apply,
     keys_of,
 )
-from peerload.agent.store.schema import DATABASE, MEMBER_MAX, SINGLE
+from peerload.agent.store.schema import DATABASE, MEMBER_MAX, SINGLE, task_name
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, StoreError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _cleaned(state: Path, path: Path, asked: Mapping[str, Any]) -> dict[str, Any
             gone["removed"] += len(page)
             gone["outputs"] += sum(task.output_bytes > 0 for task in page)
             gone["output_bytes"] += sum(task.output_bytes for task in page)
-            gone["tasks"] += [_name(database.node, task) for task in page]
+            gone["tasks"] += [task_name(database.node, task.counter, task.member) for task in page]
     return gone
 
 
@@ -176,12 +176,7 @@ class OfflineCleaner(RemovalSearch):
         except sqlite3.Error as error:
             if self._reader.in_transaction:
                 self._reader.execute("ROLLBACK")
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and has_no_room(self._directory)):
+            if is_full(error, self._directory):
                 return False
             raise
         return True
-
-
-def _name(node: str, task: EndedTask) -> str:
-    return f"{node}/{task.counter}" + (f".{task.member}" if task.member != SINGLE else "")

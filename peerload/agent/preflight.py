@@ -198,7 +198,6 @@ def _holder(what: str, store: str) -> tuple[int, int]:
 
 
 def _is_locked(path: Path) -> bool:
-    """True if the launcher of this very directory is alive."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -19,7 +19,7 @@ from peerload.agent.accounts import output_patterns, output_targets
 from peerload.agent.output.spool import STREAMS, remove
 from peerload.agent.runtime import BackgroundTasks
 from peerload.agent.store.maintenance import JobDone, JobPostponed, due_jobs, jobs_of, next_job_due_at
-from peerload.agent.store.schema import SINGLE, order_of
+from peerload.agent.store.schema import order_of, task_name
 from peerload.launcher.system.write_as_user import FileChanged
 from peerload.model.actions import PutEvent
 from peerload.model.errors import PeerloadError, StoreError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.runtime import AgentInfo, RunState
-    from peerload.agent.store.maintenance import DueJob, MaintenanceRow
+    from peerload.agent.store.maintenance import DueJob
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import EventLog
@@ -169,25 +169,25 @@ class CompletionJobs:
         try:
             state, reason = await runner.carry_out(job)
         except JobNotDue:
-            await self._keep(JobPostponed(job.number, job.tries, time.time() + ENDS_SOON_S, job.why))
+            await self._store.keep(JobPostponed(job.number, job.tries, time.time() + ENDS_SOON_S, job.why))
         except (OSError, PeerloadError) as error:
             why = str(error) or type(error).__name__
             await self._failed(job, (error.strerror or why) if isinstance(error, OSError) else why)
         else:
             if state:
                 self._tell(job, state, reason)
-            await self._keep(JobDone(job.number))
+            await self._store.keep(JobDone(job.number))
 
     async def _failed(self, job: DueJob, why: str) -> None:
         tries = job.tries + 1
         if tries >= TRIES_MAX:
             self._tell(job, "abandoned", f"{FAILURES[job.kind]}: {why} ({tries} tries)")
-            await self._keep(JobDone(job.number))
+            await self._store.keep(JobDone(job.number))
             return
         pause_s = min(PAUSE_S * 2.0**job.tries, PAUSE_S_MAX)
         if not job.tries:
             self._tell(job, "postponed", f"{FAILURES[job.kind]}: {why}; it is tried again")
-        await self._keep(JobPostponed(job.number, tries, time.time() + pause_s, why[:500]))
+        await self._store.keep(JobPostponed(job.number, tries, time.time() + pause_s, why[:500]))
 
     def _tell(self, job: DueJob, state: str, reason: str) -> None:
         if _is_of_files(state, reason):
@@ -204,13 +204,7 @@ class CompletionJobs:
         self._journal.note(PutEvent(time.time(), "chore", state, task=self._name(job), reason=reason))
 
     def _name(self, job: DueJob) -> str:
-        return f"{self._info.config.node}/{job.counter}" + (f".{job.member}" if job.member != SINGLE else "")
-
-    async def _keep(self, row: MaintenanceRow) -> None:
-        """Durable when it returns."""
-        kept = asyncio.Event()
-        self._store.persist((row,), kept.set)
-        await kept.wait()
+        return task_name(self._info.config.node, job.counter, job.member)
 
 
 def _is_of_files(state: str, reason: str) -> bool:
@@ -318,7 +312,6 @@ class OutputSaver:
             live.grown.set()
 
     def _runs(self, live: _Live) -> bool:
-        """True while this attempt is the current one and has no result."""
         task, record = live.task, live.task.record
         is_current = record.state is TaskState.LEASED and record.attempt == live.attempt and task.collection is None
         return is_current and self._node.home.tasks.get(task.uid) is task
@@ -496,7 +489,6 @@ class OutputSaver:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Wait until the event is set, but no longer than that."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

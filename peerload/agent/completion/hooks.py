@@ -14,7 +14,7 @@ from peerload import notification
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.runtime import child_environment
 from peerload.agent.store.maintenance import pending_notifications
-from peerload.agent.store.schema import SINGLE, order_of
+from peerload.agent.store.schema import SINGLE, order_of, task_name
 from peerload.model import metrics
 from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError
@@ -323,7 +323,7 @@ class NotifyHooks:
             variables_of(spec.environment)
         except BadRequest as error:
             raise NotificationLost(str(error)) from None
-        name = f"{home}/{job.counter}" + (f".{job.member}" if job.member != SINGLE else "")
+        name = task_name(home, job.counter, job.member)
         action = SpawnTask(key, name, 1, home, notice)
         extra = {
             f"PEERLOAD_{variable}".encode(): value.replace("\0", " ").encode("utf-8", "replace")

@@ -33,7 +33,7 @@ from peerload.agent.store.maintenance import (
     RemoveTasks,
     keys_of,
 )
-from peerload.agent.store.schema import KEPT_S, SINGLE
+from peerload.agent.store.schema import KEPT_S, task_name
 from peerload.model.errors import StoreError
 
 if TYPE_CHECKING:
@@ -181,25 +181,24 @@ class TaskRemover:
         return any(self._output.is_busy(key) for key in keys_of(task))
 
     def _name(self, task: EndedTask) -> str:
-        return f"{self._node.state.node}/{task.counter}" + (f".{task.member}" if task.member != SINGLE else "")
+        return task_name(self._node.state.node, task.counter, task.member)
 
     async def search(self, ask: Callable[[RemovalSearch], Found]) -> Found:
         """Ask the database, in a thread."""
-        return await asyncio.to_thread(self._ask, ask)
 
-    def _ask(self, ask: Callable[[RemovalSearch], Found]) -> Found:
-        with contextlib.closing(RemovalSearch(self._store.path)) as removable:
-            return ask(removable)
+        def in_thread() -> Found:
+            with contextlib.closing(RemovalSearch(self._store.path)) as removable:
+                return ask(removable)
+
+        return await asyncio.to_thread(in_thread)
 
     async def keep(self, *rows: MaintenanceRow) -> None:
         """Have the writer do it, and wait until it is durable."""
-        durable = asyncio.Event()
         try:
-            self._store.persist(rows, durable.set)
+            await self._store.keep(*rows)
         except StoreError as error:
             self._run.fail(f"the store failed: {error}")
             raise
-        await durable.wait()
 
 
 class Retention:

@@ -248,7 +248,6 @@ class Authorization:
         return request
 
     def _check_submitter(self, caller: Principal) -> None:
-        """Raises NotAllowed for callers that may not submit tasks."""
         if caller.node and caller.uid < 0:
             return
         if caller.uid == 0 and not self._config.allow_root_tasks:
@@ -362,7 +361,6 @@ def refs_of(request: control.Request) -> tuple[str, ...]:
 
 
 def _task_refs(request: control.Request) -> tuple[str, ...]:
-    """The tasks that a request names, including the dependencies of a submission."""
     if isinstance(request, control.Submit):
         return (*request.terms.after, *request.terms.after_ok)
     return refs_of(request)

@@ -14,6 +14,7 @@ import socket
 import stat
 import struct
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -414,29 +415,21 @@ class _Numbered(msgspec.Struct):
 # -- the socket --------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, repr=False)
 class LocalSocket:
     """The agent's socket and its connections. ``server`` carries out their requests."""
 
-    def __init__(
-        self,
-        info: AgentInfo,
-        server: Server,
-        access: Authorization,
-        quotas: Quotas,
-        security: SecurityEvents,
-        launcher: LauncherLink,
-    ) -> None:
-        self._info = info
-        self._requests = server
-        self._launcher = launcher
-        self._access = access
-        self._quotas = quotas
-        self._security = security
-        self._server: asyncio.AbstractServer | None = None
-        self._place: tuple[int, int] | None = None
-        self._is_closed = False
-        self._keeps_name = False
-        self._connections: set[LocalConnection] = set()
+    _info: AgentInfo
+    _requests: Server
+    _access: Authorization
+    _quotas: Quotas
+    _security: SecurityEvents
+    _launcher: LauncherLink
+    _server: asyncio.AbstractServer | None = field(default=None, init=False)
+    _place: tuple[int, int] | None = field(default=None, init=False)
+    _is_closed: bool = field(default=False, init=False)
+    _keeps_name: bool = field(default=False, init=False)
+    _connections: set[LocalConnection] = field(default_factory=set, init=False)
 
     async def start(self, handed_over: socket.socket | None = None) -> None:
         """Listen. ``handed_over``: a socket of the service manager, which keeps it when this agent stops. Raises ConfigError

@@ -113,7 +113,6 @@ class RequestRouter:
         return self._ask_homes(connection, request, shares)
 
     async def _carry_out(self, connection: Connection, request: control.Request) -> None:
-        """Have this node answer."""
         work = self._local.work(connection, request)
         if work is not None:
             await work
@@ -295,7 +294,6 @@ class RequestRouter:
             raise self._unavailable(connection, node, request, error) from None
 
     def _knows(self, connection: Connection, request: control.Request, names: tuple[str, ...]) -> bool:
-        """True if this node can answer this request about tasks of other homes."""
         access, caller = self._access, connection.caller
         if isinstance(request, control.Events):
             return caller.sees_all and all(self._store.events(0, 1, newest=True, tasks=[name]) for name in names)
@@ -398,12 +396,10 @@ class _NoServer:
 
 
 def _first_is_enough(request: control.Request) -> bool:
-    """True if the first end completes the request."""
     return isinstance(request, control.Wait) and request.any
 
 
 def _check_total_wait(node: str, waited_s: float, silent_s_max: float | None) -> None:
-    """Raises LinkUnavailable if the total wait for one of several nodes is too long."""
     if silent_s_max is not None and waited_s > CLUSTER_WAITED_S_MAX:
         why = f"its response is not complete after {CLUSTER_WAITED_S_MAX:g} s"
         raise LinkUnavailable(node, f"{node} is too slow", why=why)

@@ -146,15 +146,12 @@ class ForwardedRequests:
         """Wait until there is a tunnel to the node. Raises LinkUnavailable."""
         await self._tunnel(connection, node).opened()
 
-    async def ask(
+    def ask(
         self, connection: Connection, node: str, request: control.Request
     ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         """Forward a request → (kind, body) of each response frame, the last is "ok" or "error". Raises LinkUnavailable if the
         node cannot be reached, or disconnects before the end."""
-        tunnel = self._tunnel(connection, node)
-        async with contextlib.aclosing(tunnel.ask(request)) as answers:
-            async for answer in answers:
-                yield answer
+        return self._tunnel(connection, node).ask(request)
 
     def _tunnel(self, connection: Connection, node: str) -> Tunnel:
         """The tunnel of this client to this node; opened if there is none. Raises SlowDown."""
@@ -181,7 +178,6 @@ class ForwardedRequests:
         return True
 
     def _client_gone(self, connection: Connection) -> None:
-        """A client has disconnected."""
         self._clients.discard(connection)
         for client, node in [key for key in self._tunnels if key[0] is connection]:
             self._tunnels.pop((client, node)).close()
@@ -306,7 +302,6 @@ class Tunnel:
     # -- responses -------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Open the stream, and distribute the response frames, until it ends."""
         within_s = OPEN_DEAD_S_MAX if self._is_dead() else OPEN_S_MAX
         try:
             async with self._opening, asyncio.timeout(within_s):

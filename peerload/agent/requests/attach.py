@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.launcher.task_environment import variables_of
@@ -46,27 +46,19 @@ COMMANDS_MAX = 16
 SIGKILL = 9
 
 
+@dataclass(eq=False, repr=False)
 class AttachRequests:
     """Clients of one agent that are attached to tasks."""
 
-    def __init__(
-        self,
-        core: CoreRequests,
-        task_ids: TaskIds,
-        stdin: StdinStore,
-        forwarding: StdinForwarding,
-        disk: DiskSpace,
-        node: Node,
-    ) -> None:
-        self._core = core
-        self._task_ids = task_ids
-        self._stdin = stdin
-        self._forwarding = forwarding
-        self._disk = disk
-        self._node = node
-        self._client_numbers: dict[Connection, int] = {}
-        self._last_number = 0
-        self._watched: set[Connection] = set()
+    _core: CoreRequests
+    _task_ids: TaskIds
+    _stdin: StdinStore
+    _forwarding: StdinForwarding
+    _disk: DiskSpace
+    _node: Node
+    _client_numbers: dict[Connection, int] = field(default_factory=dict, init=False)
+    _last_number: int = field(default=0, init=False)
+    _watched: set[Connection] = field(default_factory=set, init=False)
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
@@ -158,7 +150,6 @@ class AttachRequests:
     # -- disconnects ---------------------------------------------------------------------------------------------------------
 
     def _client_gone(self, connection: Connection) -> None:
-        """A client has disconnected, or was killed."""
         self._watched.discard(connection)
         client = self._client_numbers.pop(connection, 0)
         for source in self._stdin.left_by(connection):

@@ -13,7 +13,6 @@ from peerload.agent.runtime import Ending
 from peerload.model.errors import BadRequest, StoreError
 from peerload.model.events import DrainRequested, EmptyAwaited, EmptyAwaitedNoMore, ForgetRequested, UndrainRequested
 from peerload.model.task import TaskState
-from peerload.policy import registry
 from peerload.security.address import reachable_by_both
 from peerload.security.revocation import OVERLAP_S
 from peerload.text.format import counted
@@ -21,58 +20,14 @@ from peerload.text.format import counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.control.authorization import Principal
     from peerload.agent.control.connection import Connection
     from peerload.agent.joining import Enrollment, TrustDistribution
     from peerload.agent.peers.membership import Members
     from peerload.agent.requests.core_requests import CoreRequests
     from peerload.agent.runtime import AgentInfo, RunState
     from peerload.agent.store.write_ahead import EventLog
-    from peerload.agent.views.agent import AgentView, DiagnosticsView, MetricsView, Samples
-    from peerload.agent.views.node import NodesView
     from peerload.core.node import Node
     from peerload.wire import control
-
-
-class StatusRequests:
-    """Answers about this node that need no task."""
-
-    def __init__(
-        self,
-        node: Node,
-        agent: AgentView,
-        nodes: NodesView,
-        diagnostics: DiagnosticsView,
-        figures: MetricsView,
-        samples: Samples,
-    ) -> None:
-        self._node = node
-        self._metrics = figures
-        self.agent = agent
-        self.nodes = nodes
-        self.samples = samples
-        self._diagnostics = diagnostics
-        self._policies: dict[str, list[str]] = {}
-
-    def policy(self) -> dict[str, object]:
-        """The policies there are, and those in force."""
-        if not self._policies:
-            self._policies = registry.policies()
-        chosen = self._node.state.policies
-        return {
-            "policies": self._policies,
-            "presets": registry.presets(),
-            "in_force": {"preset": chosen.name, "description": chosen.description, **chosen.names},
-        }
-
-    def stats(self) -> dict[str, object]:
-        """The counters since the start of the agent, its gauges and its histograms."""
-        return self._metrics.stats()
-
-    def checkup(self, caller: Principal) -> dict[str, object]:
-        """The health of the agent; damaged tasks only for those who may see all tasks."""
-        told = self._diagnostics.checkup()
-        return told if caller.sees_all else told | {"damaged": []}
 
 
 @dataclass(eq=False, repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from peerload.agent.accounts import output_patterns
@@ -143,24 +143,17 @@ class OutputRequests:
             await OutputStream(self._source, store, connection, request, watch).run(record)
 
 
+@dataclass(eq=False, repr=False)
 class OutputStream:
     """One request. The sent sizes are kept by attempt; a new attempt starts from the beginning."""
 
-    def __init__(
-        self,
-        source: OutputSource,
-        store: Store,
-        connection: Connection,
-        request: control.ReadOutput,
-        watch: TaskWatch,
-    ) -> None:
-        self._source = source
-        self._store = store
-        self._connection = connection
-        self._request = request
-        self._watch = watch
-        self._sent: dict[str, list[int]] = {}
-        self._delay = ""
+    _source: OutputSource
+    _store: Store
+    _connection: Connection
+    _request: control.ReadOutput
+    _watch: TaskWatch
+    _sent: dict[str, list[int]] = field(default_factory=dict, init=False)
+    _delay: str = field(default="", init=False)
 
     async def run(self, record: TaskRecord) -> None:
         """Send the output, then how the task ended."""
@@ -190,7 +183,6 @@ class OutputStream:
             self._source.cut_soon(key)
 
     def _is_to_be_saved(self, record: TaskRecord) -> bool:
-        """True if the output is also saved to files; then it is cut afterwards."""
         return bool(output_patterns(self._store.terms(order_of(record.task)[0])))
 
     async def _live(self, record: TaskRecord) -> TaskRecord:
@@ -248,7 +240,6 @@ class OutputStream:
         self._sent[key] = await self._source.last_lines(key, lines, self._source.size_now(record))
 
     def _start(self, end: tuple[int, int]) -> list[int]:
-        """The offsets to start from: the beginning, or the tail."""
         tail_bytes = self._request.tail_bytes
         if tail_bytes is None:
             return [0, 0]

@@ -303,7 +303,6 @@ def _guest_mark(guest: RemoteTask) -> object:
 
 
 def _command(argv: tuple[bytes, ...]) -> str:
-    """The start of a command line."""
     text = ""
     for word in argv:
         text = f"{text} {views.text(word[:COMMAND_CHARS_MAX])}" if text else views.text(word[:COMMAND_CHARS_MAX])

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.requests.attach import AttachRequests, ExecRequests
     from peerload.agent.requests.core_requests import CoreRequests, Decisions, DurableReads, TaskWatches
-    from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
+    from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands
     from peerload.agent.requests.output_and_wait import OutputRequests, WaitRequests
     from peerload.agent.requests.overview import OverviewCache
     from peerload.agent.requests.task_commands import CancelWaits, CleanRequests, TaskCommands
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.schema import Each
     from peerload.agent.store.write_ahead import SecurityEvents
+    from peerload.agent.views.agent import AgentView, DiagnosticsView, MetricsView, Samples
+    from peerload.agent.views.node import NodesView
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.model.actions import Answer, AnswerPart, Decided, MembersCancelled, TaskChanged
@@ -171,7 +173,11 @@ class Verbs:
     why: WhyRequest
     usage: LiveUsage
     overviews: OverviewCache
-    status: StatusRequests
+    agent: AgentView
+    nodes: NodesView
+    diagnostics: DiagnosticsView
+    figures: MetricsView
+    samples: Samples
     node: NodeCommands
     cluster: ClusterCommands
     files: FileRequests
@@ -190,12 +196,8 @@ class Verbs:
                 self.execs.commands.signal(connection, request)
             case control.SendSignal():
                 return self.commands.signal(connection, request)
-            case control.Hold():
-                return self.commands.hold(connection, request)
-            case control.Release():
-                return self.commands.release(connection, request)
-            case control.Prio():
-                return self.commands.prioritize(connection, request)
+            case control.Hold() | control.Release() | control.Prio():
+                return self.commands.change(connection, request)
             case control.Group():
                 self.commands.group(connection, request)
             case control.Groups():
@@ -243,13 +245,13 @@ class Verbs:
                 return self.files.files(connection, request)
             # The node and its cluster
             case control.Info():
-                connection.ok(request.id, self.status.agent.info())
+                connection.ok(request.id, self.agent.info())
             case control.Settings():
-                connection.ok(request.id, self.status.agent.settings())
+                connection.ok(request.id, self.agent.settings())
             case control.Nodes():
-                connection.ok(request.id, {"nodes": self.status.nodes.objects()})
+                connection.ok(request.id, {"nodes": self.nodes.objects()})
             case control.Policy():
-                connection.ok(request.id, self.status.policy())
+                connection.ok(request.id, self.agent.policy())
             case control.Power():
                 connection.ok(request.id, self.energy.power())
             case control.KeepPowerProfile():
@@ -257,11 +259,11 @@ class Verbs:
             case control.Energy():
                 connection.ok(request.id, self.energy.totals(request.since))
             case control.Stats():
-                connection.ok(request.id, self.status.stats())
+                connection.ok(request.id, self.figures.stats())
             case control.ReadSamples():
-                connection.ok(request.id, self.status.samples.told(request.since))
+                connection.ok(request.id, self.samples.told(request.since))
             case control.Checkup():
-                connection.ok(request.id, self.status.checkup(connection.caller))
+                connection.ok(request.id, self.diagnostics.checkup(connection.caller))
             case control.Drain():
                 return self.node.drain(connection, request)
             case control.Undrain():
@@ -468,7 +470,6 @@ class Submissions:
 
 
 def _size(spec: TaskSpec, each: Each) -> int:
-    """Bytes of a submission's command lines and environment."""
     return len(spec.environment) + sum(len(word) for argv in (spec.argv, *each) for word in argv)
 
 
@@ -535,7 +536,6 @@ def _check_argv(argv: tuple[bytes, ...], what: str) -> None:
 
 
 def _check_input(request: control.Submit) -> None:
-    """Raises BadRequest for input that no task reads."""
     if (request.input or not request.input_ends) and not request.spec.takes_input:
         raise BadRequest("there is input for a task that takes none", why="takes_input of its spec is false")
     if request.spec.takes_input and (request.array or request.each):
@@ -568,7 +568,6 @@ def _to_retry(
 
 
 def _why_not_ended(records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask]) -> str:
-    """The state of unfinished tasks, in words."""
     if len(records) > 1:
         return f"none of its {len(records)} members has"
     record = records[0]

@@ -29,6 +29,7 @@ from peerload.model.events import (
     SignalRequested,
 )
 from peerload.model.task import TaskState, execution_key
+from peerload.wire import control
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from peerload.agent.requests.core_requests import CoreRequests, DurableReads
     from peerload.core.node import Node
     from peerload.model.task import TaskRecord
-    from peerload.wire import control
 
 REASON = "peerload clean"
 ASK_EVERY_S = 5.0
@@ -97,24 +97,18 @@ class TaskCommands:
         number = self._core.expect(connection, request.id)
         self._core.put(SignalRequested(number, task, request.signal))
 
-    async def hold(self, connection: Connection, request: control.Hold) -> None:
-        """Hold waiting tasks."""
-        await self._reads.durable()
-        names = await self._task_ids.known_ids(request.tasks)
-        self._core.put(HoldRequested(self._core.expect(connection, request.id), names))
-
-    async def release(self, connection: Connection, request: control.Release) -> None:
-        """Release held tasks."""
-        await self._reads.durable()
-        names = await self._task_ids.known_ids(request.tasks)
-        self._core.put(ReleaseRequested(self._core.expect(connection, request.id), names))
-
-    async def prioritize(self, connection: Connection, request: control.Prio) -> None:
-        """Change the priority of tasks."""
+    async def change(self, connection: Connection, request: control.Hold | control.Release | control.Prio) -> None:
+        """Hold waiting tasks, release held ones, or change the priority of tasks."""
         await self._reads.durable()
         names = await self._task_ids.known_ids(request.tasks)
         number = self._core.expect(connection, request.id)
-        self._core.put(PriorityRequested(number, names, request.priority))
+        match request:
+            case control.Hold():
+                self._core.put(HoldRequested(number, names))
+            case control.Release():
+                self._core.put(ReleaseRequested(number, names))
+            case control.Prio():
+                self._core.put(PriorityRequested(number, names, request.priority))
 
     def group(self, connection: Connection, request: control.Group) -> None:
         """Set, pause, continue or remove a group."""

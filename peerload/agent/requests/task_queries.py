@@ -391,7 +391,6 @@ class WhyRequest:
         return told | self._waiting(next_one) if next_one is not None else told
 
     def _describe(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
-        """The part of an explanation that every task has."""
         shown = views.task_here(self._node, record, spec, "")
         history = self._store.history(record.task)
         return {
@@ -454,7 +453,6 @@ class WhyRequest:
         }
 
     def _as_trusted(self, verdict: EligibilityVerdict) -> EligibilityVerdict:
-        """Replace the verdict of a revoked node."""
         peer = self._node.membership.get(verdict.node)
         if peer is None or not self._cluster.was_revoked(verdict.node) or not self._cluster.is_peer_revoked(peer):
             return verdict
@@ -477,7 +475,6 @@ class WhyRequest:
 
 
 def _state_text(record: TaskRecord) -> str:
-    """State of a task that does not wait for room, in words."""
     if record.state.is_final and record.exit is not None:
         return how_it_ended(record.exit)
     return record.reason
@@ -496,7 +493,6 @@ def _group_suggestion(node: Node, task: HomeTask, verdicts: list[EligibilityVerd
 
 
 def _another_directory(task: HomeTask, home: str) -> Suggestion | None:
-    """The suggestion for a task whose directory is not here."""
     lacks = task.cannot_here.startswith("no directory ")
     return Suggestion("with -d DIR, or -d - for a fresh scratch directory,", home) if lacks else None
 
@@ -555,7 +551,6 @@ class LiveUsage:
         return last is not None and now().boot_s - last.at_s < FRESH_S
 
     async def _read(self, keys: list[str]) -> None:
-        """Have the launcher read these attempts."""
         if not keys:
             return
         told = await self._launcher.usage(keys)

@@ -87,7 +87,6 @@ def go_back(database: Path, version: int) -> Path | None:
 
 
 def _copies(database: Path) -> dict[int, Path]:
-    """The copies, by the version of their schema."""
     found: dict[int, Path] = {}
     for path in database.parent.glob(f"{database.name}.schema-*"):
         if number := re.fullmatch(r"\.schema-([0-9]+)", path.name.removeprefix(database.name)):

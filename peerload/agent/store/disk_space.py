@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import os
+import sqlite3
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -48,6 +49,7 @@ START_BYTES = 2 << 20
 """An agent that starts wants this much for its own files."""
 LOOK_EVERY_S = 2.0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+SYNC_FAILED = frozenset((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC))
 
 
 class DiskReserve:
@@ -209,6 +211,14 @@ def cannot_write(error: OSError) -> str:
     if error.errno in NO_ROOM:
         return "the disk of its home is full"
     return error.strerror or type(error).__name__
+
+
+def is_full(error: sqlite3.Error, directory: Path) -> bool:
+    """True if an error of the database below this directory means that the disk is full, and nothing worse."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code in SYNC_FAILED:
+        return False
+    return code & 0xFF == sqlite3.SQLITE_FULL or (code & 0xFF == sqlite3.SQLITE_IOERR and has_no_room(directory))
 
 
 def has_no_room(directory: Path) -> bool:

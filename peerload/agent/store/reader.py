@@ -440,7 +440,6 @@ class StoreReader:
         return f" AND {column} IN (SELECT counter FROM owners WHERE who = ?)", (self._who,)  # noqa: S608 -- constants
 
     def _unreadable(self, damage: Damage) -> StoreError:
-        """The error for whoever asks for a damaged task."""
         unserved = damage.task in self._damaged
         return StoreError(
             f"{damage.task} is damaged: it cannot be read from the database",
@@ -452,7 +451,6 @@ class StoreReader:
         )
 
     def _readable(self, found: Sequence[Found]) -> tuple[list[tuple[TaskRecord, TaskSpec]], list[Damage]]:
-        """The rows that can be decoded, and the names of the others."""
         submissions = SubmissionRows(self.rows, {row[0] for row in found})
         rows: list[tuple[TaskRecord, TaskSpec]] = []
         damaged: list[Damage] = []
@@ -471,7 +469,6 @@ class StoreReader:
 
 
 def _from_to(who: str) -> tuple[str, str]:
-    """The first and the last owner that are meant."""
     return who, f"{who}\U0010ffff" if who.endswith(":") else who
 
 
@@ -692,7 +689,6 @@ def rows(
 
 
 def _made(reader: StoreReader, where: str, values: tuple[object, ...], groups: list[Found]) -> list[ArrayRow]:
-    """The groups with the first member of each."""
     made: list[ArrayRow] = []
     for at in range(0, len(groups), FIRSTS_AT_A_TIME):
         some = groups[at : at + FIRSTS_AT_A_TIME]
@@ -740,7 +736,6 @@ def _spans(
 
 
 def _number(value: object) -> float:
-    """A number to sort by, also for a damaged row."""
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from sys import intern
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -174,6 +174,9 @@ ENDED_BEFORE_LAST = "t.ended_at > 0 AND t.ended_at >= ? ORDER BY t.counter DESC,
 HIGHEST = "SELECT counter FROM {table} WHERE counter IS NOT NULL AND counter < ? ORDER BY counter DESC LIMIT 1"
 """The highest number of a submission in a table; what is no number comes after all numbers."""
 KEEP_ID = "UPDATE meta SET value = ? WHERE key = 'store_id'"
+COUNT_INCARNATION = (
+    "INSERT INTO meta VALUES ('incarnation', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value"
+)
 KEEP_INCARNATION = "INSERT OR REPLACE INTO meta VALUES ('incarnation', ?)"
 KEEP_COUNTER = "INSERT OR REPLACE INTO meta VALUES ('counter', ?)"
 COUNT_ON = "INSERT INTO meta VALUES ('counter', ?) ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)"
@@ -208,6 +211,8 @@ def migration(number: int) -> str:
 
 # -- rows --------------------------------------------------------------------------------------------------------------
 
+
+Value = TypeVar("Value")
 
 _spec = msgspec.msgpack.Decoder(TaskSpec)
 _terms = msgspec.msgpack.Decoder(SubmitOptions)
@@ -402,20 +407,17 @@ def is_id(name: str) -> bool:
 
 def decoded_spec(raw: object, counter: object) -> TaskSpec:
     """The spec that the tasks of a submission share, without the environment. Raises StoreError."""
-    spec: TaskSpec = _decoded(_spec, raw, f"submission {counter}")
-    return spec
+    return _decoded(_spec, raw, f"submission {counter}")
 
 
 def decoded_each(raw: object, counter: object) -> Each:
     """The commands of the members of an array. Raises StoreError."""
-    each: Each = _decoded(_each, raw, f"the commands of submission {counter}")
-    return each
+    return _decoded(_each, raw, f"the commands of submission {counter}")
 
 
 def decoded_exit(raw: object, name: object) -> Exit:
     """The exit of a task. Raises StoreError."""
-    exit_: Exit = _decoded(_exit, raw, f"the exit of {name}")
-    return exit_
+    return _decoded(_exit, raw, f"the exit of {name}")
 
 
 def decoded_event(row: Found, home: str) -> RecordedEvent:
@@ -430,17 +432,15 @@ def decoded_event(row: Found, home: str) -> RecordedEvent:
 
 def decoded_execution(raw: object, what: str) -> ExecutionRecord:
     """An attempt of another home as it was kept. Raises StoreError naming ``what`` cannot be read."""
-    record: ExecutionRecord = _decoded(_execution, raw, what)
-    return record
+    return _decoded(_execution, raw, what)
 
 
 def decoded_terms(raw: object, counter: int) -> SubmitOptions:
     """The terms of a submission as they were kept. Raises StoreError if they cannot be read."""
-    terms: SubmitOptions = _decoded(_terms, raw, f"the terms of submission {counter}")
-    return terms
+    return _decoded(_terms, raw, f"the terms of submission {counter}")
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: object, what: str) -> Any:  # noqa: ANN401 -- the decoder's type
+def _decoded(decoder: msgspec.msgpack.Decoder[Value], raw: object, what: str) -> Value:
     if not isinstance(raw, bytes):
         raise StoreError(f"{what} cannot be read from the database", why=f"{type(raw).__name__} where bytes should be")
     try:

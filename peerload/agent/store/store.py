@@ -12,6 +12,7 @@ file beside the database has its high-water mark, which shows at the next start 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import hashlib
@@ -23,14 +24,14 @@ import sqlite3
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from peerload.agent.runtime import Histogram
 from peerload.agent.store import schema
 from peerload.agent.store.backup import back_up
-from peerload.agent.store.disk_space import has_no_room
+from peerload.agent.store.disk_space import is_full
 from peerload.agent.store.maintenance import OUTPUT_BYTES_MAX, MaintenanceRow, output_bytes, put_jobs
 from peerload.agent.store.maintenance import apply as apply_upkeep
 from peerload.agent.store.recovery import StoreRecovery
@@ -93,7 +94,6 @@ NOTES_ASIDE_MAX = 1000
 """Events that found no room on a full disk, kept for a later commit; of more the oldest go."""
 MEMORY_PAGES_KIB = 2048
 APPLIED_APART = frozenset((PutTask, PutEvent, PutChores))
-SYNC_FAILED = frozenset((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC))
 
 
 # -- the high-water mark -----------------------------------------------------------------------------------------------
@@ -439,37 +439,28 @@ class Store(StoreRecovery):
 
     def next_incarnation(self) -> int:
         """A number that grows with every start, durable before it is returned."""
-        assert self._writer is not None
-        try:
-            rows = self._writer.execute(
-                "INSERT INTO meta VALUES ('incarnation', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1"
-                " RETURNING value"
-            ).fetchall()  # to the end: the statement commits there
-        except sqlite3.Error as error:
-            raise StoreError("the database cannot be written", why=str(error)) from None
-        return int(rows[0][0])
+        return int(self._write_now(schema.COUNT_INCARNATION)[0][0])
 
     def take_new_id(self) -> None:
         """Be another database to peers from now on, as what this one has promised may not be in it; durable before it
         returns."""
-        assert self._writer is not None
         store_id = secrets.token_hex(8)
-        try:
-            self._writer.execute(schema.KEEP_ID, (store_id,))
-        except sqlite3.Error as error:
-            raise StoreError("the database cannot be written", why=str(error)) from None
+        self._write_now(schema.KEEP_ID, store_id)
         self.store_id = store_id
         self._high_water.write(self._mark())
 
     def count_on_from(self, counter: int) -> None:
         """The next submission gets a greater number than this one; durable before it returns."""
-        assert self._writer is not None
-        try:
-            self._writer.execute(schema.KEEP_COUNTER, (counter,))
-        except sqlite3.Error as error:
-            raise StoreError("the database cannot be written", why=str(error)) from None
+        self._write_now(schema.KEEP_COUNTER, counter)
         self._counter_reached = max(self._counter_reached, counter)
         self._high_water.write(self._mark())
+
+    def _write_now(self, sql: str, *values: object) -> list[Any]:
+        assert self._writer is not None
+        try:
+            return self._writer.execute(sql, values).fetchall()  # to the end: the statement commits there
+        except sqlite3.Error as error:
+            raise StoreError("the database cannot be written", why=str(error)) from None
 
     def close(self) -> None:
         """Commit what waits, close, let go of the lock."""
@@ -526,6 +517,12 @@ class Store(StoreRecovery):
         if not self._start_thread():
             self._write_waiting()
 
+    async def keep(self, *rows: MaintenanceRow) -> None:
+        """Make rows durable, and wait for it. Raises StoreError."""
+        durable = asyncio.Event()
+        self.persist(rows, durable.set)
+        await durable.wait()
+
     def _write(self) -> None:
         while self._write_waiting():
             pass
@@ -556,7 +553,7 @@ class Store(StoreRecovery):
             try:
                 self._commit([*aside, *rows])
             except sqlite3.Error as error:
-                if not self._is_full(error):
+                if not is_full(error, self._path.parent):
                     raise
                 if self._reserve is not None and self._reserve.give():
                     continue
@@ -574,15 +571,6 @@ class Store(StoreRecovery):
                 if aside:
                     self._aside = []
                 return
-
-    def _is_full(self, error: sqlite3.Error) -> bool:
-        """True if the error means that the disk is full, and nothing worse."""
-        code = getattr(error, "sqlite_errorcode", 0)
-        if code in SYNC_FAILED:
-            return False
-        return code & 0xFF == sqlite3.SQLITE_FULL or (
-            code & 0xFF == sqlite3.SQLITE_IOERR and has_no_room(self._path.parent)
-        )
 
     def _commit(self, rows: list[Row | MaintenanceRow]) -> None:
         assert self._writer is not None
@@ -744,7 +732,6 @@ def _put_members(writer: sqlite3.Connection, row: PutMembers) -> None:
 
 
 def _is_new(row: PutTask) -> bool:
-    """True if this is the first row of its task."""
     record = row.record
     return record.state in (TaskState.QUEUED, TaskState.HELD) and not record.attempt and row.at == record.submitted_at
 

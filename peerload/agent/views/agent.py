@@ -9,7 +9,7 @@ import os
 import platform
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,12 +24,14 @@ from peerload.model import metrics
 from peerload.model.metrics import labelled
 from peerload.model.resources import GPU, Health
 from peerload.model.task import TaskState
+from peerload.policy import registry
 from peerload.security.broker import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from peerload.agent.completion.retention import Retention
+    from peerload.agent.control.authorization import Principal
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt import MqttBus
     from peerload.agent.peers.links import PeerLinks
@@ -216,6 +218,18 @@ class AgentView:
     _gpus: Gpus
     _cluster: ClusterView
     _links: PeerLinksView
+    _policies: dict[str, list[str]] = field(default_factory=dict, init=False)
+
+    def policy(self) -> dict[str, object]:
+        """The answer to `policy`: the policies there are, and those in force."""
+        if not self._policies:
+            self._policies = registry.policies()
+        chosen = self._node.state.policies
+        return {
+            "policies": self._policies,
+            "presets": registry.presets(),
+            "in_force": {"preset": chosen.name, "description": chosen.description, **chosen.names},
+        }
 
     def info(self) -> dict[str, object]:
         """The answer to `info`."""
@@ -305,8 +319,8 @@ class DiagnosticsView:
         told = {metrics.LAUNCHER_UP: int(not self._launcher.is_silent)} | self._storage.gauges() | self._links.gauges()
         return told | {metrics.CERTIFICATE_EXPIRY: expiry} if isinstance(expiry, float) else told
 
-    def checkup(self) -> dict[str, object]:
-        """The answer to `checkup`."""
+    def checkup(self, caller: Principal) -> dict[str, object]:
+        """The answer to `checkup`; damaged tasks only for those who may see all tasks."""
         node, launcher = self._node, self._launcher
         frozen = islice(node.runs.frozen, FROZEN_TOLD_MAX)
         return {
@@ -321,6 +335,7 @@ class DiagnosticsView:
                 "silent": launcher.is_silent,
             },
             **self._storage.checkup(),
+            **({} if caller.sees_all else {"damaged": []}),
             **self._links.checkup(node.membership),
             "frozen": [node.executor.guests[key].task for key in frozen],
             "trouble": node.state.profile.trouble or None,
@@ -331,25 +346,17 @@ class DiagnosticsView:
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, repr=False)
 class MetricsView:
     """Answer to `stats`: counters, gauges and histograms. It looks at nothing that grows with the number of tasks, so that a scrape
     costs the same whatever waits."""
 
-    def __init__(
-        self,
-        info: AgentInfo,
-        node: Node,
-        inbox: Inbox,
-        diagnostics: DiagnosticsView,
-        histograms: Mapping[str, Histogram],
-        energy: EnergySensors,
-    ) -> None:
-        self._energy = energy
-        self._info = info
-        self._node = node
-        self._inbox = inbox
-        self._diagnostics = diagnostics
-        self._histograms = histograms
+    _info: AgentInfo
+    _node: Node
+    _inbox: Inbox
+    _diagnostics: DiagnosticsView
+    _histograms: Mapping[str, Histogram]
+    _energy: EnergySensors
 
     def stats(self) -> dict[str, object]:
         """Everything; a missing counter is 0."""

@@ -241,7 +241,6 @@ def _own_gpu(state: DeviceState, now_s: float) -> dict[str, object]:
 
 
 def _counted(profile: Profile) -> dict[str, int]:
-    """Numbers of devices of other kinds."""
     counts: dict[str, int] = {}
     for device in profile.devices:
         if device.kind != GPU:

@@ -425,7 +425,6 @@ def remote_listed(node: Node, guest: RemoteTask, user: str) -> dict[str, object]
 
 
 def _remote_reason(node: Node, guest: RemoteTask) -> str:
-    """State of the task that only this node knows, in words."""
     if guest.phase is RemotePhase.ENDED:
         return f"{guest.home} has not taken its result yet"
     if guest.killed_because:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,9 +34,8 @@ def retention_of(
     """The retention of an agent that has this store and nothing else; what it says of removals goes to ``said``,
     the date by which it cuts outputs to ``cut_at``."""
 
-    def persist(rows: Sequence[Row | MaintenanceRow], done: Callable[[], None]) -> None:
+    async def keep(*rows: Row | MaintenanceRow) -> None:
         opened.keep(*rows)
-        done()
 
     def record(_what: str, _state: str, *, reason: str) -> None:
         if said is not None:
@@ -50,7 +48,7 @@ def retention_of(
     parts: Any = SimpleNamespace(
         config=SimpleNamespace(node="ws1", **(KEPT | config)),
         disk=SimpleNamespace(state="ok"),
-        store=SimpleNamespace(is_stalled=False, date=opened.store.date, persist=persist),
+        store=SimpleNamespace(is_stalled=False, date=opened.store.date, keep=keep),
         journal=SimpleNamespace(record=record),
         node=SimpleNamespace(
             state=SimpleNamespace(node="ws1"),

@@ -152,7 +152,7 @@ class FailingSync:
 
 def test_a_sync_that_failed_is_never_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "peerload.agent.store.store.has_no_room", lambda _directory: True
+        "peerload.agent.store.disk_space.has_no_room", lambda _directory: True
     )  # not even if the disk is full, too
     opened = Opened(tmp_path / "db")
     opened.keep(submission(1), put(1))
