@@ -1,29 +1,33 @@
 """`python -m tests.comparison`: measure the desirable features of every preset, and write docs/comparison.md and its figure.
 
-`make comparison` runs it. `--only a,b` plays fewer presets, a smaller `--scale` fewer tasks.
+`make comparison` runs it. `--only a,b` plays fewer presets, a smaller `--scale` fewer tasks. Each preset that is measured is
+kept in build/comparison.json until the code changes, so that a run that was interrupted, or ended with its `--budget-s`, goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import itertools
+import json
 import math
 import multiprocessing
 import random
 import sys
 import time
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from peerload.model import metrics
 from peerload.model.config import CoreConfig
+from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset, presets
-from peerload.sim.bounds import mmc_response
-from peerload.sim.outcome import GREW_FACTOR, GREW_SHARE
+from peerload.sim.outcome import GREW_FACTOR, GREW_SHARE, mmc_response
 from peerload.sim.queueing_model import Arrival
 from peerload.sim.replication import Replication, growth, measure
 from peerload.sim.scenario import Scenario
@@ -31,13 +35,22 @@ from peerload.sim.utilization import UtilizationMonitor
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DOCS, KEPT = ROOT / "docs", ROOT / "build" / "comparison.json"
+SOURCES = ("peerload/core", "peerload/model", "peerload/policy", "peerload/sim", "policies", "tests/chaos/engine")
+"""What a measurement depends on, beside this file."""
 NODES, LOAD, SEED = 20, 0.9, 1
 DELAYS = {"message_s": 0.005, "transfer_s": 0.02, "head_s": 0.002}
 """In mean service times: a message between nodes, the handover of a task, the work of a head node on a message."""
-SIZES = (10, 100, 1000)
+SIZES, EACH = (10, 100, 1000), 4
+"""Numbers of nodes, and tasks for each at least, of which one fills it before the clock starts, and the last two are measured."""
 LOADS = (0.8, 0.9, 0.95, 0.98)
 OVERLOAD = 1.2
+THRESHOLDS, THRESHOLDS_LOAD, MOVES_MAX = (1.0, 2.0, 3.0, 4.0, 5.0), 0.95, 1.5
+"""Thresholds that are tried in turn, at that load; moves of a task that count as thrashing, as unfinished tasks that grow do."""
 BURST, BURST_UNTIL_S, BURST_STEP_S, BUSY_SHARE = 10, 30.0, 0.02, 0.9
 """Tasks a slot that arrive at one node at once; how long and how often it is looked at; the share of slots that counts as all."""
 BASE = 20
@@ -65,6 +78,7 @@ class Features(NamedTuple):
     reaction: float
     stable_to: float
     moves_overloaded: float
+    thresholds: tuple[float, ...] | None
     messages_by_size: tuple[float, ...]
     unannounced: float
     head_down: float
@@ -99,12 +113,19 @@ def scenario(policy: str, nodes: int, load: float, tasks: int, **others: Any) ->
     return Scenario(policy=policy, nodes=nodes, load=load, tasks=tasks, **fields)
 
 
-def played(asked: Scenario, *, rates: list[float] | None = None, is_announced: bool = True) -> tuple[Replication, Any]:
+def played(
+    asked: Scenario, *, rates: list[float] | None = None, is_announced: bool = True, is_full: bool = False
+) -> tuple[Replication, Any]:
+    """Play a scenario; is_full: each node has a task from the start, as with the load that is to come."""
     setup = asked.setup()
     if rates is not None:
         setup = msgspec.structs.replace(setup, rates=rates)
     player = Replication(setup, SEED, watch=UtilizationMonitor())
     player.cluster._is_heard = is_announced
+    if is_full:
+        rng = random.Random(SEED)
+        begun = (Arrival(0.0, f"n{number}", setup.service(rng)) for number in range(1, asked.nodes + 1))
+        player._arrivals = itertools.chain(begun, player._arrivals)
     player.play(asked.warm_up)
     return player, measure(player, asked.tasks - asked.warm_up, clock=lambda: 0.0, started_s=0.0)
 
@@ -151,6 +172,28 @@ def node_lost(policy: str) -> float:
     return fmean(means[True]) / fmean(means[False])
 
 
+def is_growing(sample: Any) -> bool:
+    factor, share = growth([sample])
+    return factor >= GREW_FACTOR and share >= GREW_SHARE
+
+
+def thresholds(name: str, tasks: int) -> tuple[float, ...] | None:
+    """Thresholds at which the preset neither thrashes nor grows; None: it shares nothing, has no threshold, or places every task
+    at once."""
+    if name == "none" or not getattr(load_preset(name).transfer, "threshold", 0.0):
+        return None
+    found = []
+    for threshold in THRESHOLDS:
+        asked = scenario(name, NODES, THRESHOLDS_LOAD, tasks, changes=(("threshold", threshold),))
+        try:
+            _, sample = played(asked)
+        except ConfigError:
+            return None
+        if sample.values["transfers_per_task"] <= MOVES_MAX and not is_growing(sample):
+            found.append(threshold)
+    return tuple(found)
+
+
 def features(job: tuple[str, int]) -> Features:
     """Measure one preset; ``scale``: the base of the numbers of tasks."""
     name, scale = job
@@ -166,12 +209,15 @@ def features(job: tuple[str, int]) -> Features:
     searches = sum(player.counts().get(key, 0) for key in (metrics.SENDER_SEARCHES, metrics.RECEIVER_SEARCHES))
     stable_to = 0.0
     for load in LOADS:
-        factor, share = growth([played(scenario(name, NODES, load, 3 * scale))[1]])
-        if factor >= GREW_FACTOR and share >= GREW_SHARE:
+        if is_growing(played(scenario(name, NODES, load, 3 * scale))[1]):
             break
         stable_to = load
     _, over = played(scenario(name, NODES, OVERLOAD, scale))
-    sizes = [played(scenario(name, size, LOAD, max(scale, 4 * size)))[1].values["messages_per_task"] for size in SIZES]
+    sizes = []
+    for size in SIZES:
+        tasks = max(scale, EACH * size)
+        _, full = played(scenario(name, size, LOAD, tasks, warm_up=tasks // 2), is_full=True)
+        sizes.append(full.values["messages_per_task"])
     each = LOAD * NODES / (NODES - 1 + FLOOD)
     _, flooded = played(scenario(name, NODES, LOAD, 2 * scale), rates=[FLOOD * each, *[each] * (NODES - 1)])
     homes = [total / count for count, total in flooded.homes[:NODES] if count]
@@ -199,6 +245,7 @@ def features(job: tuple[str, int]) -> Features:
         reaction(name),
         stable_to,
         over.values["transfers_per_task"],
+        thresholds(name, 3 * scale),
         tuple(sizes),
         unannounced,
         head_down,
@@ -215,6 +262,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("reaction", ".2f"),
     ("stable to", ".2f"),
     ("moves", ".2f"),
+    ("thresholds", ".0f"),
     (f"messages at {' / '.join(map(str, SIZES))}", ".1f"),
     ("no broker", ".2f"),
     ("head down", ".2f"),
@@ -228,8 +276,10 @@ def page(found: list[Features]) -> str:
     """Text of docs/comparison.md."""
 
     def cell(value: Any, how: str) -> str:
+        if value is None:
+            return "-"
         if isinstance(value, tuple):
-            return " / ".join(cell(one, how) for one in value)
+            return " / ".join(cell(one, how) for one in value) or "none"
         if isinstance(value, str):
             return value
         return "-" if math.isnan(value) else format(value, how)
@@ -238,7 +288,7 @@ def page(found: list[Features]) -> str:
     for one in found:
         values = (
             one.response, one.messages, one.decisions, one.decision_us, one.reaction, one.stable_to, one.moves_overloaded,
-            one.messages_by_size, one.unannounced, one.head_down, one.node_lost, one.jain, one.knows,
+            one.thresholds, one.messages_by_size, one.unannounced, one.head_down, one.node_lost, one.jain, one.knows,
         )  # fmt: skip
         cells = [cell(value, how) for value, (_, how) in zip(values, COLUMNS, strict=True)]
         rows.append(f"| `{one.name}`{'*' if 'baseline' in one.classes else ''} | {' | '.join(cells)} |")
@@ -256,12 +306,20 @@ Every preset and baseline (*), measured by the simulator: `make comparison` writ
 - response: mean response over that of one queue for all slots; messages, decisions (searches): for each task; µs: of processor time for each call of the location policy.
 - reaction: mean service times from a burst of {BURST * NODES} long tasks at one node until {BUSY_SHARE:.0%} of the slots are busy; "-": never.
 - stable to: the largest of the loads {", ".join(map(str, LOADS))} without growth within some thousand tasks (long queues take longer to settle, so that fixed splits, which are stable below load 1, seem to grow); moves: of each task at load {OVERLOAD}.
+- thresholds: those of {", ".join(f"{one:g}" for one in THRESHOLDS)} tasks at which, at load {THRESHOLDS_LOAD}, neither unfinished tasks grow nor a task moves more than {MOVES_MAX:g} times on average.
 - messages at {", ".join(map(str, SIZES))} nodes: growth of the cost.
 - no broker: response when no announcement arrives, over that with them; head down: response with the head away for {DOWN_S:g} mean service times.
 - node lost: response of the tasks that come within {LOST_AROUND:g} mean service times of the loss of one of the nodes for good, at load {LOST_LOAD}, over that of the same tasks without the loss. What the node ran starts again after its lease, which is {CoreConfig().lease_s / LOST_UNIT_S:g} mean service times here ([guarantees.md](guarantees.md)); tasks of its own wait for its return.
 - Jain: index of the mean responses by home when one home gets {FLOOD:g} times the tasks of each other (1: all equal).
 - knows: what must be known in advance.
 """
+
+
+def _length(value: Any) -> float:
+    """Length of a bar: of lists their number of entries."""
+    if isinstance(value, str):
+        return 0.0 if value == "-" else len(value.split(","))
+    return value if isinstance(value, float) else len(value or ())
 
 
 def draw(found: list[Features], path: Path) -> None:
@@ -272,15 +330,17 @@ def draw(found: list[Features], path: Path) -> None:
     bars = {
         "response": "mean response over one queue", "messages": "messages a task", "decisions": "searches a task",
         "decision_us": "µs a call", "reaction": "reaction to a burst", "stable_to": "largest load without growth",
-        "moves_overloaded": f"moves a task at load {OVERLOAD}", "unannounced": "response without announcements",
+        "moves_overloaded": f"moves a task at load {OVERLOAD}", "thresholds": "thresholds without thrashing", "unannounced": "response without announcements",
         "head_down": "response with the head down", "node_lost": "response around the loss of a node", "jain": "Jain's index",
+        "knows": "things known in advance",
     }  # fmt: skip
     colours = ["#d55e00" if "baseline" in one.classes else "#0072b2" for one in found]
     with mpl.rc_context({"svg.hashsalt": "peerload", "svg.fonttype": "none", "font.size": 7}):
         figure = Figure(figsize=(13, 18), layout="constrained")
         panels = list(figure.subplots(5, 3).flat)
         for panel, (name, label) in zip(panels, bars.items(), strict=False):
-            panel.barh([one.name for one in found], [getattr(one, name) for one in found], color=colours)
+            lengths = [_length(getattr(one, name)) for one in found]
+            panel.barh([one.name for one in found], lengths, color=colours)
             panel.set(xlabel=label, xscale="log" if name in ("response", "messages", "decision_us") else "linear")
             panel.invert_yaxis()
         cost, growth_of, *unused = panels[len(bars) :]
@@ -297,6 +357,38 @@ def draw(found: list[Features], path: Path) -> None:
         figure.savefig(path, metadata={"Date": None})
 
 
+def _sources() -> str:
+    """Digest of the code that a measurement depends on."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(
+        path for part in SOURCES for path in (ROOT / part).rglob("*") if path.suffix in (".py", ".toml")
+    ):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _kept() -> dict[str, Features]:
+    """What earlier runs have measured with the same code, by preset and scale."""
+    try:
+        told = json.loads(KEPT.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return msgspec.convert(told["presets"], dict[str, Features]) if told["sources"] == _sources() else {}
+
+
+def _measured(names: list[str], scale: int, jobs: int, budget_s: float | None) -> Iterator[Features]:
+    """Measure presets side by side; those that are not begun after the budget are left out."""
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        left: set[Future[Features]] = {pool.submit(features, (name, scale)) for name in names}
+        try:
+            for done in as_completed(list(left), budget_s):
+                left.discard(done)
+                yield done.result()
+        except TimeoutError:
+            begun = [future for future in left if not future.cancel()]
+            yield from (future.result() for future in as_completed(begun))
+
+
 def main(words: list[str] | None = None) -> int:
     """Measure, write, draw."""
     reader = argparse.ArgumentParser(prog="python -m tests.comparison", description=__doc__)
@@ -304,13 +396,20 @@ def main(words: list[str] | None = None) -> int:
     reader.add_argument("--scale", type=int, default=1000, help="tasks of the shortest runs")
     reader.add_argument("--out", type=Path, default=DOCS)
     reader.add_argument("--jobs", type=int, default=2)
+    reader.add_argument("--budget-s", type=float, default=None, help="after this, no further preset is begun")
     flags = reader.parse_args(words)
     names = [name for name in presets() if not flags.only or name in flags.only.split(",")]
-    found: list[Features] = []
-    with multiprocessing.get_context("spawn").Pool(flags.jobs) as pool:
-        for one in pool.imap_unordered(features, [(name, flags.scale) for name in names]):
-            sys.stderr.write(f"{one.name}: {one.response:.2f} times one queue, {one.messages:.1f} messages a task\n")
-            found.append(one)
+    kept = _kept()
+    left = [name for name in names if f"{name} {flags.scale}" not in kept]
+    for one in _measured(left, flags.scale, flags.jobs, flags.budget_s):
+        sys.stderr.write(f"{one.name}: {one.response:.2f} times one queue, {one.messages:.1f} messages a task\n")
+        kept[f"{one.name} {flags.scale}"] = one
+        KEPT.parent.mkdir(exist_ok=True)
+        KEPT.write_text(json.dumps({"sources": _sources(), "presets": kept}), encoding="utf-8")
+    found = [kept[key] for name in names if (key := f"{name} {flags.scale}") in kept]
+    if len(found) < len(names):
+        sys.stderr.write(f"{len(names) - len(found)} of {len(names)} presets are left; the same command goes on\n")
+        return 1
     found.sort(key=lambda one: one.response)
     (flags.out / "comparison.md").write_text(page(found), encoding="utf-8")
     draw(found, flags.out / "comparison.svg")

@@ -1,22 +1,23 @@
-"""Results of all replications of one scenario: intervals, stability, fairness, and the bounds of theory."""
+"""Results of all replications of one scenario: intervals, stability, fairness, and the bounds of queueing theory."""
 
 from __future__ import annotations
 
 import math
-from statistics import fmean, pstdev
+from itertools import pairwise
+from statistics import fmean, pstdev, stdev
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.sim.bounds import mmc_response
 from peerload.sim.queueing_model import MIGRATIONS_MAX
 from peerload.sim.replication import WARM_UP_S, growth
 from peerload.sim.scenario import TASKS_MOST, TASKS_USUAL, Scenario
 from peerload.sim.service import ServiceTimes
-from peerload.sim.statistics import Interval, Sample, half_width, intervals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from peerload.sim.replication import Sample
 
 GREW_FACTOR, GREW_SHARE = 1.5, 0.002
 """A system is unstable, or far from settled, if the unfinished tasks grow by this factor through the measured part,
@@ -28,6 +29,73 @@ MEASURED_FEW = 200
 """Measured tasks of all replications together below which a mean says little."""
 GROWS_AGAIN = 4
 """Scenarios that seem unstable are repeated with this many times the tasks, up to this many times the usual number."""
+
+
+# -- 95 % intervals from replications or their batches ------------------------------------------------------------
+
+T_OF_FEW = {1: 12.7062, 2: 4.3027}
+"""Values of Student's t for which the expansion is too inexact."""
+
+
+INDEPENDENT_MIN = 3.0
+"""Independent batches below which a run is too short to tell an interval."""
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """A mean and half the width of its 95 % interval (infinite if there is nothing to tell it from)."""
+
+    value: float
+    half: float
+
+
+def student_t(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, by its expansion around the normal one (within 1 % from 3 on)."""
+    if freedom in T_OF_FEW:
+        return T_OF_FEW[freedom]
+    normal = 1.959964
+    first = (normal**3 + normal) / 4
+    second = (5 * normal**5 + 16 * normal**3 + 3 * normal) / 96
+    third = (3 * normal**7 + 19 * normal**5 + 17 * normal**3 - 15 * normal) / 384
+    return normal + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half the 95 % interval of the mean of independent values; infinite for fewer than two."""
+    if len(values) < 2:  # noqa: PLR2004 -- one value has no spread
+        return math.inf
+    return student_t(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+
+
+def batch_half_width(runs: Sequence[Sequence[float]]) -> float:
+    """Half the 95 % interval of the mean of the batches of some runs. Batches that follow one another are correlated: they
+    count for as many independent ones as their lag-1 autocorrelation says, corrected for its bias in short runs.
+    Infinite if that is fewer than INDEPENDENT_MIN."""
+    values = [value for run in runs for value in run]
+    mean = fmean(values) if values else 0.0
+    square = sum((value - mean) ** 2 for value in values)
+    if len(values) > 1 and not square:
+        return 0.0
+    product = sum((value - mean) * (later - mean) for run in runs for value, later in pairwise(run))
+    correlation = max(product / square + 2 / len(values), 0.0) if square else 1.0
+    independent = len(values) * (1 - correlation) / (1 + correlation)
+    if independent < INDEPENDENT_MIN:
+        return math.inf
+    return student_t(max(int(independent - 1), 1)) * stdev(values) / math.sqrt(independent)
+
+
+def intervals(samples: Sequence[Sample]) -> dict[str, Interval]:
+    """metric → mean of the replications and its interval: from their spread, or from the spread of the batches if
+    there is only one replication."""
+    combined: dict[str, Interval] = {}
+    for metric in dict.fromkeys(metric for sample in samples for metric in sample.values):
+        values = [sample.values[metric] for sample in samples if metric in sample.values]
+        batches = samples[0].batches.get(metric, [])
+        half = half_width(values) if len(samples) > 1 else batch_half_width([batches])
+        combined[metric] = Interval(fmean(values), half)
+    return combined
+
+
+# -- outcome ------------------------------------------------------------
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -198,6 +266,9 @@ def longer(scenario: Scenario, found: Outcome) -> Scenario | None:
     return msgspec.structs.replace(scenario, tasks=tasks, warm_up=warm_up)
 
 
+# -- bounds from queueing theory: nodes that share nothing, and one queue for all slots --------------------
+
+
 def bounds(scenario: Scenario, load: float) -> tuple[float | None, float | None]:
     """→ mean response of one queue with all slots, which no policy beats, and of nodes that share nothing. Each is
     None unless arrivals are Poisson, service is exponential and nodes are alike."""
@@ -213,3 +284,21 @@ def bounds(scenario: Scenario, load: float) -> tuple[float | None, float | None]
     one_queue = mmc_response(scenario.nodes * scenario.slots, load)
     alone = mmc_response(scenario.slots, load * scenario.nodes / (scenario.hot or scenario.nodes))
     return (one_queue if math.isfinite(one_queue) else None), (alone if math.isfinite(alone) else None)
+
+
+def mmc_response(slots: int, load: float) -> float:
+    """Mean response of M/M/c in mean service times (Erlang C); load: per slot. Infinite from load 1 on.
+
+    One node on its own is M/M/c with its slots. All nodes with one common queue are M/M/c with all slots: no policy that
+    does not know how long tasks take is better than that, if service is exponential and nodes are alike.
+    """
+    if load >= 1:
+        return math.inf
+    if load <= 0:
+        return 1.0
+    offered = slots * load
+    blocked = 1.0
+    for busy in range(1, slots + 1):  # Erlang B, one slot more at a time: no factorials to overflow
+        blocked = offered * blocked / (busy + offered * blocked)
+    waits = blocked / (1 - load * (1 - blocked))
+    return 1 + waits / (slots * (1 - load))

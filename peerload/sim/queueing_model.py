@@ -24,23 +24,24 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 
-from peerload.core.membership.directory import Directory, HeardReport
+from peerload.core.membership.membership import Directory, HeardReport
 from peerload.core.node import Node
 from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig
 from peerload.model.errors import InvariantBroken
+from peerload.model.events import Instant
 from peerload.model.gossip import GossipPreset
-from peerload.model.instant import Instant
 from peerload.model.messages import Commit, Identity, Result, State
 from peerload.model.resources import Profile, ResourceRequest
 from peerload.model.task import SCRATCH, Exit, TaskSpec
-from peerload.sim.cpu_use import SAMPLE, CpuUse, check_modelled, readings_of
+from peerload.sim.utilization import SAMPLE, CpuUse, check_modelled, readings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from peerload.core.sharing.sharing import Attention
     from peerload.model.actions import Action
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
     from peerload.model.task import TaskRecord
     from peerload.policy.preset import PolicySet
     from peerload.sim.utilization import UtilizationMonitor
@@ -159,26 +160,54 @@ class _Listeners:
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self.changed: set[str] = set()
         self._nodes = nodes
-        self._attentive: set[str] = set()
+        self._places: dict[str, int] = {}
+        self._attention: dict[str, Attention] = {}
+        self._heed_all: set[str] = set()
+        self._want_room: set[str] = set()
+        self._want_work: defaultdict[float, set[str]] = defaultdict(set)
+        """By tasks per slot that a node must have for them to ask it."""
         self._hinted: defaultdict[str, set[str]] = defaultdict(set)
         """By name of a node: those that remember it as busy."""
-        self._hints: dict[str, tuple[str, ...]] = {}
 
     def of(self, src: str, report: LoadReport) -> list[str]:
         """The nodes that do something about this report, in the order in which they were made."""
+        self._look_again()
+        found = self._heed_all | self._hinted[src]
+        if report.accepts or report.gpus:
+            found |= self._want_room
+        if report.has_work:
+            left = (report.load_tasks - 1) / report.slots if report.slots else math.inf
+            for tasks, names in self._want_work.items():
+                if tasks <= left:
+                    found |= names
+        found.discard(src)
+        heeding = [name for name in found if self._nodes[name].sharing.heeds(src, report)]
+        if len(heeding) > 1:
+            self._places = self._places or {name: place for place, name in enumerate(self._nodes)}
+            heeding.sort(key=self._places.__getitem__)
+        return heeding
+
+    def _look_again(self) -> None:
         for name in self.changed:
-            sharing, before = self._nodes[name].sharing, self._hints.get(name, ())
-            (self._attentive.add if sharing.is_attentive() else self._attentive.discard)(name)
-            hints = self._hints[name] = tuple(sharing.busy_hints)
-            if hints != before:
-                for busy in before:
-                    self._hinted[busy].discard(name)
-                for busy in hints:
-                    self._hinted[busy].add(name)
+            before, now = self._attention.get(name), self._nodes[name].sharing.attention()
+            if now != before:
+                self._attention[name] = now
+                if before is not None:
+                    for group in self._groups(before):
+                        group.discard(name)
+                for group in self._groups(now):
+                    group.add(name)
         self.changed.clear()
-        found = {name for name in self._attentive | self._hinted[src] if name != src}
-        heeding = {name for name in found if self._nodes[name].sharing.heeds(src, report)}
-        return [name for name in self._nodes if name in heeding] if heeding else []
+
+    def _groups(self, attention: Attention) -> Iterator[set[str]]:
+        if attention.to_all:
+            yield self._heed_all
+        if attention.to_room:
+            yield self._want_room
+        if attention.to_work_from < math.inf:
+            yield self._want_work[attention.to_work_from]
+        for busy in attention.to_nodes:
+            yield self._hinted[busy]
 
 
 HEAD = "head"
@@ -286,17 +315,13 @@ class QueueingModel:
             arrival = next(arrivals, None)
             if arrival is None:
                 return
-            self._until(arrival.at_s)
+            self.advance(arrival.at_s)
             self._arrive(arrival)
-
-    def advance(self, at_s: float) -> None:
-        """Let time pass until then, without arrivals."""
-        self._until(at_s)
 
     def drain(self) -> None:
         """Go on without arrivals until every task has ended."""
         while self._unfinished and self._heap:
-            self._until(self._heap[0][0])
+            self.advance(self._heap[0][0])
 
     @property
     def unfinished(self) -> int:
@@ -325,7 +350,8 @@ class QueueingModel:
         """Sum of n of all nodes, as they count it themselves."""
         return sum(node.ledger.load_tasks for node in self.nodes.values())
 
-    def _until(self, at_s: float) -> None:
+    def advance(self, at_s: float) -> None:
+        """Let time pass until then, without arrivals."""
         heap = self._heap
         while heap and heap[0][0] <= at_s:
             due_s, _, name, event = heapq.heappop(heap)

@@ -17,7 +17,6 @@ from peerload.model.config import CoreConfig
 from peerload.policy.preset import PolicySet
 from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, CompletedTask, Delays, QueueingModel, profiles_of
 from peerload.sim.service import Draw, Modulation, TaskClass, draw_of
-from peerload.sim.statistics import Sample, quantile
 
 if TYPE_CHECKING:
     from peerload.sim.utilization import UtilizationMonitor
@@ -40,6 +39,26 @@ CONTROL = "surplus_work"
 explains of another metric is chance that can be taken out (control variate)."""
 PROBES = (metrics.SENDER_PROBES, metrics.RECEIVER_PROBES)
 TRANSFERS = (metrics.TRANSFERS, metrics.TASKS_RETURNED)
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """Metrics of one replication: each with its value over all measured tasks, and the values of its batches.
+
+    tasks: played, the warm-up included; homes: for each home node the number of measured tasks and the sum of their
+    response times; cut_off: measured tasks that had not begun at the end and count with their age; policy_errors:
+    failures of policies since the start; at_migrations_max: tasks since the start that were placed as often as a
+    task without a limit may be; executed_remotely: measured tasks that ran on another node than their home.
+    """
+
+    values: dict[str, float]
+    batches: dict[str, list[float]]
+    tasks: int
+    cpu_s: float
+    homes: list[tuple[int, float]] = []
+    cut_off: int = 0
+    policy_errors: int = 0
+    at_migrations_max: int = 0
+    executed_remotely: int = 0
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -273,6 +292,14 @@ def _sample(
         at_migrations_max=player.cluster.at_migrations_max,
         executed_remotely=sum(player.remote[first + 1 : last + 1]),
     )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Quantile by linear interpolation between the two nearest values."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def _of_tasks(player: Replication, first: int, last: int) -> dict[str, float]:

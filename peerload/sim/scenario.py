@@ -11,19 +11,18 @@ import msgspec
 from peerload.model.config import CoreConfig
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset
-from peerload.sim.cpu_use import check_modelled
 from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, Delays
 from peerload.sim.recorded import TaskTrace
 from peerload.sim.replication import WARM_UP_S, Replication, Setup, measure, warm_up_of
 from peerload.sim.service import Draw, Modulation, ServiceTimes, TaskClass, draw_of
-from peerload.sim.utilization import UtilizationMonitor
+from peerload.sim.utilization import UtilizationMonitor, check_modelled
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
 
     from peerload.policy.preset import PolicySet
-    from peerload.sim.statistics import Sample
+    from peerload.sim.replication import Sample
 
 SEEDS_APART = 100_000
 """Replication k of seed s draws from seed s times this plus k, so that no two seeds have a replication in common."""

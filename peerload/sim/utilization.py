@@ -1,12 +1,25 @@
-"""Utilization: how long slots were free, and how long they were free while a task waited at another node."""
+"""Utilization of simulated nodes: how long slots were free, and the CPU readings of an agent's sensors.
+
+A running task keeps as many cores busy as it asked for, and nothing else runs. What was busy is sampled every SAMPLE_S and
+averaged exponentially over AVERAGE_S, as by `agent/sensors/host.py`; in simulated seconds. It is sampled for load
+policies that look at it, and only while it changes.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from peerload.model import events
+from peerload.model.errors import ConfigError
+from peerload.policy.preset import IdleNode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from peerload.core.node import Node
     from peerload.core.resources.admission import Ledger
+    from peerload.policy.preset import PolicySet
 
 
 class UtilizationMonitor:
@@ -64,3 +77,87 @@ class UtilizationMonitor:
         elif self._waiting:
             (alone,) = self._waiting
             self.idle_while_waiting += (self._free_now - self._free[alone]) * passed_s
+
+
+SAMPLE_S = 1.0
+AVERAGE_S = 5.0
+LITTLE = 0.005
+"""Cores below which a node counts as idle."""
+READINGS = ("cpus_busy", "gpus_busy")
+SAMPLE = events.LoadSampled(0.0, 0.0, 0)
+"""Placeholder in the event heap for the reading of that moment."""
+
+
+class _ReadingsProbe(IdleNode):
+    """A node that notes which of its readings a load policy looks at."""
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus = gpus
+        self.seen: set[str] = set()
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 -- whatever a node has
+        """Get an attribute, and note that it was read."""
+        if name in READINGS:
+            self.seen.add(name)
+        return super().__getattribute__(name)
+
+
+def readings_of(policies: PolicySet, gpus: int) -> set[str]:
+    """The readings of sensors that the load policy looks at on a node with so many GPUs: `cpus_busy`, `gpus_busy`."""
+    node = _ReadingsProbe(gpus)
+    for index in (policies.load.load, getattr(policies.load, "gpu_load", None) if gpus else None):
+        if index is not None:
+            try:
+                index(node)
+            except Exception:  # noqa: BLE001, S112 -- a policy may fail in any way; that is counted when it is played
+                continue
+    return node.seen
+
+
+def check_modelled(policies: PolicySet, gpus: int, modelled: tuple[str, ...]) -> None:
+    """Raises ConfigError if the load policy goes by a reading that the simulation has not."""
+    missing = sorted(readings_of(policies, gpus) - set(modelled))
+    if missing:
+        raise ConfigError(
+            "load.policy",
+            f"{policies.names['load']!r} cannot be simulated",
+            why=f"it goes by {' and '.join(missing)}, which this simulation does not model",
+            hint='peerload sim --policy PRESET, whose table [load] has  policy = "tasks"',
+        )
+
+
+class CpuUse:
+    """CPU utilization of all nodes of a simulation. ``at(at_s, name)`` schedules a call of `sample(name)`."""
+
+    def __init__(self, nodes: Mapping[str, Node], at: Callable[[float, str], object]) -> None:
+        self._nodes = nodes
+        self._at = at
+        self._busy_s = dict.fromkeys(nodes, 0.0)
+        self._since_s = dict.fromkeys(nodes, 0.0)
+        self._sampled_s = dict.fromkeys(nodes, 0.0)
+        self._average = dict.fromkeys(nodes, 0.0)
+        self._is_sampled = dict.fromkeys(nodes, False)
+
+    def before(self, name: str, now_s: float) -> None:
+        """Add up what was busy until now; called before an event changes what runs on this node."""
+        self._busy_s[name] += self._nodes[name].ledger.cpus_running * (now_s - self._since_s[name])
+        self._since_s[name] = now_s
+
+    def after(self, name: str, now_s: float) -> None:
+        """Schedule a sample if something runs; called after an event."""
+        if not self._is_sampled[name] and self._nodes[name].ledger.cpus_running:
+            self._is_sampled[name] = True
+            self._sampled_s[name], self._busy_s[name] = now_s, 0.0
+            self._at(now_s + SAMPLE_S, name)
+
+    def sample(self, name: str, now_s: float) -> events.LoadSampled:
+        """Return the reading of this moment, and schedule the next one if anything is busy."""
+        self.before(name, now_s)
+        busy = self._busy_s[name] / max(now_s - self._sampled_s[name], SAMPLE_S)
+        average = self._average[name] + (1.0 - math.exp(-SAMPLE_S / AVERAGE_S)) * (busy - self._average[name])
+        self._is_sampled[name] = bool(self._nodes[name].ledger.cpus_running) or average >= LITTLE
+        self._average[name] = average if self._is_sampled[name] else 0.0
+        self._sampled_s[name], self._busy_s[name] = now_s, 0.0
+        if self._is_sampled[name]:
+            self._at(now_s + SAMPLE_S, name)
+        return events.LoadSampled(self._average[name], 0.0, 0)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from peerload.model.errors import ConfigError
-from peerload.sim.energy_cases import read_cases
-from peerload.sim.energy_model import play_case
+from peerload.sim.energy_model import play_case, read_cases
 
 FILE = Path(__file__).parent / "cases.json"
 TEXT = FILE.read_bytes()

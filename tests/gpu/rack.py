@@ -11,9 +11,8 @@ from statistics import fmean
 import msgspec
 
 from peerload.model.config import GpuConfig
-from peerload.model.devices import GpuShare
-from peerload.model.resources import Profile
-from peerload.sim.statistics import quantile
+from peerload.model.resources import GpuShare, Profile
+from peerload.sim.replication import quantile
 from tests.gpu.device_model import DeviceArrival
 
 EPSILON = 1e-6

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from peerload.policy.registry import presets
 from tests import comparison
 from tests.comparison import Features, draw, features, page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -32,6 +36,8 @@ def test_features_tell_presets_apart(tmp_path: Path) -> None:
     assert found["adaptive"].unannounced > 0.0
     assert "arrival rates" in found["non-cooperative"].knows
     assert all(0 < one.jain <= 1 + 1e-9 for one in found.values())
+    assert found["central-fcfs"].thresholds is not None
+    assert found["non-cooperative"].thresholds is None
     text = page(list(found.values()))
     assert {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")} == {
         "`none`*", "`adaptive`", "`central-fcfs`*", "`non-cooperative`*",
@@ -53,3 +59,33 @@ def test_the_committed_table_has_every_preset_and_baseline() -> None:
         line.split("|")[1].strip().removesuffix("*").strip("`") for line in text.splitlines() if line.startswith("| `")
     ]
     assert sorted(rows) == sorted(presets())
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def measure(names: list[str], *_rest: object) -> Iterator[Features]:
+        for name in names[:1]:  # as if the budget was over then
+            measured.append(name)
+            numbers: dict[str, Any] = dict.fromkeys(Features._fields, math.nan)
+            yield Features(
+                **numbers
+                | {
+                    "name": name,
+                    "classes": (),
+                    "knows": "-",
+                    "response": 1.5,
+                    "thresholds": (1.0,),
+                    "messages_by_size": (1.0,),
+                }
+            )
+
+    monkeypatch.setattr(comparison, "KEPT", tmp_path / "kept.json")
+    monkeypatch.setattr(comparison, "_measured", measure)
+    monkeypatch.setattr(comparison, "draw", lambda *_: None)
+    words = ["--only", "none,threshold", "--out", str(tmp_path)]
+    assert comparison.main(words) == 1
+    assert not (tmp_path / "comparison.md").exists()
+    assert comparison.main(words) == 0
+    assert sorted(measured) == ["none", "threshold"]
+    assert "`threshold`" in (tmp_path / "comparison.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ import pytest
 from peerload.model.errors import ConfigError
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
-from peerload.sim.cpu_use import readings_of
 from peerload.sim.queueing_model import Arrival, CompletedTask, QueueingModel, profiles_of
+from peerload.sim.utilization import readings_of
 from tests.chaos.engine.engine import Simulation
 
 

@@ -6,7 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from peerload.sim.statistics import batch_half_width, controlled, half_width
+from peerload.sim.outcome import batch_half_width, half_width
+from tests.theory.run import controlled
 
 LOAD, TASKS, WARM_UP, RUNS, BATCHES = 0.5, 2000, 500, 200, 10
 

@@ -16,12 +16,11 @@ import peerload.sim
 from peerload import __version__
 from peerload.cli.common.messages import CANNOT, USAGE
 from peerload.cli.main import main
-from peerload.cli.simulate import compare, flags
+from peerload.cli.simulate import flags, report
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset
-from peerload.sim.outcome import Outcome, more, paired
+from peerload.sim.outcome import Interval, Outcome, more, paired
 from peerload.sim.scenario import Scenario
-from peerload.sim.statistics import Interval
 from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,8 +100,8 @@ def test_pairs_share_chance_and_so_are_narrower_than_each() -> None:
     assert pair.value == pytest.approx(0.1)
     assert pair.half == pytest.approx(0.0)
     one = {"policy": "a", "load": 0.5, "nodes": 3, "stable": True, "means": base}
-    assert compare.pairs([one, {**one, "policy": "b", "nodes": 4}]) == []  # other tasks
-    assert compare.pairs([one, {**one, "policy": "b", "stable": False}]) == []
+    assert report.pairs([one, {**one, "policy": "b", "nodes": 4}]) == []  # other tasks
+    assert report.pairs([one, {**one, "policy": "b", "stable": False}]) == []
 
 
 def test_replications_follow_the_wanted_precision() -> None:

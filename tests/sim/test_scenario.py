@@ -14,12 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.membership.directory import Directory
+from peerload.core.membership.membership import Directory
 from peerload.model.errors import ConfigError
 from peerload.model.events import LoadSampled
 from peerload.policy.registry import load_preset
-from peerload.sim.bounds import mmc_response
-from peerload.sim.outcome import Outcome, longer, outcome
+from peerload.sim.outcome import Interval, Outcome, half_width, intervals, longer, mmc_response, outcome, student_t
 from peerload.sim.queueing_model import (
     IDEAL_CONFIG,
     MIGRATIONS_MAX,
@@ -30,9 +29,9 @@ from peerload.sim.queueing_model import (
     profiles_of,
 )
 from peerload.sim.recorded import TaskTrace, read_trace
+from peerload.sim.replication import Sample
 from peerload.sim.scenario import LIVE, Scenario, play, tasks_for
 from peerload.sim.service import ServiceTimes, draw_of, read_service
-from peerload.sim.statistics import Interval, Sample, half_width, intervals, student_t
 from peerload.sim.utilization import UtilizationMonitor
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.host import Host

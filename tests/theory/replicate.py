@@ -9,14 +9,14 @@ from array import array
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from peerload.sim.bounds import mmc_response
+from peerload.sim.outcome import mmc_response
 from peerload.sim.replication import WARM_UP_S, WARM_UP_SHARE, Replication, Setup, measure, warm_up_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from peerload.sim.queueing_model import Arrival
-    from peerload.sim.statistics import Sample
+    from peerload.sim.replication import Sample
 
 BATCHES = 20
 """More than of a simulation for people: what known queues explain is estimated from them."""

@@ -19,14 +19,17 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.sim.replication import CONTROL, WARM_UP_S
-from peerload.sim.statistics import Sample, batch_half_width, controlled, half_width
+from peerload.sim.outcome import batch_half_width, half_width
+from peerload.sim.replication import CONTROL, WARM_UP_S, Sample
 from tests.theory.mapping import NotYet, Parameters, setup_of
 from tests.theory.replicate import REFERENCES, replicate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SMALL_NODES_MAX = 100
 SMALL_TASKS_MAX, SMALL_REPLICATIONS_MAX = 200_000, 10
@@ -58,6 +61,10 @@ CONTROLLED = (
 )
 """Metrics from which the chance of the arrivals is taken out."""
 METRICS_OF_THE_WHOLE = ("first_tenth_mean_response", "last_tenth_mean_response")
+CONTROLLED_MIN = 5
+"""Batches for each control variate below which none is used."""
+FOLDS, NOTHING_NEW = 5, 1e-9
+"""Parts of a run for which the slopes follow from the rest; share of a control's variance that the others must leave."""
 
 
 def combine(samples: list[Sample]) -> dict[str, list[float]]:
@@ -81,6 +88,52 @@ def combine(samples: list[Sample]) -> dict[str, list[float]]:
     combined["tasks"] = [float(sum(sample.tasks for sample in samples)), 0.0]
     combined["tasks_per_cpu_s"] = [combined["tasks"][0] / max(sum(sample.cpu_s for sample in samples), 1e-6), 0.0]
     return combined
+
+
+def controlled(runs: Sequence[Sequence[float]], controls: Sequence[Sequence[tuple[float, ...]]]) -> list[list[float]]:
+    """Take out of the batches of runs what control variates of mean 0 explain (``controls``: their values in each batch). How
+    much follows for each FOLDS-th of a run by least squares from all other batches, so that the mean stays unbiased; nothing
+    if there are too few of these."""
+    found = []
+    for which, (run, errors) in enumerate(zip(runs, controls, strict=True)):
+        adjusted: list[float] = []
+        fold = max(-(-len(run) // FOLDS), 1)
+        for start in range(0, len(run), fold):
+            others = [
+                (value, error)
+                for other, (values, of_run) in enumerate(zip(runs, controls, strict=True))
+                for place, (value, error) in enumerate(zip(values, of_run, strict=True))
+                if other != which or not start <= place < start + fold
+            ]
+            slopes = _slopes(others) if others and len(others) >= CONTROLLED_MIN * len(errors[start]) else ()
+            for value, error in zip(run[start : start + fold], errors[start : start + fold], strict=True):
+                adjusted.append(value - sum(slope * one for slope, one in zip(slopes, error, strict=False)))
+        found.append(adjusted)
+    return found
+
+
+def _slopes(pairs: Sequence[tuple[float, tuple[float, ...]]]) -> list[float]:
+    """Coefficients of the least-squares fit of values by the tuples beside them; 0 for one that the others explain."""
+    count = len(pairs[0][1])
+    mean = fmean(value for value, _ in pairs)
+    means = [fmean(errors[which] for _, errors in pairs) for which in range(count)]
+    rows = [[0.0] * (count + 1) for _ in range(count)]
+    for value, errors in pairs:
+        off = [error - middle for error, middle in zip(errors, means, strict=True)] + [value - mean]
+        for row, one in zip(rows, off, strict=False):
+            for place, other in enumerate(off):
+                row[place] += one * other
+    sizes = [rows[which][which] for which in range(count)]
+    for which in range(count):  # Gauss and Jordan
+        pivot = rows[which][which]
+        if pivot <= NOTHING_NEW * sizes[which]:
+            rows[which] = [0.0] * (count + 1)
+            continue
+        rows[which] = [value / pivot for value in rows[which]]
+        for other in range(count):
+            if other != which and (factor := rows[other][which]):
+                rows[other] = [value - factor * one for value, one in zip(rows[other], rows[which], strict=True)]
+    return [row[count] for row in rows]
 
 
 def _merged(run: list[float]) -> list[float]:

@@ -18,10 +18,9 @@ import msgspec
 import pytest
 
 from peerload.model.config import CoreConfig
-from peerload.sim.bounds import mmc_response
+from peerload.sim.outcome import mmc_response, student_t
 from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, CompletedTask, QueueingModel, profiles_of
-from peerload.sim.replication import Replication
-from peerload.sim.statistics import quantile, student_t
+from peerload.sim.replication import Replication, quantile
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
 from tests.theory import made

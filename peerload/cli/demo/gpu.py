@@ -99,7 +99,7 @@ def main(words: list[str]) -> int:
     if account is None:
         return INTERRUPTED
     account["processes_left"] = len(left)
-    print_result(account, "".join(f"{line}\n" for line in _told(account)), as_json=flags.json)
+    print_result(account, _told(account), as_json=flags.json)
     return 0 if account["as_published"] and not left else 1
 
 

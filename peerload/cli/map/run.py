@@ -392,7 +392,6 @@ class Mapping:
             raise self.problem
 
     def _fill(self) -> None:
-        """Submit what there is room for."""
         if self._stops or self._view.is_full or time.monotonic() < self._retry_at_s:
             return
         while (room := self._at_a_time - self._unfinished) >= self._room_min and len(self._batches) < BATCHES_MAX:
@@ -553,7 +552,6 @@ class Mapping:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _halts(self, body: dict[str, Any]) -> None:
-        """Stop because the condition of --halt holds."""
         self.halted_by = body
         self._stops = True
         self._inputs.stop()

@@ -1,19 +1,30 @@
-"""The outcome of one simulation: as JSON, and as text for people."""
+"""Reports of `peerload sim`: one outcome, several side by side, and energy cases, as JSON, as CSV and Parquet, and as text
+for people."""
 
 from __future__ import annotations
 
+import csv
+import importlib.util
+import io
 import math
-from typing import TYPE_CHECKING
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from peerload.distribution import how_to_add
+from peerload.model.errors import ConfigError, PeerloadError, UsageError
 from peerload.model.text import printable
+from peerload.sim.energy_model import play_case, read_cases
+from peerload.sim.outcome import paired
 from peerload.text.format import counted, number_text, table
 
 if TYPE_CHECKING:
-    from typing import Any
+    from argparse import Namespace
+    from collections.abc import Sequence
 
-    from peerload.sim.outcome import Outcome
+    from peerload.sim.outcome import Interval, Outcome
     from peerload.sim.scenario import Scenario
-    from peerload.sim.statistics import Interval
+
 
 DIGITS = 6
 """Significant digits of a measured number."""
@@ -199,3 +210,223 @@ def _interval(ends: list[float | None], *, percent: bool = False) -> str:
     if low is None or high is None:
         return "-"
     return f"{_percent(low)} … {_percent(high)}" if percent else f"{_digits(low)} … {_digits(high)}"
+
+
+# -- several policies, several loads -----------------------------------------------------------------------------------
+
+
+Told = dict[str, Any]
+"""One outcome, as `as_json` tells it."""
+
+CSV_KEYS = (
+    "policy", "nodes", "slots", "load", "arrivals", "service", "tasks", "replications", "seed", "stable",
+    "mean_response", "ci95", "p50_response", "p95_response", "p99_response", "mean_wait", "transfers_per_task",
+    "probes_per_task", "messages_per_task", "announcements_per_task", "idle_while_waiting", "homes_max_over_min",
+    "homes_variation", "one_queue", "no_sharing",
+    "version", "command",
+)  # fmt: skip
+
+
+WORKLOAD = ("load", "nodes", "slots", "arrivals", "service", "transfer_delay", "message_delay")
+"""Keys in which results agree that had the same tasks."""
+NUMBERS = re.compile(r"[0-9][0-9.,]*")
+"""Two warnings that differ in nothing else are of one kind."""
+
+
+def comparison_json(results: Sequence[Told]) -> Told:
+    """All of them, policies first, and the bounds of theory once a load."""
+    keys = ("load", "one_queue", "no_sharing")
+    by_load = {told["load"]: {key: told[key] for key in keys} for told in results}
+    return {"results": list(results), "bounds": list(by_load.values()), "paired": pairs(results)}
+
+
+def pairs(results: Sequence[Told]) -> list[Told]:
+    """Each policy against the first with the same workload, where both are stable, from replications with the same tasks."""
+    first: dict[tuple[object, ...], Told] = {}
+    found = []
+    for told in results:
+        base = first.setdefault(tuple(told.get(key) for key in WORKLOAD), told)
+        if told is base or told["stable"] is False or base["stable"] is False or not told.get("means"):
+            continue
+        share = paired(base["means"], told["means"])
+        better, than = (base, told) if share.value >= 0 else (told, base)
+        share = paired(better["means"], than["means"])
+        if math.isfinite(share.half):
+            ends = [round(100 * end, 2) for end in (share.value, share.value - share.half, share.value + share.half)]
+            names = {"better": better["policy"], "than": than["policy"], "load": told["load"]}
+            found.append(names | dict(zip(("percent", "low", "high"), ends, strict=True)))
+    return found
+
+
+def as_csv(results: Sequence[Told]) -> str:
+    """A header and one line each; what is not known is empty."""
+    written = io.StringIO()
+    writer = csv.DictWriter(written, CSV_KEYS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(results)
+    return written.getvalue()
+
+
+def check_parquet() -> None:
+    """Raises an error with a hint if no Parquet file could be written, before anything is simulated."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise PeerloadError("sim: --parquet needs pyarrow, which is not installed", hint=how_to_add("parquet"))
+
+
+def write_parquet(path: str, results: Sequence[Told]) -> None:
+    """The rows of the CSV; seed, version and command are also metadata of the schema. Raises OSError."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = [{key: told.get(key) for key in CSV_KEYS} for told in results]
+    metadata = {f"peerload.{key}": str(results[0][key]) for key in ("seed", "version", "command")}
+    parquet.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(metadata), path)
+
+
+def comparison_lines(results: Sequence[Told]) -> list[str]:
+    """Mean responses: a row a load, a column a policy, and what theory says beside them."""
+    first = results[0]
+    policies = list(dict.fromkeys(told["policy"] for told in results))
+    rows = {load: [load_text(load)] for load in dict.fromkeys(told["load"] for told in results)}
+    for told in results:
+        rows[told["load"]].append(_cell(told))
+    headings = ["LOAD", *map(printable, policies)]
+    for key, heading in (
+        ("no_sharing", f"M/M/{first['slots']}"),
+        ("one_queue", f"M/M/{first['slots'] * first['nodes']}"),
+    ):
+        if any(told[key] is not None for told in results):
+            headings.append(heading)
+            found = {told["load"]: told[key] for told in results}
+            for load, row in rows.items():
+                row.append("-" if found[load] is None else f"{found[load]:.4g}")
+    unit = "seconds" if first["unit"] == "s" else "mean service times"
+    head = (
+        f"mean response in {unit}: {counted(first['nodes'], 'node')} of {counted(first['slots'], 'slot')}, arrivals"
+        f" {printable(first['arrivals'])}, service {printable(first['service'])}"
+    )
+    tasks = sorted({told["tasks"] for told in results})
+    how = (
+        f"{counted(first['replications'], 'replication')} of {' to '.join(map(str, dict.fromkeys((tasks[0], tasks[-1]))))} tasks,"
+        f" seed {first['seed']}, {first['model']} model"
+    )
+    return [
+        head,
+        how,
+        "",
+        *table(headings, list(rows.values()), right=headings),
+        *_paired(results),
+        *_footnotes(results),
+    ]
+
+
+def _paired(results: Sequence[Told]) -> list[str]:
+    lines = []
+    for told in pairs(results):
+        if told["low"] == told["high"] == 0:
+            lines.append(
+                f"  at load {load_text(told['load'])} {printable(told['better'])} and {printable(told['than'])} are equal"
+            )
+            continue
+        sure = "" if told["low"] > 0 else ", which may be chance"
+        lines.append(
+            f"  at load {load_text(told['load'])} {printable(told['better'])} is better than {printable(told['than'])} by"
+            f" {told['percent']:.1f} % [{told['low']:.1f}, {told['high']:.1f}]{sure}"
+        )
+    return ["", "paired by equal tasks:", *lines] if lines else []
+
+
+def _cell(told: Told) -> str:
+    half = "" if told["ci95"] is None else f" ± {told['ci95']:.2g}"
+    return f"{told['mean_response']:.4g}{half}{_mark(told)}"
+
+
+def _mark(told: Told) -> str:
+    if told["stable"] is False:
+        return " !"
+    return " ?" if told["warnings"] else ""
+
+
+def _footnotes(results: Sequence[Told]) -> list[str]:
+    """Footnotes: one line for each kind of warning and policy, or for all policies that have it at the same loads."""
+    found = []
+    for mark, says in ((" !", "! NOT STABLE: the number only says how long the run was"), (" ?", "? not sure:")):
+        kinds: dict[str, dict[str, list[tuple[Told, str]]]] = {}
+        for told in results:
+            for warning in told["warnings"] if _mark(told) == mark else ():
+                kinds.setdefault(NUMBERS.sub("", warning), {}).setdefault(told["policy"], []).append((told, warning))
+        notes = [note for by_policy in kinds.values() for note in _notes(by_policy)]
+        found += ["", says, *notes] if notes else []
+    return found
+
+
+def _notes(by_policy: dict[str, list[tuple[Told, str]]]) -> list[str]:
+    """Warnings of one kind; if there are several loads, the numbers of the last one."""
+    together: dict[str, list[str]] = {}
+    for policy, warned in by_policy.items():
+        loads = ", ".join(load_text(told["load"]) for told, _ in warned)
+        told, warning = warned[-1]
+        last = f"at {load_text(told['load'])}, " if len({says for _, says in warned}) > 1 else ""
+        where = f" at load {loads}: {last}{warning}"
+        together.setdefault(where, []).append(printable(policy))
+    return [f"  {', '.join(policies)}{where}" for where, policies in together.items()]
+
+
+# -- energy cases ------------------------------------------------------------------------------------------------------
+
+
+FILE_BYTES_MAX = 256 << 20
+OTHER_FLAGS = ("policy", "compare", "nodes", "load", "service", "speeds", "model", "tasks", "warmup", "plot", "csv")
+PUBLISHED = {
+    ("t1-unequal", "reserve"): (476.0, 73.47),
+    ("t1-unequal", "norequest"): (430.0, 66.53),
+    ("t1-unequal", "marginal"): (399.0, 60.03),
+    ("t2", "exclusive"): (887.0, 71.92),
+    ("t2", "time10"): (364.0, 36.93),
+    ("t2", "mps10"): (200.0, 27.60),
+}
+"""Time in s and energy in Wh as printed [HPE24], by case and run."""
+COLUMNS = (
+    ("time s", "makespan_s", ".1f"),
+    ("Wh", "wh", ".2f"),
+    ("J/task", "joules_per_task", ".1f"),
+    ("response s", "mean_response_s", ".2f"),
+    ("slowdown", "mean_slowdown", ".3f"),
+    ("W at end", "watts_at_end", ".1f"),
+    ("price", "price", ".2f"),
+    ("late", "late", "d"),
+)
+
+
+def energy_results(flags: Namespace) -> dict[str, dict[str, Any]]:
+    """Play all runs of all cases → by case and run. Raises UsageError or ConfigError."""
+    for flag in OTHER_FLAGS:
+        if getattr(flags, flag):
+            raise UsageError(f"--energy plays the cases of a file, and --{flag} is not for it")
+    path = Path(flags.energy)
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            raise ConfigError("--energy", f"{path} has more than {FILE_BYTES_MAX >> 20} MiB")
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError("--energy", f"{path} cannot be read", why=error.strerror or str(error)) from None
+    cases = read_cases(text, str(path))
+    return {case.id: {run.name: play_case(case, run) for run in case.runs} for case in cases}
+
+
+def energy_lines(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Table of the results beside the published ones."""
+    rows = [["case", "run", *(title for title, _, _ in COLUMNS), "printed s", "printed Wh"]]
+    for case, runs in found.items():
+        for run, result in runs.items():
+            cells = ["-" if result[key] is None else format(result[key], how) for _, key, how in COLUMNS]
+            printed = PUBLISHED.get((case, run))
+            rows.append([case, run, *cells, *(("", "") if printed is None else (f"{printed[0]:g}", f"{printed[1]:g}"))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if number < 2 else cell.rjust(width)  # noqa: PLR2004 -- the names are to the left
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from types import FrameType
 
+    from peerload.sim.replication import Sample
     from peerload.sim.scenario import Scenario
-    from peerload.sim.statistics import Sample
 
     Job = tuple[int, int, int]
     """Which scenario, the seed, which replication."""

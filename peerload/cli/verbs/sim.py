@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from peerload import __version__
 from peerload.cli.common.messages import CANNOT, report
-from peerload.cli.simulate import compare, energy, plot, work
 from peerload.cli.simulate import flags as sim_flags
+from peerload.cli.simulate import plot, work
 from peerload.cli.simulate import report as sim_report
 from peerload.model.errors import PeerloadError
 from peerload.sim.outcome import impossible, longer, more, outcome
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.sim.outcome import Outcome
+    from peerload.sim.replication import Sample
     from peerload.sim.scenario import Scenario
-    from peerload.sim.statistics import Sample
 
 STDOUT = "-"
 ROUNDS_MAX = 4
@@ -38,8 +38,10 @@ def main(words: list[str]) -> int:
     if flags.classify:
         return _classify(as_json=flags.json)
     if flags.energy:
-        found = energy.results(flags)
-        sys.stdout.write(json_line(found) if flags.json else "".join(f"{line}\n" for line in energy.lines(found)))
+        found = sim_report.energy_results(flags)
+        sys.stdout.write(
+            json_line(found) if flags.json else "".join(f"{line}\n" for line in sim_report.energy_lines(found))
+        )
         return 0
     _check_files(flags)
     scenarios = sim_flags.scenarios(flags)
@@ -54,9 +56,9 @@ def main(words: list[str]) -> int:
     ]
     failed = []
     if flags.csv and flags.csv != STDOUT:
-        failed += _failure(f"--csv {flags.csv}", lambda: _write(flags.csv, compare.as_csv(results)))
+        failed += _failure(f"--csv {flags.csv}", lambda: _write(flags.csv, sim_report.as_csv(results)))
     if flags.parquet:
-        failed += _failure(f"--parquet {flags.parquet}", lambda: compare.write_parquet(flags.parquet, results))
+        failed += _failure(f"--parquet {flags.parquet}", lambda: sim_report.write_parquet(flags.parquet, results))
     if flags.plot:
         failed += _failure(f"--plot {flags.plot}", lambda: plot.draw(flags.plot, scenarios, results))
     failed += _failure("stdout", lambda: _print(flags, results))
@@ -145,7 +147,7 @@ def _check_files(flags: Namespace) -> None:
     if flags.csv and flags.csv != STDOUT:
         plot.check_writable("--csv", flags.csv)
     if flags.parquet:
-        compare.check_parquet()
+        sim_report.check_parquet()
         plot.check_writable("--parquet", flags.parquet)
 
 
@@ -153,11 +155,11 @@ def _print(flags: Namespace, results: list[dict[str, Any]]) -> None:
     """On stdout. Raises OSError if it takes it not; then nothing is left in its buffer, and stderr has had the text."""
     is_one = len(results) == 1 and flags.compare is None
     if flags.csv == STDOUT:
-        text = compare.as_csv(results)
+        text = sim_report.as_csv(results)
     elif flags.json:
-        text = json_line(results[0] if is_one else compare.as_json(results))
+        text = json_line(results[0] if is_one else sim_report.comparison_json(results))
     else:
-        lines = sim_report.lines(results[0]) if is_one else compare.lines(results)
+        lines = sim_report.lines(results[0]) if is_one else sim_report.comparison_lines(results)
         text = "".join(f"{line}\n" for line in lines)
     try:
         sys.stdout.write(text)

@@ -16,7 +16,7 @@ from peerload.model import events
 from peerload.model.config import CoreConfig
 from peerload.model.resources import Profile
 from peerload.model.task import SCRATCH, TaskSpec
-from peerload.sim.cpu_use import check_modelled
+from peerload.sim.utilization import check_modelled
 from tests.chaos.engine.checker import Checker
 from tests.chaos.engine.host import EPOCH_S, Host
 from tests.chaos.engine.network import NetworkOptions, SimNetwork

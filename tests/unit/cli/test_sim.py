@@ -14,7 +14,7 @@ import pytest
 
 from peerload.cli.common.messages import CANNOT, USAGE
 from peerload.cli.main import main
-from peerload.cli.simulate import compare, flags, plot, report
+from peerload.cli.simulate import flags, plot, report
 from peerload.sim.scenario import Scenario
 from tests.each import each
 from tests.support import in_short
@@ -416,7 +416,7 @@ def test_a_footnote_is_one_line_a_policy_and_kind_of_warning() -> None:
         played("receiver", 1.1, 9.0, stable=False, warnings=[full, grew(3.6)]),
     ]
     more = {"nodes": 1, "slots": 2, "no_sharing": None, "one_queue": None, "unit": "s", "tasks": 100, "seed": 1}
-    lines = compare.lines([{**one, **more, "replications": 1, "model": "live"} for one in results])
+    lines = report.comparison_lines([{**one, **more, "replications": 1, "model": "live"} for one in results])
     assert lines[:2] == [
         "mean response in seconds: 1 node of 2 slots, arrivals poisson, service exp",
         "1 replication of 100 tasks, seed 1, live model",

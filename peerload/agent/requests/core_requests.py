@@ -1,22 +1,29 @@
-"""Requests to the core that wait for its answer, and its newest decisions."""
+"""What clients wait for: answers of the core, changes of tasks, and reads of the store that see every earlier decision."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from peerload.agent.control.connection import Connection
-    from peerload.agent.inbox import Inbox
+    from peerload.agent.runtime import Inbox
+    from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import EventLog, Outbox
     from peerload.model.actions import Answer, AnswerPart, Decided
     from peerload.model.events import Event
+    from peerload.model.task import TaskRecord
+
 
 DECISIONS_KEPT_MAX = 10_000
+STALLED_CHECK_S = 0.2
+"""Interval at which a read that waits for the disk checks whether the disk is full."""
 
 
 class CoreRequests:
@@ -130,3 +137,104 @@ class Decisions:
                 for one in decision.compared
             ],
         }
+
+
+class TaskWatch:
+    """Changes of some tasks: ``event`` is set at each, ``records`` has the newest record of each task, ``delayed`` why the
+    results of some cannot be had for now."""
+
+    __slots__ = ("delayed", "event", "records", "running", "tasks")
+
+    def __init__(self) -> None:
+        self.tasks: set[str] = set()
+        self.event = asyncio.Event()
+        self.records: dict[str, TaskRecord] = {}
+        self.running: set[str] = set()
+        self.delayed: dict[str, str] = {}
+
+    def add_change(self, record: TaskRecord, *, running: bool) -> None:
+        """A task has a new record, or runs."""
+        self.records[record.task] = record
+        if running:
+            self.running.add(record.task)
+        else:
+            self.running.discard(record.task)
+        self.event.set()
+
+    def add_delay(self, task: str, why: str) -> None:
+        """A task has ended, and its result cannot be had for now."""
+        self.delayed[task] = why
+        self.event.set()
+
+
+class TaskWatches:
+    """All watches of one agent, by task."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str, set[TaskWatch]] = {}
+
+    @contextlib.contextmanager
+    def watch(self, *tasks: str) -> Iterator[TaskWatch]:
+        """A watch of these tasks, until the end of the block."""
+        watch = TaskWatch()
+        self.add(watch, set(tasks))
+        try:
+            yield watch
+        finally:
+            for task in watch.tasks:
+                if watches := self._watches.get(task):
+                    watches.discard(watch)
+                    if not watches:
+                        del self._watches[task]
+
+    def add(self, watch: TaskWatch, tasks: set[str]) -> None:
+        """Let a watch have the changes of these tasks, too."""
+        watch.tasks |= tasks
+        for task in tasks:
+            self._watches.setdefault(task, set()).add(watch)
+
+    def changed(self, record: TaskRecord, *, running: bool) -> None:
+        """A task has a new record, or runs."""
+        for watch in list(self._watches.get(record.task, ())):
+            watch.add_change(record, running=running)
+
+    def delayed(self, task: str, why: str) -> None:
+        """A task has ended elsewhere, and its result cannot be brought here for now."""
+        for watch in list(self._watches.get(task, ())):
+            watch.add_delay(task, why)
+
+    def __bool__(self) -> bool:
+        return bool(self._watches)
+
+    def is_watched(self, task: str) -> bool:
+        """True if a client watches this task right now."""
+        return task in self._watches
+
+
+class DurableReads:
+    """The store of one agent as clients read it: all that was acknowledged, and nothing that a crash could undo."""
+
+    def __init__(self, store: Store, outbox: Outbox, event_log: EventLog) -> None:
+        self.store = store
+        self.event_log = event_log
+        self._outbox = outbox
+
+    async def durable(self) -> Store:
+        """Wait until every earlier decision is on disk and its messages are sent → the store. While the disk is full nothing
+        is committed, so that the store is current as it is."""
+        store, reached = self.store, asyncio.Event()
+        if not store.is_stalled:
+            self._outbox.when_durable(reached.set)
+        while not store.is_stalled and not reached.is_set():
+            with contextlib.suppress(TimeoutError):  # that very commit may find the disk full
+                async with asyncio.timeout(STALLED_CHECK_S):
+                    await reached.wait()
+        return store
+
+    async def readable(self, connection: Connection, *, events: bool = False) -> Store:
+        """As `durable`, once the client has read most of the earlier responses. ``events``: with all events so far."""
+        if events:
+            self.event_log.settle()
+        await self.durable()
+        await connection.drain()
+        return self.store

@@ -1,21 +1,30 @@
-"""Work for the user of a task: checks of working directories, here and on other nodes, and files that are written.
+"""Accounts of this machine, and the work that the agent does for the user of a task: checks of directories, and output files.
 
 In system mode the launcher, which is root, checks and writes as the user; the agent of one user does both itself. A thread
 looks at a directory of this node, since a dead network mount hangs. Other nodes are asked over the peer link when a task is
-submitted, so that its user learns at once which of them cannot take it."""
+submitted, so that its user learns at once which of them cannot take it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import grp
 import os
+import pwd
+import re
+import stat
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent.accounts import output_files
-from peerload.agent.event_loop import done_within, in_own_thread
+from peerload.agent.output.spool import open_output
+from peerload.agent.runtime import done_within, in_own_thread
+from peerload.agent.store.schema import SINGLE
 from peerload.files import mounts
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck
-from peerload.launcher.system.write_as_user import GONE, FileChanged
+from peerload.launcher.system import write_as_user
+from peerload.launcher.system.write_as_user import GONE, FileChanged, Unwritable
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown, SnapshotWanted
 from peerload.model.messages import DirectoryRequest
@@ -23,15 +32,20 @@ from peerload.model.task import SCRATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-    from peerload.agent.accounts.output_files import Segment
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import AgentInfo
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.runtime import AgentInfo
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.model.messages import DirectoryTold, Message
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskSpec
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
 
+
+KEPT_S = 10.0
+"""An answer of the database counts for so long: it may be far away, and the loop waits for it."""
+ACCOUNTS_KEPT_MAX = 1024
+SYSTEM_UIDS_BELOW = 1000
+"""Accounts below are those of the system and its services, not of people."""
 CHECK_S_MAX = 2.0
 """Timeout of a look; then the file system does not answer."""
 SEEN_S = 2.0
@@ -40,7 +54,6 @@ KEPT_MAX = 256
 LOOKS_MAX = 32
 """Bound on concurrent looks. A look that hangs in a dead mount keeps its thread. A request for one more directory is
 refused meanwhile, and nothing else waits: neither the threads of other work nor the end of the agent."""
-
 NODES_ASKED_MAX = 64
 """Bound on the nodes that are asked about the directory of one submission."""
 ANSWER_S_MAX = 0.5
@@ -50,6 +63,88 @@ HERE_S = 60.0
 MISSING_S = 2.0
 """Time for which a node that lacks the directory, or has not answered, is not asked again."""
 ANSWERS_KEPT_MAX = 4096
+POLICY = "policy: "
+"""Prefix of the launcher's answers that this node does not run tasks of a user."""
+BUSY = "busy: "
+LATE = "it was not done within "
+ANSWER_KEPT_S = 2.0
+"""Lifetime of an answer, so that a burst of tasks asks once."""
+USER_ANSWERS_KEPT_MAX = 4096
+FILE_CHECK_S_MAX = 2.0
+"""A directory that cannot be looked at for so long is refused."""
+FILE_CHECKS_MAX = 32
+NULL = os.makedev(1, 3)
+"""`/dev/null`: what goes there need not be written."""
+_LETTERS = re.compile(rb"%(.?)", re.DOTALL)
+_KNOWN = b"jAaxN%"
+_SAYS = (
+    "%j is the number of the task, %A that of its array, %a its member's, %x its name, %N the node it ran on, %% a %"
+)
+
+
+class Account(NamedTuple):
+    """One account. name: "" where the database has none for this uid; groups: their numbers, the primary one too."""
+
+    uid: int
+    name: str
+    groups: frozenset[int]
+
+
+class Accounts:
+    """Looks accounts up, by number alone, since that is what the operating system vouches for; for one thread alone.
+
+    The groups are those that the database gives the account now, not those that a process has: a user who was taken out of a group
+    is out of it here within KEPT_S, whatever is still running, and one who was put in need not log in anew.
+    """
+
+    def __init__(self) -> None:
+        self._kept: BoundedDict[int, tuple[float, Account]] = BoundedDict(ACCOUNTS_KEPT_MAX)
+
+    def of(self, uid: int) -> Account:
+        """The account of a uid."""
+        now_s = time.monotonic()
+        kept = self._kept.get(uid)
+        if kept is not None and now_s - kept[0] < KEPT_S:
+            return kept[1]
+        account = _looked_up(uid)
+        self._kept[uid] = now_s, account
+        return account
+
+    def named(self, name: str) -> Account | None:
+        """The account of this very name; None if there is none."""
+        try:
+            found = pwd.getpwnam(name)
+        except (KeyError, ValueError, UnicodeError):  # ValueError: a NUL byte in it
+            return None
+        account = self.of(found.pw_uid)
+        return account if account.name == name == found.pw_name else None
+
+
+def group_number(name: str) -> int | None:
+    """The number of a group; None if there is none of this name."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except (KeyError, ValueError, UnicodeError):
+        return None
+
+
+def group_members(group: str) -> frozenset[str]:
+    """The members of a group, as the database lists them."""
+    try:
+        return frozenset(grp.getgrnam(group).gr_mem)
+    except (KeyError, ValueError, UnicodeError):
+        return frozenset()
+
+
+def _looked_up(uid: int) -> Account:
+    try:
+        found = pwd.getpwuid(uid)
+    except (KeyError, OverflowError):
+        return Account(uid, "", frozenset())
+    return Account(uid, found.pw_name, frozenset(os.getgrouplist(found.pw_name, found.pw_gid)))
+
+
+# -- directories -------------------------------------------------------------------------------------------------------
 
 
 class FileSystemStalled(SlowDown):
@@ -187,13 +282,7 @@ def _may_enter(directory: bytes) -> bool:
     return os.path.isdir(directory) and os.access(directory, os.X_OK)  # noqa: PTH112
 
 
-POLICY = "policy: "
-"""Prefix of the launcher's answers that this node does not run tasks of a user."""
-BUSY = "busy: "
-LATE = "it was not done within "
-ANSWER_KEPT_S = 2.0
-"""Lifetime of an answer, so that a burst of tasks asks once."""
-USER_ANSWERS_KEPT_MAX = 4096
+# -- the user of a task ------------------------------------------------------------------------------------------------
 
 
 class TaskUser(NamedTuple):
@@ -215,7 +304,7 @@ class UserServices:
         self._directories = directories
         self._security = security
         self.is_system = info.config.mode == "system"
-        self._checks = output_files.WritableChecks()
+        self._checks = WritableChecks()
         self._told: dict[tuple[TaskUser, bytes], tuple[float, str]] = {}
 
     def submitter(self, spec: TaskSpec, terms: SubmitOptions) -> TaskUser:
@@ -267,7 +356,7 @@ class UserServices:
 
     async def check_files(self, spec: TaskSpec, terms: SubmitOptions) -> None:
         """Raises BadRequest if the files that the output is wanted in cannot be written by who submits the task."""
-        wanted = output_files.patterns(terms)
+        wanted = output_patterns(terms)
         if not wanted:
             return
         if not self.is_system:
@@ -283,10 +372,10 @@ class UserServices:
     async def append(
         self, spec: TaskSpec, terms: SubmitOptions, path: bytes, segments: Sequence[Segment], at: int, *, ends: bool
     ) -> None:
-        """Put parts of captured files into a file of the submitter's, from the place ``at`` on (launcher_results.append). Raises
-        Changed, OSError, PeerloadError."""
+        """Put parts of captured files into a file of the submitter's, from the place ``at`` on (`append_output`). Raises
+        FileChanged, OSError, PeerloadError."""
         if not self.is_system:
-            await in_own_thread(lambda: output_files.append(path, segments, spec.umask, at, ends=ends))
+            await in_own_thread(lambda: append_output(path, segments, spec.umask, at, ends=ends))
             return
         parts = [(str(source), first, end) for source, first, end in segments]
         request = FileAppend(path, parts, spec.umask, at, ends, *self.submitter(spec, terms))
@@ -295,3 +384,160 @@ class UserServices:
             raise FileChanged(why)
         if why:
             raise PeerloadError(why.removeprefix(POLICY).removeprefix(BUSY))
+
+
+Segment = tuple["Path", int, int]
+"""A part of a captured file: the file, and from where to where."""
+
+
+# -- output files: `submit -o FILE -e FILE` ----------------------------------------------------------------------------
+# They grow while the task runs (`saving.py`). A link is followed, as a shell's ``>`` would; what was in a file is cut off, and its
+# permissions are kept.
+
+
+def output_path(pattern: bytes, counter: int, member: int, name: str, node: str) -> bytes:
+    """The path that a pattern stands for. In names from elsewhere a ``/`` becomes ``_``, so that none leads elsewhere."""
+    array = str(counter)
+    values = {
+        b"j": array if member == SINGLE else f"{array}.{member}",
+        b"A": array,
+        b"a": "" if member == SINGLE else str(member),
+        b"x": name.replace("/", "_").replace("\0", "_"),
+        b"N": node.replace("/", "_"),
+        b"%": "%",
+    }
+    return _LETTERS.sub(lambda found: os.fsencode(values.get(found[1], "")), pattern)
+
+
+def output_patterns(terms: SubmitOptions) -> list[bytes]:
+    """The patterns that are given, each once."""
+    return list(dict.fromkeys(filter(None, (terms.output_file, terms.error_file))))
+
+
+def check_output_patterns(terms: SubmitOptions, members: int) -> None:
+    """Raises BadRequest for what no file can be called. members: how many tasks there are, 0 = one that is in no array."""
+    for pattern in output_patterns(terms):
+        shown = pattern.decode("utf-8", "backslashreplace")
+        directory, slash, name = pattern.rpartition(b"/")
+        if not pattern.startswith(b"/") or b"\0" in pattern:
+            raise BadRequest(f"the file {shown} is no absolute path")
+        letters = _LETTERS.findall(pattern)
+        if unknown := [letter for letter in letters if not letter or letter not in _KNOWN]:
+            what = (b"%" + unknown[0]).decode("utf-8", "backslashreplace")
+            raise BadRequest(f"{what} in {shown} stands for nothing", why=_SAYS)
+        if set(_LETTERS.findall(directory)) - {b"%"}:
+            raise BadRequest(
+                f"the directory of {shown} is named by a placeholder", why="only the file's own name may have them"
+            )
+        if slash and name in (b"", b".", b".."):
+            raise BadRequest(f"{shown} is a directory", hint=f"name a file in it:  {shown.rstrip('/.')}/out-%j")
+        if members > 1 and not {b"a", b"j"} & set(letters):
+            raise BadRequest(
+                f"all {members} members would write {shown}, one over the other",
+                hint="put %a into its name: the number of the member",
+            )
+        if not members and b"a" in letters:
+            raise BadRequest(
+                f"%a in {shown} stands for a member of an array, and this is none", hint="%j  is its number"
+            )
+
+
+# -- checks -------------------------------------------------------------------------------------------------------------
+
+
+class WritableChecks:
+    """Looks whether files can be written, a bounded number at a time."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+
+    async def look(self, terms: SubmitOptions) -> None:
+        """Raises BadRequest, if the directory of a file is not there or may not be written to, or a file that has no
+        placeholder in its name is none; SlowDown if too many are being looked at."""
+        wanted = output_patterns(terms)
+        if not wanted:
+            return
+        if self._under_way >= FILE_CHECKS_MAX:
+            raise SlowDown("too many files at once", why=f"{FILE_CHECKS_MAX} are being looked at")
+        try:
+            check = in_own_thread(lambda: _check(wanted))
+        except BlockingIOError as error:
+            raise SlowDown("files cannot be looked at", why=str(error.strerror)) from None
+        self._under_way += 1
+        try:
+            if not await done_within(check, FILE_CHECK_S_MAX):
+                shown = wanted[0].decode("utf-8", "backslashreplace")
+                raise BadRequest(f"{shown} cannot be written", why="its directory does not answer")
+            check.result()
+        finally:
+            check.cancel()
+            self._under_way -= 1
+
+
+def _check(wanted: Sequence[bytes]) -> None:
+    for pattern in wanted:
+        path = pattern.replace(b"%%", b"%")
+        shown, directory = pattern.decode("utf-8", "backslashreplace"), os.path.dirname(path)  # noqa: PTH120 -- bytes
+        where = directory.decode("utf-8", "backslashreplace")
+        if not os.path.isdir(directory):  # noqa: PTH112
+            raise BadRequest(
+                f"{shown} cannot be written", why=f"there is no directory {where}", hint=f"mkdir -p {where}"
+            )
+        try:
+            target = _target(path)
+        except OSError as error:
+            raise BadRequest(f"{shown} cannot be written", why=str(error.strerror)) from None
+        if target is not None and not os.access(os.path.dirname(target), os.W_OK | os.X_OK):  # noqa: PTH120
+            raise BadRequest(f"{shown} cannot be written", why=f"you may not write to {where}")
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def append_output(path: bytes, segments: Sequence[Segment], umask: int, at: int, *, ends: bool) -> None:
+    """Put these parts of captured files into the file ``path``, as `write_as_user.append` does. Raises FileChanged, OSError."""
+    target = _target(path)
+    if target is None:
+        return
+    with contextlib.ExitStack() as opened:
+        parts: list[tuple[int, int, int]] = []
+        for source, first, end in segments:
+            captured = open_output(source)
+            opened.callback(os.close, captured)
+            parts.append((captured, first, end))
+        try:
+            write_as_user.append(target, parts, umask, at, ends=ends)
+        except FileChanged:
+            raise
+        except Unwritable as error:
+            raise PeerloadError(str(error)) from None
+
+
+def _target(path: bytes) -> bytes | None:
+    """The file itself, links followed; None where nothing need be written. Raises OSError if it is none that may be."""
+    target = os.path.realpath(path)
+    try:
+        found = os.stat(target)  # noqa: PTH116
+    except FileNotFoundError:
+        return target
+    if stat.S_ISCHR(found.st_mode) and found.st_rdev == NULL:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EISDIR, "it is a directory")
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    if not os.access(target, os.W_OK):
+        raise OSError(errno.EACCES, "the file that is there may not be written to")
+    return target
+
+
+def output_targets(
+    terms: SubmitOptions, record: TaskRecord, spec: TaskSpec, place: tuple[int, int]
+) -> dict[bytes, list[int]]:
+    """The files of a task, and the streams that go to each, stdout first."""
+    found: dict[bytes, list[int]] = {}
+    for stream, pattern in ((1, terms.output_file), (2, terms.error_file)):
+        if pattern:
+            path = output_path(pattern, *place, spec.name, record.node or record.last_node)
+            found.setdefault(path, []).append(stream)
+    return found
