@@ -56,21 +56,21 @@ _NO_MODULE = re.compile(rb"No module named '?(?:peerload|cloudpickle)\b")
 
 
 class TaskFuture(concurrent.futures.Future[Result]):
-    """A future that `cancel` stops even while its function runs: `running` is never true."""
+    """A future that `cancel` stops even while its function runs: `running` is never true. ``made``: its call, None if it could not
+    be made."""
 
-    def __init__(self) -> None:
+    def __init__(self, link: ExecutorLink) -> None:
         super().__init__()
-        self._stop: Callable[[], None] = lambda: None
-        self._aside: Callable[[Callable[[], None]], None] = lambda work: work()
+        self._link = link
+        self.made: PendingCall | None = None
         self._calls_back = False
-        self._call: PendingCall | None = None
         self._end = threading.RLock()
         self._was_cancelled = False
 
     @property
     def task(self) -> str:
         """The id of its task; "" before it is submitted."""
-        return self._call.task if self._call is not None else ""
+        return self.made.task if self.made is not None else ""
 
     def cancel(self) -> bool:
         """Cancel the task: a waiting one never starts, a running one gets TERM and, 10 s later, KILL. False if it has ended."""
@@ -80,8 +80,8 @@ class TaskFuture(concurrent.futures.Future[Result]):
             is_first, self._was_cancelled = not self._was_cancelled, True
             if is_first:
                 self.set_running_or_notify_cancel()  # wakes those who wait for it
-        if is_first:
-            self._stop()
+        if is_first and self.made is not None:
+            self._link.cancel(self.made)
         return True
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Result]], object]) -> None:
@@ -96,7 +96,7 @@ class TaskFuture(concurrent.futures.Future[Result]):
             if not self._calls_back:
                 self._finish(value, error)
                 return
-        self._aside(lambda: self._finish(value, error))
+        self._link.aside(lambda: self._finish(value, error))
 
     def _finish(self, value: Any, error: BaseException | None) -> None:  # noqa: ANN401 -- any result
         with self._end:
@@ -407,14 +407,15 @@ class _Session:
             made.sent = max(made.sent, int(body["offset"]))
             self._send_more(made)
         elif verb == "input" and kind == "error":
-            self._input_refused(made, body)
+            made.problem = refusal(body)
+            self.cancel(made)  # if it has ended, its outcome counts
         elif verb == "wait" and kind == "more" and body.get("state") != "unknown":
             self._finish(made, body)
         elif verb == "wait" and kind == "more":
             why = str(body.get("reason") or "its node was lost")
             self._set(made, error=call.TaskFailed(made.task, f"the outcome of {made.task} is not known", why=why))
         elif kind == "error" and verb == "wait":
-            self._refused(made, body)
+            self._set(made, error=refusal(body))
 
     def _submitted(self, made: PendingCall, kind: str, body: dict[str, Any]) -> None:
         self._sent_bytes -= min(made.size, FIRST_INPUT_BYTES)
@@ -426,7 +427,7 @@ class _Session:
             self._freeze(made)
             return
         if kind == "error":
-            self._refused(made, body)
+            self._set(made, error=refusal(body))
             return
         made.task = str(body["id"])
         made.sent = min(made.size, FIRST_INPUT_BYTES)
@@ -446,21 +447,15 @@ class _Session:
         made.fields = {**self._fields, "token": made.fields["token"], "spec": {**self._fields["spec"], "name": name}}
         self._waiting.insert(0, made)
 
-    def _input_refused(self, made: PendingCall, body: dict[str, Any]) -> None:
-        """The agent refuses the input of a call: cancel the task. If it has ended, its outcome counts."""
-        made.problem = refusal(body)
-        self.cancel(made)
-
-    def _refused(self, made: PendingCall, body: dict[str, Any]) -> None:
-        self._set(made, error=refusal(body))
-
     def _finish(self, made: PendingCall, body: dict[str, Any]) -> None:
         """The task has ended: set the outcome of its future."""
         if made.future.cancelled() or made.is_over:
             self._ended(made)
             return
         try:
-            outcome = call.outcome_in(self._stdout(made, body), made.mark, made.serializer)
+            has_all = "stdout" in body or not body.get("stdout_bytes")
+            stdout = body.get("stdout") or b"" if has_all else self._tail(made, 1, call.LINE_BYTES_MAX)
+            outcome = call.outcome_in(stdout, made.mark, made.serializer)
         except AgentUnavailable:
             raise  # the output is fetched after the reconnection
         except PeerloadError as error:
@@ -480,11 +475,6 @@ class _Session:
                 self._set(made, error=StagingFailed(what, why=reason.removeprefix(STAGING), hint=hint))
             else:
                 self._set(made, value=outcome["value"])
-
-    def _stdout(self, made: PendingCall, body: dict[str, Any]) -> bytes:
-        if "stdout" in body or not body.get("stdout_bytes"):
-            return body.get("stdout") or b""
-        return self._tail(made, 1, call.LINE_BYTES_MAX)
 
     def _tail(self, made: PendingCall, stream: int, size: int) -> bytes:
         found = bytearray()
@@ -584,7 +574,7 @@ class Executor(concurrent.futures.Executor):
 
     def _submit(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TaskFuture[Any]:
         self._refuse_if_shut()
-        future: TaskFuture[Any] = TaskFuture()
+        future: TaskFuture[Any] = TaskFuture(self._link)
         mark = secrets.token_hex(16)
         try:
             path = [entry for entry in sys.path if entry]
@@ -594,10 +584,7 @@ class Executor(concurrent.futures.Executor):
             return future
         fields = {**self._fields, "token": secrets.token_hex(16)}
         fields["spec"] = {**self._fields["spec"], "name": self._named or _name(args[0] if fn is _called else fn)}
-        made = PendingCall(future, mark, fields, raw, self._serializer)
-        future._call = made  # noqa: SLF001 -- they belong together
-        future._stop = lambda: self._link.cancel(made)  # noqa: SLF001 -- as above
-        future._aside = self._link.aside  # noqa: SLF001 -- as above
+        future.made = made = PendingCall(future, mark, fields, raw, self._serializer)
         self._room.acquire()
         concurrent.futures.Future.add_done_callback(future, lambda _: self._room.release())
         with self._lock:

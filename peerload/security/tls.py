@@ -44,11 +44,7 @@ _log = logging.getLogger("peerload.peer")
 _VERIFY_ERRORS = {
     9: "its certificate is not valid yet; compare the clocks",
     10: "its certificate has expired; compare the clocks",
-    18: "it is of another cluster",
-    19: "it is of another cluster",
-    20: "it is of another cluster",
-    21: "it is of another cluster",
-    7: "it is of another cluster",
+    **dict.fromkeys((7, 18, 19, 20, 21), "it is of another cluster"),
 }
 """Text of OpenSSL's verification errors (X509_V_ERR_…)."""
 _TLS_ERRORS = {

@@ -171,6 +171,10 @@ def release(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
     return Action(("peerload", "retry", *names), "retry", requests, asks)
 
 
+ON_TASKS = {"cancel": cancel, "hold": hold, "release": release}
+"""What a key does to the tasks that are chosen."""
+
+
 def send(rows: Sequence[dict[str, Any]], name: str) -> Action | ActionRefused:
     """Send the signal of this name to what runs."""
     if not rows:

@@ -460,6 +460,8 @@ class TopApp(App[int]):
             self._move(steps[key.does])
         elif key is not None and key.does == "toggle":
             self._toggle(name)
+        elif key is not None and key.does in actions.ON_TASKS:
+            self._propose(actions.ON_TASKS[key.does](self.look.acted_on()))
         elif key is not None:
             getattr(self, f"_do_{key.does}")()
 
@@ -614,15 +616,6 @@ class TopApp(App[int]):
         self.at = "" if node.facts.get("self") and not self.at else node.name
         self._sampler.switch(LiveSampler(self.socket_path, self.at, self.clock))
         self.say(f"peerload top --at {node.name}", "accent")
-
-    def _do_cancel(self) -> None:
-        self._propose(actions.cancel(self.look.acted_on()))
-
-    def _do_hold(self) -> None:
-        self._propose(actions.hold(self.look.acted_on()))
-
-    def _do_release(self) -> None:
-        self._propose(actions.release(self.look.acted_on()))
 
     def _do_signal(self) -> None:
         self.menu = "signal"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import unicodedata
 
+from rich.cells import cell_len, chop_cells
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
@@ -68,45 +69,24 @@ def plain(value: object) -> str:
 # -- cells -------------------------------------------------------------------------------------------------------------
 
 
-def cells(text: str) -> int:
-    """The cells that a terminal takes for this."""
-    if text.isascii():
-        return len(text)
-    return sum(map(_cells_of, text))
-
-
-def _cells_of(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
 def cut(text: str, width: int, *, ellipsis: str = "…") -> str:
     """At most ``width`` cells of it; an ellipsis shows that some are missing."""
-    if cells(text) <= width:
+    if cell_len(text) <= width:
         return text
-    if width <= 0:
-        return ""
     room = width - len(ellipsis)
-    kept: list[str] = []
-    for character in text:
-        room -= _cells_of(character)
-        if room < 0:
-            break
-        kept.append(character)
-    return "".join(kept) + ellipsis
+    return (chop_cells(text, room)[0] if room > 0 else "") + ellipsis if width > 0 else ""
 
 
 def padded(text: str, width: int, *, right: bool = False, ellipsis: str = "…") -> str:
     """Exactly ``width`` cells."""
     text = cut(text, width, ellipsis=ellipsis)
-    space = " " * (width - cells(text))
+    space = " " * (width - cell_len(text))
     return space + text if right else text + space
 
 
 def width_of(line: Iterable[Span]) -> int:
     """The cells of a line."""
-    return sum(cells(text) for text, _ in line)
+    return sum(cell_len(text) for text, _ in line)
 
 
 def fitted(line: Iterable[Span], width: int) -> Line:
@@ -114,7 +94,7 @@ def fitted(line: Iterable[Span], width: int) -> Line:
     done: Line = []
     room = width
     for text, style in line:
-        size = cells(text)
+        size = cell_len(text)
         if size > room:
             done.append((padded(text, room), style))
             return done

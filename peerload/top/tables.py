@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rich.cells import cell_len
+
 from peerload.text.format import duration_text, number_text, size_text
 from peerload.text.tasks import command_text
 from peerload.top import lines as draw
@@ -101,7 +103,7 @@ def _cell(column: Column, row: object, size: int) -> list[Span]:
 
 
 def _longest(names: Iterable[str], least: int) -> int:
-    return max(least, min(max(map(draw.cells, names), default=0), NAME_CELLS_MAX))
+    return max(least, min(max(map(cell_len, names), default=0), NAME_CELLS_MAX))
 
 
 # -- nodes -------------------------------------------------------------------------------------------------------------
