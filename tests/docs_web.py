@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from peerload.agent.views.samples import EVERY_S, KEYS, SAMPLES_MAX
+from peerload.agent.views.agent import EVERY_S, KEYS, SAMPLES_MAX
 from tests.gpu.cards import GIB, Cards, with_cards
 from tests.integration.cluster import Cluster, ended
 from tests.integration.test_web import serve

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from peerload.agent.security_events import SecurityEvents
+from peerload.agent.store.write_ahead import SecurityEvents
 from peerload.security import cluster_dir
 from peerload.security.tls import Credentials
 

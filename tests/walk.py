@@ -3,7 +3,7 @@
 `python -m tests.walk` starts two real agents, keeps the first one busy, submits tasks to it, and traces the calls of all functions
 of peerload in the real processes. It prints each distinct file with the lines of the functions that were called, and the spine of
 docs/architecture.md in the order of the first visits. Files count that most submissions visit. Callbacks of the event loop in
-which gossip, sensors or heartbeats are at work are left out, since they would run anyway.
+which gossip or sensors are at work are left out, since they would run anyway.
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ ARCHITECTURE = ROOT / "docs/architecture.md"
 
 BACKGROUND = (
     "peerload/core/membership/gossip",
-    "peerload/core/membership/detector.py",
     "peerload/agent/peers/membership.py",
     "peerload/agent/sensors/",
-    "peerload/agent/launcher/heartbeat.py",
     "peerload/agent/systemd.py",
     "peerload/agent/store/retention.py",
 )

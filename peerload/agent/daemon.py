@@ -1,7 +1,7 @@
 """The agent: one inbox, one consumer that owns the `Node`, and the I/O around it; its life from start to stop in one file.
 
 `Daemon._build` is the composition root: it builds every part of the agent, each from those before it. Sockets, MQTT, timers,
-process exits and sensors only put events into the inbox; what is done with them is `consumer.py`'s. Nothing here decides
+process exits and sensors only put events into the inbox; what is done with them is `effects.py`'s. Nothing here decides
 anything about tasks.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import functools
+import gc
 import logging
 import os
 import random
@@ -22,20 +24,16 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import exit_reason, memory, preflight
-from peerload.agent.accounts.as_user import DirectoryCache, DirectoryQueries, TaskUser, UserServices
-from peerload.agent.completion.completion_jobs import CompletionJobs
-from peerload.agent.completion.node_hooks import NodeHooks
-from peerload.agent.completion.notify_hook import NotifyHooks
+from peerload.agent import preflight
+from peerload.agent.accounts import DirectoryCache, DirectoryQueries, TaskUser, UserServices
+from peerload.agent.completion.completion_jobs import CompletionJobs, OutputSaver
+from peerload.agent.completion.hooks import NodeHooks, NotifyHooks
 from peerload.agent.completion.retention import Retention, TaskRemover
-from peerload.agent.completion.saving import OutputSaver
-from peerload.agent.consumer import Consumer
-from peerload.agent.control.authorization import Authorization
-from peerload.agent.control.core_requests import CoreRequests, Decisions
-from peerload.agent.control.local_socket import LocalSocket
-from peerload.agent.control.quotas import Quotas
+from peerload.agent.control.authorization import Authorization, Quotas
+from peerload.agent.control.connection import LocalSocket
 from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.effects import (
+    Consumer,
     PeerEffects,
     Performer,
     RecordEffects,
@@ -46,11 +44,9 @@ from peerload.agent.effects import (
 )
 from peerload.agent.energy import FILE as CONTROLS_FILE
 from peerload.agent.energy import PowerControls, PowerDown, PriceFeed, Waker
-from peerload.agent.event_loop import BackgroundTasks, Workers, call_in_loop
 from peerload.agent.event_sources import (
     BusEvents,
     BusPeers,
-    DiskEvents,
     ExitRecords,
     ExitSettler,
     LauncherEvents,
@@ -60,15 +56,12 @@ from peerload.agent.event_sources import (
 )
 from peerload.agent.files.attempts import AttemptFiles
 from peerload.agent.files.environments import Environments
-from peerload.agent.forwarding.client import ForwardedRequests
 from peerload.agent.forwarding.request_router import RequestRouter
-from peerload.agent.forwarding.server import ForwardServer
-from peerload.agent.inbox import Inbox
+from peerload.agent.forwarding.tunnels import ForwardedRequests, ForwardServer
 from peerload.agent.joining import CertificateRenewal, Enrollment, JoinServer, TrustDistribution
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.mps import MpsDaemons
 from peerload.agent.launcher.process import LauncherProcess, LauncherService
-from peerload.agent.node_info import AgentInfo
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
 from peerload.agent.peers.addresses import AddressWatch
@@ -77,47 +70,50 @@ from peerload.agent.peers.links import PeerLinks
 from peerload.agent.peers.local_node import DuplicateNames, LocalNode, profile_of, speed_file, speed_of
 from peerload.agent.peers.membership import Members
 from peerload.agent.recorder import Recorder
-from peerload.agent.requests.attach import AttachRequests
-from peerload.agent.requests.cancel_wait import CancelWaits
-from peerload.agent.requests.client_events import ClientEvents, TaskWatches
-from peerload.agent.requests.durable_reads import DurableReads
-from peerload.agent.requests.exec_in_task import ExecRequests, InsideCommands
-from peerload.agent.requests.live_usage import LiveUsage
+from peerload.agent.requests.attach import AttachRequests, ExecRequests, InsideCommands
+from peerload.agent.requests.core_requests import CoreRequests, Decisions, DurableReads, TaskWatches
 from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
-from peerload.agent.requests.output_stream import OutputRequests, OutputSource
+from peerload.agent.requests.output_and_wait import OutputRequests, OutputSource, TaskEnds, WaitRequests
 from peerload.agent.requests.overview import OverviewCache, OverviewViews, own_user
-from peerload.agent.requests.server import Gates, RequestServer, Verbs
-from peerload.agent.requests.submissions import FileRequests, Submissions
-from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
-from peerload.agent.requests.task_queries import EventRequests, TaskQueries
-from peerload.agent.requests.wait_request import TaskEnds, WaitRequests
-from peerload.agent.requests.why import WhyRequest
-from peerload.agent.run_state import Ending, RunState
-from peerload.agent.security_events import SecurityEvents
+from peerload.agent.requests.server import (
+    ClientEvents,
+    FileRequests,
+    Gates,
+    RequestServer,
+    Submissions,
+    TaskFigures,
+    Verbs,
+)
+from peerload.agent.requests.task_commands import CancelWaits, CleanRequests, TaskCommands
+from peerload.agent.requests.task_queries import EventRequests, LiveUsage, TaskQueries, WhyRequest
+from peerload.agent.runtime import AgentInfo, BackgroundTasks, Ending, Inbox, RunState, Workers, call_in_loop, next_tick
 from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.energy import DATABASE as ENERGY_DATABASE
 from peerload.agent.sensors.energy import EnergySensors, EnergyStore
-from peerload.agent.sensors.gpus import DeviceLocks, NodeGpuHost, node_gpus
+from peerload.agent.sensors.gpus import DeviceLocks, node_gpus
 from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.processes import OwnUse
 from peerload.agent.stdin import StdinFetches, StdinForwarding, StdinServer, StdinStore
-from peerload.agent.store import damage_report
 from peerload.agent.store.disk_space import DiskSpace
-from peerload.agent.store.event_log import EventLog
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
-from peerload.agent.store.write_ahead import Outbox
+from peerload.agent.store.write_ahead import EventLog, Outbox, SecurityEvents
 from peerload.agent.systemd import HealthCheck, Service, ServiceManager, SettingsReload
-from peerload.agent.views.agent import AgentView, ClusterView, DiagnosticsView, PeerLinksView, StorageView
-from peerload.agent.views.metrics import MetricsView, TaskFigures
-from peerload.agent.views.node import NodesView
-from peerload.agent.views.published_state import StatePublisher
-from peerload.agent.views.samples import Samples
+from peerload.agent.views.agent import (
+    AgentView,
+    ClusterView,
+    DiagnosticsView,
+    MetricsView,
+    PeerLinksView,
+    Samples,
+    StorageView,
+)
+from peerload.agent.views.node import NodesView, StatePublisher
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events, metrics
 from peerload.model.config import CoreConfig
-from peerload.model.errors import SlowDown, StoreError
+from peerload.model.errors import ConfigError, PeerloadError, SlowDown, StoreError
 from peerload.model.gossip import PRESETS
 from peerload.model.messages import BlocksRequest, Identity, Message, OutputRequest
 from peerload.model.task import TaskState
@@ -129,6 +125,7 @@ from peerload.security.revocation import Keyring, TrustStore
 from peerload.security.tls import Credentials
 from peerload.text.units import size
 from peerload.wire import recording
+from peerload.wire.frame import LAST_WORDS_BYTES_MAX, LAST_WORDS_ENDING
 
 if TYPE_CHECKING:
     import socket
@@ -140,6 +137,7 @@ if TYPE_CHECKING:
     from peerload.agent.systemd import Load
     from peerload.model.config import AgentConfig
     from peerload.security.cluster_dir import ClusterDirectory
+
 
 log = logging.getLogger("peerload.agent")
 
@@ -153,6 +151,14 @@ CONTROLS_S_MAX = 5.0
 """Patience with drivers that set the power of this machine, or put it back."""
 STOP_S_MAX = 5.0
 """Bound on a polite stop; then what is left is cut."""
+
+
+MEMORY_LOOK_EVERY_S = 2.0
+TASKS_FROZEN_MIN = 20_000
+"""Number of new tasks that are frozen at a time. Memory is given back when as many have ended, and more than are
+left."""
+YOUNG_GENERATIONS = 1
+"""The generations of the collector that are small, however many tasks there are."""
 
 
 class Daemon:
@@ -210,7 +216,7 @@ class Daemon:
         self.disk = DiskSpace(state)
         self.disk.prepare()
         self.store = Store(state / DATABASE, config.node, self.disk.reserve, output_bytes_max=config.output_bytes_max)
-        traces = damage_report.traces(state)
+        traces = preflight.traces(state)
         self.store.open()
         claim: socket.socket | None = None
         device_locks = DeviceLocks(Path(config.gpu_claims) if config.gpu_claims else None)
@@ -218,9 +224,9 @@ class Daemon:
             claim = preflight.claim(self.store.store_id, state)
             self._damage: list[str] = []
             if await asyncio.to_thread(preflight.end_strange_launcher, self.store.store_id, state / "launcher"):
-                self._damage.append(damage_report.begin_as_copy(self.store, config))
+                self._damage.append(preflight.begin_as_copy(self.store, config))
             await preflight.check_places(config, self._manager, loopback_only=cluster.is_local)
-            if notice := damage_report.begin_anew(self.store, config, traces):
+            if notice := preflight.begin_anew(self.store, config, traces):
                 self._damage.append(notice)
             identity = Identity(
                 node=config.node,
@@ -232,7 +238,7 @@ class Daemon:
             self.info = AgentInfo(config, identity, self._origins)
             self._open_durability(loop)
             trust = self._open_credentials(cluster, state)
-            self.inbox = Inbox(loop, config.inbox_max)
+            self.inbox = Inbox(config.inbox_max)
             self.gpus = node_gpus(config, self.inbox.put, device_locks, self._gpu_library)
             await self.gpus.find()
             profile = profile_of(self.info, self.gpus.devices, is_issuer=self.tls.serves_joins)
@@ -263,7 +269,7 @@ class Daemon:
             self.store.close()
             device_locks.close()
         if self.run_state.refusal is not None:
-            exit_reason.write(config.socket, self.run_state.refusal)
+            _write_exit_reason(config.socket, self.run_state.refusal)
             raise self.run_state.refusal
         if self.run_state.has_failed and self._has_lost_its_state:
             raise self._state_is_gone()
@@ -284,7 +290,7 @@ class Daemon:
             why="it was removed, with all that this node knew of its tasks; the agent stops",
             hint=f"{end}a new agent:  peerload up",
         )
-        exit_reason.write(self.config.socket, error)
+        _write_exit_reason(self.config.socket, error)
         return error
 
     # -- composition ---------------------------------------------------------------------------------------------------
@@ -293,8 +299,8 @@ class Daemon:
         """Start the writer of the store, and build what hands rows and events to it."""
         run = self.run_state
         self.store.start_writer(
-            lambda done: call_in_loop(loop, lambda: [call() for call in done]),
-            lambda error: call_in_loop(loop, lambda: run.fail(f"the store failed: {error}")),
+            functools.partial(call_in_loop, loop),
+            lambda error: call_in_loop(loop, [lambda: run.fail(f"the store failed: {error}")]),
         )
         self.outbox = Outbox(self.store, run)
         self.event_log = EventLog(self.outbox, run)
@@ -399,7 +405,9 @@ class Daemon:
         if self.bus is not None and config.mqtt_publish_state:
             self.publisher = StatePublisher(node, store, self.bus, own_user())
             told_too.append(self.publisher.changed)
-        clients = ClientEvents(core, decisions, watches, attach, cancel_waits, saving, output, task_figures, told_too)
+        clients = ClientEvents(
+            core, decisions, watches, attach, cancel_waits, stdin, saving, output, task_figures, told_too
+        )
         cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
@@ -440,7 +448,6 @@ class Daemon:
         self.exits = ExitRecords(info, spool, disk, files, energy)
         self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, mps, run)
         self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments, mps))
-        self.disk_events = DiskEvents(info, inbox, event_log, run)
         waker = Waker(config.energy.resume_cmd)
         peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers, waker)
         starter = TaskStarter(info, node, spool, stdin, launcher, environments, mps, settler)
@@ -516,27 +523,27 @@ class Daemon:
         consumer = Consumer(
             self.node, self.performer, self.outbox, self.run_state, recorder, validates=self.config.debug_validate
         )
-        self.inbox.start(consumer.consume)
         self._begin(kept, launcher)
         del kept  # this coroutine lives as long as the agent, and the rows of a million tasks are half a gigabyte
         if self.disk.state != "ok":
-            self.disk_events.changed(self.disk.state, "at the agent's start")
+            self._disk_changed(self.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
             link = self.launcher
             assert link is not None
             own_use = OwnUse(lambda: (link.pid, link.run), lambda: bool(self.node.ledger.running))
             work = [
+                consumer.run(self.inbox),
                 HostSensors(self.inbox.put, own_use.seconds, self.energy).run(),
                 self.energy.command.run(),
                 self.mps.run(),
-                self.gpus.run(NodeGpuHost(self.node.ledger, self._gpu_changed)),
-                self.disk.watch(self.disk_events),
+                self.gpus.run(self.node.ledger, self._gpu_changed),
+                self.disk.watch(self._disk_changed, self.run_state),
                 self.renewal.run(),
                 self.retention.run(),
                 self.jobs.run(),
                 self.node_hooks.run(),
                 self.address_watch.run(),
-                memory.watch(self.node),
+                watch_memory(self.node),
                 PriceFeed(self.config.energy.price_file, self.inbox.put, self.event_log).run(),
                 PowerDown(
                     loader.sleep_after_s(self.config.energy),
@@ -556,7 +563,7 @@ class Daemon:
             background = [group.create_task(one) for one in work]
             self.keyring.refresh()
             await self.socket.start(self._manager.listener(self.config.socket))
-            exit_reason.remove(self.config.socket)
+            _remove_exit_reason(self.config.socket)
             background.append(group.create_task(self.socket.watch()))
             if self.config.web.listen:
                 from peerload.agent.web_server import WebServer  # noqa: PLC0415 -- where one is wanted
@@ -594,6 +601,11 @@ class Daemon:
         )
         return service
 
+    def _disk_changed(self, state: str, reason: str) -> None:
+        log.warning("disk state changed: directory=%s state=%s reason=%s", self.config.state, state, reason)
+        self.event_log.record("disk", state, reason=reason)
+        self.inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
+
     def _gpu_changed(self, state: str, words: str) -> None:
         self.event_log.record("gpu", state, reason=words)
 
@@ -601,7 +613,7 @@ class Daemon:
         """Read what was durable, and whether the directories of waiting tasks are here now. A directory that cannot
         be checked, because too many others hang, counts as here: a start that fails reports it."""
         kept = self.store.recover()
-        self.info.notices += damage_report.report(self._damage, self.store, kept, self.event_log)
+        self.info.notices += preflight.report_damage(self._damage, self.store, kept, self.event_log)
         here: dict[tuple[TaskUser, bytes], bool] = {}
         of: dict[tuple[int, int], tuple[TaskUser, bytes]] = {}  # most of a million have their spec and terms in common
         waiting: list[events.TaskRow | events.MembersRow] = [*kept.tasks, *kept.members]
@@ -714,3 +726,64 @@ def _core_config(config: AgentConfig) -> CoreConfig:
     if config.gossip == "wan":
         return msgspec.structs.replace(core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S)
     return core_config
+
+
+def _write_exit_reason(socket: str, error: PeerloadError) -> None:
+    """Write why the agent ends into a file beside its socket, for whoever types the next command. If it cannot be written, the log
+    alone has the reason."""
+    said = str(error.says if isinstance(error, ConfigError) else error)
+    words = " ".join(said.split()) + "\n" + " ".join(error.hint.split()) + "\n"
+    with contextlib.suppress(OSError):
+        path = _exit_reason_path(socket)
+        path.unlink(missing_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with os.fdopen(fd, "wb") as file:
+            file.write(words.encode("utf-8", "replace")[:LAST_WORDS_BYTES_MAX])
+
+
+def _remove_exit_reason(socket: str) -> None:
+    """Remove the file, since an agent runs again."""
+    with contextlib.suppress(OSError):
+        _exit_reason_path(socket).unlink(missing_ok=True)
+
+
+def _exit_reason_path(socket: str) -> Path:
+    return Path(socket + LAST_WORDS_ENDING)
+
+
+async def watch_memory(node: Node) -> None:
+    """Keep the memory of many tasks out of the garbage collector while they are there, and give it back to the machine when they
+    have ended; until cancelled.
+
+    A full collection looks at every task, which stops the event loop for seconds where there are a million; so tasks that have come
+    are frozen (`gc.freeze`). Tables keep the size that they had at most, and the allocator keeps what it has freed for later. After
+    a million tasks that is more than a gigabyte, which is given back when most tasks have ended and no more are ending just now.
+    What stays is whole arenas of the interpreter (1 MiB) in which something younger lives on.
+    """
+    most = before = frozen = 0
+    await _trim()  # what the start has freed
+    while True:
+        await next_tick(MEMORY_LOOK_EVERY_S)
+        now = len(node.home.tasks)
+        most = max(most, now)
+        if now - frozen >= TASKS_FROZEN_MIN:
+            frozen = now
+            gc.collect(YOUNG_GENERATIONS)
+            gc.freeze()
+            await _trim()  # the tables that have become too small
+        elif now >= before and most - now >= max(TASKS_FROZEN_MIN, now):
+            most = frozen = now
+            node.shrink()
+            if now < TASKS_FROZEN_MIN:
+                gc.unfreeze()
+            gc.collect()  # it empties the free lists of the interpreter, too, which keep whole arenas
+            gc.freeze()
+            await _trim()
+        before = now
+
+
+async def _trim() -> None:
+    """Give freed memory of the C library back to the machine."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
+    if trim is not None:
+        await asyncio.to_thread(trim, 0)

@@ -1,6 +1,8 @@
-"""Carries out the core's actions, in order; outward ones as soon as the rows before them are durable.
+"""Effects: the consumer has the node decide each event of the inbox, in order, and carries out the actions that it decides on.
 
-`Performer` has each action done by the object that owns that kind of effect.
+Outward actions are carried out as soon as the rows before them are durable. `Performer` has each action done by the object that
+owns that kind of effect. What a batch of events has changed goes to the store together, at its end. Nothing here decides anything
+about tasks.
 """
 
 from __future__ import annotations
@@ -11,19 +13,17 @@ import logging
 import os
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.files.environments import BuildFailed
-from peerload.agent.histogram import Histogram
 from peerload.agent.launcher.task_environment import TRACEPARENT, child_traceparent, given, variables_of
 from peerload.agent.launcher.task_environment import variables as task_variables
-from peerload.agent.node_info import now
+from peerload.agent.runtime import BackgroundTasks, Histogram, now
 from peerload.agent.store.disk_space import cannot_write
 from peerload.model import actions, events, metrics, timers
-from peerload.model.errors import BadRequest, PeerloadError, StoreError
+from peerload.model.errors import BadRequest, InvariantBroken, PeerloadError, StoreError
 from peerload.model.messages import ADVICE, Result, State
 from peerload.model.task import SCRATCH, Exit, execution_key
 
@@ -35,30 +35,94 @@ if TYPE_CHECKING:
     from peerload.agent.event_sources import BusPeers, ExitSettler
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.files.environments import Environments
-    from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.launcher.mps import MpsDaemons
     from peerload.agent.mqtt import MqttBus
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
-    from peerload.agent.run_state import RunState
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.recorder import Recorder
+    from peerload.agent.requests.server import ClientEvents
+    from peerload.agent.runtime import AgentInfo, Inbox, RunState
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin import StdinFetches, StdinForwarding
-    from peerload.agent.store.event_log import EventLog
     from peerload.agent.store.store import Store
-    from peerload.agent.store.write_ahead import Outbox
+    from peerload.agent.store.write_ahead import EventLog, Outbox, SecurityEvents
     from peerload.core.node import Node
-    from peerload.model.actions import Action, Answer, Decided, Row, TaskChanged
-    from peerload.model.events import Event
-    from peerload.model.instant import Instant
+    from peerload.model.actions import Action, Row
+    from peerload.model.events import Event, Instant
     from peerload.model.messages import Message
     from peerload.model.task import TaskSpec
 
+
 log = logging.getLogger("peerload.agent")
+
+
+class Consumer:
+    """The one consumer of the inbox. recorder: writes down every event and what was decided; None: nobody asked for a recording.
+    validates: whether the invariants of the node are checked after each event."""
+
+    def __init__(
+        self,
+        node: Node,
+        performer: Performer,
+        outbox: Outbox,
+        run: RunState,
+        recorder: Recorder | None,
+        *,
+        validates: bool = False,
+    ) -> None:
+        self._node = node
+        self._performer = performer
+        self._outbox = outbox
+        self._run = run
+        self._recorder = recorder
+        self._validates = validates
+
+    async def run(self, inbox: Inbox) -> None:
+        """Handle what comes, until cancelled."""
+        while True:
+            self.consume(await inbox.turn())
+
+    def consume(self, batch: list[Event]) -> None:
+        """Handle some events, in order. A bug ends the agent, with nothing done that is not durable."""
+        try:
+            for event in batch:
+                if self._run.has_failed:
+                    return
+                self._performer.perform(event, self._decide(event))
+        except InvariantBroken as error:
+            log.critical("%s (%s)", error.what, error.story)
+            self._run.fail("a rule of its own was broken")
+        except Exception as error:  # crash-only: a bug must not leave half a decision behind
+            log.exception("a bug")
+            self._run.fail(f"a bug: {error!r}")
+        finally:
+            self._flush()
+
+    def _decide(self, event: Event) -> list[Action]:
+        moment = now()
+        try:
+            actions = self._node.handle(moment, event)
+        except Exception as error:
+            if self._recorder is not None:
+                self._recorder.handled(moment, event, (), repr(error))
+            raise
+        if self._recorder is not None:
+            self._recorder.handled(moment, event, actions)
+        if self._validates:
+            self._node.validate()
+        return actions
+
+    def _flush(self) -> None:
+        if self._recorder is not None:
+            self._recorder.flush()
+        try:
+            self._outbox.flush()
+        except StoreError as error:
+            self._run.fail(f"the store failed: {error}")
+
 
 INLINE_BYTES_MAX = 48 << 10
 """Output up to this rides along with the RESULT; more is fetched over a connection of its own."""
@@ -74,34 +138,6 @@ BULK_TIMERS = (timers.Batch, timers.EligibilityDue)
 """Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
 
-class ClientNotifier(Protocol):
-    """Tells local clients what the core says."""
-
-    def answered(self, answer: Answer, /) -> None:
-        """A request has its answer."""
-
-    def answered_in_part(self, part: actions.AnswerPart, /) -> None:
-        """A part of the answer to a request has come."""
-
-    def changed(self, action: TaskChanged, /) -> None:
-        """A task has a new record, or runs."""
-
-    def members_cancelled(self, action: actions.MembersCancelled, /) -> None:
-        """Untouched members of an array were cancelled."""
-
-    def attempt_gone(self, key: str, /) -> None:
-        """An attempt has no process left."""
-
-    def restored(self) -> None:
-        """The core knows again what was durable."""
-
-    def decided(self, decision: Decided, /) -> None:
-        """A decision was made."""
-
-    def waits(self, task: str, why: str, /) -> None:
-        """A task has ended elsewhere, and its result cannot be brought here for now."""
-
-
 @dataclass(eq=False, repr=False)
 class Performer:
     """Dispatches the actions of one agent."""
@@ -112,7 +148,7 @@ class Performer:
     _tasks: TaskEffects
     _peers: PeerEffects
     _results: ResultEffects
-    _clients: ClientNotifier
+    _clients: ClientEvents
     _knows: Callable[[str], bool]
     """True of the attempts that the core knows on this node."""
 
@@ -173,8 +209,6 @@ class Performer:
                 self._clients.answered(action)
             case actions.AnswerPart():
                 self._clients.answered_in_part(action)
-            case actions.ForgetTask():
-                self._tasks.forget(action)
             case actions.StageFiles():
                 self._tasks.stage(action)
             case actions.SignalTask():
@@ -602,7 +636,7 @@ class ResultEffects:
         output: TaskOutputs,
         inbox: Inbox,
         peers: PeerEffects,
-        clients: ClientNotifier,
+        clients: ClientEvents,
         files: AttemptFiles,
         run: RunState,
     ) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-from peerload.agent.event_loop import next_tick
+from peerload.agent.runtime import next_tick
 from peerload.agent.sensors.nvml import find_library, text
 from peerload.config.loader import load_prices
 from peerload.model.errors import ConfigError
@@ -35,7 +35,7 @@ from peerload.model.events import MachineSleeping, MachineWoke, PricesRead
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.model.config import EnergySettings
     from peerload.model.events import Event

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from peerload.agent.accounts.as_user import TaskUser
-from peerload.agent.event_loop import BackgroundTasks
+from peerload.agent.accounts import TaskUser
 from peerload.agent.files.environments import BuildFailed
-from peerload.agent.launcher.connect import LauncherError
+from peerload.agent.launcher.client import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
 from peerload.agent.mqtt import SOURCES_MAX
+from peerload.agent.runtime import BackgroundTasks
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
 from peerload.launcher.protocol import StdinFed
@@ -41,24 +41,21 @@ from peerload.model.task import Exit, execution_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.agent.accounts.as_user import DirectoryQueries, UserServices
+    from peerload.agent.accounts import DirectoryQueries, UserServices
     from peerload.agent.files.attempts import AttemptFiles
-    from peerload.agent.inbox import Inbox
     from peerload.agent.joining import CertificateRenewal, TrustDistribution
     from peerload.agent.launcher.mps import MpsDaemons
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import DuplicateNames
     from peerload.agent.peers.membership import Members
-    from peerload.agent.run_state import RunState
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.runtime import AgentInfo, Inbox, RunState
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin import StdinFetches, StdinForwarding
     from peerload.agent.store.disk_space import DiskSpace
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.core.node import Node
     from peerload.model.events import Event
     from peerload.model.messages import Envelope, Hello, Identity, Message
@@ -244,29 +241,6 @@ class LauncherEvents:
         early, self._early = self._early, None
         for event in early or ():
             self._take(event)
-
-
-# -- the disk ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False, repr=False)
-class DiskEvents:
-    """The receiver of what the watch of the disk reports."""
-
-    _info: AgentInfo
-    _inbox: Inbox
-    _journal: EventLog
-    _run: RunState
-
-    def changed(self, state: str, reason: str) -> None:
-        """The state of the disk is another."""
-        log.warning("disk state changed: directory=%s state=%s reason=%s", self._info.config.state, state, reason)
-        self._journal.record("disk", state, reason=reason)
-        self._inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
-
-    def lost(self, why: str) -> None:
-        """The disk cannot be looked at any more."""
-        self._run.fail(why)
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------

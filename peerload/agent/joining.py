@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.core.membership.membership import PeerState
 from peerload.model import messages, metrics, rules
 from peerload.model.bounded import BoundedDict
@@ -43,12 +43,10 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.security_events import SecurityEvents
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.runtime import AgentInfo, Inbox
+    from peerload.agent.store.write_ahead import EventLog, SecurityEvents
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.model.messages import Hello
@@ -536,7 +534,7 @@ class TrustDistribution:
             else:
                 self._events.record("cluster", "rotated", reason=f"key {self.trust.number}")
         self._keyring.refresh()
-        self._links.close_revoked()
+        self._links.connections.close_revoked()
         for _, statement in new:
             # A node of that name may have been let in again.
             if isinstance(statement, Revoked) and self._is_refused(statement.node):
@@ -581,7 +579,7 @@ class CertificateRenewal:
                     self.request()
             except ConfigError as error:
                 _trust_log.error("cannot renew the certificate: error=%s", error)
-            self._links.close_expired(datetime.now(UTC))
+            self._links.connections.close_expired(datetime.now(UTC))
 
     def request(self) -> None:
         """Ask a node with the CA's key for a new certificate; if none is known, some others: what members report of each

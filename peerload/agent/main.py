@@ -72,7 +72,7 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
         manager = ServiceManager(os.environ)
 
         def load() -> tuple[AgentConfig, dict[str, str]]:
-            found, origins = loader.load_with_origins(flags, defaults, loader.environment_now())
+            found, origins = loader.load_with_origins(flags, defaults, dict(os.environ))
             return followed(found, origins), origins
 
         config, origins = load()

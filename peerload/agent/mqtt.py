@@ -16,16 +16,16 @@ import asyncio
 import contextlib
 import functools
 import logging
-import random
 import time
 from collections import Counter, OrderedDict, deque
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import aiomqtt
 import msgspec
 import paho.mqtt.client as mqtt
 
-from peerload.agent.event_loop import next_tick
+from peerload.agent.peers.connection import backoff_s
+from peerload.agent.runtime import next_tick
 from peerload.model import metrics, rules
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from paho.mqtt.reasoncodes import ReasonCode
 
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.model.config import AgentConfig
     from peerload.security.broker import BrokerTls
     from peerload.wire.seal import Sealer
@@ -179,21 +179,7 @@ class Topics:
                 return None
 
 
-class _Topical(Protocol):
-    """Attributes of the library's messages that `Received` uses."""
-
-    @property
-    def topic(self) -> object: ...
-    @property
-    def payload(self) -> object: ...
-    @property
-    def retain(self) -> bool: ...
-
-
-MessageT = TypeVar("MessageT", bound=_Topical)
-
-
-class Received(asyncio.Queue[MessageT], Generic[MessageT]):
+class Received(asyncio.Queue[aiomqtt.Message]):
     """A bounded queue that keeps only the newest State of each node. Putting never waits and never raises: a message that
     is too large, or does not fit, is dropped and counted."""
 
@@ -203,24 +189,23 @@ class Received(asyncio.Queue[MessageT], Generic[MessageT]):
         self._floods = floods
 
     def _init(self, maxsize: int) -> None:  # noqa: ARG002 -- the signature is the base class's
-        self._queue: OrderedDict[object, MessageT] = OrderedDict()  # the base class uses its length
+        self._queue: OrderedDict[object, aiomqtt.Message] = OrderedDict()  # the base class uses its length
         self._count = 0
 
-    def _get(self) -> MessageT:
+    def _get(self) -> aiomqtt.Message:
         return self._queue.popitem(last=False)[1]
 
-    def _put(self, item: MessageT) -> None:
+    def _put(self, item: aiomqtt.Message) -> None:
         self._count += 1
         topic = str(item.topic)
         self._queue[topic if Topics.kind(topic) == "state" else self._count] = item
 
-    def put_nowait(self, item: MessageT) -> None:
+    def put_nowait(self, item: aiomqtt.Message) -> None:
         """Queue a message; it replaces an older State of the same node."""
         if not item.retain and not self._floods.admits(Topics.publisher(str(item.topic)), time.monotonic()):
             count_dropped(self._counters, "its publisher floods")
             return
-        size = len(item.payload) if isinstance(item.payload, bytes | bytearray) else 0
-        if size > peer.MQTT_BYTES_MAX:
+        if len(item.payload) > peer.MQTT_BYTES_MAX:
             count_dropped(self._counters, "too large")
         elif str(item.topic) in self._queue:
             self._put(item)
@@ -235,8 +220,14 @@ def count_dropped(counters: Counter[str], why: str) -> None:
     counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason=why)] += 1
 
 
-class CopyObserver(Protocol):
-    """Hears of copies of this agent."""
+class BusOwner(Protocol):
+    """Receiver of what comes from the broker."""
+
+    def from_bus(self, envelope: Envelope, /, *, retained: bool) -> None:
+        """Advice came from another node."""
+
+    def bus_changed(self, *, connected: bool) -> None:
+        """A broker can be reached, or no longer."""
 
     def copy_reported(self, other: Identity, /) -> None:
         """A message claims to come from an agent with this node's name and database."""
@@ -251,10 +242,10 @@ class AdviceFilter:
         identity: Identity,
         sealer: Sealer,
         security: SecurityEvents,
-        observer: CopyObserver | None = None,
+        owner: BusOwner | None = None,
     ) -> None:
         self._security = security
-        self._observer = observer
+        self._owner = owner
         self._topics = topics
         self._identity = identity
         self._sealer = sealer
@@ -297,7 +288,7 @@ class AdviceFilter:
     def _check_copy(self, topic: str, payload: bytes) -> None:
         """Report a copy of this agent: another start with the same name and database, whose State came on this node's
         topic. An earlier start of this agent has a smaller incarnation."""
-        if self._observer is None or self._topics.kind(topic) != "state" or len(payload) > peer.MQTT_BYTES_MAX:
+        if self._owner is None or self._topics.kind(topic) != "state" or len(payload) > peer.MQTT_BYTES_MAX:
             return
         try:
             sealed_by, sealed_boot, plain = self._sealer.open(payload, topic.encode())
@@ -311,7 +302,7 @@ class AdviceFilter:
         if (other.node, other.boot, other.store) == (ours.node, sealed_boot, ours.store) and (
             other.incarnation >= ours.incarnation
         ):
-            self._observer.copy_reported(other)
+            self._owner.copy_reported(other)
 
     def _objection(self, src: str, topic: str, envelope: Envelope) -> str:
         """Reason why this envelope is not believed; empty if it is."""
@@ -355,8 +346,6 @@ KEEPALIVE_S = 10
 MISC_EVERY_S = 2.0
 """Interval at which the keep-alive is looked after."""
 CLOSE_S = 1.0
-BACKOFF_S = 0.2
-BACKOFF_S_MAX = 15.0
 STEADY_S = 5.0
 """After a connection that lasted this long the backoff starts again with the shortest pause."""
 OUTGOING_MAX = 1000
@@ -377,7 +366,7 @@ class _Client(aiomqtt.Client):
         self,
         url: BrokerUrl,
         identifier: str,
-        queue: Callable[..., Received[aiomqtt.Message]],
+        queue: Callable[..., Received],
         will: aiomqtt.Will | None = None,
     ) -> None:
         quiet = logging.Logger("peerload.mqtt.library", logging.CRITICAL + 1)  # noqa: LOG001 -- it logs each retry
@@ -517,16 +506,6 @@ class _Outgoing(NamedTuple):
     tag: str
 
 
-class BusOwner(CopyObserver, Protocol):
-    """Receiver of what comes from the broker."""
-
-    def from_bus(self, envelope: Envelope, /, *, retained: bool) -> None:
-        """Advice came from another node."""
-
-    def bus_changed(self, *, connected: bool) -> None:
-        """A broker can be reached, or no longer."""
-
-
 class MqttBus:
     """The connection to a broker: publishes and receives advice. `run` in a task; everything else from the same loop.
 
@@ -585,7 +564,7 @@ class MqttBus:
         """Publish a State, retained; it replaces one that waits. False without a broker."""
         if self._client is None:
             return False
-        payload = self._seal(self._topics.state, self._local.envelope(state))
+        payload = self._seal(self._topics.state, self._local.envelopes.make(state))
         if payload is None:
             return False
         self._own_state = _Outgoing(self._topics.state, payload, True, "state")
@@ -621,7 +600,7 @@ class MqttBus:
         if len(self._outgoing) >= OUTGOING_MAX:
             self._counters[metrics.labelled(metrics.MQTT_MESSAGES_REFUSED, reason="queue full")] += 1
             return False
-        payload = self._seal(topic, self._local.envelope(message, dst, dst_boot))
+        payload = self._seal(topic, self._local.envelopes.make(message, dst, dst_boot))
         if payload is None:
             return False
         tag = str(message.__struct_config__.tag)
@@ -680,13 +659,12 @@ class MqttBus:
             if not self._unavailable_logged:
                 _log.warning("no broker; advice goes over peer links: url=%s error=%s", url.text, reason)
                 self._unavailable_logged = True
-            ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16))
+            await asyncio.sleep(backoff_s(failures))
             failures += 1
-            await asyncio.sleep(ceiling * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, not a secret
 
     async def _serve(self, url: BrokerUrl) -> str:
         """Use this broker as long as it answers. Returns why the connection ended."""
-        queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters, self._floods)
+        queue: Callable[..., Received] = functools.partial(Received, self._counters, self._floods)
         try:
             topic = f"{self._topics.json}node"
             is_shown = self._config.mqtt_publish_state

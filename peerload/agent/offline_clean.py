@@ -18,7 +18,7 @@ from peerload.agent.control.task_ids import REF
 from peerload.agent.output.spool import Spool
 from peerload.agent.store import schema
 from peerload.agent.store.disk_space import has_no_room
-from peerload.agent.store.pruning import (
+from peerload.agent.store.maintenance import (
     FINAL,
     FilesRemoved,
     RemovalCriteria,
@@ -28,15 +28,14 @@ from peerload.agent.store.pruning import (
     apply,
     keys_of,
 )
-from peerload.agent.store.rows import MEMBER_MAX, SINGLE
-from peerload.agent.store.schema import DATABASE
+from peerload.agent.store.schema import DATABASE, MEMBER_MAX, SINGLE
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from peerload.agent.store.pruning import EndedTask, MaintenanceRow
+    from peerload.agent.store.maintenance import EndedTask, MaintenanceRow
 
 AT_A_TIME = 100
 """Tasks removed in one commit."""

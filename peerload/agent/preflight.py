@@ -7,7 +7,9 @@ gets a new id with each boot); another inode on the same machine is a directory 
 
 On the same machine: an agent, and its launcher, bind an abstract socket that is named for the id of the database, since the
 lock file of a state directory is copied with it. The kernel frees the name when the process ends. Copies that are used on two
-machines all the same are noticed by their peers (`duplicate_node_name.py`)."""
+machines all the same are noticed by their peers (`duplicate_node_name.py`).
+
+What of the database is lost, or cannot be read, is reported: as notices, events and log lines."""
 
 from __future__ import annotations
 
@@ -15,24 +17,47 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.control.local_socket import check_socket
+from peerload.agent.control.connection import check_socket
 from peerload.agent.launcher.process import is_alive, wait_gone
 from peerload.agent.peers.links import check_listening
-from peerload.launcher.control_socket import claim_name
-from peerload.launcher.protocol import STOP_GRACE_S
+from peerload.agent.store.schema import is_id
+from peerload.agent.store.store import FILE, GAP
+from peerload.launcher.protocol import STOP_GRACE_S, claim_name
+from peerload.model.actions import PutEvent
 from peerload.model.errors import StoreError
 from peerload.security.address import parse_address
 from peerload.security.broker import BrokerUrl, check_ca
 
 if TYPE_CHECKING:
+    from peerload.agent.store.recovery import Recovered
+    from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.agent.systemd import ServiceManager
     from peerload.model.config import AgentConfig
+
+
+log = logging.getLogger("peerload.agent")
+
+STOP_S_MAX = STOP_GRACE_S + 10.0
+"""A launcher that is told to stop has ended its tasks, and itself, within this."""
+ORIGIN_FILE = "origin"
+MACHINE_ID = Path("/etc/machine-id")
+ID_DIGITS = 32
+LINE_BYTES_MAX = 200
+TOLD_MAX = 100
+"""Damaged rows that are named one by one at a start; `ls` has all of them."""
+JUMP = 1_000_000
+"""Lowest number at which ids continue if the earlier ones are not known."""
+TRACES = ("spool", "launcher", "addresses", "tls", FILE)
+"""Entries of STATE that an agent makes only when it has a database."""
 
 
 def check_addresses(config: AgentConfig, *, loopback_only: bool) -> None:
@@ -58,14 +83,6 @@ async def check_places(config: AgentConfig, manager: ServiceManager, *, loopback
     else:
         check_socket(config)
     await check_listening(*parse_address("listen", config.listen, loopback_only=loopback_only))
-
-
-STOP_S_MAX = STOP_GRACE_S + 10.0
-"""A launcher that is told to stop has ended its tasks, and itself, within this."""
-ORIGIN_FILE = "origin"
-MACHINE_ID = Path("/etc/machine-id")
-ID_DIGITS = 32
-LINE_BYTES_MAX = 200
 
 
 # -- on another machine ------------------------------------------------------------------------------------------------
@@ -193,3 +210,72 @@ def _is_locked(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+# -- damage of the database -------------------------------------------------------------------------------------------
+
+
+def traces(state: Path) -> list[str]:
+    """The traces of an earlier agent in this directory, as long as nothing new is made there."""
+    return [name for name in TRACES if _has_any_entry(state / name)]
+
+
+def _has_any_entry(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
+def begin_anew(store: Store, config: AgentConfig, found: list[str]) -> str:
+    """Let ids continue in a new database where traces of an earlier one are ``found``: beyond the high-water mark
+    and beyond the Unix time in seconds, which no home has reached that had less than one task a second. → a notice,
+    or ""."""
+    if not store.is_new or not found:
+        return ""
+    node, mark = config.node, store.found_mark
+    counter = max(int(time.time()), JUMP, mark.counter + GAP if mark is not None else 0)
+    store.count_on_from(counter)
+    last = f", of which {node}/{mark.counter} was the last," if mark is not None and mark.counter else ""
+    notice = (
+        f"the database of {config.state} is new, though an agent was here before (there is {', '.join(found)}): "
+        f"what it had acknowledged{last} is not known any more; new ids begin at {node}/{counter + 1}"
+    )
+    log.warning("%s", notice)
+    return notice
+
+
+def begin_as_copy(store: Store, config: AgentConfig) -> str:
+    """Give the database a new id, since the state directory is a copy of one whose launcher ran tasks until now
+    (they were ended). The database may be older than the promises of this node, so peers must not believe its
+    promises about earlier attempts. → a notice."""
+    store.take_new_id()
+    notice = (
+        f"{config.state} is a copy, or was put back from one: the launcher of the original still ran and was ended with"
+        " its tasks, and what was done since the copy was made is not known here"
+    )
+    log.error("%s", notice)
+    return notice
+
+
+def report_damage(notices: list[str], store: Store, kept: Recovered, journal: EventLog) -> list[str]:
+    """Write to the log and the event log what of the database is lost or cannot be read. notices: of `begin_anew` and
+    `begin_as_copy`. → all notices for whoever starts the agent."""
+    notices = list(notices)
+    for notice in notices:
+        journal.record("store", "lost", reason=notice)
+    for damage in kept.damaged[:TOLD_MAX]:
+        log.error("task is damaged and is not served: task=%s reason=%s", damage.task, damage.why)
+        task, reason = (damage.task, damage.why) if is_id(damage.task) else ("", f"{damage.task}: {damage.why}")
+        journal.note(PutEvent(time.time(), "store", "damaged", task=task, reason=reason))
+    for reason in kept.unreadable[:TOLD_MAX]:
+        log.error("database row cannot be read: reason=%s", reason)
+        journal.record("store", "damaged", reason=reason)
+    if kept.damaged:
+        names = ", ".join(damage.task for damage in kept.damaged[:3]) + (" ..." if len(kept.damaged) > 3 else "")  # noqa: PLR2004
+        notices.append(f"{len(kept.damaged)} damaged tasks are not served ({names}); see:  peerload ls")
+    if kept.unreadable:
+        notices.append(
+            f"{len(kept.unreadable)} other rows of the database cannot be read; see:  peerload events --what store"
+        )
+    if store.lost is not None:  # its event is in the database already
+        notices.append(store.lost.words(store.node))
+        log.error("%s", notices[-1])
+    return notices

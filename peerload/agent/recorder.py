@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peerload.model.actions import Action
-    from peerload.model.events import Event
-    from peerload.model.instant import Instant
+    from peerload.model.events import Event, Instant
 
 log = logging.getLogger("peerload.agent")
 

@@ -26,8 +26,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent.event_loop import BackgroundTasks
 from peerload.agent.output.spool import remove
+from peerload.agent.runtime import BackgroundTasks
 from peerload.core.work import HomePhase, RemotePhase
 from peerload.launcher.process import HolePuncher
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
@@ -39,13 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.connection import PeerConnection
     from peerload.agent.peers.links import PeerLinks
-    from peerload.agent.peers.streams import StreamReader
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import Inbox, RunState
     from peerload.core.node import Node
     from peerload.core.work import HomeTask, RemoteTask
     from peerload.model.actions import SpawnTask, TaskChanged
@@ -382,7 +380,7 @@ class StdinFetch:
         self._told_bytes = self._asked_bytes = 0
         self._punched_bytes = 0
         self._holes = HolePuncher()
-        self._stream: tuple[StreamReader, PeerConnection] | None = None
+        self._link: PeerConnection | None = None
         self.work: asyncio.Task[None] | None = None
 
     def feed(self) -> None:
@@ -408,7 +406,7 @@ class StdinFetch:
         """Fetch over one stream. → True if that was all; False if the home knows no such attempt."""
         guest = self.guest
         reader, link = await self._links.open_stream(guest.home, (InputChunk, InputEnd, InputWindow))
-        self._stream = reader, link
+        self._link = link
         try:
             self._tell()
             while not self.is_closed:
@@ -425,7 +423,7 @@ class StdinFetch:
                         return True
             return True
         finally:
-            self._stream = None
+            self._link = None
             link.close("the input is no longer wanted")
 
     def _take(self, piece: InputChunk) -> None:
@@ -456,7 +454,7 @@ class StdinFetch:
             self._punch()
         if is_closed and not self.is_closed and not (self.has_ended and self.guest.spec.terminal is not None):
             self.is_closed = True
-            if self._stream is not None and self.work is not None:  # else the next one tells it first of all
+            if self._link is not None and self.work is not None:  # else the next one tells it first of all
                 self._tell()
                 self.work.cancel()
         elif self.fed_bytes - self._told_bytes >= REPORT_EVERY_BYTES:
@@ -468,16 +466,15 @@ class StdinFetch:
 
     def _tell(self) -> None:
         """Tell the home how much was read: it may drop that, and send on."""
-        if self._stream is None:
+        if self._link is None:
             return
-        reader, link = self._stream
         self._told_bytes = self.fed_bytes
         self._asked_bytes = self.fed_bytes + FETCHED_AHEAD_BYTES_MAX
         guest = self.guest
         request = InputRequest(
             guest.task, guest.uid, guest.attempt, self.size_bytes, self._asked_bytes, is_closed=self.is_closed
         )
-        reader.write(link, request)
+        self._link.send(request)
 
     def close(self) -> None:
         """Let go of it."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.store.pruning import CommitProbe
+from peerload.agent.store.maintenance import CommitProbe
 from peerload.model.errors import ConfigError, PeerloadError, StoreError
 from peerload.wire import frame
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from peerload.agent.joining import TrustDistribution
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import AgentInfo
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.runtime import AgentInfo
     from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.model.config import AgentConfig
     from peerload.security.tls import Credentials

@@ -12,11 +12,11 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from peerload.agent.node_info import child_environment
+from peerload.agent.runtime import child_environment
 
 if TYPE_CHECKING:
-    from peerload.agent.node_info import AgentInfo
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.runtime import AgentInfo
+    from peerload.agent.store.write_ahead import EventLog
 
 log = logging.getLogger("peerload.agent")
 

@@ -7,8 +7,8 @@ from contextlib import aclosing
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from peerload.client import connection, files, operations
-from peerload.client.protocol import Protocol, accepted, agent_gone, follows
+from peerload.client import connection, operations, submission
+from peerload.client.connection import Protocol, accepted, agent_gone, follows
 from peerload.model.errors import SnapshotWanted
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class AsyncClient:
         try:
             return await self._called(asked)
         except SnapshotWanted:
-            await asyncio.to_thread(files.freeze_fields, self._path, asked.fields)
+            await asyncio.to_thread(submission.freeze_fields, self._path, asked.fields)
             return await self._called(asked)
 
     async def _called(self, asked: operations.Call[Result]) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
-from peerload.client import connection, files, operations
+from peerload.client import connection, operations, submission
 from peerload.model.errors import SnapshotWanted
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Client:
             try:
                 parts = list(client.stream(asked.verb, **asked.fields))
             except SnapshotWanted:
-                files.freeze_fields(self._path, asked.fields)
+                submission.freeze_fields(self._path, asked.fields)
                 parts = list(client.stream(asked.verb, **asked.fields))
             return asked.read(parts, client.last)
 

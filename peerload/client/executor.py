@@ -4,8 +4,10 @@
 ...     print(list(executor.map(pow, [2, 3], [5, 2])))
 [32, 9]
 
-Each call is a task: `peerload ls` lists it, `peerload logs` prints its output. One thread talks to the agent while calls are
-pending (`executor_link.py`).
+Each call is a task: `peerload ls` lists it, `peerload logs` prints its output. One thread (`ExecutorLink`) talks to the agent: it
+submits the calls, sends their input, and receives their outcomes. It runs while calls are pending and ends when there are none, so
+a program that has its results can exit, and one that has not waits for them. If the agent goes away, the thread waits for it and
+submits its calls again under the same token, which is safe.
 """
 
 from __future__ import annotations
@@ -14,14 +16,17 @@ import collections
 import concurrent.futures
 import itertools
 import os
+import re
 import secrets
+import select
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ParamSpec, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
-from peerload.client import call, connection, files, request
-from peerload.client.executor_link import ExecutorLink, PendingCall, Result, TaskFuture
+from peerload.client import call, connection, operations, submission
+from peerload.client.connection import refusal
+from peerload.model.errors import AgentUnavailable, PeerloadError, SnapshotWanted, StagingFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -30,8 +35,492 @@ TASKS_MAX = 500
 """Pending calls: one more blocks in `submit` until another has ended."""
 TASKS_MAX_LIMIT = 10_000
 NAME_CHARACTERS_MAX = 128
+FIRST_INPUT_BYTES = 512 << 10
+INPUT_BYTES = 512 << 10
+"""Input that is sent with the submission, and then in each piece."""
+SENT_BYTES_MAX = 8 << 20
+"""Bound of the input of unanswered submissions."""
+CALLS_A_SESSION = 250
+"""Calls on one connection: each is one or two requests, and an agent bounds those of one client."""
+RECONNECT_S_MAX = 60.0
+RECONNECT_EVERY_S = 0.25
+ERRORS_TOLD_BYTES = 4000
+FULL_RETRY_S = 1.0
+STAGING = "staging: "
+"""Prefix of the reason of a task whose files are not where they belong."""
+LOOK_S = 5.0
 
 Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+_NO_MODULE = re.compile(rb"No module named '?(?:peerload|cloudpickle)\b")
+
+
+class TaskFuture(concurrent.futures.Future[Result]):
+    """A future that `cancel` stops even while its function runs: `running` is never true."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stop: Callable[[], None] = lambda: None
+        self._aside: Callable[[Callable[[], None]], None] = lambda work: work()
+        self._calls_back = False
+        self._call: PendingCall | None = None
+        self._end = threading.RLock()
+        self._was_cancelled = False
+
+    @property
+    def task(self) -> str:
+        """The id of its task; "" before it is submitted."""
+        return self._call.task if self._call is not None else ""
+
+    def cancel(self) -> bool:
+        """Cancel the task: a waiting one never starts, a running one gets TERM and, 10 s later, KILL. False if it has ended."""
+        with self._end:
+            if not super().cancel():
+                return False
+            is_first, self._was_cancelled = not self._was_cancelled, True
+            if is_first:
+                self.set_running_or_notify_cancel()  # wakes those who wait for it
+        if is_first:
+            self._stop()
+        return True
+
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Result]], object]) -> None:
+        """Call ``fn(future)`` when it has ended, in a thread where it may block, submit more, and shut the executor down."""
+        with self._end:
+            self._calls_back = True
+        super().add_done_callback(fn)
+
+    def finish(self, *, value: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401 -- any result
+        """Set the outcome, unless it was cancelled. For the executor."""
+        with self._end:
+            if not self._calls_back:
+                self._finish(value, error)
+                return
+        self._aside(lambda: self._finish(value, error))
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:  # noqa: ANN401 -- any result
+        with self._end:
+            if self.cancelled():
+                return
+            self.set_running_or_notify_cancel()  # from here on it is not cancelled
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(value)
+
+
+class PendingCall:
+    """One call. ``task``: the id of its task, "" until the agent has answered; ``sent``: bytes of its input that the agent has."""
+
+    def __init__(
+        self, future: TaskFuture[Any], mark: str, fields: dict[str, Any], raw: bytes, serializer: call.Serializer
+    ) -> None:
+        self.future = future
+        self.serializer = serializer
+        self.mark = mark
+        self.fields = fields
+        self.raw = raw
+        self.size = len(raw)
+        self.task = ""
+        self.sent = 0
+        self.is_over = False
+        self.session: _Session | None = None
+        self.problem: PeerloadError | None = None
+
+
+class ExecutorLink:
+    """The pending calls of one executor. fields: of the submission of each."""
+
+    def __init__(self, path: str, fields: dict[str, Any]) -> None:
+        self._path = path
+        self._fields = fields
+        self._lock = threading.Lock()
+        self._new: list[PendingCall] = []
+        self._cancelled: list[PendingCall] = []
+        self._calls: dict[int, PendingCall] = {}
+        self._thread: threading.Thread | None = None
+        self._wake = -1
+        self._beside: set[threading.Thread] = set()
+        self._beside_lock = threading.Lock()
+
+    # -- from other threads --------------------------------------------------------------------------------------------
+
+    def add(self, made: PendingCall) -> None:
+        """Submit a call."""
+        with self._lock:
+            self._calls[id(made)] = made
+            self._new.append(made)
+            self._stir()
+
+    def cancel(self, made: PendingCall) -> None:
+        """Cancel the task of a call whose future was cancelled."""
+        with self._lock:
+            if id(made) in self._calls:
+                self._cancelled.append(made)
+                self._stir()
+
+    def pending(self) -> list[PendingCall]:
+        """The calls that have not ended."""
+        with self._lock:
+            return list(self._calls.values())
+
+    def aside(self, work: Callable[[], None]) -> None:
+        """Run a callback of the user in a thread of its own, since it may wait for other calls."""
+        thread = threading.Thread(target=self._aside, args=(work,), name="peerload executor callbacks")
+        with self._beside_lock:
+            self._beside.add(thread)
+        thread.start()
+
+    def _aside(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            with self._beside_lock:
+                self._beside.discard(threading.current_thread())
+
+    def join(self) -> None:
+        """Return when no call is pending and all callbacks have returned. A callback may call this."""
+        while (thread := self._thread) is not None and thread is not threading.current_thread():
+            thread.join()
+        with self._beside_lock:
+            beside = list(self._beside)
+        if threading.current_thread() not in beside:
+            for thread in beside:
+                thread.join()
+
+    def _stir(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="peerload executor")
+            self._thread.start()
+        elif self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        with self._lock:
+            self._wake = wake
+        sessions: list[_Session] = []
+        try:
+            while True:
+                try:
+                    if not sessions:
+                        sessions = self._connected(wake)
+                    if not self._turn(sessions, wake):
+                        return
+                except AgentUnavailable:
+                    if not sessions:
+                        raise
+                    self._drop_ended(sessions)
+                    _close(sessions)  # the reconnection decides what becomes of them
+                    sessions = []
+        except BaseException as error:  # noqa: BLE001 -- the futures raise it
+            self._fail_all(error)
+        finally:
+            _close(sessions)
+            os.close(wake)
+
+    def _turn(self, sessions: list[_Session], wake: int) -> bool:
+        """One round → whether any call is pending; if not, the link has given this thread up."""
+        with self._lock:
+            new, self._new = self._new, []
+            cancelled, self._cancelled = self._cancelled, []
+            if not self._calls:
+                self._thread, self._wake = None, -1
+                return False
+        for made in new:
+            session = next((one for one in sessions if one.calls < CALLS_A_SESSION), None)
+            if session is None:
+                session = _Session(self._path, self._fields)
+                sessions.append(session)
+            session.submit(made)
+        for made in cancelled:
+            if made.session is not None:
+                made.session.cancel(made)
+        for session in sessions:
+            session.go_on()
+        if not self._drop_ended(sessions):
+            self._await_answers(sessions, wake)
+        return True
+
+    def _drop_ended(self, sessions: list[_Session]) -> bool:
+        """Forget the calls that have ended → whether there were any."""
+        over = [made for session in sessions for made in session.over()]
+        with self._lock:
+            for made in over:
+                self._calls.pop(id(made), None)
+        return bool(over)
+
+    def _await_answers(self, sessions: list[_Session], wake: int) -> None:
+        """Wait until there is something to do, and receive answers."""
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        for session in sessions:
+            poll.register(session.descriptor, select.POLLIN)
+        pause_s = FULL_RETRY_S if any(session.waits_for_room for session in sessions) else LOOK_S
+        ready = {descriptor for descriptor, _ in poll.poll(pause_s * 1000)}
+        if wake in ready:
+            os.eventfd_read(wake)
+        for session in sessions:
+            if session.descriptor in ready:
+                session.receive()
+
+    def _connected(self, wake: int) -> list[_Session]:
+        """New sessions that wait for all calls submitted before; at least one. Raises AgentUnavailable if no agent comes back."""
+        until_s = time.monotonic() + (RECONNECT_S_MAX if self._sent_before() else 0.0)
+        while True:
+            sessions: list[_Session] = []
+            try:
+                before = self._sent_before()
+                for first in range(0, max(len(before), 1), CALLS_A_SESSION):
+                    sessions.append(_Session(self._path, self._fields))
+                    sessions[-1].take_up(before[first : first + CALLS_A_SESSION])
+            except AgentUnavailable:
+                _close(sessions)
+                if time.monotonic() >= until_s:
+                    raise
+                select.select([wake], [], [], RECONNECT_EVERY_S)
+            else:
+                return sessions
+
+    def _sent_before(self) -> list[PendingCall]:
+        with self._lock:
+            new = {id(made) for made in self._new}
+            return [made for key, made in self._calls.items() if key not in new]
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._lock:
+            calls = list(self._calls.values())
+            self._calls.clear()
+            self._new.clear()
+            self._cancelled.clear()
+            self._thread, self._wake = None, -1
+        for made in calls:
+            made.future.finish(error=error)
+
+
+def _close(sessions: list[_Session]) -> None:
+    for session in sessions:
+        session.close()
+
+
+class _Session:
+    """One connection and the requests on it."""
+
+    def __init__(self, path: str, fields: dict[str, Any]) -> None:
+        self._path = path
+        self._fields = fields
+        self._client = connection.AgentConnection(path)
+        self._asked: dict[int, tuple[str, PendingCall]] = {}
+        self._waiting: list[PendingCall] = []
+        self._over: list[PendingCall] = []
+        self._sent_bytes = 0
+        self._retry_at_s = 0.0
+        self.calls = 0
+        """Pending calls on this connection."""
+
+    def close(self) -> None:
+        self._client.close()
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor to poll before `receive`."""
+        return self._client.fileno()
+
+    @property
+    def waits_for_room(self) -> bool:
+        """True if calls wait to be submitted."""
+        return bool(self._waiting)
+
+    def over(self) -> list[PendingCall]:
+        """The calls that have ended since the last time."""
+        ended, self._over = self._over, []
+        return ended
+
+    def submit(self, made: PendingCall) -> None:
+        """Submit a call as soon as there is room."""
+        made.session = self
+        self.calls += 1
+        self._waiting.append(made)
+
+    def take_up(self, calls: list[PendingCall]) -> None:
+        """Go on with calls of a connection that was lost."""
+        for made in calls:
+            if made.task:
+                made.session = self
+                self.calls += 1
+                if made.fields.get("attended"):
+                    self._ask("attend", made, task=made.task)
+                self._await(made)
+                if made.future.cancelled():
+                    self.cancel(made)  # the agent may not have heard it
+            else:
+                self.submit(made)
+
+    def go_on(self) -> None:
+        """Submit as many calls as there is room for."""
+        if time.monotonic() < self._retry_at_s:
+            return
+        while self._waiting and self._sent_bytes < SENT_BYTES_MAX:
+            made = self._waiting.pop(0)
+            if made.future.cancelled():
+                self._ended(made)
+                continue
+            first = made.raw[:FIRST_INPUT_BYTES]
+            more = {} if len(first) == made.size else {"input_ends": False}
+            self._sent_bytes += len(first)
+            self._ask("submit", made, **made.fields, input=first, **more)
+
+    def cancel(self, made: PendingCall) -> None:
+        """Cancel its task; of a call that is being submitted when its id is known."""
+        if made.task and not made.is_over:
+            self._ask("cancel", made, tasks=[made.task])
+
+    def receive(self) -> None:
+        """Receive the next answer."""
+        self._received(*self._client.receive(may_last=True))
+
+    def _ask(self, verb: str, made: PendingCall, **fields: Any) -> None:  # noqa: ANN401 -- as each verb has them
+        self._asked[self._client.send(verb, **fields)] = verb, made
+
+    def _await(self, made: PendingCall) -> None:
+        self._ask("wait", made, tasks=[made.task], outputs=True)
+        self._send_more(made)
+
+    def _send_more(self, made: PendingCall) -> None:
+        """Send the next piece of its input, if there is one."""
+        if made.sent < made.size and not made.is_over:
+            piece = made.raw[made.sent : made.sent + INPUT_BYTES]
+            ends = made.sent + len(piece) == made.size
+            self._ask("input", made, task=made.task, offset=made.sent, data=piece, ends=ends)
+
+    def _received(self, answered: int, kind: str, body: dict[str, Any]) -> None:
+        verb, made = self._asked.get(answered, ("", None))
+        if made is None:
+            return
+        if kind != "more":
+            del self._asked[answered]
+        if verb == "submit":
+            self._submitted(made, kind, body)
+        elif verb == "input" and kind == "ok" and body.get("wanted", True):
+            made.sent = max(made.sent, int(body["offset"]))
+            self._send_more(made)
+        elif verb == "input" and kind == "error":
+            self._input_refused(made, body)
+        elif verb == "wait" and kind == "more" and body.get("state") != "unknown":
+            self._finish(made, body)
+        elif verb == "wait" and kind == "more":
+            why = str(body.get("reason") or "its node was lost")
+            self._set(made, error=call.TaskFailed(made.task, f"the outcome of {made.task} is not known", why=why))
+        elif kind == "error" and verb == "wait":
+            self._refused(made, body)
+
+    def _submitted(self, made: PendingCall, kind: str, body: dict[str, Any]) -> None:
+        self._sent_bytes -= min(made.size, FIRST_INPUT_BYTES)
+        if kind == "error" and body.get("code") == "slow-down":
+            self._waiting.insert(0, made)
+            self._retry_at_s = time.monotonic() + FULL_RETRY_S
+            return
+        if kind == "error" and body.get("code") == SnapshotWanted.code:
+            self._freeze(made)
+            return
+        if kind == "error":
+            self._refused(made, body)
+            return
+        made.task = str(body["id"])
+        made.sent = min(made.size, FIRST_INPUT_BYTES)
+        if made.future.cancelled():
+            self.cancel(made)
+        self._await(made)
+
+    def _freeze(self, made: PendingCall) -> None:
+        """Submit a call again with a snapshot of its directory, the same for all calls."""
+        try:
+            if self._fields.get("freezes"):
+                submission.freeze_fields(self._path, self._fields)
+        except PeerloadError as error:
+            self._set(made, error=error)
+            return
+        name = made.fields["spec"]["name"]
+        made.fields = {**self._fields, "token": made.fields["token"], "spec": {**self._fields["spec"], "name": name}}
+        self._waiting.insert(0, made)
+
+    def _input_refused(self, made: PendingCall, body: dict[str, Any]) -> None:
+        """The agent refuses the input of a call: cancel the task. If it has ended, its outcome counts."""
+        made.problem = refusal(body)
+        self.cancel(made)
+
+    def _refused(self, made: PendingCall, body: dict[str, Any]) -> None:
+        self._set(made, error=refusal(body))
+
+    def _finish(self, made: PendingCall, body: dict[str, Any]) -> None:
+        """The task has ended: set the outcome of its future."""
+        if made.future.cancelled() or made.is_over:
+            self._ended(made)
+            return
+        try:
+            outcome = call.outcome_in(self._stdout(made, body), made.mark, made.serializer)
+        except AgentUnavailable:
+            raise  # the output is fetched after the reconnection
+        except PeerloadError as error:
+            self._set(made, error=error)
+        except Exception as error:  # noqa: BLE001 -- whatever unpickling raises
+            error.add_note(f"raised while the result of {made.task} was read here")
+            self._set(made, error=error)
+        else:
+            if outcome is None:
+                self._set(made, error=made.problem or self._no_outcome(made, body))
+            elif "error" in outcome:
+                raised = outcome["error"]
+                raised.__cause__ = call.RemoteTraceback(outcome["traceback"]) if outcome["traceback"] else None
+                self._set(made, error=raised)
+            elif (reason := str(body.get("reason") or "")).startswith(STAGING):
+                what, hint = f"files of {made.task} are not where they belong", f"peerload show {made.task}"
+                self._set(made, error=StagingFailed(what, why=reason.removeprefix(STAGING), hint=hint))
+            else:
+                self._set(made, value=outcome["value"])
+
+    def _stdout(self, made: PendingCall, body: dict[str, Any]) -> bytes:
+        if "stdout" in body or not body.get("stdout_bytes"):
+            return body.get("stdout") or b""
+        return self._tail(made, 1, call.LINE_BYTES_MAX)
+
+    def _tail(self, made: PendingCall, stream: int, size: int) -> bytes:
+        found = bytearray()
+        with connection.AgentConnection(self._path) as client:
+            for piece in client.stream("output", task=made.task, streams=[stream], tail_bytes=size):
+                if piece.get("stream") == stream and "data" in piece:
+                    found += piece["data"]
+        return bytes(found)
+
+    def _no_outcome(self, made: PendingCall, body: dict[str, Any]) -> call.TaskFailed:
+        """The error of a task that ended without an outcome."""
+        code, signal = body.get("exit_code"), body.get("signal")
+        says = str(body.get("reason") or "")
+        how = f"signal {signal}" if signal else f"exit code {code}" if code is not None else str(body.get("state"))
+        errors = body.get("stderr") or b""
+        if not errors and body.get("stderr_bytes"):
+            errors = self._tail(made, 2, ERRORS_TOLD_BYTES)
+        last = errors[-ERRORS_TOLD_BYTES:].decode("utf-8", "backslashreplace").strip()
+        if _NO_MODULE.search(errors):
+            python = os.fsdecode(made.fields["spec"]["argv"][0])
+            says = f"{python} on {body.get('node')} has no peerload: name another interpreter with python="
+        elif last:
+            says = f"{says}; its last output:\n{last}"
+        what = f"{made.task} ended without a result ({how})"
+        return call.TaskFailed(made.task, what, why=says, exit_code=code, signal=signal)
+
+    def _set(self, made: PendingCall, *, value: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401 -- a result
+        self._ended(made)
+        made.future.finish(value=value, error=error)
+
+    def _ended(self, made: PendingCall) -> None:
+        if not made.is_over:
+            made.is_over = True
+            self.calls -= 1
+            made.raw = b""
+            self._over.append(made)
 
 
 class Executor(concurrent.futures.Executor):
@@ -58,7 +547,7 @@ class Executor(concurrent.futures.Executor):
         tasks_max: int = TASKS_MAX,
         keep: bool = False,
         serializer: call.Serializer = "pickle",
-        **wanted: Unpack[request.RunRequest],
+        **wanted: Unpack[operations.RunRequest],
     ) -> None:
         if not 1 <= tasks_max <= TASKS_MAX_LIMIT:
             raise ValueError(f"tasks_max is {tasks_max}; it must be from 1 to {TASKS_MAX_LIMIT}")
@@ -67,15 +556,17 @@ class Executor(concurrent.futures.Executor):
         self._serializer = serializer
         own = "python" if wanted.get("env") is not None else sys.executable
         argv = [os.fsencode(python or own), b"-m", b"peerload.client.function"]
-        self._fields = request.submission(argv, wanted)
+        self._fields = operations.submit_fields(argv, wanted)
         self._fields["spec"]["takes_input"] = True
         if not keep:
             self._fields["attended"] = True
         path = socket_path or connection.default_socket_path()
-        bring = files.sender(self._fields, wanted)
-        if (lock := self._fields["spec"].get(files.LOCK)) is not None:  # a call is read by the version that wrote it
+        bring = submission.sender(self._fields, wanted)
+        if (
+            lock := self._fields["spec"].get(submission.LOCK)
+        ) is not None:  # a call is read by the version that wrote it
             version = f"=={sys.version_info.major}.{sys.version_info.minor}.*"
-            self._fields["spec"][files.LOCK] = lock._replace(python=",".join(filter(None, (lock.python, version))))
+            self._fields["spec"][submission.LOCK] = lock._replace(python=",".join(filter(None, (lock.python, version))))
         if bring is not None:
             bring(path)
         self._named = wanted.get("name") or ""

@@ -25,8 +25,8 @@ from peerload import notification
 from peerload.energy.price import read_prices
 from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, CpusSettings, EnergySettings, GpuConfig, GpuSettings, LoadSettings
-from peerload.model.devices import DEVICES_MAX, GPU, Device
 from peerload.model.errors import ConfigError
+from peerload.model.resources import DEVICES_MAX, GPU, Device
 from peerload.policy import registry
 from peerload.security import node_identity_file
 from peerload.security.address import parse_address
@@ -276,11 +276,6 @@ def _environment(environment: dict[str, str]) -> dict[str, Any]:
             continue
         found[key] = [part.strip() for part in value.split(",") if part.strip()] if key in LISTS else value
     return found
-
-
-def environment_now() -> dict[str, str]:
-    """Environment of this process."""
-    return dict(os.environ)
 
 
 def configured_devices(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:

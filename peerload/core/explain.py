@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.membership.membership import PeerState
-from peerload.core.resources.admission import EPSILON, lacks, under_cap_text, why_never
-from peerload.core.resources.devices import DeviceRequest
+from peerload.core.resources.admission import lacks, under_cap_text, why_never
+from peerload.core.resources.devices import EPSILON, DeviceRequest
 from peerload.core.resources.placement import Scope, is_meant, place
 from peerload.core.work import HomePhase
 from peerload.model.config import GpuConfig
-from peerload.model.devices import GPU, MIB, DeviceMode, GpuShare, GpuWait
-from peerload.model.load import Region
+from peerload.model.resources import GPU, MIB, DeviceMode, GpuShare, GpuWait, Region
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,13 +36,11 @@ if TYPE_CHECKING:
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.core.resources.admission import Ledger
-    from peerload.core.resources.backfill import Backfill
     from peerload.core.resources.devices import DeviceState
+    from peerload.core.resources.placement import Backfill
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import HomeTask
-    from peerload.model.devices import Device, DeviceLoad
-    from peerload.model.load import LoadReport
-    from peerload.model.resources import Placement, Profile, ResourceRequest
+    from peerload.model.resources import Device, DeviceLoad, LoadReport, Placement, Profile, ResourceRequest
     from peerload.model.task import TaskSpec
 
     Change = tuple[str, dict[str, object]]

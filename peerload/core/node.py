@@ -5,54 +5,52 @@
 
 `Node` routes; the decisions are made by the machines behind it: queue and ledger (what may start here), runs (what does
 run here), sharing (the policies), home (its own tasks), handoff and executor (the two sides of giving tasks away),
-membership (who is there). None of them reads a clock,
-draws from any chance but the one given, or does I/O. Waiting is an action (`SetTimer`), expiry an event.
+membership (who is there). None of them reads a clock, draws from any chance but the one given, or does I/O. Waiting is an
+action (`SetTimer`), expiry an event.
+
+Messages between nodes are authorised first: `TABLE` has every kind of message against everybody who could have sent it (rule P3).
+Who sent a message is proven before it gets here: the peer link knows it by certificate, gossip and the broker by the seal.
+All else in it is a claim. What a role may not say is dropped, told as an event of security, and changes nothing. Streams, gossip
+and the broker have their rows here, too.
 """
 
 from __future__ import annotations
 
+import enum
 from itertools import chain
 from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
 from peerload.core import validation
-from peerload.core.coordination.clients import ClientRequests
-from peerload.core.coordination.evacuation import NodeDrain, ResourceShortage, TaskEvacuation
-from peerload.core.coordination.intake import Intake, TaskDispatch
-from peerload.core.coordination.peer_events import PeerEvents
-from peerload.core.coordination.runs import RunningTasks
-from peerload.core.coordination.termination_tracker import TERMINATION_MESSAGES, TerminationTracker
-from peerload.core.handoff.authorisation import DROPPED, Authorisation
+from peerload.core.coordination.clients import ClientBinding, ClientRequests
+from peerload.core.coordination.evacuation import NodeDrain, TaskEvacuation
+from peerload.core.coordination.intake import Intake, SubmissionLog, TaskDispatch, submission_order
+from peerload.core.coordination.runs import TERMINATION_MESSAGES, ResourceShortage, RunningTasks, TerminationTracker
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.home import HomeHandoff
-from peerload.core.membership.membership import Membership
-from peerload.core.membership.own_profile import OwnProfile
+from peerload.core.membership.membership import Membership, OwnProfile
 from peerload.core.resources.admission import Ledger
 from peerload.core.sharing.sharing import Sharing
-from peerload.core.state import CoreState
-from peerload.core.tasks.batched_requests import BatchedRequests
-from peerload.core.tasks.client_binding import ClientBinding
+from peerload.core.state import BatchedRequests, CoreState
 from peerload.core.tasks.eligibility import Eligibility
 from peerload.core.tasks.home import Home
 from peerload.core.tasks.queue import WaitingQueue
-from peerload.core.tasks.submission import SubmissionLog
 from peerload.core.work import HomePhase, HomeTask, RemotePhase, UntouchedMembers
-from peerload.model import events, messages, metrics, rules, timers
-from peerload.model.task import TaskState, member_of, submission_of, task_home
+from peerload.model import events, gossip, messages, metrics, rules, timers
+from peerload.model.task import TaskState, submission_of, task_home
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from peerload.core.work import Offering, RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
+    from peerload.model.events import Instant
     from peerload.model.gossip import Load
-    from peerload.model.instant import Instant
-    from peerload.model.load import LoadReport
     from peerload.model.messages import Identity
-    from peerload.model.resources import Profile
+    from peerload.model.resources import LoadReport, Profile
     from peerload.model.task import Exit, TaskRecord
     from peerload.policy.preset import PolicySet
 
@@ -87,7 +85,7 @@ class Node:
         self.own_profile = OwnProfile(self.state, self.ledger)
         self.queue = WaitingQueue(self.state, self.ledger)
         self.membership = Membership(self.state, mediator)
-        self.home = Home(self.state, self.queue, self.ledger, mediator)
+        self.home = Home(self.state, self.queue, mediator)
         self.handoff = HomeHandoff(self.state, self.queue, self.membership, self.home)
         self.executor = ExecutorHandoff(self.state, self.queue, self.ledger, mediator)
         self.authorisation = Authorisation(identity.node, self.home, self.executor)
@@ -111,7 +109,6 @@ class Node:
         self.drain = NodeDrain(
             self.state, self.ledger, self.executor, self.own_profile, self.sharing.information, self.evacuation
         )
-        self.peer_events = PeerEvents(self.membership, self.handoff, self.executor, self.sharing)
         self.clients = ClientRequests(
             self.state, self.home, self.handoff.leases, self.membership, self.drain, batches, self.eligibility
         )
@@ -210,14 +207,19 @@ class Node:
                 self.dispatch.judge_again()
                 self.executor.give_unrunnable_back()
             case events.PeerMet():
-                self.peer_events.met(event, told_by_itself=not event.retained)
+                self._met(event, told_by_itself=not event.retained)
                 self.eligibility.dependencies.ask(event.identity.node)
             case events.PeerUnreachable():
                 self.membership.unreachable(event.node)
             case events.SendFailed():
                 self._send_failed(event)
-            case events.CancelRequested():
-                self.clients.cancel(event)
+            case (
+                events.CancelRequested()
+                | events.HoldRequested()
+                | events.ReleaseRequested()
+                | events.PriorityRequested()
+            ):
+                self.clients.carry_out(event)
             case events.AttendRequested():
                 self.client_binding.attend(event)
             case events.DetachRequested():
@@ -257,14 +259,8 @@ class Node:
                     self.sharing.information.announce()
             case events.LoadTold():
                 self.sharing.information.report_sent(event.report)
-            case events.HoldRequested():
-                self.clients.hold(event)
-            case events.ReleaseRequested():
-                self.clients.release(event)
-            case events.PriorityRequested():
-                self.clients.prioritize(event)
             case events.GroupRequested():
-                self.eligibility.asked(event)
+                self.eligibility.groups.asked(event)
             case events.TasksFound():
                 self.eligibility.remote_status.found(event)
             case events.DrainRequested():
@@ -309,7 +305,7 @@ class Node:
                 self.membership.leave()
             case events.GossipReceived() | events.LoopLagged():
                 self.membership.gossip.handle(event)
-                self.peer_events.gossiped()
+                self._gossiped()
             case _:
                 assert_never(event)
 
@@ -336,11 +332,11 @@ class Node:
         self.runs.reconcile(event.running, dict(event.ended), event.frozen)
         for home, at in event.revoked:  # whoever has that name anew has started its tasks after that
             self.executor.home_revoked(home, at)
-        self.eligibility.restored()
+        self.eligibility.dependencies.restored()
         if event.commits_lost:
             self.handoff.leases.commits_lost(queued)
-        works: list[HomeTask | UntouchedMembers] = [*queued, *map(self._restored_members, together)]
-        for work in sorted(works, key=_submitted_before) if together else works:
+        works: list[HomeTask | UntouchedMembers] = [*queued, *map(self.intake.restored_members, together)]
+        for work in sorted(works, key=submission_order) if together else works:
             self._restored_arrives(work)
         self.client_binding.restored()
         self.membership.start(event.known, event.seeds)
@@ -356,24 +352,55 @@ class Node:
             self.dispatch.arrives(work)
 
     def _restored(self, row: events.TaskRow) -> HomeTask:
-        """One task of this home, in the phase that goes with its durable state; a queued one is for the caller."""
-        phase = _phase_of(row.record, self.state.node)
-        task = HomeTask(row.record, self.submissions.shared(row.spec), self.state.now.boot_s, row.terms, phase)
-        self.dispatch.adopt(task, directory_here=row.directory_here)
-        if phase is HomePhase.HERE:
+        task = self.intake.restored(row)
+        if task.phase is HomePhase.HERE:
             self.runs.restore(task)
-        elif phase in (HomePhase.AWAY, HomePhase.UNKNOWN):
+        elif task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN):
             self.handoff.leases.restored(task)
         return task
 
-    def _restored_members(self, row: events.MembersRow) -> UntouchedMembers:
-        """Members of a uniform array of which nothing had become."""
-        spec, now_s = self.submissions.shared(row.spec), self.state.now.boot_s
-        block = UntouchedMembers(self.home, row.members, row.record, row.key, spec, now_s, row.terms)
-        self.home.adopt_members(block)
-        return block
-
     # -- peers ---------------------------------------------------------------------------------------------------------
+
+    def _met(self, event: events.PeerMet, *, told_by_itself: bool) -> None:
+        """A peer introduces itself or comes back. ``told_by_itself``: over its own link, just now; what came by way of a broker
+        is no proof of anything."""
+        node = event.identity.node
+        is_new = self.membership.meet(
+            event.identity,
+            event.profile,
+            event.report if not event.retained else None,  # how old it is, nobody knows
+            refutation=event.refutation,
+            in_person=told_by_itself,
+        )
+        peer = self.membership.get(node)
+        if told_by_itself and peer is not None and peer.identity == event.identity:  # not a late word
+            self.handoff.leases.machine_changed(event.identity)
+        if is_new:
+            self._is_back(node)
+        for identity in event.known:
+            self.membership.gossip.anti_entropy.learn(identity)
+        newest = self.membership.last_report(node)
+        if newest is not None and newest.report is event.report:
+            self.sharing.report_met(node, event.report)
+
+    def _gossiped(self) -> None:
+        """Gossip has changed what is believed of peers."""
+        for node in self.membership.back():
+            self._is_back(node)
+
+    def load_gossiped(self, load: Load, src: str) -> bool:
+        """A load that came by gossip: kept, and acted upon → whether it is news."""
+        report = load.report()
+        is_news = self.membership.report_received(load.node, report, load.age_s, by_itself=src == load.node)
+        if is_news:
+            self.sharing.report_met(load.node, report)
+        return is_news
+
+    def _is_back(self, node: str) -> None:
+        """A peer is there anew, or again: what is between us is settled at once."""
+        self.handoff.leases.peer_is_back(node)
+        self.executor.home_is_back(node)
+        self.sharing.sender.peer_met()
 
     def _send_failed(self, event: events.SendFailed) -> None:
         message = event.message
@@ -459,7 +486,7 @@ class Node:
             case messages.AwaitTasks():
                 self.eligibility.remote_status.asked(src, message)
             case messages.TasksTold():
-                self.eligibility.dependencies.status_received(src, message)
+                self.eligibility.remote_status.status_received(src, message)
             case messages.Revoke():
                 self.executor.revoke_received(src, message)
             case messages.Signal():
@@ -471,7 +498,7 @@ class Node:
                 self.sharing.report_received(src, message.report)
             case messages.Sync():
                 self.membership.gossip.synced(src, message)
-                self.peer_events.gossiped()
+                self._gossiped()
             case messages.ProfileRequest():
                 self.membership.profiles.requested(src, message)
             case messages.ProfileTold():
@@ -480,7 +507,7 @@ class Node:
             case messages.State():
                 if message.identity.node == message.profile.node == src:
                     met = events.PeerMet(message.identity, message.profile, message.report)
-                    self.peer_events.met(met, told_by_itself=False)
+                    self._met(met, told_by_itself=False)
                 else:
                     self.state.count(metrics.STATES_FORGED)
                     self.state.broken(rules.ROLES_CHECKED, src, "a state told in another's name")
@@ -519,7 +546,7 @@ class Node:
                 self.executor.renew_leases()
             case timers.GossipDue():
                 self.membership.timer(timer.kind, timer.subject)
-                self.peer_events.gossiped()
+                self._gossiped()
             case timers.Wake():
                 self.membership.waking.overdue(timer.node)
             case timers.RegionSettled():
@@ -595,25 +622,6 @@ def _is_doubtful(members: events.MembersRow, event: events.AgentStarted) -> bool
     return event.commits_lost or is_older or not members.directory_here
 
 
-def _submitted_before(work: HomeTask | UntouchedMembers) -> tuple[int, int]:
-    """The place in the order of submission."""
-    if isinstance(work, UntouchedMembers):
-        return submission_of(work.task), work.members[0]
-    return submission_of(work.task), member_of(work.task)
-
-
-def _phase_of(record: TaskRecord, here: str) -> HomePhase:
-    match record.state:
-        case TaskState.HELD:
-            return HomePhase.HELD
-        case TaskState.LEASED:
-            return HomePhase.HERE if record.node == here else HomePhase.AWAY
-        case TaskState.UNKNOWN:
-            return HomePhase.UNKNOWN
-        case _:
-            return HomePhase.WAITING
-
-
 class _Mediator:
     """Passes the calls of `Mediator` on to the machines of one node."""
 
@@ -622,9 +630,6 @@ class _Mediator:
 
     def task_arrives(self, task: HomeTask) -> None:
         self._node.dispatch.arrives(task)
-
-    def task_requeued(self, task: HomeTask, reason: str) -> None:
-        self._node.dispatch.requeued(task, reason)
 
     def task_placed(self, task: HomeTask, node: str) -> None:
         self._node.sharing.sender.placed(task, node)
@@ -654,9 +659,6 @@ class _Mediator:
     def submission_checked(self, event: events.TaskSubmitted) -> None:
         self._node.intake.accepted(event)
 
-    def awaited_task_heard(self, name: str) -> None:
-        self._node.eligibility.remote_status.status_received(name)
-
     def offer_declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         self._node.sharing.sender.offer_declined(task, offering, reason)
 
@@ -685,7 +687,7 @@ class _Mediator:
         return self._node.sharing.admission.accepts_offer(offer)
 
     def guest_arrived(self, guest: RemoteTask) -> None:
-        self._node.sharing.donor.guest_arrived(guest)
+        self._node.sharing.guest_arrived(guest)
 
     def running_tasks(self) -> Iterable[Work]:
         return self._node.runs.works()
@@ -700,10 +702,176 @@ class _Mediator:
         self._node.sharing.requests.ask(report)
 
     def peer_load_heard(self, load: Load, src: str) -> bool:
-        return self._node.peer_events.load_gossiped(load, src)
+        return self._node.load_gossiped(load, src)
 
     def peer_died(self, node: str) -> None:
         self._node.handoff.leases.peer_died(node)
 
     def peer_came_back_older(self, node: str) -> None:
         self._node.handoff.peer_is_older(node)
+
+
+class Role(enum.StrEnum):
+    """Role of a sender towards the task or attempt that its message is about; where it is about none, towards this node."""
+
+    HOME = "its home"
+    HOLDER = "the node it is leased, or offered, to"
+    FORMER = "a node that had it before, or may have had"
+    MEMBER = "any other member"
+    SELF = "this node itself"
+    REVOKED = "a member that was shut out"
+    STRANGER = "anybody else"
+
+
+class AuthorisationVerdict(enum.StrEnum):
+    """Verdict on a message."""
+
+    TAKEN = "taken"
+    PASSED_OVER = "passed over"
+    DROPPED = "dropped"
+
+
+TAKEN, PASSED_OVER, DROPPED = AuthorisationVerdict.TAKEN, AuthorisationVerdict.PASSED_OVER, AuthorisationVerdict.DROPPED
+"""TAKEN: what it says is weighed. PASSED_OVER: nothing of it counts, and that may be nobody's fault: it may be late; who
+sent it may be told how things stand. DROPPED: no node that keeps the rules says that; an event of security."""
+
+VerdictsByRole = dict[Role, AuthorisationVerdict]
+_NOBODY: VerdictsByRole = dict.fromkeys(Role, DROPPED)
+ANY_MEMBER: VerdictsByRole = _NOBODY | {Role.HOME: TAKEN, Role.HOLDER: TAKEN, Role.FORMER: TAKEN, Role.MEMBER: TAKEN}
+"""Advice, and who is there: it moves nothing that anybody has."""
+ITS_HOME: VerdictsByRole = _NOBODY | {Role.HOME: TAKEN}
+ITS_HOLDER: VerdictsByRole = _NOBODY | {Role.HOLDER: TAKEN, Role.FORMER: PASSED_OVER, Role.MEMBER: PASSED_OVER}
+"""Nothing is remembered of nodes that gave an attempt back, so that their late words look like those of any member."""
+MAY_BE_BACK: VerdictsByRole = ITS_HOLDER | {Role.FORMER: TAKEN}
+"""A node that was lost sight of, and still has what nobody else was given since (R11)."""
+HAD_IT: VerdictsByRole = _NOBODY | {Role.HOLDER: TAKEN, Role.FORMER: TAKEN}
+"""The first result of any attempt that was granted counts (R9)."""
+WHO_WAS_ASKED: VerdictsByRole = ANY_MEMBER
+"""Over a stream that this node has opened, to that very member; over any other it closes the stream."""
+
+TABLE: Mapping[type[Any], VerdictsByRole] = {
+    # who is there
+    messages.Hello: ANY_MEMBER,
+    messages.Ping: ANY_MEMBER,
+    messages.Pong: ANY_MEMBER,
+    messages.Sync: ANY_MEMBER,
+    messages.ProfileRequest: ANY_MEMBER,
+    messages.ProfileTold: ANY_MEMBER,
+    messages.Trust: ANY_MEMBER,  # each word in it is signed by the CA, or nothing
+    messages.CertificateRequest: ANY_MEMBER,
+    messages.CertificateTold: ANY_MEMBER,
+    messages.Leaving: ANY_MEMBER,
+    messages.Wake: ANY_MEMBER,  # no more than waking a member that is asleep, once a second
+    messages.NameTaken: ANY_MEMBER,
+    messages.WrongBoot: ANY_MEMBER,
+    messages.DialBack: ANY_MEMBER,  # a connection to the asker, who could have made it, and proves to be itself
+    messages.NotDialled: ANY_MEMBER,
+    messages.DirectoryRequest: ANY_MEMBER,
+    messages.DirectoryTold: ANY_MEMBER,  # of the teller itself
+    # advice
+    messages.State: ANY_MEMBER,
+    messages.ProbeRequest: ANY_MEMBER,
+    messages.ProbeReply: ANY_MEMBER,
+    messages.StateRequest: ANY_MEMBER,
+    messages.StateAnswer: ANY_MEMBER,
+    messages.Enough: ANY_MEMBER,
+    messages.GiveRequest: ANY_MEMBER,
+    messages.GiveReply: ANY_MEMBER,
+    messages.Footprint: ANY_MEMBER,
+    messages.PairRequest: ANY_MEMBER,
+    messages.PairReply: ANY_MEMBER,
+    messages.Unpair: ANY_MEMBER,
+    # home → executor
+    messages.Offer: ITS_HOME,
+    messages.Commit: ITS_HOME,
+    messages.RenewOk: ITS_HOME,
+    messages.Park: ITS_HOME,
+    messages.Revoke: ITS_HOME,
+    messages.Signal: ITS_HOME,
+    messages.Query: ITS_HOME,
+    messages.ResultAck: ITS_HOME,
+    # executor → home
+    messages.Accept: ITS_HOLDER,
+    messages.Staging: ITS_HOLDER,
+    messages.Decline: ITS_HOLDER,
+    messages.Renew: MAY_BE_BACK,
+    messages.NotStarted: ITS_HOLDER,
+    messages.Return: ITS_HOLDER,
+    messages.Died: ITS_HOLDER,
+    messages.Result: HAD_IT,
+    # home → home: of tasks of the node that is asked, or that was asked
+    messages.AwaitTasks: ANY_MEMBER,
+    messages.TasksTold: ANY_MEMBER,
+    # streams
+    messages.OutputRequest: ITS_HOME,
+    messages.OutputChunk: WHO_WAS_ASKED,
+    messages.OutputEnd: WHO_WAS_ASKED,
+    messages.InputRequest: ITS_HOLDER,
+    messages.InputChunk: WHO_WAS_ASKED,
+    messages.InputWindow: WHO_WAS_ASKED,
+    messages.InputEnd: WHO_WAS_ASKED,
+    messages.BlocksRequest: ANY_MEMBER,  # who knows the digest of a block has a manifest that names it
+    messages.Blocks: WHO_WAS_ASKED,
+    messages.BlocksEnd: WHO_WAS_ASKED,
+    messages.Forward: ANY_MEMBER,  # what its user may is the other table: agent/control/authorization.py
+    messages.Forwarded: WHO_WAS_ASKED,
+    messages.ForwardStop: ANY_MEMBER,
+    # gossip
+    gossip.GossipPing: ANY_MEMBER,
+    gossip.GossipAck: ANY_MEMBER,
+    gossip.GossipPingRequest: ANY_MEMBER,
+    gossip.GossipNack: ANY_MEMBER,
+    gossip.MembershipUpdate: ANY_MEMBER,
+    gossip.Load: ANY_MEMBER,
+}
+
+_BY_HOME = frozenset(kind for kind, row in TABLE.items() if row is ITS_HOME)
+_BY_HOLDER = frozenset(kind for kind, row in TABLE.items() if row in (ITS_HOLDER, MAY_BE_BACK, HAD_IT))
+
+
+class Authorisation:
+    """The table, for one node that knows what it has of others (``executor``) and what others have of it (``home``)."""
+
+    def __init__(self, node: str, home: Home, executor: ExecutorHandoff) -> None:
+        self._node = node
+        self._home = home
+        self._executor = executor
+
+    def verdict(self, src: str, message: Any) -> AuthorisationVerdict:  # noqa: ANN401 -- any of the table
+        """The verdict on this message of this member. Of one about several attempts: of the best of them, since each is
+        looked at where it is read."""
+        kind = type(message)
+        if src == self._node:
+            return TABLE[kind][Role.SELF]
+        if kind in _BY_HOME:
+            return TABLE[kind][self._as_home(src, message)]
+        if kind in _BY_HOLDER:
+            return TABLE[kind][self._as_holder(src, message)]
+        return TABLE[kind][Role.MEMBER]
+
+    def _as_home(self, src: str, message: Any) -> Role:  # noqa: ANN401 -- as above
+        """The role of src towards an attempt here, or one that is to come here: its home is whose guest it is; of one that nobody
+        here knows, the node in its id."""
+        if isinstance(message, messages.RenewOk | messages.Park):
+            items = message.extensions if isinstance(message, messages.RenewOk) else message.parkings
+            known = [guest for item in items if (guest := self._executor.by_uid.get(item.uid)) is not None]
+            return Role.MEMBER if known and all(guest.home != src for guest in known) else Role.HOME
+        guest = self._executor.by_uid.get(message.uid)
+        home = guest.home if guest is not None else task_home(message.task)
+        return Role.HOME if home == src else Role.MEMBER
+
+    def _as_holder(self, src: str, message: Any) -> Role:  # noqa: ANN401 -- as above
+        """The role of src towards a task of this home. One that has ended, or is not known, may have been anybody's."""
+        if isinstance(message, messages.Renew):
+            return Role.FORMER  # each renewal is of another task
+        task = self._home.tasks.get(message.uid)
+        if task is None or task.phase is HomePhase.OVER or message.attempt > self._home.next_attempt(task):
+            return Role.FORMER
+        record = task.record
+        if src in (record.node, task.offered_to):
+            return Role.HOLDER
+        is_former = (
+            src == record.last_node or src in record.lost_on or any(grant.node == src for grant in record.grants)
+        )
+        is_former = is_former or message.attempt > record.attempt or self._home.may_be_lost(task, message.attempt)
+        return Role.FORMER if is_former else Role.MEMBER

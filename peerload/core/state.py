@@ -1,29 +1,33 @@
-"""State that all machines behind `Node` share: identity, the moment, the random generator, the actions decided so far."""
+"""What all machines of a node share: its state, the calls between machines that do not hold each other, and batched requests."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from peerload.core.estimates.gpu_history import NOTHING_LEARNED
-from peerload.core.estimates.history import RUNS_KNOWN_MIN, DurationEstimates
+from peerload.core.estimates import NOTHING_LEARNED, RUNS_KNOWN_MIN, DurationEstimates
+from peerload.model import timers
 from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, PutRun, Send, SetTimer
-from peerload.model.devices import GpuShare
-from peerload.model.instant import Instant
+from peerload.model.events import Instant
+from peerload.model.resources import GpuShare
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from peerload.core.work import RemoteTask, Work
+    from peerload.core.work import HomeTask, Offering, RemoteTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
+    from peerload.model.events import TaskSubmitted
+    from peerload.model.gossip import Load
     from peerload.model.messages import Advice, Identity, Membership, Offer, Ownership
-    from peerload.model.resources import Profile
+    from peerload.model.resources import LoadReport, Profile
+    from peerload.model.task import Exit, TaskRecord
     from peerload.model.timers import Timer
     from peerload.policy.preset import PolicySet
+
 
 LATER_RUN = "peers know a later run with this database: it was put back from a copy, or another agent has one"
 FOREVER_S = 1e8
@@ -38,28 +42,6 @@ class CoreState:
     that the database has lost; ``attempts_from``, ``attempts_up_to``: as `AgentStarted` has them; ``store``: the id of the
     database under which promises are made to homes, another one than ``identity`` tells once it is known that the database
     is an older copy."""
-
-    __slots__ = (
-        "actions",
-        "attempts_from",
-        "attempts_up_to",
-        "config",
-        "counts",
-        "has_disk_room",
-        "history",
-        "identity",
-        "is_asleep",
-        "is_stuck",
-        "now",
-        "policies",
-        "prices",
-        "profile",
-        "rng",
-        "runs_frozen_only",
-        "store",
-        "turned_away",
-        "unsure_until_s",
-    )
 
     def __init__(
         self,
@@ -164,6 +146,137 @@ class CoreState:
         if seconds < FOREVER_S:
             self.actions.append(SetTimer(timer, self.now.boot_s + seconds))
 
+    def set_time_limit(self, key: str, limit_s: float, started_at: float) -> None:
+        """Set the timer that stops an attempt at its time limit, if it has one."""
+        if limit_s:
+            left_s = started_at + limit_s - self.now.wall_s
+            self.set_timer_in(max(min(left_s, limit_s), 0.0), timers.TimeLimit(key))
+
     def clear_timer(self, timer: Timer) -> None:
         """Clear a timer."""
         self.actions.append(ClearTimer(timer))
+
+
+class Mediator(Protocol):
+    """Calls of a machine to machines that are built after it."""
+
+    # -- tasks of this home --------------------------------------------------------------------------------------------
+
+    def task_arrives(self, task: HomeTask, /) -> None:
+        """A task may run from now on: it is queued, and considered for other nodes."""
+
+    def task_placed(self, task: HomeTask, node: str, /) -> None:
+        """A task needs no place any more: ``node`` has it, or "", since it is over."""
+
+    def task_kept_back(self, task: HomeTask, /) -> None:
+        """A task waits no more, and is not leased, either."""
+
+    def task_left_gate(self, task: HomeTask, /) -> None:
+        """A task waits at the gate no more, and has not passed."""
+
+    def rows_at_end(self, record: TaskRecord, /) -> Sequence[Row]:
+        """The rows that are made durable together with the end of this task."""
+
+    def task_ended(self, record: TaskRecord, /) -> None:
+        """A task has ended, and its end is on its way to the disk."""
+
+    def is_awaited(self, array: str, /) -> bool:
+        """True if other tasks, or other homes, are told when members of this array end."""
+
+    def task_left(self, task: HomeTask, /) -> None:
+        """A task is over and leaves memory."""
+
+    def submission_checked(self, event: TaskSubmitted, /) -> None:
+        """All tasks that a submission waits for are known to exist."""
+
+    # -- attempts ------------------------------------------------------------------------------------------------------
+
+    def offer_declined(self, task: HomeTask, offering: Offering, reason: str, /) -> None:
+        """An offer came to nothing."""
+
+    def may_regain_lease(self, task: HomeTask, /) -> bool:
+        """True if a task that was held may be leased again."""
+
+    def run_again(self, task: HomeTask, exit_: Exit, /) -> str:
+        """The process of a task has ended. Why it runs again; "": it does not."""
+
+    def attempt_lost(self, task: HomeTask, reason: str, /) -> None:
+        """An attempt on this node has left no result."""
+
+    def attempt_never_started(self, task: HomeTask, reason: str, is_short: bool, /) -> None:
+        """An attempt on this node has had no process; ``is_short``: for want of memory or files."""
+
+    def process_gone(self, key: str, /) -> None:
+        """The process of a task that was cancelled here is gone."""
+
+    # -- tasks of other homes ------------------------------------------------------------------------------------------
+
+    def is_own_task(self, uid: bytes, /) -> bool:
+        """True if an unfinished task of this home has this uid."""
+
+    def is_ending(self, key: str, /) -> bool:
+        """True if the launcher still has an attempt that nobody here knows, and is ending it."""
+
+    def accepts_offer(self, offer: Offer, /) -> bool:
+        """True if the transfer policy accepts an offer."""
+
+    def guest_arrived(self, guest: RemoteTask, /) -> None:
+        """A task of another home was committed, and waits here."""
+
+    # -- load ----------------------------------------------------------------------------------------------------------
+
+    def running_tasks(self) -> Iterable[Work]:
+        """The tasks that run here."""
+
+    def slot_freed(self) -> None:
+        """A task has ended here, and the next has been started."""
+
+    def own_report(self) -> LoadReport:
+        """This node's load report."""
+
+    def ask_for_states(self, report: LoadReport, /) -> None:
+        """Ask other nodes for their states, as the information policy wants."""
+
+    def peer_load_heard(self, load: Load, src: str, /) -> bool:
+        """``src`` told the load of a peer by gossip. Whether it was news."""
+
+    # -- peers ---------------------------------------------------------------------------------------------------------
+
+    def peer_died(self, node: str, /) -> None:
+        """A peer is declared dead."""
+
+    def peer_came_back_older(self, node: str, /) -> None:
+        """A peer has started with a database from before its last start: it was restored from a copy, and what it has
+        promised since is not in it."""
+
+
+TASKS_AT_A_TIME = 250
+"""Steps that one request takes before others have their turn: some milliseconds, with what the agent does about each."""
+
+
+class BatchedRequests:
+    """One per node; its timer is ``request``. What is under way is not durable: an agent that is killed meanwhile has
+    answered nobody."""
+
+    def __init__(self, state: CoreState) -> None:
+        self._state = state
+        self._under_way: dict[int, Iterator[int | None]] = {}
+
+    def carry_out(self, request: int, steps: Iterator[int | None]) -> None:
+        """Do what a request takes, a step a task, or for as many alike as it yields; what is left after TASKS_AT_A_TIME goes on in
+        events of its own. What has become of a task meanwhile is for its step to look at."""
+        self._under_way[request] = steps
+        self.go_on(request)
+
+    def go_on(self, request: int) -> None:
+        """The next steps of a request that is under way."""
+        steps = self._under_way.get(request)
+        if steps is None:
+            return
+        left = TASKS_AT_A_TIME
+        for number in steps:
+            left -= number or 1
+            if left <= 0:
+                self._state.set_timer_in(0.0, timers.Batch.of(request))
+                return
+        del self._under_way[request]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from peerload.core.coordination.runs import RunningTasks
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.resources.admission import Ledger
-    from peerload.core.tasks.groups import TaskGroups
+    from peerload.core.tasks.eligibility import TaskGroups
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work

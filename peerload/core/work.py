@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
-from peerload.model.devices import GpuShare
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Need, Staging
-from peerload.model.submit_options import NO_TERMS
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, execution_key, member_record
+from peerload.model.resources import GpuShare
+from peerload.model.task import NO_TERMS, ExecutionRecord, ExecutionState, Exit, execution_key, member_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
 
 
 class HomePhase(enum.StrEnum):
@@ -117,7 +115,7 @@ HOME_TRANSITIONS: Mapping[HomePhase, tuple[HomePhase, ...]] = {
     ),
     HomePhase.OVER: (),
 }
-"""Which phase may follow which; `docs/lifecycle.md` draws this table. A task that ends is forgotten in the phase that it was
+"""Which phase may follow which; `docs/architecture.md` draws this table. A task that ends is forgotten in the phase that it was
 in, but for a cancelled one whose process is still here."""
 
 REMOTE_TRANSITIONS: Mapping[RemotePhase, tuple[RemotePhase, ...]] = {
@@ -349,24 +347,18 @@ class RemoteTask(Work):
     (is_parked). is_revoked: its home was shut out of the cluster, and its processes are being ended. is_staging: it is reserved,
     and accepted when its files are here: no lease runs while they are copied."""
 
-    __slots__ = (
-        "attempt",
-        "deadline_s",
-        "exit",
-        "home",
-        "is_parked",
-        "is_revoked",
-        "is_staging",
-        "key",
-        "lease_s",
-        "migrations",
-        "migrations_max",
-        "nonce",
-        "phase",
-        "repeat_s",
-        "running_at",
-        "ts",
-    )
+    nonce = 0
+    ts = 0.0
+    lease_s = 0.0
+    deadline_s = 0.0
+    is_parked = False
+    is_revoked = False
+    is_staging = False
+    migrations = 0
+    migrations_max = -1
+    running_at = 0.0
+    repeat_s = 0.0
+    exit: Exit | None = None
 
     def __init__(
         self,
@@ -384,18 +376,6 @@ class RemoteTask(Work):
         """The name of this attempt in launcher and spool."""
         self.home = home
         self.phase = phase
-        self.nonce = 0
-        self.ts = 0.0
-        self.lease_s = 0.0
-        self.deadline_s = 0.0
-        self.is_parked = False
-        self.is_revoked = False
-        self.is_staging = False
-        self.migrations = 0
-        self.migrations_max = -1
-        self.running_at = 0.0
-        self.repeat_s = 0.0
-        self.exit: Exit | None = None
 
     @classmethod
     def of(cls, record: ExecutionRecord, arrived_s: float) -> RemoteTask:

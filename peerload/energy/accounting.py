@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from peerload.model.power import Quality
+from peerload.model.resources import Quality
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -15,14 +15,12 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.model.load import LoadReport
-from peerload.model.power import TaskCost, estimated_curve
+from peerload.model.resources import LoadReport, TaskCost, estimated_curve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from peerload.model.power import PowerCurve
-    from peerload.model.resources import Profile
+    from peerload.model.resources import PowerCurve, Profile
 
     Steps = tuple[tuple[float, ...], tuple[float, ...]]
 

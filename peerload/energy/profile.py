@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from peerload.model.power import POINTS_MAX, PowerCurve, Quality
+from peerload.model.resources import POINTS_MAX, PowerCurve, Quality
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

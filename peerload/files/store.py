@@ -21,7 +21,7 @@ from peerload.files.tree import punch_hole, sync_file_system
 from peerload.model.errors import StagingFailed, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
 log = logging.getLogger("peerload.files")
@@ -66,8 +66,8 @@ class StoreUsage(NamedTuple):
 class BlockStore:
     """The store in one directory. All calls may come from any thread, and block."""
 
-    def __init__(self, directory: Path, limit_bytes: int, free_bytes_min: int = 0) -> None:
-        """free_bytes_min: nothing is added that would leave less than this on the disk. Raises OSError, StoreError."""
+    def __init__(self, directory: Path, limit_bytes: int | Callable[[], int], free_bytes_min: int = 0) -> None:
+        """limit_bytes: a function where it depends on other stores; free_bytes_min: nothing is added that would leave less than this on the disk. Raises OSError, StoreError."""
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._free_bytes_min = free_bytes_min
@@ -344,7 +344,7 @@ class BlockStore:
     @property
     def limit_bytes(self) -> int:
         """The most that it may have now."""
-        return self._limit_bytes
+        return self._limit_bytes if isinstance(self._limit_bytes, int) else self._limit_bytes()
 
     @property
     def size_bytes(self) -> int:

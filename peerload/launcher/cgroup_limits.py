@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 
-from peerload.launcher.cgroups import IDLE_MAX, Cgroup2, own_cgroup, removed_all
-from peerload.launcher.containment import read, write
+from peerload.launcher.containment import IDLE_MAX, Cgroup2, own_cgroup, read, removed_all, write
 from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
@@ -63,7 +62,7 @@ class CgroupLimits:
         if not own:
             return
         try:
-            os.mkdir(f"{own}/{root_name}")  # noqa: PTH102 -- pathlib costs the launcher a megabyte
+            os.mkdir(f"{own}/{root_name}")
             self._homes[controller] = os.open(f"{own}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         except OSError as error:
             log_line(f"cannot make cgroups: controller={controller.decode()} error={error.strerror}")
@@ -97,7 +96,7 @@ class CgroupLimits:
     def _next(self) -> int:
         self._made += 1
         for root in self._roots.values():
-            os.makedirs(f"{root}/{self._made}", exist_ok=True)  # noqa: PTH103 -- as above
+            os.makedirs(f"{root}/{self._made}", exist_ok=True)
         return self._made
 
     def leave(self) -> None:
@@ -126,16 +125,13 @@ class CgroupLimits:
 
 def _set_quota(path: str, quota: bytes) -> None:
     """Set the bound on processor time. A kernel without quotas has no such file."""
-    if os.path.exists(path):  # noqa: PTH110 -- as above
+    if os.path.exists(path):
         write(path, quota)
 
 
 def _divides_all(units: Cgroup2, controller: bytes) -> bool:
     """True if each unit has this controller; only where the cgroup above may be divided, as for memory."""
-    return units.has_memory and all(
-        _divides(path, controller)
-        for path in (os.path.dirname(units.root), units.root)  # noqa: PTH120 -- as above
-    )
+    return units.has_memory and all(_divides(path, controller) for path in (os.path.dirname(units.root), units.root))
 
 
 def _divides(path: str, controller: bytes) -> bool:

@@ -1,22 +1,32 @@
-"""Containment: a unit holds all processes of one task, so that they can be frozen, thawed and killed together, wherever
+"""Containment: a unit holds all processes of one task, so that they can be frozen, thawed, killed and limited together, wherever
 they went.
 
-There is a backend for each way to do it, and the launcher takes the first that works: ``cgroup2`` (cgroups.py), where
-the kernel keeps the set, so that nothing leaves it by a session of its own, by the background or by forking fast;
-``bare`` (proc_scan.py), which needs nothing and finds processes by scanning /proc. Both implement `Units` and pass one
-conformance suite. Each lists in ``unenforced`` what it cannot promise.
+There is a backend for each way to do it, and the launcher takes the first that works: ``cgroup2``, where the kernel keeps the set,
+so that nothing leaves it by a session of its own, by the background or by forking fast; ``bare`` (proc_scan.py), which needs nothing
+and finds processes by scanning /proc. Both implement `Units` and pass one conformance suite. Each lists in ``unenforced`` what it
+cannot promise. The variable ``PEERLOAD_UNIT`` of a process names its unit: ``<launcher run>/peerload-<key>``.
 
-The variable ``PEERLOAD_UNIT`` of a process names its unit: ``<launcher run>/peerload-<key>``. Used by the launcher
-alone; the imports are few.
+`MemoryLimits` has three backends. ``cgroup2``: the kernel limits the unit as a whole (swap excluded), and kills all of it.
+``cgroup1``: the same by a cgroup in the memory hierarchy of version 1, whatever the unit is. ``rlimit``: each process by itself is
+refused more (RLIMIT_DATA); works everywhere. What a task was short of is read when its leader has ended.
+
+Cgroups lie under one root per launcher run, below the cgroup that the launcher was started in, so that limits and the end of that
+cgroup hold for tasks too. Used by the launcher alone; the imports are few.
 """
 
 from __future__ import annotations
 
+import _thread
+import errno
 import os
 import signal
+import time
+
+from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
 
     class Units(Protocol):
@@ -69,6 +79,37 @@ if TYPE_CHECKING:
 
         def remove(self) -> None:
             """Remove the root; no unit is left."""
+
+    class MemoryLimits(Protocol):
+        """The interface of a backend. ``key`` names the attempt; a ``limit_bytes`` of 0 is no limit."""
+
+        name: str
+        unenforced: tuple[str, ...]
+        root: str
+        """Directory of its cgroups; "" if it makes none."""
+
+        def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
+            """Count what the launcher starts from here on for this key, whose unit is entered. inside: count it for
+            that key as well. Raises OSError."""
+
+        def leave(self) -> None:
+            """End what `enter` began."""
+
+        def limit(self, key: str, pid: int, limit_bytes: int) -> bool:
+            """Set the limit for a running process and its descendants. → False if it has more already and has to be
+            killed."""
+
+        def is_out_of_memory(self, key: str) -> bool:
+            """True if a process of it was killed for want of memory, so that the others have to be."""
+
+        def used(self, key: str) -> MemoryUse:
+            """Memory use of a task whose leader has ended; before its unit is closed."""
+
+        def close(self, key: str) -> None:
+            """Forget the task."""
+
+        def remove(self) -> None:
+            """Remove what is left; there are no tasks."""
 
 
 PREFIX = "peerload-"
@@ -124,3 +165,703 @@ def read_short(path: str) -> bytes:
         return b""
     finally:
         os.close(fd)
+
+
+ROOT_PREFIX = "peerload."
+FREEZE_LOOKS_MAX = 20
+FREEZE_LOOK_S = 0.0005
+"""A cgroup is looked at this many times, this far apart, until it is frozen; what has forked ahead of that is found by the next
+call."""
+IDLE_MAX = 64
+"""Empty directories kept for the next tasks."""
+OPEN_MAX = 12
+"""Directories whose files are kept open, three of each."""
+END_LOOK_S_MAX = 0.05
+SUBGROUP = "peerload-agent"
+"""The cgroup that the service of an agent has for the agent and its launcher, beside those of tasks."""
+PAUSE_S = 0.04
+"""After so long without a start a process is forked: a move between cgroups would wait for a grace period of RCU, 10 ms or
+more. A stream of starts is made by moves, which cost a tenth of the processor time."""
+FORKS_IN_A_ROW_MAX = 2
+"""Starts by fork before a burst goes on by moves."""
+SYS_CLONE3 = 435
+CLONE_INTO_CGROUP = 0x2_0000_0000
+_OUTSIDE = (
+    "a process that its user, or root, moves to another cgroup or has started by a service (systemd-run, at, docker)"
+)
+
+
+class Cgroup2:
+    """`Units` of the unified hierarchy: cgroup.freeze (Linux 5.2) and, where there is one, cgroup.kill (5.14). Raises OSError where
+    this does not work.
+
+    A directory that has become empty is used again: to make and to remove one costs more than to start a process. has_memory:
+    memory can be limited, which is possible only where no process is in the cgroup above: in the root of all, or where a service
+    manager was told to keep the agent in a cgroup by itself, called SUBGROUP (systemd 254). Processes are never moved out of the
+    way: a service whose own cgroup is divided cannot be started again.
+    """
+
+    name = "cgroup2"
+    is_proc_scan = False
+    has_memory = False
+    unenforced: tuple[str, ...] = (_OUTSIDE,)
+
+    def __init__(self, own: str, root_name: str) -> None:
+        self.root = f"{self._place(own)}/{root_name}"
+        self._paths: dict[str, str] = {}
+        self._used_before: dict[str, float] = {}
+        self._idle: list[str] = []
+        self._files: dict[str, tuple[int, int, int]] = {}
+        """The open files of directories: cgroup.procs, cgroup.events, cpu.stat."""
+        self._made = 0
+        self._frozen: set[str] = set()
+        self._fresh: set[str] = set()
+        self._birthplace = -1
+        self._started_s = 0.0
+        self._in_a_row = 0
+        self._clone: Callable[[int], int] | None = None
+        self._home = os.open(f"{own}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            self._make_root()
+            try:
+                self._try_out()
+            except OSError:
+                kill_and_remove(self.root)
+                raise
+            self._try_clone()
+        except OSError:
+            os.close(self._home)
+            raise
+
+    def _place(self, own: str) -> str:
+        """The directory of the root, for a launcher in the cgroup ``own``: beside the agent's, where its service has both."""
+        above, _, last = own.rpartition("/")
+        place = above if last == SUBGROUP and not read(above + "/cgroup.procs") else own
+        if b"memory" in read(place + "/cgroup.controllers").split() and _divides_memory(place):
+            self.has_memory = True
+            return place
+        return own
+
+    def _make_root(self) -> None:
+        os.mkdir(self.root)
+        self.has_memory = self.has_memory and _divides_memory(self.root)
+
+    def _try_out(self) -> None:
+        try:
+            self.enter("trial")
+        finally:
+            self.leave()
+        self.freeze("trial")
+        self.thaw("trial")
+        self.kill("trial")
+        if not self.close("trial"):
+            raise OSError(errno.EBUSY, "a unit does not become empty")
+
+    def _try_clone(self) -> None:
+        """Find out whether a process can be started in another cgroup; a container may forbid that."""
+        if _thread._count():  # noqa: SLF001 -- see prefers_fork
+            return
+        self._clone = _clone_into()
+        self.enter("trial", forks=True)
+        try:
+            pid = self.fork()
+            if pid == 0:
+                os._exit(0)
+            if os.waitpid(pid, 0)[1]:  # see kill
+                self._clone = None
+        except OSError as error:
+            log_line(f"processes cannot be started in another cgroup: error={error.strerror}")
+            self._clone = None
+        finally:
+            self.leave()
+            self.close("trial")
+
+    def prefers_fork(self) -> bool:
+        """True if the next process had better be started by `fork`, which moves nothing, than by entering its unit: a
+        fork costs more processor time, the first move after a pause 10 ms. Never beside another thread: the child would
+        wait for it."""
+        now_s = time.monotonic()
+        self._in_a_row = self._in_a_row + 1 if now_s - self._started_s < PAUSE_S else 0
+        self._started_s = now_s
+        return self._clone is not None and self._in_a_row < FORKS_IN_A_ROW_MAX and not _thread._count()  # noqa: SLF001 -- as above
+
+    def fork(self) -> int:
+        """Fork into the unit that was entered with ``forks`` → the pid; 0 in the child, which may only exec or end.
+        Raises OSError."""
+        assert self._clone is not None
+        return self._clone(self._birthplace)
+
+    def orphans(self) -> set[int]:
+        """See `Units`. Orphans go to the reaper they went to before."""
+        return set()
+
+    def path(self, key: str) -> str:
+        """The directory of this unit. Raises KeyError if there is none."""
+        return self._paths[key]
+
+    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", forks: bool = False) -> None:
+        """See `Units`. The launcher enters the cgroup itself, since a child starts in that of its parent; not if it
+        ``forks``."""
+        if key in self._paths:
+            raise FileExistsError(errno.EEXIST, "its unit is there")
+        if is_fresh:
+            self._fresh.add(key)
+        while self._idle and not is_fresh and not inside:
+            path = self._idle.pop()
+            try:
+                self._begin_in(path, forks=forks)
+            except OSError as error:  # a service manager tidies up what is empty
+                if error.errno not in {errno.ENOENT, errno.ENODEV}:
+                    raise
+                self._close_files(path)
+                continue
+            self._paths[key] = path
+            self._used_before[key] = self._cpu_s(path)
+            return
+        self._made += 1
+        path = f"{self._paths[inside] if inside else self.root}/{self._made}"
+        if inside:
+            self._fresh.add(key)
+        try:
+            os.mkdir(path)
+        except FileNotFoundError:
+            if inside:
+                raise
+            self._make_root()
+            os.mkdir(path)
+        self._paths[key] = path
+        self._begin_in(path, forks=forks)
+
+    def _begin_in(self, path: str, *, forks: bool) -> None:
+        if forks:
+            self._birthplace = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        elif path in self._files:
+            os.write(self._files[path][0], b"0")
+        else:
+            write(path + "/cgroup.procs", b"0")
+
+    def _open_files(self, path: str) -> None:
+        """Keep the files of a directory open that is used again and again."""
+        if path in self._files or len(self._files) >= OPEN_MAX:
+            return
+        names = (("cgroup.procs", os.O_WRONLY), ("cgroup.events", os.O_RDONLY), ("cpu.stat", os.O_RDONLY))
+        fds: list[int] = []
+        try:
+            for name, mode in names:
+                fds.append(os.open(f"{path}/{name}", mode | os.O_CLOEXEC))
+        except OSError:  # short of descriptors, say
+            for fd in fds:
+                os.close(fd)
+        else:
+            self._files[path] = fds[0], fds[1], fds[2]
+
+    def _close_files(self, path: str) -> None:
+        for fd in self._files.pop(path, ()):
+            os.close(fd)
+
+    def _events(self, path: str) -> bytes:
+        files = self._files.get(path)
+        return read_short(path + "/cgroup.events") if files is None else _read_open(files[1])
+
+    def _cpu_s(self, path: str) -> float:
+        """The processor seconds that a cgroup has counted, -1 where it counts none."""
+        files = self._files.get(path)
+        words = (read_short(path + "/cpu.stat") if files is None else _read_open(files[2])).split(maxsplit=2)
+        return int(words[1]) / 1e6 if words[:1] == [b"usage_usec"] else -1.0
+
+    def leave(self) -> None:
+        """See `Units`."""
+        if self._birthplace >= 0:
+            os.close(self._birthplace)
+            self._birthplace = -1
+        else:
+            os.write(self._home, b"0")
+
+    def leader_started(self, key: str, pid: int, start: int) -> None:
+        """See `Units`. The kernel knows."""
+
+    def freeze(self, key: str) -> None:
+        """See `Units`."""
+        self._frozen.add(key)
+        _set_frozen(self._paths[key], is_frozen=True)
+
+    def refreeze(self, keys: list[str]) -> None:
+        """See `Units`. Nobody else thaws them."""
+
+    def thaw(self, key: str) -> None:
+        """See `Units`."""
+        self._frozen.discard(key)
+        _set_frozen(self._paths[key], is_frozen=False)
+
+    def kill(self, key: str) -> None:
+        """See `Units`. The directory is not used again: Linux 6.15 and later kill at birth what is cloned into a cgroup
+        that was killed more or less often than that of its parent."""
+        self._fresh.add(key)
+        kill_cgroup(self._paths[key])
+
+    def processes(self, key: str) -> list[int]:
+        """See `Units`."""
+        return processes_below(self._paths[key])
+
+    def processes_of(self, keys: list[str]) -> dict[str, list[int]]:
+        """See `Units`. The kernel knows them all."""
+        return {key: self.processes(key) for key in keys}
+
+    def cpu_s(self, key: str) -> float:
+        """See `Units`. What the directory was used for before does not count."""
+        counted_s = self._cpu_s(self._paths[key])
+        return counted_s - self._used_before.get(key, 0.0) if counted_s >= 0 else -1.0
+
+    def close(self, key: str) -> bool:
+        """See `Units`."""
+        path = self._paths.get(key)
+        if path is None:
+            return True
+        if b"populated 0" not in self._events(path) and os.path.isdir(path):
+            self.kill(key)
+            return False
+        if key in self._frozen:
+            self.thaw(key)
+        del self._paths[key]
+        self._used_before.pop(key, None)
+        if key not in self._fresh and len(self._idle) < IDLE_MAX:
+            self._idle.append(path)
+            self._open_files(path)
+        else:
+            self._close_files(path)
+            if not removed_all(path):
+                log_line(f"cannot remove cgroup: {path}")
+        self._fresh.discard(key)
+        return True
+
+    def remove(self) -> None:
+        """See `Units`."""
+        if not removed_all(self.root):
+            log_line(f"cannot remove cgroup: {self.root}")
+
+
+def _clone_into() -> Callable[[int], int]:
+    """clone3(CLONE_INTO_CGROUP), Linux 5.7: forks into the cgroup of an open directory."""
+    import ctypes  # noqa: PLC0415 -- it costs a megabyte, and is needed here alone
+
+    libc = ctypes.PyDLL(None, use_errno=True)  # it keeps the lock of the interpreter, which the child needs
+
+    def clone(directory: int) -> int:
+        arguments = (ctypes.c_uint64 * 11)(CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, directory)
+        pid = int(libc.syscall(SYS_CLONE3, arguments, ctypes.sizeof(arguments)))
+        if pid < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return pid
+
+    return clone
+
+
+def cgroup_units(wanted: str, name: str) -> Cgroup2 | None:
+    """Units in cgroups, tried out; None if they do not work, or another kind is ``wanted`` ("" for any). name: of their root."""
+    if wanted not in {"", Cgroup2.name}:
+        return None
+    try:
+        own = own_cgroup()
+        return Cgroup2(own, name) if own else None
+    except OSError as error:
+        log_line(f"cgroup2 cannot be used here: {error}")
+        return None
+
+
+def own_cgroup(controller: bytes = b"") -> str:
+    """The directory of this process's own cgroup: that of version 2, or that of version 1 for a controller; "" where none is mounted
+    or it lies outside of what is."""
+    path = ""
+    for line in read("/proc/self/cgroup").splitlines():
+        _, controllers, where = line.split(b":", 2)
+        if controller in controllers.split(b","):
+            path = os.fsdecode(where)
+    if not path or "/../" in path + "/":
+        return ""
+    for line in read("/proc/self/mountinfo").splitlines():
+        fields, _, more = line.partition(b" - ")
+        system, _, options = more.split(b" ", 2)
+        if (system == b"cgroup" and controller in options.split(b",")) if controller else (system == b"cgroup2"):
+            root, place = (
+                os.fsdecode(field.decode("unicode_escape").encode("latin-1")) for field in fields.split()[3:5]
+            )
+            if root == "/":
+                return (place + path).rstrip("/")
+            if (path + "/").startswith(root + "/"):
+                return (place + path[len(root) :]).rstrip("/")
+    return ""
+
+
+def kill_cgroup(path: str) -> None:
+    """SIGKILL to all in a cgroup and below it, frozen or not. Before Linux 5.14 one by one, frozen meanwhile, so that nothing forks
+    ahead of us."""
+    try:
+        write(path + "/cgroup.kill", b"1")
+    except OSError:
+        _kill_one_by_one(path)
+
+
+def _kill_one_by_one(path: str) -> None:
+    try:
+        _set_frozen(path, is_frozen=True)
+        for _ in range(FREEZE_LOOKS_MAX):
+            if b"frozen 1" in read(path + "/cgroup.events"):
+                break
+            time.sleep(FREEZE_LOOK_S)
+        for pid in processes_below(path):
+            kill_one(pid)
+        for below in reversed(directories_below(path)):
+            _set_frozen(below, is_frozen=False)
+    except OSError as error:
+        if error.errno not in {errno.ENOENT, errno.ENODEV}:  # it is gone
+            log_line(f"cannot kill the processes of a cgroup: path={path} error={error.strerror}")
+
+
+def kill_and_remove(root: str) -> None:
+    """Kill all in a cgroup and remove it; returns when it is gone, however long that takes: a task that is reported as dead while it
+    runs would run twice."""
+    wait_s, report_at_s = 0.001, time.monotonic() + REPORT_S
+    while not removed_all(root):
+        for path in directories_below(root):
+            kill_cgroup(path)
+        if time.monotonic() > report_at_s:
+            report_at_s += REPORT_S
+            log_line(f"leftover processes do not end: pids={processes_below(root)}")
+        time.sleep(wait_s)
+        wait_s = min(wait_s * 2, END_LOOK_S_MAX)
+
+
+def removed_all(path: str) -> bool:
+    """Remove a cgroup with all below it, as far as they have no processes. → whether it is gone."""
+    for below in reversed(directories_below(path)):
+        try:
+            os.rmdir(below)
+        except OSError:
+            continue
+    return not os.path.isdir(path)
+
+
+def directories_below(path: str) -> list[str]:
+    """A cgroup and all below it, parents first; a task may have made some of its own."""
+    found = [path] if os.path.isdir(path) else []
+    for at in found:  # grows while it is read
+        try:
+            with os.scandir(at) as entries:
+                found += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue
+    return found
+
+
+def processes_below(path: str) -> list[int]:
+    """The pids in a cgroup and all below it."""
+    return [int(pid) for below in directories_below(path) for pid in read(below + "/cgroup.procs").split()]
+
+
+def _set_frozen(path: str, *, is_frozen: bool) -> None:
+    write(path + "/cgroup.freeze", b"1" if is_frozen else b"0")
+
+
+def _divides_memory(path: str) -> bool:
+    """True if the cgroups below this one have their memory counted, each for itself."""
+    try:
+        write(path + "/cgroup.subtree_control", b"+memory")
+    except OSError:
+        return False
+    return True
+
+
+def _read_open(fd: int) -> bytes:
+    """The present content of an open file of the kernel; empty if it is gone."""
+    try:
+        return os.pread(fd, SHORT_BYTES, 0)
+    except OSError:
+        return b""
+
+
+OWN_SHARE = 0.97
+"""A killed task that had this share of its limit was killed for its own limit, not for the machine's."""
+SLACK_BYTES = 4 << 20
+"""Memory that the launcher may take while it starts a limited process."""
+TRIAL_BYTES = 64 << 20
+
+
+class MemoryUse:
+    """Memory use of an ended task. limit_bytes: 0 = none. peak_bytes: the most that all of it had at once, 0 = unknown.
+    kills: processes killed for want of memory. is_own: for the task's own limit."""
+
+    __slots__ = ("is_own", "is_refused", "kills", "limit_bytes", "peak_bytes")
+
+    def __init__(
+        self,
+        limit_bytes: int = 0,
+        peak_bytes: int = 0,
+        kills: int = 0,
+        *,
+        is_own: bool = False,
+        is_refused: bool = False,
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self.peak_bytes = peak_bytes
+        self.kills = kills
+        self.is_own = is_own
+        self.is_refused = is_refused
+        """Nothing was killed: a process that wants more gets an error."""
+
+
+class Cgroup2Memory:
+    """Limits of the units themselves, in cgroups of version 2. A unit with a limit is used once, since its peak cannot
+    be reset."""
+
+    name = Cgroup2.name
+    unenforced: tuple[str, ...] = ()
+    root = ""
+
+    def __init__(self, units: Cgroup2) -> None:
+        self._units = units
+        self._before: dict[str, tuple[int, int]] = {}
+
+    def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:  # noqa: ARG002 -- as the others have it
+        """See `MemoryLimits`. Kills in a reused unit before this task do not count."""
+        self._before[key] = limit_bytes, _count(self._units.path(key) + "/memory.events", b"oom_kill")
+
+    def leave(self) -> None:
+        """See `MemoryLimits`."""
+
+    def limit(self, key: str, pid: int, limit_bytes: int) -> bool:  # noqa: ARG002 -- as the others have it
+        """See `MemoryLimits`. The kernel kills a task that has more already."""
+        path = self._units.path(key)
+        write(path + "/memory.oom.group", b"1")
+        if os.path.exists(path + "/memory.swap.max"):
+            write(path + "/memory.swap.max", b"0")
+        write(path + "/memory.max", b"%d" % limit_bytes)
+        return True
+
+    def is_out_of_memory(self, key: str) -> bool:  # noqa: ARG002 -- as the others have it
+        """See `MemoryLimits`. The kernel kills all of it."""
+        return False
+
+    def used(self, key: str) -> MemoryUse:
+        """See `MemoryLimits`."""
+        limit_bytes, before = self._before.get(key, (0, 0))
+        path = self._units.path(key)
+        kills = max(_count(path + "/memory.events", b"oom_kill") - before, 0)
+        if not limit_bytes:
+            return MemoryUse(kills=kills)
+        peak_bytes = _number(path + "/memory.peak")
+        is_own = _count(path + "/memory.events", b"oom") > 0 or peak_bytes >= limit_bytes * OWN_SHARE
+        return MemoryUse(limit_bytes, peak_bytes, kills, is_own=is_own)
+
+    def close(self, key: str) -> None:
+        """See `MemoryLimits`. The unit is closed elsewhere."""
+        self._before.pop(key, None)
+
+    def remove(self) -> None:
+        """See `MemoryLimits`."""
+
+
+class Cgroup1Memory:
+    """A cgroup of version 1 for each limited task. Raises OSError where that does not work."""
+
+    name = "cgroup1"
+    unenforced: tuple[str, ...] = ()
+
+    def __init__(self, own: str, root_name: str) -> None:
+        self.root = f"{own}/{root_name}"
+        self._paths: dict[str, str] = {}
+        self._limits: dict[str, int] = {}
+        self._over_limit: set[str] = set()
+        self._not_removed: list[str] = []
+        self._made = 0
+        self._is_inside = False
+        self._home = os.open(f"{own}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.mkdir(self.root)
+            try:
+                self._try_out()
+            except OSError:
+                removed_all(self.root)
+                raise
+        except OSError:
+            os.close(self._home)
+            raise
+
+    def _try_out(self) -> None:
+        key = "trial"
+        try:
+            self.enter(key, TRIAL_BYTES)
+        finally:
+            self.leave()
+        path = self._paths[key]
+        self.limit(key, 0, TRIAL_BYTES)
+        if _number(path + "/memory.limit_in_bytes") != TRIAL_BYTES or b"oom_kill " not in read(
+            path + "/memory.oom_control"
+        ):
+            raise OSError(errno.ENOTSUP, "memory cannot be limited, or kills are not counted")
+        self.close(key)
+
+    def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
+        """See `MemoryLimits`. The launcher enters the cgroup itself, since a child starts in that of its parent. The
+        limit is set later, so that the launcher is under no limit but that of a task inside which it starts something.
+        """
+        if inside in self._paths:
+            self._is_inside = True
+            write(self._paths[inside] + "/cgroup.procs", b"0")
+            return
+        if not limit_bytes:
+            return
+        self._made += 1
+        path = f"{self.root}/{self._made}"
+        try:
+            os.mkdir(path)
+        except FileNotFoundError:  # a service manager tidies up what is empty
+            os.mkdir(self.root)
+            os.mkdir(path)
+        self._paths[key] = path
+        self._limits[key] = limit_bytes
+        self._is_inside = True
+        write(path + "/cgroup.procs", b"0")
+
+    def leave(self) -> None:
+        """See `MemoryLimits`."""
+        if self._is_inside:
+            os.write(self._home, b"0")
+            self._is_inside = False
+
+    def limit(self, key: str, pid: int, limit_bytes: int) -> bool:  # noqa: ARG002 -- as the others have it
+        """See `MemoryLimits`."""
+        path = self._paths[key]
+        try:
+            write(path + "/memory.limit_in_bytes", b"%d" % limit_bytes)
+            write(path + "/memory.memsw.limit_in_bytes", b"%d" % limit_bytes)
+        except FileNotFoundError:  # no swap is counted here
+            return True
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            self._over_limit.add(key)
+            return False
+        return True
+
+    def is_out_of_memory(self, key: str) -> bool:
+        """See `MemoryLimits`. The kernel kills one process at a time."""
+        path = self._paths.get(key, "")
+        return key in self._over_limit or bool(path and _count(path + "/memory.oom_control", b"oom_kill"))
+
+    def used(self, key: str) -> MemoryUse:
+        """See `MemoryLimits`."""
+        path = self._paths.get(key, "")
+        if not path:
+            return MemoryUse()
+        limit_bytes = self._limits[key]
+        peak_bytes = _number(path + "/memory.max_usage_in_bytes")
+        kills = _count(path + "/memory.oom_control", b"oom_kill") + (key in self._over_limit)
+        return MemoryUse(limit_bytes, peak_bytes, kills, is_own=peak_bytes >= limit_bytes * OWN_SHARE)
+
+    def close(self, key: str) -> None:
+        """See `MemoryLimits`. A cgroup that still has unkillable processes is removed later."""
+        path = self._paths.pop(key, "")
+        self._limits.pop(key, None)
+        self._over_limit.discard(key)
+        if path:
+            self._not_removed = [left for left in (*self._not_removed, path) if not removed_all(left)]
+
+    def remove(self) -> None:
+        """See `MemoryLimits`."""
+        if not removed_all(self.root):
+            log_line(f"cannot remove cgroup: {self.root}")
+
+
+class RlimitMemory:
+    """RLIMIT_DATA of each process: its private writable memory, untouched pages too. A child inherits its parent's
+    limit, so the launcher takes on the limit for a moment."""
+
+    name = "rlimit"
+    root = ""
+    unenforced: tuple[str, ...] = (
+        "memory is limited for each process of a task by itself, not for the task; shared memory is not counted",
+    )
+
+    def __init__(self) -> None:
+        import resource  # noqa: PLC0415 -- it costs memory, and is needed here alone
+
+        self._resource = resource
+        self._limits: dict[str, int] = {}
+        self._before: tuple[int, int] | None = None
+
+    def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:  # noqa: ARG002 -- as the others have it
+        """See `MemoryLimits`. The launcher needs memory itself: a smaller limit is set when the process exists."""
+        if not limit_bytes:
+            return
+        self._limits[key] = limit_bytes
+        before = self._resource.getrlimit(self._resource.RLIMIT_DATA)
+        soft = max(limit_bytes, _own_data_bytes() + SLACK_BYTES)
+        if before[1] != self._resource.RLIM_INFINITY:
+            soft = min(soft, before[1])
+        self._resource.setrlimit(self._resource.RLIMIT_DATA, (soft, before[1]))
+        self._before = before
+
+    def leave(self) -> None:
+        """See `MemoryLimits`."""
+        if self._before is not None:
+            self._resource.setrlimit(self._resource.RLIMIT_DATA, self._before)
+            self._before = None
+
+    def limit(self, key: str, pid: int, limit_bytes: int) -> bool:
+        """See `MemoryLimits`. The process cannot raise the limit."""
+        _, hard = self._resource.prlimit(pid, self._resource.RLIMIT_DATA)
+        least = limit_bytes if hard == self._resource.RLIM_INFINITY else min(limit_bytes, hard)
+        try:
+            self._resource.prlimit(pid, self._resource.RLIMIT_DATA, (least, least))
+        except PermissionError:  # a program that runs as another user; it inherited the limit, and may raise it
+            log_line(f"task can raise its memory limit, it runs as another user: key={key}")
+        return True
+
+    def is_out_of_memory(self, key: str) -> bool:  # noqa: ARG002 -- as the others have it
+        """See `MemoryLimits`. Nothing is killed."""
+        return False
+
+    def used(self, key: str) -> MemoryUse:
+        """See `MemoryLimits`."""
+        return MemoryUse(self._limits.get(key, 0), is_refused=True)
+
+    def close(self, key: str) -> None:
+        """See `MemoryLimits`."""
+        self._limits.pop(key, None)
+
+    def remove(self) -> None:
+        """See `MemoryLimits`."""
+
+
+def memory_limits(wanted: str, units: Units, root_name: str) -> MemoryLimits:
+    """The best backend that works here. wanted: only this one ("": any). root_name: name of its directory."""
+    if wanted in {"", Cgroup2.name} and isinstance(units, Cgroup2) and units.has_memory:
+        return Cgroup2Memory(units)
+    if wanted in {"", Cgroup1Memory.name}:
+        try:
+            own = own_cgroup(b"memory")
+            if own:
+                return Cgroup1Memory(own, root_name)
+        except OSError as error:
+            log_line(f"cannot limit memory by {Cgroup1Memory.name}: error={error}")
+    return RlimitMemory()
+
+
+def _count(path: str, name: bytes) -> int:
+    """The number after a name in a file of such lines; 0 if it is absent."""
+    for line in read(path).splitlines():
+        found, _, number = line.partition(b" ")
+        if found == name:
+            return int(number)
+    return 0
+
+
+def _number(path: str) -> int:
+    """The number in a file; 0 if there is none."""
+    raw = read(path).strip()
+    return int(raw) if raw.isdigit() else 0
+
+
+def _own_data_bytes() -> int:
+    fields = read("/proc/self/statm").split()
+    return int(fields[5]) * os.sysconf("SC_PAGE_SIZE")

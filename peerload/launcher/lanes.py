@@ -1,4 +1,5 @@
-"""Lanes: tasks that were given ahead, each of which starts the moment the one before it has ended. Used by the launcher alone."""
+"""Lanes: tasks that were given ahead, each of which starts the moment the one before it has ended. Free of clock and operating
+system: the simulated launcher of the chaos harness runs them as well."""
 
 from __future__ import annotations
 

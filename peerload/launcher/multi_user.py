@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from peerload.launcher.containment import Units
-    from peerload.launcher.fs_credentials import AgentCredentials
     from peerload.launcher.powercap import Powercap
+    from peerload.launcher.process import AgentCredentials
     from peerload.launcher.protocol import LauncherEvent, Request, SpawnRequest, UserRequest
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from peerload.launcher.cgroups import kill_and_remove, removed_all
+from peerload.launcher.containment import kill_and_remove, removed_all
 from peerload.launcher.record_log import RecordLog, log_line, machine_boot, whole_records
 
 TYPE_CHECKING = False
@@ -48,7 +48,7 @@ def note_units(directory: str, kind: str, root: str, memory_root: str) -> None:
         os.write(fd, f"{kind}\n{machine_boot()}\n{root}\n{memory_root}\n".encode("utf-8", "surrogateescape"))
     finally:
         os.close(fd)
-    os.replace(path + ".new", path)  # noqa: PTH105 -- pathlib costs the launcher a megabyte
+    os.replace(path + ".new", path)
 
 
 def kill_leftovers(directory: str, ended: set[str]) -> None:
@@ -56,7 +56,7 @@ def kill_leftovers(directory: str, ended: set[str]) -> None:
     that is reported as dead while it runs would run twice. ended: keys that have an exit record."""
     boot = machine_boot()
     try:
-        with open(f"{directory}/{UNITS_NAME}", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 -- as above
+        with open(f"{directory}/{UNITS_NAME}", encoding="utf-8", errors="surrogateescape") as file:
             _, made_in, root, memory_root, *_ = file.read(1 << 16).split("\n")
     except (OSError, ValueError):
         made_in, root, memory_root = "", "", ""
@@ -102,7 +102,7 @@ def _writes_to(pid: int, paths: set[str]) -> bool:
     """True if stdout or stderr of a process is one of these files."""
     for number in (1, 2):
         try:
-            if os.readlink(f"/proc/{pid}/fd/{number}").removesuffix(" (deleted)") in paths:  # noqa: PTH115 -- as above
+            if os.readlink(f"/proc/{pid}/fd/{number}").removesuffix(" (deleted)") in paths:
                 return True
         except OSError:
             continue
@@ -153,7 +153,7 @@ def watchdog_main() -> None:
     directory, root, run, memory_root = sys.argv[1:]
     began_s = time.monotonic()
     if root:
-        if not os.path.isdir(root):  # noqa: PTH112 -- as above
+        if not os.path.isdir(root):
             return
         kill_and_remove(root)
     else:

@@ -55,13 +55,13 @@ def zones(place: str) -> dict[str, str]:
     found: dict[str, str] = {}
     _search(place, found, DEPTH_MAX)
     counted = {path: name for path, name in found.items() if name.startswith("package") or name in ("dram", "psys")}
-    first = {path: name for path, name in counted.items() if not os.path.basename(path).startswith("intel-rapl-mmio")}  # noqa: PTH119 -- pathlib costs the launcher a megabyte
+    first = {path: name for path, name in counted.items() if not os.path.basename(path).startswith("intel-rapl-mmio")}
     return first or counted
 
 
 def _search(place: str, found: dict[str, str], depth: int) -> None:
     try:
-        names = sorted(os.listdir(place))  # noqa: PTH208 -- as above
+        names = sorted(os.listdir(place))
     except OSError:
         return
     for name in names:

@@ -174,7 +174,7 @@ class ProcScan:
 def process_table() -> Table:
     """All live processes, without zombies."""
     table: Table = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 -- pathlib costs the launcher a megabyte
+    for name in os.listdir("/proc"):
         if name.isdecimal():
             fields = process_fields(int(name))
             if fields and fields[0] not in b"ZX":

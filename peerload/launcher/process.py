@@ -1,4 +1,6 @@
-"""Starting a process, and limiting its captured output. Used by the launcher alone."""
+"""The process of a task: `spawn` starts it, `LauncherStdin` feeds it from a file or a terminal, and `Capture` limits its output on disk.
+A launcher that runs as root opens the agent's files with `AgentCredentials`. The imports are few.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,11 @@ import _signal  # type: ignore[import-not-found]
 import errno
 import itertools
 import os
+import select
 import signal
 from typing import Any
 
+from peerload.launcher.protocol import StdinFed
 from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
@@ -16,8 +20,46 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import NoReturn
 
-    from peerload.launcher.fs_credentials import Access
-    from peerload.launcher.protocol import SpawnRequest
+    from peerload.launcher.protocol import LauncherEvent, ResizeRequest, SpawnRequest, StdinRequest
+
+
+class OwnCredentials:
+    """The launcher's own credentials, where it is the same user as its agent."""
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+
+class AgentCredentials:
+    """The credentials of the agent's user. While they are entered, whatever the agent names, even a link to a file of
+    root, opens as if the agent had opened it. Can be nested."""
+
+    def __init__(self, uid: int, gid: int) -> None:
+        self.uid = uid
+        self.gid = gid
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        """Take on the credentials."""
+        self._depth += 1
+        if self._depth == 1:
+            os.setegid(self.gid)
+            os.seteuid(self.uid)
+
+    def __exit__(self, *_: object) -> None:
+        """Give them up."""
+        self._depth -= 1
+        if self._depth == 0:
+            os.seteuid(0)
+            os.setegid(0)
+
+
+Access = OwnCredentials | AgentCredentials
+"""Files are accessed with these credentials while they are entered."""
+
 
 PATH_DEFAULT = b"/usr/local/bin:/usr/bin:/bin"
 NOT_FOUND = 127
@@ -192,7 +234,7 @@ def find_program(program: bytes, environment: dict[bytes, bytes]) -> bytes:
     found = b""
     for folder in environment.get(b"PATH", PATH_DEFAULT).split(b":"):
         path = (folder or b".") + b"/" + program
-        if os.path.isfile(path):  # noqa: PTH113 -- pathlib costs the launcher a megabyte
+        if os.path.isfile(path):
             if os.access(path, os.X_OK):
                 return path
             found = found or path
@@ -205,7 +247,7 @@ def _why(program: bytes, captures: list[str], error: OSError) -> str:
     if error.errno == errno.E2BIG:
         return f"{text(program)}: its arguments and environment are too long for this system"
     for path in captures:
-        folder = os.path.dirname(path)  # noqa: PTH120 -- as above
+        folder = os.path.dirname(path)
         if not os.access(folder, os.W_OK | os.X_OK):
             return f"{text(program)}: its output cannot be written to {folder}"
     return f"{text(program)}: {error.strerror}"
@@ -234,7 +276,7 @@ class Capture:
 
     def _limit(self, holes: HolePuncher) -> int:
         try:
-            status = os.stat(self.path)  # noqa: PTH116 -- pathlib costs the launcher a megabyte
+            status = os.stat(self.path)
         except OSError:
             return 0
         size = status.st_size
@@ -284,7 +326,7 @@ class Capture:
         if not size:
             try:
                 with self.access:
-                    os.unlink(self.path)  # noqa: PTH108 -- as above
+                    os.unlink(self.path)
             except OSError:  # not there, or replaced by the task
                 return 0
         return min(size, SIZE_BYTES_MAX)
@@ -328,3 +370,374 @@ class HolePuncher:
             log_line("no holes in files here: output over its limit is cut back to its head")
             return False
         return number == errno.EINTR
+
+
+TERMINAL_READ_BYTES = 64 << 10
+TURN_BYTES_MAX = 1 << 20
+"""Bytes copied for one input, or from one terminal, before others have their turn."""
+DRAIN_BYTES_MAX = 4 << 20
+"""Bytes copied from the terminal of an ended task."""
+SIDE_MAX = 65_535
+"""Most rows and columns that the system can count."""
+TERMINAL_DESCRIPTORS = 4
+"""Open descriptors for each terminal: the master, its copy for the input, the slave, and the file."""
+
+
+class PseudoTerminal:
+    """One terminal. file: where its output goes."""
+
+    __slots__ = ("file", "key", "master", "slave")
+
+    def __init__(self, key: str, path: str) -> None:
+        self.key = key
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self.master, self.slave = os.openpty()
+        except OSError:
+            os.close(self.file)
+            raise
+        os.set_blocking(self.master, False)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the window size; its foreground processes get SIGWINCH if it is new."""
+        import fcntl  # noqa: PLC0415 -- few tasks have a terminal
+        import struct  # noqa: PLC0415 -- as above
+        import termios  # noqa: PLC0415 -- as above
+
+        if 0 < rows <= SIDE_MAX and 0 < columns <= SIDE_MAX:
+            fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def copy(self, bytes_max: int) -> bool:
+        """Copy output to the file. → whether there may be more later."""
+        while bytes_max > 0:
+            try:
+                data = os.read(self.master, TERMINAL_READ_BYTES)
+            except BlockingIOError:
+                return True
+            except OSError as error:
+                log_line(f"terminal of a task failed: key={self.key} error={error.strerror}")
+                return False
+            if not data:
+                return False
+            bytes_max -= len(data)
+            try:
+                while data:
+                    data = data[os.write(self.file, data) :]
+            except OSError as error:
+                log_line(f"output of a task is lost: key={self.key} error={error.strerror}")
+        return True
+
+    def close(self) -> None:
+        """Close it: whoever still has it open is hung up."""
+        os.close(self.slave)
+        os.close(self.master)
+        os.close(self.file)
+
+
+class PseudoTerminals:
+    """All terminals, by the key of their task. What a task writes to its terminal goes into the file of its stdout.
+
+    The launcher holds the master; the task opens the slave as the leader of its session, so that it becomes its
+    controlling terminal: Ctrl-C is a signal for its foreground processes. stdout and stderr are one. The launcher keeps
+    the slave open, too: a task may close all of its descriptors for a while, and open its terminal again.
+    """
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self._epoll = epoll
+        self._by_key: dict[str, PseudoTerminal] = {}
+        self._by_master: dict[int, PseudoTerminal] = {}
+
+    @property
+    def descriptors(self) -> int:
+        """Number of open descriptors."""
+        return TERMINAL_DESCRIPTORS * len(self._by_key)
+
+    def open(self, key: str, path: str, rows: int, columns: int) -> PseudoTerminal:
+        """Open a terminal for a task that is about to start. Raises OSError."""
+        terminal = PseudoTerminal(key, path)
+        terminal.resize(rows, columns)
+        self._by_key[key] = self._by_master[terminal.master] = terminal
+        self._epoll.register(terminal.master, select.EPOLLIN)
+        return terminal
+
+    def resize(self, key: str, rows: int, columns: int) -> None:
+        """Set the window size of a task's terminal, if it has one."""
+        terminal = self._by_key.get(key)
+        if terminal is not None:
+            terminal.resize(rows, columns)
+
+    def ready(self, masks: dict[int, int]) -> None:
+        """Copy the output that epoll reported."""
+        for master in [fd for fd in masks if fd in self._by_master]:
+            terminal = self._by_master[master]
+            if not terminal.copy(TURN_BYTES_MAX):
+                self._drop(terminal)
+
+    def close(self, key: str) -> None:
+        """Copy what is left, and close the terminal of an ended task."""
+        terminal = self._by_key.get(key)
+        if terminal is not None:
+            terminal.copy(DRAIN_BYTES_MAX)
+            self._drop(terminal)
+
+    def _drop(self, terminal: PseudoTerminal) -> None:
+        del self._by_key[terminal.key], self._by_master[terminal.master]
+        self._epoll.unregister(terminal.master)
+        terminal.close()
+
+
+READ_BYTES = 256 << 10
+"""Bytes copied for one input, or from one terminal, before others have their turn."""
+REPORT_BYTES = 256 << 10
+"""The agent gets a report each time that this much more was taken, and when everything was."""
+PIPE_BYTES = 256 << 10
+"""Capacity of a pipe, where the system allows it."""
+NO_KEY = b"\0"
+CONTROL_D = b"\x04"
+"""Default end-of-input character of a terminal."""
+DESCRIPTORS = 2
+"""Open descriptors for each input: its file, and the pipe or terminal."""
+
+
+class StdinFeed:
+    """One input. fed: bytes taken of the file; size: bytes in it; sink: descriptor that they go to."""
+
+    __slots__ = (
+        "ended",
+        "fed",
+        "file",
+        "has_ended",
+        "is_polled",
+        "is_terminal",
+        "key",
+        "last",
+        "reported",
+        "sink",
+        "size",
+    )
+
+    def __init__(self, key: str, path: str, sink: int, *, is_terminal: bool) -> None:
+        self.key = key
+        self.sink = sink
+        self.is_terminal = is_terminal
+        self.fed = self.size = 0
+        self.reported = -1
+        self.last = b""
+        self.ended = 0
+        self.has_ended = False
+        self.is_polled = False
+        self.file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def read(self) -> bytes:
+        """The next bytes for the task, empty if there are none now. A file that is shorter than reported is waited for."""
+        return os.pread(self.file, min(READ_BYTES, self.size - self.fed), self.fed) if self.size > self.fed else b""
+
+    def end(self) -> None:
+        """Type the end-of-input character into the terminal: twice after an unfinished line, since the first only
+        submits that. Called again if the terminal was full (BlockingIOError). Raises OSError."""
+        import termios  # noqa: PLC0415 -- few tasks have a terminal
+
+        try:
+            input_modes, _, _, local_modes, _, _, letters = termios.tcgetattr(self.sink)
+        except termios.error as error:
+            raise OSError(*error.args) from None
+        key = letters[termios.VEOF] if letters[termios.VEOF] != NO_KEY else CONTROL_D
+        finishes = {b"", b"\n", key, *(letters[which] for which in (termios.VEOL, termios.VEOL2))} - {NO_KEY}
+        if input_modes & termios.ICRNL:
+            finishes.add(b"\r")
+        times = 2 if local_modes & termios.ICANON and self.last not in finishes else 1
+        while self.ended < times:
+            self.ended += os.write(self.sink, key)
+
+
+class StdinFeeds:
+    """All inputs, by the key of their task. ``events`` collects what the agent is told.
+
+    The file of an input grows while the agent writes to it; the agent reports how far it has come, and whether that is
+    all (`StdinRequest`). What the task has not read yet is copied as fast as it reads, and never further: the launcher
+    does not wait for a reader. The task sees the end of its input only if the agent has reported it.
+    """
+
+    def __init__(self, epoll: select.epoll, events: list[LauncherEvent]) -> None:
+        self._epoll = epoll
+        self._events = events
+        self._by_key: dict[str, StdinFeed] = {}
+        self._by_sink: dict[int, StdinFeed] = {}
+        self._closed: dict[str, int] = {}
+
+    @property
+    def descriptors(self) -> int:
+        """Number of open descriptors."""
+        return DESCRIPTORS * len(self._by_key)
+
+    def open(self, key: str, path: str) -> int:
+        """Open a pipe that is fed from this file → the end that the task reads. Raises OSError."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            os.set_blocking(writing, False)
+            self._enlarge_pipe(writing)
+            self.add(key, path, writing, is_terminal=False)
+        except OSError:
+            os.close(reading)
+            os.close(writing)
+            raise
+        return reading
+
+    def _enlarge_pipe(self, pipe: int) -> None:
+        import fcntl  # noqa: PLC0415 -- the launcher has it loaded already; others that read this module need not
+
+        try:
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError:  # a user may have only so many large pipes
+            return
+
+    def add(self, key: str, path: str, sink: int, *, is_terminal: bool) -> None:
+        """Feed a non-blocking descriptor from a file. It is closed with the feed. Raises OSError."""
+        feed = StdinFeed(key, path, sink, is_terminal=is_terminal)
+        self._by_key[key] = self._by_sink[sink] = feed
+        self._epoll.register(sink, 0)  # errors and hang-ups are reported all the same
+
+    def extend(self, key: str, size: int, *, has_ended: bool) -> None:
+        """Note that the file has ``size`` bytes; has_ended: it will not grow any more. Answered with how far it was
+        fed."""
+        feed = self._by_key.get(key)
+        if feed is None:
+            if key in self._closed:
+                self._events.append(StdinFed(key, self._closed[key], is_closed=True))
+            return
+        feed.size = max(feed.size, size)
+        feed.has_ended = feed.has_ended or has_ended
+        feed.reported = -1
+        self._pump(feed)
+
+    def ready(self, masks: dict[int, int]) -> None:
+        """Handle what epoll reported: a pipe has room, or its task reads no more."""
+        for sink in [fd for fd in masks if fd in self._by_sink]:
+            feed = self._by_sink[sink]
+            if masks[sink] & (select.EPOLLERR | select.EPOLLHUP):
+                self._close(feed)
+            else:
+                self._pump(feed)
+
+    def close(self, key: str) -> None:
+        """Close the input of a task that reads no more."""
+        feed = self._by_key.get(key)
+        if feed is not None:
+            self._close(feed)
+
+    def forget(self, key: str) -> None:
+        """Forget the input of a task that is over, or was never started."""
+        self.close(key)
+        self._closed.pop(key, None)
+
+    def _pump(self, feed: StdinFeed) -> None:
+        """Copy what is there and is taken; poll the sink if it is full."""
+        left = TURN_BYTES_MAX
+        try:
+            while left > 0 and (data := feed.read()):
+                count = os.write(feed.sink, data)
+                feed.fed += count
+                feed.last = data[count - 1 : count]
+                left -= count
+            is_full = left <= 0
+            if feed.fed == feed.size and feed.has_ended:
+                if feed.is_terminal:
+                    feed.end()
+                self._close(feed)
+                return
+        except BlockingIOError:
+            is_full = True
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError) and not feed.is_terminal:
+                log_line(f"stdin of a task failed: key={feed.key} error={error}")
+            self._close(feed)
+            return
+        if is_full != feed.is_polled:
+            feed.is_polled = is_full
+            self._epoll.modify(feed.sink, select.EPOLLOUT if is_full else 0)
+        if (
+            feed.reported < 0
+            or feed.fed - feed.reported >= REPORT_BYTES
+            or (feed.fed == feed.size and feed.fed != feed.reported)
+        ):
+            self._report(feed)
+
+    def _report(self, feed: StdinFeed, *, is_closed: bool = False) -> None:
+        feed.reported = feed.fed
+        self._events.append(StdinFed(feed.key, feed.fed, is_closed))
+
+    def _close(self, feed: StdinFeed) -> None:
+        del self._by_key[feed.key], self._by_sink[feed.sink]
+        self._epoll.unregister(feed.sink)
+        os.close(feed.sink)
+        os.close(feed.file)
+        self._closed[feed.key] = feed.fed
+        self._report(feed, is_closed=True)
+
+
+class LauncherStdin:
+    """Standard input of all tasks: nothing, a pipe that is fed from a file, or a terminal. ``events`` collects what the
+    agent is told; ``access``: credentials for the agent's files."""
+
+    def __init__(self, epoll: select.epoll, events: list[LauncherEvent], access: Access) -> None:
+        self._access = access
+        self._feeds = StdinFeeds(epoll, events)
+        self._terminals = PseudoTerminals(epoll)
+        self._to_close: dict[str, int] = {}
+
+    @property
+    def descriptors(self) -> int:
+        """Number of open descriptors."""
+        return self._feeds.descriptors + self._terminals.descriptors
+
+    def open(self, request: SpawnRequest) -> int | str:
+        """Open the stdin of a task, as `spawn` takes it; the output of a terminal goes to the file of its stdout.
+        Raises CannotStart, or OSError for what is in SHORTAGES."""
+        with self._access:
+            return self._open(request)
+
+    def _open(self, request: SpawnRequest) -> int | str:
+        key, source, window = request.key, request.input, request.terminal
+        try:
+            if window:
+                terminal = self._terminals.open(key, request.stdout, *window)
+                if source:
+                    self._feeds.add(key, source, os.dup(terminal.master), is_terminal=True)
+                return os.ttyname(terminal.slave)
+            if not source:
+                return ""
+            reading = self._to_close[key] = self._feeds.open(key, source)
+        except OSError as error:
+            raise_shortage(error)
+            what = "terminal" if window else "pipe for its input"
+            raise CannotStart(NOT_EXECUTABLE, f"no {what} can be made: {error.strerror}") from None
+        return reading
+
+    def started(self, key: str) -> None:
+        """Close the launcher's copies of what the started process has, so that the end is noticed."""
+        reading = self._to_close.pop(key, None)
+        if reading is not None:
+            os.close(reading)
+
+    def grown(self, request: StdinRequest) -> None:
+        """Feed more."""
+        self._feeds.extend(request.key, request.size, has_ended=request.ends)
+
+    def resize(self, request: ResizeRequest) -> None:
+        """Set the window size of a task's terminal."""
+        self._terminals.resize(request.key, request.rows, request.columns)
+
+    def ready(self, masks: dict[int, int]) -> None:
+        """Handle what epoll reported."""
+        self._terminals.ready(masks)
+        self._feeds.ready(masks)
+
+    def leader_ended(self, key: str) -> None:
+        """Close the input of a task whose leader has ended."""
+        self._feeds.close(key)
+
+    def close(self, key: str) -> None:
+        """Close everything of a task that is over, or was never started."""
+        self.started(key)
+        self._feeds.forget(key)
+        self._terminals.close(key)

@@ -16,6 +16,7 @@ VERSION = 9
 """The version of this protocol; the list contains the launcher's. A change that an older reader would misunderstand raises it."""
 VERSION_MIN = 9
 """The oldest launcher that an agent of this version talks to: that of the first release."""
+SOCKET_NAME = "launcher.sock"
 FRAME_BYTES_MAX = 4 << 20
 HEADER_BYTES = 4
 UMASK_MAX = 0o7777
@@ -470,6 +471,11 @@ EVENTS: dict[str, type[LauncherEvent]] = {
 # -- codec -------------------------------------------------------------------------------------------------------------
 
 _KINDS: dict[type, str] = {kind: tag for table in (REQUESTS, EVENTS) for tag, kind in table.items()}
+
+
+def claim_name(what: str, store: str) -> str:
+    """Name of the abstract socket by which a process of this kind claims a database."""
+    return f"\0peerload-{what}-{store}"
 
 
 def frame(messages: list[bytes]) -> bytes:

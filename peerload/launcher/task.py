@@ -1,17 +1,41 @@
-"""A task as the launcher knows it. Used by the launcher alone."""
+"""Tasks of the launcher, from the start to the exit record: a `LaunchedTask` for each process, and what happens to all of them.
+
+`Spawner` starts the process of a task in its unit. `LeaseTimers` freeze a task at its deadline. `Reaper` reports a task when nothing is
+left of it, neither background processes nor its unit. `with_shortage` finds out whether it ended for want of memory; `usage_of` tells
+what it uses while it runs. Used by the launcher alone; the imports are few.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+import sys
 import time
 
-from peerload.launcher.oom_detection import with_shortage
-from peerload.launcher.protocol import ExitRecord, ResourceUsage
+from peerload.launcher.containment import PREFIX, Cgroup2, read
+from peerload.launcher.orphan_cleanup import SPAWNS_NAME
+from peerload.launcher.process import NOT_EXECUTABLE, CannotStart, spawn
+from peerload.launcher.protocol import (
+    ExitRecord,
+    FrozenEvent,
+    ResourceUsage,
+    TaskUsage,
+    ThawedEvent,
+    UsageEvent,
+)
+from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, log_line, machine_boot, process_fields, process_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.launcher.memory_limits import MemoryUse
-    from peerload.launcher.process import Capture, HolePuncher
+    from collections.abc import Callable, Mapping
+
+    from peerload.launcher.cgroup_limits import CgroupLimits
+    from peerload.launcher.containment import MemoryLimits, MemoryUse, Units
+    from peerload.launcher.multi_user import MultiUser
+    from peerload.launcher.powercap import Reading
+    from peerload.launcher.process import Capture, HolePuncher, LauncherStdin
+    from peerload.launcher.protocol import LauncherEvent, SpawnRequest, UsageRequest
 
 LIMIT_EVERY_S = 0.5
 """Interval at which captured output is limited, for tasks older than this."""
@@ -117,3 +141,376 @@ class LaunchedTask:
 def failed(started_at: float, exit_code: int, reason: str) -> ExitRecord:
     """The exit record of a task that could not be started."""
     return ExitRecord(exit_code, started_at, started_at, reason=reason)
+
+
+DESCRIPTORS_RESERVED = 64
+"""Descriptors reserved for other things than tasks, each of which takes one; this bounds the tasks at a time."""
+
+
+ENVIRONMENT_TRIES_MAX = 50
+ENVIRONMENT_PAUSE_S = 0.001
+
+
+def _environment_of(pid: int) -> bytes:
+    """The initial environment of a process. The kernel shows none for a moment after `posix_spawn` has returned (exec
+    lets the parent go on before the new stack is made), so it is read again for up to 50 ms."""
+    for _ in range(ENVIRONMENT_TRIES_MAX):
+        if raw := read(f"/proc/{pid}/environ"):
+            return raw
+        time.sleep(ENVIRONMENT_PAUSE_S)
+    return b""
+
+
+class Spawner:
+    """Starts the processes of ``tasks`` in their units. run: the name of this run of the launcher. system: the service for
+    all users.
+
+    For the process scan, a log records each spawn before and after it is made: if the launcher is killed in between,
+    its successor kills what it was making.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        run: str,
+        tasks: dict[str, LaunchedTask],
+        units: Units,
+        memory: MemoryLimits,
+        standard_input: LauncherStdin,
+        system: MultiUser | None = None,
+        cores: CgroupLimits | None = None,
+    ) -> None:
+        """cores: enforces cores for a launcher of one user."""
+        self._run = run
+        self._system = system
+        self._cores = cores
+        self.unenforced: tuple[str, ...] = () if system is None else system.unenforced
+        self.enforces_cores = system is not None and system.enforces_cores
+        if cores is not None:
+            self.unenforced, self.enforces_cores = cores.unenforced, cores.enforces_cores
+        self._standard_input = standard_input
+        self._tasks = tasks
+        self._units = units
+        self._memory = memory
+        self._boot = machine_boot()
+        self._spawns = RecordLog(f"{directory}/{SPAWNS_NAME}")
+        descriptors = os.sysconf("SC_OPEN_MAX")
+        self._tasks_max = max(descriptors - DESCRIPTORS_RESERVED, 1) if descriptors > 0 else sys.maxsize
+
+    def spawn(self, request: SpawnRequest) -> int:
+        """Start the process of a request in its unit → its pid. Raises CannotStart, or OSError if there can be no unit
+        or this machine is short of something."""
+        try:
+            pid = self._spawn_in_unit(request)
+        except (CannotStart, OSError):
+            self._standard_input.close(request.key)
+            raise
+        self._standard_input.started(request.key)
+        return pid
+
+    def _spawn_in_unit(self, request: SpawnRequest) -> int:
+        key, limit_bytes = request.key, request.memory_bytes_max
+        if len(self._tasks) + self._standard_input.descriptors >= self._tasks_max:
+            raise OSError(errno.EMFILE, f"{len(self._tasks)} tasks run already, as many as this system allows")
+        inside = request.inside
+        if inside:
+            request = self._inside_task(request)
+        if request.environment is not None:
+            request.environment[b"PEERLOAD_UNIT"] = f"{self._run}/{PREFIX}{key}".encode()
+        if self._units.is_proc_scan:  # if we are killed now, its output files identify it
+            self._spawns.append([[key, 0, 0, self._boot, [request.stdout, request.stderr], self._run]])
+        try:
+            units = self._units
+            forks = not request.after and self._system is None and isinstance(units, Cgroup2) and units.prefers_fork()
+            units.enter(key, is_fresh=limit_bytes > 0, inside=inside, forks=forks)
+            try:
+                pid = self._start_process(request, units.fork if forks and isinstance(units, Cgroup2) else None)
+            finally:
+                self._units.leave()
+        except (CannotStart, OSError):
+            self._memory.close(key)
+            self._units.close(key)
+            raise
+        if self._units.is_proc_scan:
+            start = process_start(pid)
+            self._spawns.append([[key, pid, start, self._boot, [], self._run]])
+            self._units.leader_started(key, pid, start)
+            self._compact()
+        if limit_bytes:
+            self._limit(key, pid, limit_bytes)
+        return pid
+
+    def _inside_task(self, request: SpawnRequest) -> SpawnRequest:
+        """The request, with directory and environment of the task inside which it runs; its own variables are added.
+        Raises CannotStart, SpawnRefused."""
+        task = self._tasks.get(request.inside)
+        if task is None or task.ended_at:
+            raise CannotStart(NOT_EXECUTABLE, "the task has ended")
+        if self._system is not None:
+            self._system.check_inside(request.key, request.inside)
+        raw = _environment_of(task.pid)
+        if not raw:
+            raise CannotStart(NOT_EXECUTABLE, "the environment of the task cannot be read")
+        variables = dict(pair.split(b"=", 1) for pair in raw.split(b"\0") if b"=" in pair)
+        environment = {**variables, **(request.environment or {})}
+        return request.replace(environment=environment, directory=b"/proc/%d/cwd" % task.pid)
+
+    def _start_process(self, request: SpawnRequest, fork: Callable[[], int] | None) -> int:
+        reads = self._standard_input.open(request)
+        try:
+            self._memory.enter(request.key, request.memory_bytes_max, inside=request.inside)
+            if self._system is not None:
+                return self._system.spawn(request, reads)
+            if self._cores is not None and not request.inside:
+                self._cores.enter(request.key, 0, request.cpus, request.cpus_max)
+            return spawn(request, reads, fork)
+        finally:
+            if self._cores is not None:
+                self._cores.leave()
+            self._memory.leave()
+
+    def _limit(self, key: str, pid: int, limit_bytes: int) -> None:
+        """Limit a process that runs already; a limit that cannot be set is only logged."""
+        try:
+            if not self._memory.limit(key, pid, limit_bytes):
+                self._units.kill(key)
+        except OSError as error:
+            log_line(f"memory of a task is not limited: key={key} error={error}")
+
+    def _compact(self) -> None:
+        if self._spawns.size_bytes > LOG_BYTES_MAX:
+            tasks = self._tasks.values()
+            rows = [[task.key, task.pid, process_start(task.pid), self._boot, [], self._run] for task in tasks]
+            self._spawns.compact(rows, len(rows))
+
+
+CHECK_S = 0.5
+"""Deadlines are compared with the clock at least this often, since timers do not count suspend."""
+
+
+class LeaseTimers:
+    """The leases of the launcher's tasks. ``events`` collects what the agent is told."""
+
+    def __init__(self, tasks: dict[str, LaunchedTask], units: Units, events: list[LauncherEvent]) -> None:
+        self._tasks = tasks
+        self._units = units
+        self._events = events
+        self._count = 0
+
+    def soonest_s(self) -> float | None:
+        """Seconds until `enforce` is due; None if no task has a deadline."""
+        if not self._count:
+            return None
+        now_s = boot_s()
+        left_s = (t.deadline_s - now_s for t in self._tasks.values() if t.deadline_s and not t.frozen_at_s)
+        return max(0.0, min(left_s, default=CHECK_S))
+
+    def apply(self, task: LaunchedTask, deadline_s: float, ts: float) -> None:
+        """Set a new deadline, granted for the message of ``ts`` (0: unknown); older than the last is ignored. 0 is no
+        deadline. A deadline in the future thaws the task."""
+        if task.ended_at or (ts or task.ts) < task.ts:
+            return
+        task.ts = ts or task.ts
+        self._count += bool(deadline_s) - bool(task.deadline_s)
+        task.deadline_s = deadline_s
+        if task.frozen_at_s and (not deadline_s or deadline_s > boot_s()) and not task.lost_because:
+            task.frozen_at_s = 0.0
+            self._units.thaw(task.key)
+            self._events.append(ThawedEvent(task.key))
+
+    def evict(self, task: LaunchedTask, reason: str) -> None:
+        """Kill the task if it is frozen, since its agent needs the room."""
+        if task.frozen_at_s and not task.ended_at and not task.lost_because:
+            task.lost_because = reason
+            self._units.kill(task.key)
+
+    def drop(self, task: LaunchedTask) -> None:
+        """Drop the deadline of a task whose leader has ended."""
+        self._count -= bool(task.deadline_s)
+        task.deadline_s = 0.0
+
+    def enforce(self) -> None:
+        """Freeze tasks past their deadline; kill those that were frozen for too long."""
+        if not self._count:
+            return
+        now_s = boot_s()
+        for task in self._tasks.values():
+            if task.deadline_s and task.deadline_s <= now_s and not task.ended_at:
+                self._enforce_one(task, now_s)
+
+    def _enforce_one(self, task: LaunchedTask, now_s: float) -> None:
+        if not task.frozen_at_s:
+            task.frozen_at_s = now_s
+            self._units.freeze(task.key)
+            self._events.append(FrozenEvent(task.key))
+        elif not task.lost_because and now_s >= task.frozen_at_s + task.frozen_s_max:
+            task.lost_because = f"it was frozen for {task.frozen_s_max:g} s, without a lease"
+        if task.lost_because:
+            self._units.kill(task.key)
+
+    def refreeze(self) -> None:
+        """Freeze again what users have thawed."""
+        frozen = [task.key for task in self._tasks.values() if task.frozen_at_s and not task.lost_because]
+        if frozen:
+            self._units.refreeze(frozen)
+
+
+REFUSED_SHARE = 0.97
+"""A process that failed with this share of its limit in use counts as refused memory."""
+TAIL_BYTES = 4096
+"""Bytes of the end of stderr that are searched."""
+SAYINGS = (b"memoryerror", b"bad_alloc", b"cannot allocate", b"out of memory", b"not enough memory")
+"""Messages of programs, in lower case, when memory is refused to them."""
+NOT_OF_MEMORY = (b"cuda", b"gpu", b"hip error", b"rocm", b"heap")
+"""Words in such a message that rule it out: memory of a GPU, or a heap limit of a runtime (Java, JavaScript)."""
+_GIVES_UP = {0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP}
+"""Ways in which programs end that are refused memory: an exit code, or one of these signals. Others come from outside.
+"""
+
+
+def with_shortage(record: ExitRecord, use: MemoryUse, node: str, stderr: str) -> ExitRecord:
+    """An exit record with the peak memory of the whole task, as far as it is known, and with the shortage if it ended
+    for want of memory on ``node``. stderr: the file of its captured stderr."""
+    assert record.usage is not None
+    if use.peak_bytes:
+        record = record.replace(usage=record.usage.replace(memory_bytes_max=use.peak_bytes))
+    if use.kills:
+        words = _words(use, node, use.peak_bytes) if use.is_own else "killed: the machine ran out of memory"
+        return _because(record, words)
+    if use.is_refused and use.limit_bytes and record.exit_code and record.signal in _GIVES_UP:
+        assert record.usage is not None
+        peak_bytes = record.usage.memory_bytes_max
+        if peak_bytes >= use.limit_bytes * REFUSED_SHARE:
+            return _because(record, _words(use, node, peak_bytes))
+        if _says_so(stderr):
+            return _because(record, f"{_words(use, node, peak_bytes)}, and was refused more")
+    return record
+
+
+def _because(record: ExitRecord, words: str) -> ExitRecord:
+    """Add the shortage. A task that has succeeded has only lost a process to it."""
+    if record.exit_code:
+        return record.replace(out_of="memory", reason=words)
+    return record.replace(reason=f"ended; a process of it was killed: {words.removeprefix('killed: ')}")
+
+
+def _words(use: MemoryUse, node: str, peak_bytes: int) -> str:
+    where = f" on {node}" if node else ""
+    peak = f", peak {size_words(peak_bytes)}" if peak_bytes else ""
+    return f"out of memory{where}: limit {size_words(use.limit_bytes)}{peak}"
+
+
+def size_words(size_bytes: int) -> str:
+    """Size in GiB or MiB: ``2.0 GiB``."""
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / 2**20:.1f} MiB"
+
+
+def _says_so(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        size = os.fstat(fd).st_size
+        tail = os.pread(fd, TAIL_BYTES, max(size - TAIL_BYTES, 0)).lower()
+    except OSError:  # it is no file any more
+        return False
+    finally:
+        os.close(fd)
+    return any(word in tail for word in SAYINGS) and not any(word in tail for word in NOT_OF_MEMORY)
+
+
+REMAINS_S_MAX = 10.0
+"""Unkillable remains of a task (waiting for a disk) delay its exit no longer than this."""
+
+
+class Reaper:
+    """``end(task)`` is called once for each task, when its leader may be reaped and its exit reported; ``closed(key)``
+    as soon as nothing of it is left."""
+
+    def __init__(self, units: Units, end: Callable[[LaunchedTask], None], closed: Callable[[str], None]) -> None:
+        self._units = units
+        self._closed = closed
+        self._end = end
+        self._awaiting_close: list[LaunchedTask] = []
+        self._unkillable: list[LaunchedTask] = []
+
+    def add(self, task: LaunchedTask) -> None:
+        """Take over a task whose leader has ended. The leader is not reaped before ``end``: until then its pid cannot
+        be reused."""
+        task.ended_at = time.time()
+        task.ended_s = time.monotonic()
+        task.ran_s = boot_s() - task.started_boot_s
+        self._awaiting_close.append(task)
+
+    def due_at_s(self) -> list[float]:
+        """The moments (monotonic) at which `reap_closed` has something to do."""
+        return [task.close_due_s for task in self._awaiting_close + self._unkillable]
+
+    def reap_closed(self) -> None:
+        """End the tasks of which nothing is left; kill what is left of the others."""
+        if not (self._awaiting_close or self._unkillable):
+            return
+        now_s = time.monotonic()
+        for task in [task for task in self._unkillable if task.close_due_s <= now_s]:
+            if self._units.close(task.key):
+                self._unkillable.remove(task)
+                self._closed(task.key)
+            else:
+                task.back_off()
+        for task in [task for task in self._awaiting_close if task.close_due_s <= now_s]:
+            if self._units.close(task.key):
+                self._finish(task)
+                self._closed(task.key)
+            elif not task.lost_because and now_s >= task.ended_s + REMAINS_S_MAX:
+                log_line(f"task ended, its remains do not: key={task.key} pids={self._units.processes(task.key)}")
+                self._unkillable.append(task)
+                self._finish(task)
+            else:
+                task.back_off()
+
+    def _finish(self, task: LaunchedTask) -> None:
+        self._awaiting_close.remove(task)
+        self._end(task)
+
+
+PROCESSES_MAX = 1000
+"""Processes read for one request, about 10 ms: of a task with more than are left, only their number is reported."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def usage_of(
+    tasks: Mapping[str, LaunchedTask], units: Units, request: UsageRequest, counters: list[Reading]
+) -> UsageEvent:
+    """Usage of each of the requested tasks that runs. Memory that its processes share is counted for each of them."""
+    running = [key for key in request.keys if key in tasks and not tasks[key].ended_at]
+    found: dict[str, TaskUsage] = {}
+    left = PROCESSES_MAX
+    if request.brief:
+        counted = {key: units.cpu_s(key) for key in running}
+        found = {key: TaskUsage(cpu_s, -1, -1) for key, cpu_s in counted.items() if cpu_s >= 0}
+        running = [key for key in running if key not in found]
+    for key, pids in units.processes_of(running).items():
+        counted_s = units.cpu_s(key)
+        if len(pids) > left:
+            found[key] = TaskUsage(counted_s, -1, len(pids))
+            continue
+        left -= len(pids)
+        cpu_s, memory_bytes, processes = _sum(pids)
+        found[key] = TaskUsage(max(cpu_s, counted_s), memory_bytes, processes)
+    return UsageEvent(request.id, time.clock_gettime(time.CLOCK_BOOTTIME), found, counters)
+
+
+def _sum(pids: list[int]) -> tuple[float, int, int]:
+    """Sum over live processes: processor seconds (with those of ended children), bytes in memory, number."""
+    ticks = pages = count = 0
+    for pid in pids:
+        fields = process_fields(pid)
+        if not fields:
+            continue
+        ticks += sum(map(int, fields[11:15]))
+        if fields[0] not in b"ZX":
+            pages += int(fields[21])
+            count += 1
+    return ticks / _TICKS, pages * _PAGE_BYTES, count

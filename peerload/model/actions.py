@@ -7,7 +7,7 @@ alone (`granted`): it is worth nothing when it comes late.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -15,9 +15,18 @@ from peerload.model import rules
 from peerload.model.events import Submission
 from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
-from peerload.model.power import TaskCost
-from peerload.model.submit_options import CompletionJob, GroupSettings, TaskOutcome
-from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec, member_record
+from peerload.model.resources import TaskCost
+from peerload.model.task import (
+    CompletionJob,
+    ExecutionRecord,
+    Exit,
+    FenceKind,
+    GroupSettings,
+    TaskOutcome,
+    TaskRecord,
+    TaskSpec,
+    member_record,
+)
 from peerload.model.timers import Timer
 
 if TYPE_CHECKING:
@@ -461,42 +470,15 @@ class Decided(_Action, frozen=True, omit_defaults=True):
     compared: tuple[TaskCost, ...] = ()
 
 
-OUTWARD: tuple[type, ...] = (
-    Send,
-    Announce,
-    Dial,
-    DialAddress,
-    ForgetPeer,
-    WakePeer,
-    SpawnTask,
-    FindTasks,
-    SignalTask,
-    SetLease,
-    EvictTask,
-    ForgetTask,
-    StageFiles,
-    SendResult,
-    KeepOutput,
-    FetchOutput,
-    Answer,
-    AnswerPart,
-    TaskChanged,
-    MembersCancelled,
-    AttemptGone,
-)
-
-Action = (
-    Persist
-    | Send
+Outward = (
+    Send
     | Announce
     | Dial
     | DialAddress
     | ForgetPeer
     | WakePeer
-    | SendGossip
     | SpawnTask
     | FindTasks
-    | LookAtDevices
     | SignalTask
     | SetLease
     | EvictTask
@@ -510,11 +492,9 @@ Action = (
     | TaskChanged
     | MembersCancelled
     | AttemptGone
-    | SetTimer
-    | ClearTimer
-    | Note
-    | Decided
 )
+OUTWARD: tuple[type, ...] = get_args(Outward)
+Action = Outward | Persist | SendGossip | LookAtDevices | SetTimer | ClearTimer | Note | Decided
 
 
 def granted(action: Action) -> tuple[bytes, ...]:

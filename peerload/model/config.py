@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from peerload.model.devices import Kind
 from peerload.model.gossip import LAN, GossipPreset
-from peerload.model.resources import Name, NodeName, Speed
+from peerload.model.resources import Kind, Name, NodeName, Speed
 
 if TYPE_CHECKING:
-    from peerload.model.power import PowerCurve
+    from peerload.model.resources import PowerCurve
 
 Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Limit = Annotated[int, Meta(ge=1, le=100_000_000)]
@@ -128,7 +127,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     # load
     counts_foreign: bool = True
-    """True if cores that other programs keep busy occupy slots (`core/resources/foreign_load.py`)."""
+    """True if cores that other programs keep busy occupy slots (`core/resources/admission.py`)."""
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
     """A load region counts only after it has held for this long."""
     tell_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.05

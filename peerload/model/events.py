@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model.devices import Device, DeviceReading
 from peerload.model.gossip import GossipMessage
-from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
-from peerload.model.power import PowerCurve
-from peerload.model.resources import Profile
-from peerload.model.submit_options import NO_TERMS, GroupSettings, SubmitOptions, TaskOutcome
-from peerload.model.task import ExecutionRecord, Exit, FenceKind, TaskRecord, TaskSpec, member_record
+from peerload.model.resources import Device, DeviceReading, LoadReport, PowerCurve, Profile
+from peerload.model.task import (
+    NO_TERMS,
+    ExecutionRecord,
+    Exit,
+    FenceKind,
+    GroupSettings,
+    SubmitOptions,
+    TaskOutcome,
+    TaskRecord,
+    TaskSpec,
+    member_record,
+)
 from peerload.model.timers import Timer
 
 if TYPE_CHECKING:
@@ -24,8 +31,25 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 
+class Instant(msgspec.Struct, frozen=True, gc=False):
+    """A moment on two clocks of one node.
+
+    ``boot_s`` is CLOCK_BOOTTIME in seconds and decides (suspend counts, clock steps do not);
+    ``wall_s`` is Unix time in seconds and is for records and people only.
+    """
+
+    boot_s: float
+    wall_s: float
+
+
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Root of all events; a recording tells them apart by their names."""
+
+
+class _Request(_Event, frozen=True):
+    """Root of events that are answered."""
+
+    request: int
 
 
 class Submission(msgspec.Struct, frozen=True, gc=False):
@@ -135,14 +159,13 @@ class AgentStarted(_Event, frozen=True):
     members: tuple[MembersRow, ...] = ()
 
 
-class TaskSubmitted(_Event, frozen=True):
+class TaskSubmitted(_Request, frozen=True):
     """A client asks to run a command. directory_here: the working directory exists on this node; before: what the store
     knows of an earlier submission with this token: (digest, id, members; 0 = a single task); held: it is kept back until
     it is released; retry_of: the id of the task that it repeats; waits_for_node: though no node known could ever run it;
     each: as in `Submission`; client: the connection that attends it, 0 = none; input: the name of what it is to read,
     "" = nothing."""
 
-    request: int
     token: str
     digest: bytes
     spec: TaskSpec
@@ -158,19 +181,17 @@ class TaskSubmitted(_Event, frozen=True):
     input: str = ""
 
 
-class AttendRequested(_Event, frozen=True):
+class AttendRequested(_Request, frozen=True):
     """A client is there again for a task that it attends: after a restart of this agent, which knows no connections of
     before. Answered with ``attended``: whether it still is to be."""
 
-    request: int
     client: int
     task: str
 
 
-class DetachRequested(_Event, frozen=True):
+class DetachRequested(_Request, frozen=True):
     """A client leaves a task to itself: it is not cancelled when its clients are gone. Answered when that is durable."""
 
-    request: int
     task: str
 
 
@@ -193,10 +214,9 @@ class InputCame(_Event, frozen=True):
     uid: bytes
 
 
-class CancelRequested(_Event, frozen=True):
+class CancelRequested(_Request, frozen=True):
     """A client wants tasks of this home stopped: ids of tasks or of whole arrays."""
 
-    request: int
     tasks: tuple[str, ...]
     signal: int = 15
     force: bool = False
@@ -219,44 +239,39 @@ class EndAsked(_Event, frozen=True):
     query: bool = False
 
 
-class SignalRequested(_Event, frozen=True):
+class SignalRequested(_Request, frozen=True):
     """A client wants a signal sent to a running task, which may go on."""
 
-    request: int
     task: str
     signal: int
 
 
-class HoldRequested(_Event, frozen=True):
+class HoldRequested(_Request, frozen=True):
     """A client wants waiting tasks of this home kept back: ids of tasks or of whole arrays. Answered with ``held``,
     ``already_held`` and ``not_waiting`` (names of which no task waited)."""
 
-    request: int
     tasks: tuple[str, ...]
 
 
-class ReleaseRequested(_Event, frozen=True):
+class ReleaseRequested(_Request, frozen=True):
     """A client wants held tasks to go on; what was lost before is forgotten. Answered with ``released`` and
     ``not_held``."""
 
-    request: int
     tasks: tuple[str, ...]
 
 
-class PriorityRequested(_Event, frozen=True):
+class PriorityRequested(_Request, frozen=True):
     """A client wants tasks of this home to have another priority: ids of tasks or of whole arrays. Answered with ``changed``,
     ``elsewhere`` (names of which a node has one already, where it stays as it was) and ``ended``."""
 
-    request: int
     tasks: tuple[str, ...]
     priority: int
 
 
-class GroupRequested(_Event, frozen=True):
+class GroupRequested(_Request, frozen=True):
     """A client wants something of a group: other ``slots`` (0: any number), that it is ``paused`` or not, that it is removed;
     None: as it was. Answered with what it is then."""
 
-    request: int
     name: str
     slots: int | None = None
     paused: bool | None = None
@@ -279,38 +294,30 @@ class TasksFound(_Event, frozen=True):
     found: tuple[TaskFound, ...]
 
 
-class DrainRequested(_Event, frozen=True):
+class DrainRequested(_Request, frozen=True):
     """This node is to take no more tasks: what waits here for other homes goes back, what waits of its own looks for a
     place elsewhere, what runs runs on. Answered with ``returned`` and ``running`` (numbers of tasks)."""
 
-    request: int
     reason: str = ""
 
 
-class EmptyAwaited(_Event, frozen=True):
+class EmptyAwaited(_Request, frozen=True):
     """Somebody waits until nothing runs on this drained node and no task of another home is here. Answered then, with
     nothing; or refused as soon as it is no longer drained."""
 
-    request: int
 
-
-class EmptyAwaitedNoMore(_Event, frozen=True):
+class EmptyAwaitedNoMore(_Request, frozen=True):
     """The client of a request has gone or has given up. Not answered."""
 
-    request: int
 
-
-class UndrainRequested(_Event, frozen=True):
+class UndrainRequested(_Request, frozen=True):
     """This node takes tasks again."""
 
-    request: int
 
-
-class ForgetRequested(_Event, frozen=True):
+class ForgetRequested(_Request, frozen=True):
     """A user asserts that a node is gone for good: that is proof for the tasks that are parked there. Answered with
     ``node`` and ``tasks`` (how many had been waiting for it)."""
 
-    request: int
     node: str
 
 
@@ -320,11 +327,10 @@ class NodeRevoked(_Event, frozen=True):
     node: str
 
 
-class RemoteCancelRequested(_Event, frozen=True):
+class RemoteCancelRequested(_Request, frozen=True):
     """A client wants tasks of other homes ended on this node: ids of tasks or of whole arrays. reason: who asks, in words.
     Answered with ``cancelled`` and ``already_ended`` (ids)."""
 
-    request: int
     tasks: tuple[str, ...]
     signal: int
     force: bool
@@ -583,11 +589,6 @@ class AgentStopping(_Event, frozen=True):
 Event = (
     AgentStarted
     | TaskSubmitted
-    | AttendRequested
-    | DetachRequested
-    | ClientGone
-    | InputCut
-    | InputCame
     | AttendRequested
     | DetachRequested
     | ClientGone

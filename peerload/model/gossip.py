@@ -12,10 +12,19 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.model.devices import DeviceLoad
-from peerload.model.load import LOAD_MAX, Count, LoadReport, Region, Share
-from peerload.model.power import Watts
-from peerload.model.resources import Address, BootId, Bytes, NodeName
+from peerload.model.resources import (
+    LOAD_MAX,
+    Address,
+    BootId,
+    Bytes,
+    Count,
+    DeviceLoad,
+    LoadReport,
+    NodeName,
+    Region,
+    Share,
+    Watts,
+)
 
 DATAGRAM_BYTES_MAX = 1400
 """A sealed datagram that is larger is not looked at."""

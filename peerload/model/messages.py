@@ -8,15 +8,24 @@ Fields are only ever added, with a default; unknown fields are skipped. Sizes: d
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 from msgspec import Meta
 
-from peerload.model.devices import DEVICES_MAX, DeviceId
 from peerload.model.gossip import Load, MembershipUpdate
-from peerload.model.load import LoadReport
-from peerload.model.resources import Address, BootId, Name, NodeName, Placement, Profile, ResourceRequest
+from peerload.model.resources import (
+    DEVICES_MAX,
+    Address,
+    BootId,
+    DeviceId,
+    LoadReport,
+    Name,
+    NodeName,
+    Placement,
+    Profile,
+    ResourceRequest,
+)
 from peerload.model.task import LEASE_S_MIN, Attempt, Digest, Exit, Nonce, TaskId, TaskSpec, Uid, WorkingDirectory
 
 PROTOCOL_MIN = 1
@@ -101,6 +110,14 @@ class Identity(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 class _Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="t"):
     """Root of all messages."""
+
+
+class _OfAttempt(_Message, frozen=True):
+    """Root of messages about one attempt of a task."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
 
 
 # -- membership ------------------------------------------------------------------------------------------------------
@@ -316,16 +333,13 @@ class Unpair(_Message, frozen=True, tag="unpair"):
 # -- ownership -------------------------------------------------------------------------------------------------------
 
 
-class Offer(_Message, frozen=True, tag="offer"):
+class Offer(_OfAttempt, frozen=True, tag="offer"):
     """home → x: would you run attempt n? The answer reserves room for 10 s.
 
     migrations_max: -1 = no limit; only: no other node could ever run it, so that it may wait in x's queue;
     load_tasks_max: with n at most this x accepts whatever its thresholds say (-1: its thresholds alone decide). sources: other
     nodes that have the task's files."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     spec: TaskSpec
     lease_s: LeaseSeconds
     migrations: Annotated[int, Meta(ge=0, le=1000)] = 0
@@ -335,14 +349,11 @@ class Offer(_Message, frozen=True, tag="offer"):
     sources: Annotated[tuple[NodeName, ...], Meta(max_length=SOURCES_MAX)] = ()
 
 
-class Accept(_Message, frozen=True, tag="accept"):
+class Accept(_OfAttempt, frozen=True, tag="accept"):
     """x → home: room is reserved. ``ts`` is x's own clock at sending; home hands it back and never reads it. machine_boot,
     store: x's, as of this reservation; said again until the COMMIT comes or the reservation ends. input: of a task that takes
     input, or a terminal: x knows how; one of an earlier version would run it without. files: those of the task are there."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     nonce: Nonce
     ts: Seconds
     machine_boot: Annotated[str, Meta(max_length=64)] = ""
@@ -351,35 +362,26 @@ class Accept(_Message, frozen=True, tag="accept"):
     files: bool = False
 
 
-class Staging(_Message, frozen=True, tag="staging"):
+class Staging(_OfAttempt, frozen=True, tag="staging"):
     """x → home: the files of the offered task are on their way here, so many bytes of so many; or its environment is being built
     (builds). The offer stands meanwhile."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     done_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     builds: bool = False
 
 
-class Decline(_Message, frozen=True, tag="decline"):
+class Decline(_OfAttempt, frozen=True, tag="decline"):
     """x → home: no. ``code`` is one of `DECLINES`; those of `DECLINES_LASTING` are remembered for a while."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     code: Annotated[str, Meta(max_length=20)]
     reason: Reason
     report: LoadReport
 
 
-class Commit(_Message, frozen=True, tag="commit"):
+class Commit(_OfAttempt, frozen=True, tag="commit"):
     """home → x: run it. The lease lasts until ``ts + lease_s`` on x's clock."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     nonce: Nonce
     ts: Seconds
     lease_s: LeaseSeconds
@@ -438,86 +440,60 @@ class Park(_Message, frozen=True, tag="park"):
     parkings: Annotated[tuple[Parking, ...], Meta(max_length=RENEWALS_MAX)]
 
 
-class Revoke(_Message, frozen=True, tag="revoke"):
+class Revoke(_OfAttempt, frozen=True, tag="revoke"):
     """home → x: end this attempt (cancelled, or another attempt has it). ``signal`` is sent first, then SIGKILL."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     signal: Annotated[int, Meta(ge=1, le=64)] = 15
     reason: Reason = ""
 
 
-class Signal(_Message, frozen=True, tag="signal"):
+class Signal(_OfAttempt, frozen=True, tag="signal"):
     """home → x: send this signal to the running task; it may go on."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     signal: Annotated[int, Meta(ge=1, le=64)]
 
 
-class Query(_Message, frozen=True, tag="query"):
+class Query(_OfAttempt, frozen=True, tag="query"):
     """home → x: what became of this attempt? Answered by Renew, Result, Died or NotStarted."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
 
-
-class NotStarted(_Message, frozen=True, tag="not-started"):
+class NotStarted(_OfAttempt, frozen=True, tag="not-started"):
     """x → home: a durable promise that this attempt never started here and never will. store: the one that it is kept
     in; a promise of another store than that of the ACCEPT is worth nothing, as it may have been forgotten."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     reason: Reason = ""
     store: Annotated[str, Meta(max_length=64)] = ""
 
 
-class Died(_Message, frozen=True, tag="died"):
+class Died(_OfAttempt, frozen=True, tag="died"):
     """x → home: the attempt started and has no result; its processes are gone. Also said of one that an earlier start
     of x's agent refused, where x cannot tell any more: either way it does not run and never will. store: as with
     NotStarted."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     reason: Reason = ""
     store: Annotated[str, Meta(max_length=64)] = ""
 
 
-class Return(_Message, frozen=True, tag="return"):
+class Return(_OfAttempt, frozen=True, tag="return"):
     """x → home: NotStarted, volunteered (a better peer ``to``, drain)."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     to: Annotated[str, Meta(max_length=40)] = ""
     reason: Reason = ""
     store: Annotated[str, Meta(max_length=64)] = ""
 
 
-class Result(_Message, frozen=True, tag="result"):
+class Result(_OfAttempt, frozen=True, tag="result"):
     """x → home: how the attempt ended; repeated until ResultAck. Output of at most 64 KiB in all rides along
     (``inline``); larger output is fetched."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     exit: Exit
     inline: bool = False
     stdout: Captured = b""
     stderr: Captured = b""
 
 
-class ResultAck(_Message, frozen=True, tag="result-ack"):
+class ResultAck(_OfAttempt, frozen=True, tag="result-ack"):
     """home → x: recorded (a result, or that the attempt died): x may forget it but for its floor."""
-
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
 
 
 class AwaitTasks(_Message, frozen=True, tag="await-tasks"):
@@ -567,13 +543,10 @@ class DirectoryTold(_Message, frozen=True, tag="directory-told"):
 # -- output streams: a connection of their own, so that a long output never stands before a lease ---------------------
 
 
-class OutputRequest(_Message, frozen=True, tag="output-request"):
+class OutputRequest(_OfAttempt, frozen=True, tag="output-request"):
     """home → x: send the output of this attempt from these offsets on: as it comes until it has ended (``follow``), or
     what there is now. paced: as it comes, the task waits for who reads it."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     stdout_from: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     stderr_from: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     follow: bool = True
@@ -599,13 +572,10 @@ class OutputEnd(_Message, frozen=True, tag="output-end"):
 # -- input streams: as output, the other way ---------------------------------------------------------------------------
 
 
-class InputRequest(_Message, frozen=True, tag="input-request"):
+class InputRequest(_OfAttempt, frozen=True, tag="input-request"):
     """x → home: send the standard input of this attempt up to ``up_to``; said again, over the same connection, as the task
     reads on. ``have``: so many bytes are here, and will not be asked for again; is_closed: the task reads no more."""
 
-    task: TaskId
-    uid: Uid
-    attempt: Attempt
     have: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     up_to: Annotated[int, Meta(ge=0, le=1 << 61)] = 0
     is_closed: bool = False
@@ -773,35 +743,10 @@ Files = BlocksRequest | Blocks | BlocksEnd
 Forwarding = Forward | Forwarded | ForwardStop
 Message = Membership | Advice | Ownership | Output | Input | Files | Forwarding
 
-STREAMED: tuple[type, ...] = (
-    OutputRequest,
-    OutputChunk,
-    OutputEnd,
-    InputRequest,
-    InputChunk,
-    InputWindow,
-    InputEnd,
-    BlocksRequest,
-    Blocks,
-    BlocksEnd,
-    Forward,
-    Forwarded,
-    ForwardStop,
-)
+STREAMED: tuple[type, ...] = get_args(Output | Input | Files | Forwarding)
 """Messages over streams only."""
-BROADCAST: tuple[type, ...] = (State, StateRequest, Enough)
-ADVICE: tuple[type, ...] = (
-    *BROADCAST,
-    StateAnswer,
-    ProbeRequest,
-    ProbeReply,
-    GiveRequest,
-    GiveReply,
-    Footprint,
-    PairRequest,
-    PairReply,
-    Unpair,
-)
+BROADCAST: tuple[type, ...] = get_args(Broadcast)
+ADVICE: tuple[type, ...] = get_args(Advice)
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -1,25 +1,321 @@
-"""Resources: the requests of tasks, and the profiles of nodes."""
+"""Resources: power curves and devices of nodes, the requests of tasks, the profiles of nodes, and the reports of their load.
+
+Devices are what tasks are given one by one, such as GPUs, slices of GPUs, and anything countable that a node is told of. Only
+the kind `gpu` is measured and may be shared; all others are counted.
+"""
 
 from __future__ import annotations
 
+import enum
+import math
+import zlib
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from peerload.model.devices import (
-    DEVICES_MAX,
-    GPU,
-    KINDS_ASKED_MAX,
-    OOM_RETRIES_MAX,
-    PREFERRED_MAX,
-    Device,
-    Fraction,
-    GpuShare,
-    GpuWait,
-    Kind,
-)
-from peerload.model.power import PowerCurve
+POINTS_MAX = 33
+"""Points of a curve that are told to other nodes."""
+SPEC_SHAPE = (0.219, 0.343, 0.394, 0.446, 0.5, 0.553, 0.617, 0.689, 0.778, 0.889, 1.0)
+"""Power at 0, 10 … 100 % load over power at full load: medians of 155 SPECpower results since 2019."""
+WATTS_PER_THREAD = 4.0
+"""Taken for a busy thread where nothing is known of a processor."""
+
+Watts = Annotated[float, Meta(ge=0.0, le=1e6)]
+
+
+class Quality(enum.StrEnum):
+    """Origin of watts and joules, the best first: read from a sensor, computed from readings, or from a model alone."""
+
+    MEASURED = "measured"
+    DERIVED = "derived"
+    ESTIMATED = "estimated"
+
+    @staticmethod
+    def worst(qualities: tuple[Quality, ...]) -> Quality:
+        """Quality of a sum: that of its worst part; of nothing: estimated."""
+        return max(qualities, key=tuple(Quality).index, default=Quality.ESTIMATED)
+
+
+class TaskCost(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Joules that a task would take on a node as its power curve has it; of a task of unknown duration, for one second of
+    work. price: of a kWh there now, None = not known; wake_s: time that the node takes to wake; wake_joules: what it draws meanwhile,
+    not counted in joules."""
+
+    node: str
+    joules: float
+    quality: Quality = Quality.ESTIMATED
+    price: float | None = None
+    wake_s: float = 0.0
+    wake_joules: float = 0.0
+
+
+class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Power of a node by its work rate u (0 … 1, of that with all threads busy), linear between equally spaced points.
+
+    smt_gain: work rate of a core with all its threads busy over that with one; all_core: work rate of a core while all
+    are busy over that of one core alone; off_w, wake_s: power while suspended, and how long it takes to resume; may_sleep:
+    it is suspended when idle; cap_w: tasks are never placed so that it takes more than this, 0 = no such bound.
+    """
+
+    watts: Annotated[tuple[Watts, ...], Meta(min_length=2, max_length=POINTS_MAX)]
+    cores: Annotated[int, Meta(ge=1, le=65536)]
+    threads: Annotated[int, Meta(ge=1, le=65536)]
+    smt_gain: Annotated[float, Meta(ge=1.0, le=16.0)] = 1.0
+    all_core: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    off_w: Watts = 0.0
+    wake_s: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
+    may_sleep: bool = False
+    cap_w: Watts = 0.0
+    quality: Quality = Quality.ESTIMATED
+
+    def __post_init__(self) -> None:
+        """ValueError, where it is decoded a ValidationError, for a curve that falls."""
+        if not all(math.isfinite(value) for value in self.watts):
+            raise ValueError("a power curve has a point that is no number")
+        if any(after < before for before, after in pairwise(self.watts)):
+            raise ValueError("a power curve falls: more load never takes less power")
+
+    def rate(self, threads: float) -> float:
+        """Work rate with so many threads busy, in cores of a node that does one thing."""
+        busy = min(threads, float(self.threads))
+        if busy <= self.cores:
+            return busy * (1.0 - (1.0 - self.all_core) * busy / self.cores)
+        return self.all_core * (self.cores + (self.smt_gain - 1.0) * (busy - self.cores))
+
+    def thread_rate(self, threads: float) -> float:
+        """Work rate of each of so many busy threads."""
+        return self.rate(threads) / threads if threads > 0 else self.rate(1.0)
+
+    def watts_at(self, threads: float) -> float:
+        """Power of the node while it is awake, with so many threads busy."""
+        last = len(self.watts) - 1
+        at = min(self.rate(max(threads, 0.0)) / self.rate(self.threads), 1.0) * last
+        step = min(int(at), last - 1)
+        return self.watts[step] + (self.watts[step + 1] - self.watts[step]) * (at - step)
+
+    def settled_watts(self, threads: float) -> float:
+        """Watts with so many busy threads; an idle node that may sleep draws its power of sleep."""
+        return self.off_w if self.may_sleep and threads <= 0 else self.watts_at(threads)
+
+    def exceeds_cap(self, threads: float) -> bool:
+        """True if so many busy threads take more than tasks may have the node take."""
+        return bool(self.cap_w) and self.watts_at(threads) > self.cap_w
+
+    def threads_under_cap(self, threads_max: float) -> float:
+        """Most threads that tasks may keep busy, of at most so many."""
+        if not self.exceeds_cap(threads_max):
+            return threads_max
+        counts = range(min(int(threads_max), self.threads), -1, -1)
+        return float(next((count for count in counts if not self.exceeds_cap(count)), 0))
+
+    def limited_as(self, other: PowerCurve | None) -> PowerCurve:
+        """A copy with the fields about sleep of another curve of this node; they are not measured."""
+        if other is None:
+            return self
+        limits = {name: getattr(other, name) for name in ("off_w", "wake_s", "may_sleep")}
+        return msgspec.structs.replace(self, **limits)
+
+    def told(self, points: int = POINTS_MAX) -> tuple[float, ...]:
+        """Points for other nodes, at most so many."""
+        return resampled(self.watts, points) if len(self.watts) > points else self.watts
+
+
+def resampled(watts: tuple[float, ...], points: int) -> tuple[float, ...]:
+    """Resample a curve to so many points."""
+    last, found = len(watts) - 1, []
+    for number in range(points):
+        at = number / (points - 1) * last
+        step = min(int(at), last - 1)
+        found.append(watts[step] + (watts[step + 1] - watts[step]) * (at - step))
+    return tuple(found)
+
+
+def estimated_curve(threads: int, cores: int = 0, peak_w: float = 0.0) -> PowerCurve:
+    """SPECpower-shaped guess for a node of which nothing is measured. peak_w: at full load, 0 = not known."""
+    threads = max(threads, 1)
+    peak_w = peak_w or WATTS_PER_THREAD * threads / (1.0 - SPEC_SHAPE[0])
+    return PowerCurve(tuple(share * peak_w for share in SPEC_SHAPE), min(cores or threads, threads), threads)
+
+
+GPU = "gpu"
+DEVICES_MAX = 64
+"""Devices of one node, slices included."""
+KINDS_ASKED_MAX = 16
+"""Kinds other than GPUs that one task may ask for."""
+PREFERRED_MAX = 64
+OOM_RETRIES_MAX = 16
+"""Bound on retries of a task with more memory of its GPUs."""
+LINKS_MAX = DEVICES_MAX
+RUNS_SEEN_MAX = 256
+"""Attempts seen on one device at a time."""
+MIB = 1 << 20
+MPS_CAPABILITY = 7.0
+"""Capability for computing of a GPU that keeps the memory of the clients of MPS apart."""
+
+DeviceId = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,30}:[!-~]{1,80}\Z")]
+"""`nvidia:GPU-<uuid>`, `nvidia:MIG-<uuid>`, `fpga:<name>`: who makes it (or its kind), and its own name."""
+Kind = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,30}\Z")]
+Word = Annotated[str, Meta(max_length=128)]
+Size = Annotated[int, Meta(ge=0, le=1 << 60)]
+Small = Annotated[int, Meta(ge=0, le=1 << 31)]
+Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
+
+
+class GpuWait(enum.StrEnum):
+    """Behaviour of a task whose preferred GPUs have no room: take any other that fits, or wait for exactly those."""
+
+    SCHEDULE = "schedule"
+    QUEUE = "queue"
+
+
+class GpuShare(enum.StrEnum):
+    """With whom a task shares its GPUs. auto: with others, if its need is known, else a GPU of its own at first;
+    exclusive: with nobody; time: with others, in turns, also if its need is not known; mps: with others at the same time, by NVIDIA's
+    Multi-Process Service."""
+
+    AUTO = "auto"
+    EXCLUSIVE = "exclusive"
+    TIME = "time"
+    MPS = "mps"
+
+
+class Health(enum.IntEnum):
+    """True if a device may be given to tasks. UNKNOWN: its driver does not answer; SICK: it must not be used."""
+
+    OK = 0
+    DEGRADED = 1
+    SICK = 2
+    UNKNOWN = 3
+
+    @property
+    def is_usable(self) -> bool:
+        """True if tasks may start on it."""
+        return self in (Health.OK, Health.DEGRADED)
+
+
+class DeviceMode(enum.IntEnum):
+    """Mode in which a device is held now."""
+
+    FREE = 0
+    EXCLUSIVE = 1
+    TIME = 2
+    MPS = 3
+    """Shown by the node itself alone; others are told TIME."""
+
+
+class Nearness(enum.IntEnum):
+    """Distance between two devices of one node, the nearest first."""
+
+    NVLINK = 5
+    INTERNAL = 10
+    PIX = 20
+    PXB = 30
+    PHB = 40
+    NODE = 45
+    SYSTEM = 50
+
+
+class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One device of a node, as far as that does not change.
+
+    index: the number that people know it by, among those of its kind; model: in its maker's words; mem_bytes: 0 = not
+    known, then it is given to one task at a time; grantable_bytes: what of it tasks may have, all together (as others are told); is_read: there
+    are readings of it; capability: of a GPU for computing, such as 9.0; capabilities: what was found to work, by trying;
+    links: how near others of this node are, by id.
+    """
+
+    id: DeviceId
+    kind: Kind = GPU
+    index: Small = 0
+    model: Word = ""
+    mem_bytes: Size = 0
+    grantable_bytes: Size = 0
+    is_read: bool = False
+    vendor: Word = ""
+    bdf: Word = ""
+    numa_node: Annotated[int, Meta(ge=-1, le=1 << 20)] = -1
+    capability: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0
+    multiprocessors: Small = 0
+    capabilities: Annotated[tuple[Word, ...], Meta(max_length=16)] = ()
+    links: Annotated[tuple[tuple[DeviceId, Small], ...], Meta(max_length=LINKS_MAX)] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in its driver, without that of the maker."""
+        return self.id.partition(":")[2]
+
+    @property
+    def has_mps(self) -> bool:
+        """True if MPS works on devices of this kind: whole NVIDIA cards since Volta."""
+        return self.id.startswith("nvidia:GPU-") and self.capability >= MPS_CAPABILITY
+
+    @property
+    def mark(self) -> int:
+        """32 bits that stand for its id in what other nodes are told."""
+        return zlib.crc32(self.id.encode())
+
+    def advertised(self, grantable_bytes: int) -> Device:
+        """The device as other nodes see it: with what they need to know whether it could ever serve a task."""
+        return Device(
+            self.id, self.kind, self.index, self.model, self.mem_bytes, grantable_bytes, capability=self.capability
+        )
+
+
+class DeviceReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The last reading of one device.
+
+    busy: share of the time at work, 0 … 1, averaged over 5 s; mem_used_bytes: by anybody; ours: (execution key, bytes) of
+    each attempt of this node that is on it; mem_foreign_bytes: used by others; foreign: how many others, at least 1 where
+    memory or work is there that no process explains; power_w, energy_j: None where it cannot tell. mem_foreign_peak_bytes: the
+    most that the foreign processes that are there now have lately had, each by itself, added up; 0 = no more than they have now.
+    """
+
+    id: DeviceId
+    health: Health = Health.OK
+    why: Word = ""
+    busy: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    mem_used_bytes: Size = 0
+    mem_foreign_bytes: Size = 0
+    foreign: Small = 0
+    ours: Annotated[tuple[tuple[Word, Size], ...], Meta(max_length=RUNS_SEEN_MAX)] = ()
+    temperature_c: Small = 0
+    is_throttled: bool = False
+    power_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
+    energy_j: Annotated[float, Meta(ge=0.0, le=1e18)] | None = None
+    mem_foreign_peak_bytes: Size = 0
+
+
+class DeviceLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Load of one device as other nodes get it, in at most 64 bytes.
+
+    mark: `Device.mark`; free_mib: memory that could be promised now; free_slots: tasks that could join, whose work is not
+    known; free_percent: how much of it one that asks for a part could have; eta_s: when the
+    next of its tasks is expected to end, 0 = not known; price: of a second of work, in joules, 0 = not known;
+    used_mib, foreign_mib: memory in use, by anybody and by others than this node's tasks; tasks: how many it has; temperature_c:
+    0 = not known.
+    """
+
+    mark: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+    mode: DeviceMode = DeviceMode.FREE
+    free_mib: Small = 0
+    free_slots: Small = 0
+    eta_s: Small = 0
+    price: Small = 0
+    health: Health = Health.OK
+    busy_percent: Annotated[int, Meta(ge=0, le=100)] = 0
+    used_mib: Small = 0
+    foreign_mib: Small = 0
+    tasks: Small = 0
+    free_percent: Annotated[int, Meta(ge=0, le=100)] = 0
+    temperature_c: Annotated[int, Meta(ge=0, le=255)] = 0
+
+    @property
+    def is_free(self) -> bool:
+        """True if a task that wants it for itself could start on it."""
+        return self.mode is DeviceMode.FREE and self.health.is_usable and self.free_slots > 0
+
 
 Cpus = Annotated[float, Meta(ge=0.0, le=65536.0)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
@@ -135,3 +431,87 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The kinds of environments that it can build."""
     mps: Literal["", "home", "any"] = ""
     """Tasks that it runs under MPS: none, those of its own users, or any."""
+
+
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+LOAD_MAX = 1e12
+"""A greater load index is not told."""
+Share = Annotated[float, Meta(ge=0.0, le=LOAD_MAX)]
+Price = Annotated[float, Meta(ge=-LOAD_MAX, le=LOAD_MAX)]
+
+
+class Region(enum.IntEnum):
+    """Region of the load index of a node: below the low threshold, above the high one, or between."""
+
+    UNDERLOADED = 0
+    NORMAL = 1
+    OVERLOADED = 2
+
+
+class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A node's own word on its load.
+
+    load_tasks: n = running + waiting + inbound + slots_foreign; load: the load index per slot (what policies compare);
+    movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; cpu_pressure, mem_pressure: the
+    share of the last 10 s in which somebody had to wait for a core, or for memory (0: or it cannot be told); gpus_free: GPUs that a task which
+    wants one for itself could have; gpus: how many there are; gpu_tasks: how many are
+    asked for by the tasks here; gpu_load: their load index, per GPU; devices: the room of each, GPUs first; cpus_free: of a
+    node with devices the cores that nobody has or is about to have; cpus_foreign: cores that programs keep busy which are no
+    tasks of this node (averaged over 15 s); slots_foreign: the slots that they occupy, 0 where they are ignored.
+    Of two reports of one node the one with the greater (incarnation, sequence) is the newer.
+    """
+
+    load_tasks: Count = 0
+    slots: Count = 0
+    running: Count = 0
+    waiting: Count = 0
+    movable: Count = 0
+    load: Share = 0.0
+    region: Region = Region.UNDERLOADED
+    accepts: bool = False
+    gives: bool = False
+    cpus_busy: Share = 0.0
+    mem_used_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    gpus_free: Count = 0
+    incarnation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    sequence: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    cpu_pressure: Share = 0.0
+    mem_pressure: Share = 0.0
+    gpus: Count = 0
+    gpu_tasks: Count = 0
+    gpu_load: Share = 0.0
+    devices: Annotated[tuple[DeviceLoad, ...], Meta(max_length=DEVICES_MAX)] = ()
+    cpus_free: Share = LOAD_MAX
+    cpus_foreign: Share = 0.0
+    slots_foreign: Count = 0
+    is_asleep: bool = False
+    """True if the machine is suspended, and is woken by a task."""
+    watts: Watts | None = None
+    """Power as sensors read it; None: there is none."""
+    price: Price | None = None
+    """Price of a kWh there now, or its carbon; None: not known."""
+
+    @property
+    def is_overloaded(self) -> bool:
+        """True if it has a task too many that may go."""
+        return self.region is Region.OVERLOADED and self.movable > 0
+
+    @property
+    def has_work(self) -> bool:
+        """True if it may give a task to a node that asks."""
+        return self.gives or self.is_overloaded
+
+
+class Thresholds(msgspec.Struct, frozen=True, gc=False):
+    """The four thresholds of a transfer policy, on the load index: in tasks per slot.
+
+    On a node with c slots and a load index of n / c, which is the tasks per slot unless the load policy counts otherwise: it *sends* an arriving task if n ≥ send_at·c, *accepts* one if
+    n < accept_below·c, *asks* for one if n < receive_below·c, *gives* one if n > give_above·c. prefetch: it asks for so
+    many tasks more, but only of nodes that have more than itself even then.
+    """
+
+    send_at: float
+    accept_below: float
+    receive_below: float
+    give_above: float
+    prefetch: float = 0.0

@@ -1,4 +1,4 @@
-"""Interfaces of policies: their kinds, and what each may see.
+"""Interfaces of policies: their kinds, what each may see and propose, how its answers are checked, and helpers that policies use.
 
 Policies *propose*, and the core decides: it owns time-outs, refusals, leases and the migration limit. So a policy
 can be bad but never unsafe. A policy is a frozen struct of its parameters; it reads no clock and takes chance from
@@ -10,18 +10,19 @@ Sources are named as in docs/references.md.
 
 from __future__ import annotations
 
-from math import inf
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from bisect import bisect_right
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, runtime_checkable
 
 import msgspec
+from msgspec import Meta
 
-from peerload.model.load import LoadReport, Thresholds
-from peerload.model.power import TaskCost
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import LOAD_MAX, LoadReport, Placement, Profile, ResourceRequest, TaskCost, Thresholds
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
 
 # -- what a policy sees ----------------------------------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ class NodeView(LoadView, Protocol):
 
     @property
     def reports_guide_probing(self) -> bool:
-        """True if peers are drawn by their reports (`peerload.policy.draw`), False if uniformly."""
+        """True if peers are drawn by their reports (`draw_receiver`), False if uniformly."""
 
     @property
     def idle_list(self) -> Sequence[str]:
@@ -413,3 +414,188 @@ class MigrationPolicy(Protocol):
     @property
     def migrations_max(self) -> int | None:
         """The limit, None = no limit."""
+
+
+# -- parameters that every transfer policy has: each of the four thresholds may be set by hand ---------------------------
+
+THRESHOLD_MAX = 1e6
+"""Tasks per slot; more never wait at one node."""
+
+Threshold = Annotated[float, Meta(ge=0.0, le=THRESHOLD_MAX)]
+"""Tasks per slot, 0 … THRESHOLD_MAX."""
+
+SendAt = Annotated[
+    float, Meta(ge=0.0, le=THRESHOLD_MAX, description="an arriving task is sent on from so many tasks per slot")
+]
+AcceptBelow = Annotated[
+    float, Meta(ge=0.0, le=THRESHOLD_MAX, description="others' tasks are accepted below so many tasks per slot")
+]
+ReceiveBelow = Annotated[
+    float, Meta(ge=0.0, le=THRESHOLD_MAX, description="others are asked for a task below so many tasks per slot")
+]
+GiveAbove = Annotated[
+    float,
+    Meta(ge=0.0, le=THRESHOLD_MAX, description="a waiting task is given to who asks above so many tasks per slot"),
+]
+
+
+def remaining_s(task: RunningView, mean_s: float) -> float:
+    """E[X - t | X > t]: expected remaining time of a task that has run for t. A task that has outlived all known
+    runs takes as long again; ``mean_s`` if no run is known (memoryless)."""
+    durations = task.durations
+    if not durations:
+        return mean_s
+    used_s = task.used_s
+    longer = durations[bisect_right(durations, used_s) :]
+    return sum(longer) / len(longer) - used_s if longer else used_s
+
+
+# -- validation ----------------------------------------------------------------------------------------------------------
+#
+# Each function returns the answer of a policy or raises TypeError or ValueError, so that an invalid answer counts as a failure
+# of the policy and reaches no other node. The messages are the same in every process, as decisions are: they contain no
+# address of an object.
+
+
+def valid_load(answer: object) -> float:
+    """Validate a load index: a number, 0 … LOAD_MAX."""
+    if not isinstance(answer, int | float):
+        raise TypeError(f"a {type(answer).__name__} is no load index")
+    if not 0.0 <= answer <= LOAD_MAX:
+        raise ValueError(f"a load index of {answer!r}")
+    return float(answer)
+
+
+def valid_thresholds(answer: object) -> Thresholds:
+    """Validate thresholds: finite numbers ≥ 0."""
+    if not isinstance(answer, Thresholds):
+        raise TypeError(f"a {type(answer).__name__} is not Thresholds")
+    for threshold in (answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch):
+        if not isinstance(threshold, int | float):
+            raise TypeError(f"a {type(threshold).__name__} is no threshold")
+        if threshold < 0 or not isfinite(threshold):
+            raise ValueError(f"a threshold of {threshold!r}")
+    return answer
+
+
+def valid_partner(answer: object) -> str | None:
+    """Validate a partner: a node's name, or None."""
+    if not isinstance(answer, str | None):
+        raise TypeError(f"a {type(answer).__name__} is no node's name")
+    return answer
+
+
+def valid_answer(answer: object) -> bool:
+    """Validate a Boolean answer."""
+    if not isinstance(answer, bool):
+        raise TypeError(f"a {type(answer).__name__} is neither yes nor no")
+    return answer
+
+
+def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None:
+    """Validate an audience: different names of peers; None: all."""
+    if answer is None:
+        return None
+    if not isinstance(answer, (tuple, list)):
+        raise TypeError(f"a {type(answer).__name__} is no audience")
+    if not set(answer) <= set(peers) or len(set(answer)) < len(answer):
+        raise ValueError(f"an audience of {answer!r}")
+    return answer
+
+
+def valid_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
+    """Validate a step of a search: names and reasons are texts."""
+    if isinstance(answer, (Transfer, Keep)) and not all(isinstance(cost, TaskCost) for cost in answer.compared):
+        raise TypeError("what was compared is no costs")
+    if isinstance(answer, Keep) and not isinstance(answer.wakes, str):
+        raise TypeError("what is woken has no name")
+    match answer:
+        case Probe(nodes=tuple() as nodes) if all(isinstance(node, str) for node in nodes):
+            return answer
+        case Broadcast(otherwise=None):
+            return answer
+        case Broadcast(otherwise=Transfer() as late):
+            valid_step(late)
+            return answer
+        case Transfer(to=str(), load_tasks_max=int() as most) if -1 <= most <= ANY_LOAD and not isinstance(most, bool):
+            return answer
+        case Keep(reason=str()):
+            return answer
+        case _:
+            raise TypeError(f"a {type(answer).__name__} is no step of a search")
+
+
+# -- random choice of peers, one after the other, without replacement (docs/policies.md, reports and probing) ------------
+#
+# Nodes that memory names are asked first, newest first, at most REMEMBERED_MAX of them; that costs none of a search's probes.
+# The others are drawn by chance.
+
+REMEMBERED_MAX = 2
+"""Names from memory that one search asks. With many nodes the lists are always full, mostly of outdated hints."""
+DIRECT_DRAWS_MAX = 16
+"""Draws by rejection before the remaining peers are listed; keeps a draw O(1) among many peers."""
+
+
+def draw_receiver(view: NodeView, replies: Sequence[Reply], rng: random.Random, probes: int) -> str | None:
+    """Draw a peer to ask whether it accepts a task: from the idle list first; then, up to ``probes`` of them,
+    uniformly, or by reports: first peers that reported that they accept, then peers without a report, never the
+    others. None if no peer is left."""
+    asked = {reply.node for reply in replies}
+    named = _remembered(view.idle_list, view.peers, replies)
+    if named is not None or _spent(replies) >= probes:
+        return named
+    if not view.reports_guide_probing:
+        return _uniform(view.peers, asked, rng)
+    return _by_report(view, asked, rng, wanted="accepts")
+
+
+def draw_donor(view: NodeView, replies: Sequence[Reply], rng: random.Random, probes: int) -> str | None:
+    """Draw a peer to ask for a task: as `draw_receiver`, from the busy list, and by whether reports say that it
+    gives."""
+    asked = {reply.node for reply in replies}
+    named = _remembered(view.busy_list, view.peers, replies)
+    if named is not None or _spent(replies) >= probes:
+        return named
+    if not view.reports_guide_probing:
+        return _uniform(view.peers, asked, rng)
+    return _by_report(view, asked, rng, wanted="gives")
+
+
+def was_declined(replies: Sequence[Reply]) -> bool:
+    """True if an offer was made and declined: probing is over, and the next best node is tried."""
+    return len({reply.node for reply in replies}) < len(replies)
+
+
+def _spent(replies: Sequence[Reply]) -> int:
+    """Number of probes by chance so far; a declined offer counts as none."""
+    return len({reply.node for reply in replies if not reply.remembered})
+
+
+def _remembered(names: Sequence[str], peers: Sequence[str], replies: Sequence[Reply]) -> str | None:
+    """Newest name that may be asked."""
+    if len({reply.node for reply in replies if reply.remembered}) >= REMEMBERED_MAX:
+        return None
+    asked = {reply.node for reply in replies}
+    return next((name for name in reversed(names) if name not in asked and name in peers), None)
+
+
+def _uniform(peers: Sequence[str], asked: Collection[str], rng: random.Random) -> str | None:
+    if not peers:
+        return None
+    for _ in range(DIRECT_DRAWS_MAX):
+        peer = peers[rng.randrange(len(peers))]
+        if peer not in asked:
+            return peer
+    left = [peer for peer in peers if peer not in asked]
+    return left[rng.randrange(len(left))] if left else None
+
+
+def _by_report(view: NodeView, asked: Collection[str], rng: random.Random, wanted: str) -> str | None:
+    if wanted == "accepts":
+        pool = [peer for peer, report in view.reports() if report.accepts and peer not in asked]
+    else:
+        pool = [peer for peer, report in view.reports() if report.gives and peer not in asked]
+    if not pool:
+        heard = {peer for peer, _ in view.reports()}
+        pool = [peer for peer in view.peers if peer not in heard and peer not in asked]
+    return pool[rng.randrange(len(pool))] if pool else None

@@ -12,10 +12,19 @@ import msgspec
 
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
-from peerload.policy.parameters import Parameter, made, parameters
-from peerload.policy.preset import KINDS, PolicySet
-from peerload.policy.preset_lint import LintWarning, doubts
-from peerload.policy.preset_loader import REFERENCE, near, protocol_members, why_not_fulfilled
+from peerload.policy.preset import (
+    KINDS,
+    REFERENCE,
+    LintWarning,
+    Parameter,
+    PolicySet,
+    doubts,
+    made,
+    near,
+    parameters,
+    protocol_members,
+    why_not_fulfilled,
+)
 
 SOURCE = re.compile(r"\[(RM|[A-Z][A-Za-z]+\d\d)\]")
 """Pattern of a citation; docs/references.md lists the sources."""

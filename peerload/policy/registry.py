@@ -19,9 +19,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.model.errors import ConfigError
-from peerload.policy.parameters import parameters
-from peerload.policy.preset import KINDS, PolicySet
-from peerload.policy.preset_loader import NOWHERE, REFERENCE, PresetLoader, PresetPlaces, near, parsed
+from peerload.policy.preset import (
+    KINDS,
+    NOWHERE,
+    REFERENCE,
+    PolicySet,
+    PresetLoader,
+    PresetPlaces,
+    near,
+    parameters,
+    parsed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,12 +19,9 @@ from msgspec import Meta
 from peerload.energy.price import integral
 from peerload.model import actions, events, timers
 from peerload.model.config import GpuConfig
-from peerload.model.devices import Device, GpuShare
 from peerload.model.errors import ConfigError, InvariantBroken
-from peerload.model.power import PowerCurve
-from peerload.model.resources import Profile, ResourceRequest
-from peerload.model.submit_options import SubmitOptions
-from peerload.model.task import SCRATCH, Exit, TaskSpec
+from peerload.model.resources import Device, GpuShare, PowerCurve, Profile, ResourceRequest
+from peerload.model.task import SCRATCH, Exit, SubmitOptions, TaskSpec
 from peerload.policy.registry import build_preset, presets, read_preset
 from peerload.sim.queueing_model import EPOCH_S, IDEAL_CONFIG, QueueingModel
 

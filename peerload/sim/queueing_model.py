@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 
-from peerload.core.membership.directory import Directory, HeardReport
+from peerload.core.membership.membership import Directory, HeardReport
 from peerload.core.node import Node
 from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig
 from peerload.model.errors import InvariantBroken
+from peerload.model.events import Instant
 from peerload.model.gossip import GossipPreset
-from peerload.model.instant import Instant
 from peerload.model.messages import Commit, Identity, Result, State
 from peerload.model.resources import Profile, ResourceRequest
 from peerload.model.task import SCRATCH, Exit, TaskSpec
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from peerload.core.sharing.sharing import Attention
     from peerload.model.actions import Action
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
     from peerload.model.task import TaskRecord
     from peerload.policy.preset import PolicySet
     from peerload.sim.utilization import UtilizationMonitor

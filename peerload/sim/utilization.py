@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.model import events
 from peerload.model.errors import ConfigError
-from peerload.policy.preset_lint import IdleNode
+from peerload.policy.preset import IdleNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,7 +9,7 @@ from peerload.model.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any, TextIO
 
 _MINUTE_S = 60
@@ -38,10 +38,10 @@ def coloured(text: str, colour: str, stream: TextIO) -> str:
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
 
 
-def terminal_columns() -> int:
-    """The width of the terminal on stdout; 0 if stdout is none."""
+def terminal_columns(stream: TextIO | None = None) -> int:
+    """The width of the terminal on this stream (default: stdout); 0 if it is none."""
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns
+        return os.get_terminal_size((stream or sys.stdout).fileno()).columns
     except (OSError, ValueError):
         return 0
 
@@ -187,10 +187,18 @@ def print_json(value: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def print_result(value: dict[str, Any], text: str, *, as_json: bool) -> None:
-    """The result of a verb on stdout: as one JSON object, or as text for people."""
-    sys.stdout.write(json_line(value) if as_json else text)
+def print_lines(lines: Iterable[str]) -> None:
+    """Text for people on stdout."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
+
+
+def print_result(value: dict[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
+    """The result of a verb on stdout: as one JSON object, or as lines for people."""
+    if as_json:
+        print_json(value)
+    else:
+        print_lines(lines)
 
 
 def json_line(value: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The live feed: what viewers see, as server-sent events. While somebody looks, the agent is asked for its overview once a second,
+"""The agent behind the web server, and the live feed: what viewers see, as server-sent events. While somebody looks, the agent is asked for its overview once a second,
 however many look; what has changed is encoded once and sent to all.
 
 Each update has a number, which is its event id. A viewer that comes back with the last id that it saw gets the updates since;
@@ -17,18 +17,48 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from peerload.model.errors import PeerloadError
+from peerload.client.asynchronous import AsyncClient
+from peerload.client.connection import joined
+from peerload.client.operations import Call, Stream
+from peerload.model.errors import NoSuchTask, PeerloadError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from peerload.web.agent_link import AgentLink
+
+TIMEOUT_S = 10.0
+TAIL_BYTES = 1 << 20
+"""Of each stream of an output; what was written before is not sent."""
+
+
+class AgentLink:
+    """One agent, by the path of its socket: each request has a connection of its own."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._client = AsyncClient(socket_path, timeout_s=TIMEOUT_S)
+
+    async def ask(self, verb: str, **fields: object) -> dict[str, Any]:
+        """The answer to one request. Raises PeerloadError."""
+        return await self._client.call(Call(verb, fields, joined))
+
+    async def one_task(self, task: str) -> dict[str, Any]:
+        """Everything about one task. Raises PeerloadError."""
+        found: list[dict[str, Any]] = (await self.ask("show", tasks=[task]))["tasks"]
+        if not found:
+            raise NoSuchTask(f"no task {task}")
+        return found[0]
+
+    def output(self, task: str, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
+        """The last pieces of the output of a task so far, those that follow, then its end as ``{"end": …}``. Raises PeerloadError."""
+        fields: dict[str, object] = {"task": task, "follow": follow, "tail_bytes": TAIL_BYTES}
+        return self._client.stream(Stream("output", fields, lambda piece: [piece], lambda end: [{"end": end}]))
+
 
 log = logging.getLogger("peerload.web")
 
 EVERY_S = 1.0
 UPDATES_KEPT_MAX = 64
-UPDATES_BYTES_MAX = 1 << 20
+UPDATES_BYTES_MAX = 256 << 10
 """Beyond this a snapshot is shorter, or nearly."""
 ENDED_MAX = 100
 """Ended tasks that are shown."""

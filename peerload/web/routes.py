@@ -11,19 +11,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerload.model.errors import BadRequest, PeerloadError
+from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, PeerloadError
 from peerload.text.tasks import executors_of, trace_spans
 from peerload.web.access import ViewerRight
-from peerload.web.agent_link import refusal
 from peerload.web.http import Response, error_response, json_response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from peerload.web.access import Access
-    from peerload.web.agent_link import AgentLink
     from peerload.web.http import Request
-    from peerload.web.live import LiveFeed
+    from peerload.web.live import AgentLink, LiveFeed
 
 TASK_PATH = re.compile(r"/api/v1/tasks/([a-z0-9-]{1,40}/[0-9]{1,19}(?:\.[0-9]{1,19})?)(?:/([a-z]+))?")
 NODE_PATH = re.compile(r"/api/v1/nodes/([a-z0-9-]{1,40})/(drain|undrain)")
@@ -37,7 +35,7 @@ _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 class Routes:
-    """Answers requests. ``port``: at which the web servers of other nodes are looked for by /http_sd; 0: that of none."""
+    """Answers requests. ``port``: at which the web servers of other nodes are looked for by /http_sd; 0: there is none."""
 
     def __init__(self, agent: AgentLink, access: Access, feed: LiveFeed, *, port: int, scheme: str) -> None:
         self._agent = agent
@@ -79,7 +77,7 @@ class Routes:
                 return error_response(405, "only GET and POST")
             return await self._look(request, right)
         except PeerloadError as error:
-            return refusal(error)
+            return _refusal(error)
 
     def _login(self, right: ViewerRight) -> Response:
         if right is ViewerRight.NOTHING:
@@ -97,6 +95,9 @@ class Routes:
             from peerload.web import exposition  # noqa: PLC0415 -- for those that scrape
 
             return Response(200, exposition.CONTENT_TYPE, exposition.text(await agent.ask("stats")))
+        if path == "/http_sd" and not self.port:
+            hint = "ask a server with a port:  peerload web --listen HOST:PORT"
+            return error_response(404, "this server has no port at which those of other nodes could be", hint=hint)
         if path == "/http_sd":
             return json_response(self._targets((await agent.ask("nodes"))["nodes"]))
         if path == "/api/v1/session":
@@ -175,7 +176,7 @@ class Routes:
                 "labels": {"node": node["node"], "__scheme__": self._scheme},
             }
             for node in nodes
-            if self.port and node.get("address") and node["state"] in ("alive", "suspect")
+            if node.get("address") and node["state"] in ("alive", "suspect")
         ]
 
     # -- acting --------------------------------------------------------------------------------------------------------
@@ -231,3 +232,17 @@ def _whole(request: Request, key: str, default: int) -> int:
     if not re.fullmatch(r"[0-9]{1,12}", word):
         raise BadRequest(f"{key} is not a whole number", why=repr(word[:40]))
     return int(word)
+
+
+def _status_of(error: PeerloadError) -> int:
+    """The HTTP status for a refusal of the agent."""
+    if isinstance(error, AgentUnavailable):
+        return 503
+    if isinstance(error, NoSuchTask):
+        return 404
+    return 403 if error.code == "not-allowed" else 429 if error.code == "slow-down" else 400
+
+
+def _refusal(error: PeerloadError) -> Response:
+    """The answer where the agent refuses, or is away."""
+    return error_response(_status_of(error), error.what, error.why, error.hint)

@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 
 from peerload.model.errors import ConfigError
 from peerload.web.access import LOOPBACK_NAMES, Access, ViewerRight, read_secret
-from peerload.web.agent_link import AgentLink
 from peerload.web.http import HttpServer
-from peerload.web.live import LiveFeed
+from peerload.web.live import AgentLink, LiveFeed
 from peerload.web.routes import Routes
 
 if TYPE_CHECKING:

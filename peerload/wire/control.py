@@ -15,8 +15,16 @@ from msgspec import Meta
 from peerload.model.errors import BadMessage
 from peerload.model.messages import BLOCKS_MAX
 from peerload.model.resources import NodeName
-from peerload.model.submit_options import NO_TERMS, TAGS_MAX, GroupName, SubmitOptions
-from peerload.model.task import ARGV_ITEMS_MAX, Digest, TaskSpec, TerminalSize
+from peerload.model.task import (
+    ARGV_ITEMS_MAX,
+    NO_TERMS,
+    TAGS_MAX,
+    Digest,
+    GroupName,
+    SubmitOptions,
+    TaskSpec,
+    TerminalSize,
+)
 from peerload.wire.expected import in_words
 from peerload.wire.frame import check_bounds
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from peerload.model.errors import BadMessage, FrameTooLarge
 from peerload.model.gossip import DATAGRAM_BYTES_MAX, MESSAGES_MAX, GossipMessage, Version
-from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope
+from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Message
 from peerload.wire.frame import HEADER_BYTES, check_bounds
 
 if TYPE_CHECKING:
@@ -31,6 +31,19 @@ VALUES_MAX = 1 << 18
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+class Envelopes:
+    """Envelopes of one start of one node, numbered as they are made."""
+
+    def __init__(self, cluster: str, node: str, boot: str) -> None:
+        self._sender = cluster, node, boot
+        self._sequence = 0
+
+    def make(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
+        """Put a message into an envelope."""
+        self._sequence += 1
+        return Envelope(PROTOCOL_MAX, *self._sender, self._sequence, message, dst, dst_boot)
 
 
 def encode(envelope: Envelope) -> bytes:

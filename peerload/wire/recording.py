@@ -14,8 +14,7 @@ from msgspec import Meta
 
 from peerload.model.config import CoreConfig
 from peerload.model.errors import BadMessage, PeerloadError
-from peerload.model.events import Event
-from peerload.model.instant import Instant
+from peerload.model.events import Event, Instant
 from peerload.model.messages import Identity
 from peerload.model.resources import Profile
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from peerload.model.load import Region
+from peerload.model.resources import Region
 from peerload.policy.api import WatchedChange
 
 if TYPE_CHECKING:
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
 
 
 class OnDemand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ import msgspec
 from peerload.policy.api import WatchedChange
 
 if TYPE_CHECKING:
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
 
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

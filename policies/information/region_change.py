@@ -10,7 +10,7 @@ from msgspec import Meta
 from peerload.policy.api import WatchedChange
 
 if TYPE_CHECKING:
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
 
 
 class RegionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

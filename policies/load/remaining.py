@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.policy.remaining import remaining_s
+from peerload.policy.api import remaining_s
 
 if TYPE_CHECKING:
     from peerload.policy.api import LoadView

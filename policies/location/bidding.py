@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from peerload.policy.api import Broadcast, Keep, Probe, Reply, Transfer
-from peerload.policy.draw import draw_receiver
+from peerload.policy.api import Broadcast, Keep, Probe, Reply, Transfer, draw_receiver
 
 if TYPE_CHECKING:
     import random

@@ -9,14 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from peerload.energy.plan import Candidate, guarded, plan, sleepers
-from peerload.model.power import TaskCost
+from peerload.model.resources import TaskCost
 from peerload.policy.api import Keep, Probe, Transfer
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping, Sequence
 
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
     from peerload.policy.api import NodeView, Reply, TaskView
 
     Chosen = tuple[str, tuple[TaskCost, ...]]

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.policy.api import ANY_LOAD, Keep, Probe, Transfer
-from peerload.policy.draw import draw_receiver, was_declined
+from peerload.policy.api import ANY_LOAD, Keep, Probe, Transfer, draw_receiver, was_declined
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
     from peerload.policy.api import NodeView, Reply, TaskView
 
 

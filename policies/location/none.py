@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
     from peerload.policy.api import NodeView, Reply, TaskView
 
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 if TYPE_CHECKING:
     import random
 
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
     from peerload.policy.api import NodeView
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.policy.api import Keep, Probe
-from peerload.policy.draw import draw_donor
+from peerload.policy.api import Keep, Probe, draw_donor
 
 if TYPE_CHECKING:
     import random

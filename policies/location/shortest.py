@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.policy.api import Keep, Probe, Transfer
-from peerload.policy.draw import draw_receiver, was_declined
+from peerload.policy.api import Keep, Probe, Transfer, draw_receiver, was_declined
 
 if TYPE_CHECKING:
     import random

@@ -17,13 +17,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.launcher.fs_credentials import AgentCredentials
-from peerload.launcher.process import spawn
+from peerload.launcher.process import AgentCredentials, spawn
 from peerload.launcher.protocol import SpawnRequest
 from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
 from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder
-from peerload.launcher.system.seccomp import guest_filter
-from peerload.launcher.system.syscalls import Syscalls
+from peerload.launcher.system.sandbox import Syscalls, guest_filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

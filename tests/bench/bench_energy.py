@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from peerload.energy.plan import Candidate, plan
-from peerload.model.power import PowerCurve
+from peerload.model.resources import PowerCurve
 from tests.energy.test_accounting import SAMPLE_S, Machine
 
 ROUNDS, SAMPLES, TASKS, NODES = 7, 100, 8, 300

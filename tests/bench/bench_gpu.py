@@ -18,10 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import itertools
 
-from peerload.core.resources.gpu_terms import has_room, seen_by
-from peerload.model.devices import DeviceLoad, DeviceMode
-from peerload.model.load import LoadReport
-from peerload.model.resources import ResourceRequest
+from peerload.core.resources.admission import has_room, seen_by
+from peerload.model.resources import DeviceLoad, DeviceMode, LoadReport, ResourceRequest
 from tests.bench.support import arguments, cpu_s, pss_bytes, report
 from tests.gpu.cards import Cards
 from tests.gpu.walk import Walk

@@ -24,9 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable
-from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Hello, Identity
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.security import cluster_dir
 from peerload.security.tls import Credentials
 from peerload.wire import peer

@@ -25,11 +25,9 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
-from peerload.model.devices import Device, DeviceLoad, DeviceMode
 from peerload.model.gossip import Load, MembershipUpdate, MemberStatus
-from peerload.model.load import LoadReport, Region
 from peerload.model.messages import KnownProfile, ProfileRequest, ProfileTold, Sync
-from peerload.model.resources import Profile
+from peerload.model.resources import Device, DeviceLoad, DeviceMode, LoadReport, Profile, Region
 from tests.bench.support import arguments, cpu_s, report
 from tests.core.given import identity
 from tests.integration.cluster import Cluster, program

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -22,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.web.access import Access
-from peerload.web.http import HttpServer
-from peerload.web.live import LiveFeed
-from peerload.web.routes import Routes
+from peerload.wire import frame
+from tests.bench.support import agents, arguments, cpu_s, percentile, report
 from tests.fakes.web_agent import ChangingCluster
+from tests.integration.cluster import program
+from tests.integration.test_web_page import chromium
+from tests.support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,43 +46,60 @@ new MutationObserver((_, watch) => {
 """
 
 
-def memory_mib() -> float:
-    """The most that this process had."""
-    return int(re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))[0]) / 1024
+async def answer(
+    cluster: ChangingCluster, state: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Answer requests at the control socket as an agent of this cluster does."""
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        while True:
+            size = int.from_bytes(await reader.readexactly(frame.HEADER_BYTES), "big")
+            asked = frame.unpack(await reader.readexactly(size))
+            number, verb = asked.pop("id"), asked.pop("verb")
+            told = {"state": state} if verb == "info" else await cluster.ask(verb, **asked)
+            writer.write(frame.pack({"id": number, "ok": told}))
+    writer.close()
 
 
 async def viewers() -> dict[str, float]:
-    """The server in this process, with an agent that costs little: the viewers are others. Its memory is the most that this
-    process had, so this comes first, and before the imports of the other measurements."""
+    """A web server, a process of its own, with an agent that is not there; each viewer reads the samples and then the live feed."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        agent: Any = ChangingCluster(NODES, 0)
-        feed = LiveFeed(agent)
-        access = Access(Path(directory) / "web", (), "c", is_secure=False)
-        server = HttpServer(Routes(agent, access, feed, port=0, scheme="http").answer)
-        listener = await asyncio.start_unix_server(server.serve(is_local=True), f"{directory}/s")
-        words = ("-sN", "--unix-socket", f"{directory}/s", "http://x/api/v1/events")
+        cluster = ChangingCluster(NODES, 0)
+        await asyncio.start_unix_server(lambda *link: answer(cluster, directory, *link), f"{directory}/agent")
+        words = (
+            sys.executable,
+            "-m",
+            "peerload",
+            "web",
+            "--socket",
+            f"{directory}/agent",
+            "--listen",
+            f"{directory}/s",
+        )
+        server = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+        assert server.stdout is not None
+        await server.stdout.readline()
         seen = [Path(directory, f"seen{number}") for number in range(VIEWERS)]
-        curls = [subprocess.Popen(["curl", *words, "-o", str(path)]) for path in seen]  # noqa: ASYNC220
+        curl = ("curl", "-sN", "--unix-socket", f"{directory}/s")
+        urls = [
+            ("http://x/api/v1/samples", "-o", "/dev/null", "http://x/api/v1/events", "-o", str(path)) for path in seen
+        ]
+        curls = [await asyncio.create_subprocess_exec(*curl, *url) for url in urls]
         await asyncio.sleep(2)
-        before_s, began_s = time.process_time(), time.monotonic()
+        before_s, began_s = cpu_s([server.pid]), time.monotonic()
         await asyncio.sleep(SECONDS)
-        share = (time.process_time() - before_s) / (time.monotonic() - began_s)
-        mib = memory_mib()
+        share = (cpu_s([server.pid]) - before_s) / (time.monotonic() - began_s)
+        status = Path(f"/proc/{server.pid}/status").read_text(encoding="ascii")  # noqa: ASYNC240
+        mib = int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024  # the most that it had
         updates = [path.read_bytes().count(b"\nevent: ") for path in seen]
-        for curl in curls:
-            curl.kill()
-            curl.wait()
-        listener.close()
-        await server.close()
-        await feed.close()
+        for process in (*curls, server):
+            process.terminate()
+            await process.wait()
     return {"share": share, "mib": mib, "events_min": min(updates), "events_max": max(updates)}
 
 
 @contextlib.contextmanager
 def serving(agent: Agent, *words: str) -> Iterator[tuple[int, str]]:
     """The pid of a web server for this agent, and where it is."""
-    from tests.integration.cluster import program
-
     words = (*program(), "web", "--socket", agent.socket, "--json", *words)
     process = subprocess.Popen(words, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -93,9 +112,6 @@ def serving(agent: Agent, *words: str) -> Iterator[tuple[int, str]]:
 
 def scrapes(agent: Agent) -> dict[str, float]:
     """/metrics, by the processor time of agent and server for one scrape."""
-    import http.client
-
-    from tests.bench.support import cpu_s
 
     path = f"{agent.socket}-web"
     with serving(agent, "--listen", path) as (pid, _), contextlib.closing(http.client.HTTPConnection("x")) as link:
@@ -137,9 +153,6 @@ def restart_without_slots(agent: Agent) -> None:
 
 def page(agent: Agent, browser: Browser) -> dict[str, float]:
     """From the navigation to the first row of the working queue, signed in already."""
-    from tests.bench.support import cpu_s, percentile
-    from tests.support import wait_until
-
     walls, cpus = [], []
     with serving(agent, "--listen", "127.0.0.1:0") as (pid, url):
         browser.open(url)
@@ -162,11 +175,8 @@ def page(agent: Agent, browser: Browser) -> dict[str, float]:
 
 def main() -> None:
     """Measure all three."""
-    watched = asyncio.run(viewers())
-    from tests.bench.support import agents, arguments, report  # after `viewers`
-    from tests.integration.test_web_page import chromium
-
     options = arguments("what the web server costs")
+    watched = asyncio.run(viewers())
     got = f"each viewer got {watched['events_min']} to {watched['events_max']} events"
     lines = [
         f"{VIEWERS} viewers, {NODES} nodes, 1 Hz: {watched['share']:.1%} of a core, {watched['mib']:.1f} MiB; {got}"

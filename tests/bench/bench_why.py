@@ -16,11 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from peerload.core.explain import EligibilityVerdict, WaitReasons, smallest_change
 from peerload.model import events
-from peerload.model.devices import Device, DeviceLoad, DeviceMode
 from peerload.model.gossip import Load, MembershipUpdate, MemberStatus
-from peerload.model.load import LoadReport, Region
 from peerload.model.messages import KnownProfile, ProfileRequest, ProfileTold, Sync
-from peerload.model.resources import Profile, ResourceRequest
+from peerload.model.resources import Device, DeviceLoad, DeviceMode, LoadReport, Profile, Region, ResourceRequest
 from tests.bench.support import arguments, report
 from tests.core.given import Given, identity, spec
 from tests.integration.cluster import Cluster

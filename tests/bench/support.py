@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from peerload.cli.common import agent_process
 from peerload.cli.demo.broker import start_broker
 from peerload.client.connection import AgentConnection
-from peerload.client.environment import packed
+from peerload.client.submission import packed_variables
 from peerload.security import cluster_dir
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Agent:
         return counters
 
 
-ENVIRONMENT = packed({b"PATH": os.environb.get(b"PATH", b"/usr/bin:/bin")})
+ENVIRONMENT = packed_variables({b"PATH": os.environb.get(b"PATH", b"/usr/bin:/bin")})
 
 
 @contextlib.contextmanager

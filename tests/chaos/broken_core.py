@@ -10,11 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.coordination.peer_events import PeerEvents
-from peerload.core.handoff.executor import ExecutorHandoff
-from peerload.core.handoff.home import HomeHandoff
-from peerload.core.handoff.leases import HomeLeases, granted
-from peerload.core.handoff.remote_tasks import ExecutorLeases, ExecutorResults
+from peerload.core.handoff.executor import ExecutorHandoff, ExecutorLeases, ExecutorResults
+from peerload.core.handoff.home import HomeHandoff, HomeLeases, granted
+from peerload.core.node import Node
 from peerload.core.tasks.home import Home
 from peerload.core.tasks.retries import LostAttempts
 from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask
@@ -111,11 +109,11 @@ def no_expiry(patch: pytest.MonkeyPatch) -> None:
 def boot_id_any_new(patch: pytest.MonkeyPatch) -> None:
     """R6: a machine boot id is new if it is another than home saw last, not another than that of the ACCEPT."""
     seen: dict[tuple[str, str], str] = {}
-    met = PeerEvents.met
+    met = Node._met
 
-    def any_new(self: PeerEvents, event: events.PeerMet, *, told_by_itself: bool) -> None:
-        identity, losses, home = event.identity, self._handoff.lost_attempts, self._handoff._home
-        pair = (self._membership._state.node, identity.node)
+    def any_new(self: Node, event: events.PeerMet, *, told_by_itself: bool) -> None:
+        identity, losses, home = event.identity, self.handoff.lost_attempts, self.home
+        pair = (self.state.node, identity.node)
         before = seen.get(pair, identity.machine_boot)
         met(self, event, told_by_itself=told_by_itself)
         if told_by_itself:
@@ -124,7 +122,7 @@ def boot_id_any_new(patch: pytest.MonkeyPatch) -> None:
             if task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN):
                 losses.died(task, f"{identity.node} was rebooted")
 
-    patch.setattr(PeerEvents, "met", any_new)
+    patch.setattr(Node, "_met", any_new)
 
 
 # -- attempts, reservations and promises (R7, D6) -----------------------------------------------------------------------

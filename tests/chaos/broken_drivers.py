@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from peerload.core.coordination.runs import RunningTasks
-from peerload.core.handoff import leases
+from peerload.core.handoff import home
 from peerload.model import actions, events, messages
 from peerload.model.task import ExecutionState, Exit
 from tests.chaos.cluster import Cluster
@@ -198,7 +198,7 @@ def clock_slow(patch: pytest.MonkeyPatch) -> None:
         init(self, plan.without_grace(), *given, **named)
 
     patch.setattr(Cluster, "__init__", without_grace)
-    patch.setattr(leases, "DRIFT_MAX", 0.0)
+    patch.setattr(home, "DRIFT_MAX", 0.0)
 
 
 def floor_volatile(patch: pytest.MonkeyPatch) -> None:

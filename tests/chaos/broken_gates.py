@@ -10,12 +10,11 @@ import pytest
 from peerload.core.handoff.home import HomeHandoff
 from peerload.core.membership.membership import PeerState
 from peerload.core.tasks.dependencies import Dependencies
-from peerload.core.tasks.groups import TaskGroup, TaskGroups
+from peerload.core.tasks.eligibility import TaskGroup, TaskGroups
 from peerload.core.tasks.retries import Retries
 from peerload.core.work import HomeTask
 from peerload.model.messages import Result
-from peerload.model.submit_options import TaskOutcome
-from peerload.model.task import Exit
+from peerload.model.task import Exit, TaskOutcome
 
 
 def slots_not_restored(patch: pytest.MonkeyPatch) -> None:

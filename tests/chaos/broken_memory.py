@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peerload.core.handoff.home import HomeHandoff
-from peerload.core.tasks.retries import MemoryRetries
+from peerload.core.tasks.retries import Retries
 from peerload.core.work import HomeTask
 from peerload.model import actions
 from peerload.model.messages import Result
@@ -14,16 +14,16 @@ from peerload.model.task import Exit
 
 def memory_not_durable(patch: pytest.MonkeyPatch) -> None:
     """It is queued again in memory alone before that is acknowledged."""
-    again = MemoryRetries.again
+    again = Retries._with_more_memory
 
-    def unwritten(self: MemoryRetries, task: HomeTask, exit_: Exit) -> str:
+    def unwritten(self: Retries, task: HomeTask, exit_: Exit) -> str:
         done = self._state.actions
         before = len(done)
         why = again(self, task, exit_)
         done[before:] = [action for action in done[before:] if not isinstance(action, actions.Persist)]
         return why
 
-    patch.setattr(MemoryRetries, "again", unwritten)
+    patch.setattr(Retries, "_with_more_memory", unwritten)
 
 
 def memory_first_result(patch: pytest.MonkeyPatch) -> None:

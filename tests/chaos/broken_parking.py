@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.handoff.executor import ExecutorHandoff
-from peerload.core.handoff.leases import TaskParking
-from peerload.core.handoff.remote_tasks import ExecutorLeases
+from peerload.core.handoff.executor import ExecutorHandoff, ExecutorLeases
+from peerload.core.handoff.home import TaskParking
 from peerload.core.work import HomeTask, RemotePhase, RemoteTask
 from peerload.model import actions, messages
 from tests.chaos.broken_drivers import goes_out_early

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from peerload.model import events
 from peerload.model.errors import NoSuchTask
 from peerload.model.resources import Placement, ResourceRequest
-from peerload.model.submit_options import SubmitOptions
-from peerload.model.task import SCRATCH, Guarantee, TaskSpec
+from peerload.model.task import SCRATCH, Guarantee, SubmitOptions, TaskSpec
 
 if TYPE_CHECKING:
     from peerload.model.actions import Answer

@@ -3,7 +3,7 @@ may be stepped and decides nothing."""
 
 from __future__ import annotations
 
-from peerload.model.instant import Instant
+from peerload.model.events import Instant
 
 EPOCH_S = 1_700_000_000.0
 """Unix time at the start of every run."""

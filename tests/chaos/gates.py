@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model.submit_options import NO_TERMS
-from peerload.model.task import TaskState
+from peerload.model.task import NO_TERMS, TaskState
 from tests.chaos.plan import GroupSet, Verb
 
 if TYPE_CHECKING:
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord
+    from peerload.model.task import SubmitOptions, TaskRecord
     from tests.chaos.machine import Machine
     from tests.chaos.plan import Job, Plan
 

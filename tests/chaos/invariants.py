@@ -14,8 +14,7 @@ from tests.chaos.plan import MEMORY_TRIES
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row, TaskChanged
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
     from tests.chaos.cluster import Cluster
     from tests.chaos.launcher import Process
     from tests.chaos.machine import Machine

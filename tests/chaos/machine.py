@@ -27,7 +27,7 @@ from tests.chaos.release import Release
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.model.load import LoadReport
+    from peerload.model.resources import LoadReport
     from tests.chaos import plan
     from tests.chaos.cluster import Cluster
 

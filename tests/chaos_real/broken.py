@@ -19,7 +19,7 @@ from tests.integration.cluster import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.store.pruning import MaintenanceRow
+    from peerload.agent.store.maintenance import MaintenanceRow
     from peerload.model.actions import Row
 
 SLOW_COMMIT_S = 0.03
@@ -29,7 +29,7 @@ def no_self_fence() -> None:
     """R5: the launcher lets tasks run on when their lease is over."""
     start = subprocess.Popen
     leave_out = (
-        "import peerload.launcher.leases as one; method = one.LeaseTimers.enforce; assert callable(method);"
+        "import peerload.launcher.task as one; method = one.LeaseTimers.enforce; assert callable(method);"
         " one.LeaseTimers.enforce = lambda *_: None; "
     )
 

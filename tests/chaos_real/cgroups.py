@@ -10,7 +10,7 @@ import os
 import signal
 from pathlib import Path
 
-from peerload.launcher.cgroups import own_cgroup
+from peerload.launcher.containment import own_cgroup
 from tests.support import wait_until
 
 FREEZERS = ("cgroup2", "bare")

@@ -12,8 +12,7 @@ import secrets
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.client.connection import AgentConnection
-from peerload.client.protocol import accepted
+from peerload.client.connection import AgentConnection, accepted
 from peerload.model.errors import AgentUnavailable, BadRequest
 from tests.chaos_real.machine import spec
 from tests.chaos_real.verdict import Asked

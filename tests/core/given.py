@@ -11,11 +11,10 @@ from peerload.core.node import Node
 from peerload.core.work import HomeTask
 from peerload.model import actions, events, messages, timers
 from peerload.model.config import CoreConfig
+from peerload.model.events import Instant
 from peerload.model.gossip import GossipMessage, MembershipUpdate, MemberStatus
-from peerload.model.instant import Instant
-from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import LoadReport, Placement, Profile, ResourceRequest
 from peerload.model.task import SCRATCH, Exit, TaskSpec
 from peerload.model.timers import timer
 from peerload.policy.preset import PolicySet

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.core.sharing.task_donor import TaskDonor
-from peerload.core.sharing.view import WAITING_LOOKED_AT_MAX
+from peerload.core.sharing.information import WAITING_LOOKED_AT_MAX
+from peerload.core.sharing.receiver import TaskDonor
 from peerload.model import events, messages
-from peerload.model.load import LoadReport, Region
-from peerload.model.resources import Placement, Profile
+from peerload.model.resources import LoadReport, Placement, Profile, Region
 from tests.core.given import Given, identity, spec
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from peerload.core.tasks import client_binding
+from peerload.core.coordination import clients
 from peerload.model import timers
 from peerload.model.actions import Answer, ClearTimer, SetTimer, SignalTask
 from peerload.model.events import (
@@ -22,8 +22,7 @@ from peerload.model.events import (
     TimerExpired,
 )
 from peerload.model.messages import AwaitedTask, TasksTold
-from peerload.model.submit_options import SubmitOptions
-from peerload.model.task import TaskRecord, TaskSpec, TaskState
+from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec, TaskState
 from tests.core.given import Given
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def test_a_task_ends_with_its_client() -> None:
     assert [action.signal for action in actions if isinstance(action, SignalTask)] == [15]
     task = given.node.home.tasks[record.uid]
     assert task.record.state is TaskState.CANCELLED
-    assert task.record.reason == client_binding.CLIENT_GONE
+    assert task.record.reason == clients.CLIENT_GONE
     assert does(given, ClientGone(CLIENT)) == []
 
 

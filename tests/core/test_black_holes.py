@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from peerload.core.membership.circuit_breaker import COMMANDS_MAX, NODES_MAX
+from peerload.core.membership.membership import COMMANDS_MAX, NODES_MAX
 from peerload.model import messages
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport
+from peerload.model.resources import LoadReport
 from peerload.model.task import Exit
 from tests.core.given import ACCEPTS, Given, spec
 from tests.core.test_losses import accepted

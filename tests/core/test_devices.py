@@ -7,18 +7,26 @@ from typing import Any
 
 import pytest
 
-from peerload.core.resources.admission import why_never
-from peerload.core.resources.backfill import Backfill
-from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import DeviceRequest
-from peerload.core.resources.gpu_terms import has_room
-from peerload.core.resources.placement import place
+from peerload.core.resources.admission import has_room, why_never
+from peerload.core.resources.devices import DeviceLedger, DeviceRequest
+from peerload.core.resources.placement import Backfill, place
 from peerload.model import actions, events, messages
 from peerload.model.config import GpuConfig
-from peerload.model.devices import Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, GpuWait, Health, Nearness
 from peerload.model.errors import NeverRunnable
-from peerload.model.load import LoadReport
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import (
+    Device,
+    DeviceLoad,
+    DeviceMode,
+    DeviceReading,
+    GpuShare,
+    GpuWait,
+    Health,
+    LoadReport,
+    Nearness,
+    Placement,
+    Profile,
+    ResourceRequest,
+)
 from tests.core.given import ACCEPTS, SENDER, UID, WALL_S, Given, offer, spec
 
 GIB = 1 << 30

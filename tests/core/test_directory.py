@@ -8,13 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.membership.directory import Directory, NamesWithout
-from peerload.core.membership.membership import Membership, PeerState
+from peerload.core.membership.membership import Directory, Membership, NamesWithout, PeerState
 from peerload.core.state import CoreState
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport
 from peerload.model.messages import Need
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import LoadReport, Placement, Profile, ResourceRequest
 from peerload.policy.registry import build_preset
 from tests.core.given import identity, spec
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.core.coordination import clients, termination_tracker
-from peerload.core.tasks import batched_requests
+from peerload.core.coordination import clients, runs
+from peerload.core.state import TASKS_AT_A_TIME
 from peerload.model import events, messages
 from peerload.model.actions import Answer, AnswerPart, AttemptGone
 from peerload.model.config import CoreConfig
@@ -44,10 +44,10 @@ def test_the_word_of_the_node_that_had_it_is_its_end_and_no_other_ones() -> None
 
 def test_what_it_knows_of_the_past_is_bounded() -> None:
     x = Given()
-    for number in range(termination_tracker.LATELY_MAX + 5):
+    for number in range(runs.LATELY_MAX + 5):
         x.node.terminations.message_received("y", messages.Died("x/1", number.to_bytes(16, "big"), 1))
     assert x.when(asked("x/1", bytes(16), "y", query=True)) == ["Query to y"]
-    newest = (termination_tracker.LATELY_MAX + 4).to_bytes(16, "big")
+    newest = (runs.LATELY_MAX + 4).to_bytes(16, "big")
     assert x.when(asked("x/1", newest, "y", query=True)) == ["AttemptGone"]
     assert x.done(AttemptGone).key == execution_key(newest, 1)
 
@@ -74,15 +74,15 @@ def test_a_forced_cancel_kills_at_once_also_after_a_polite_one() -> None:
 
 def test_a_request_about_many_tasks_lets_others_have_their_turn_and_is_answered_at_its_end() -> None:
     x = Given(peers=())
-    members = 2 * batched_requests.TASKS_AT_A_TIME
+    members = 2 * TASKS_AT_A_TIME
     x.submit(indices=tuple(range(members)))
     x.finish(1)
     did = x.when(events.HoldRequested(7, ("x/1",)))
-    assert did.count("persist held") == batched_requests.TASKS_AT_A_TIME - 1  # the first runs
+    assert did.count("persist held") == TASKS_AT_A_TIME - 1  # the first runs
     assert did[-1] == "timer request 0"
     assert "answer" in x.when(events.CancelRequested(8, (f"x/1.{members - 1}",)))
     did = x.timer("request", "7")
-    assert did.count("persist held") == batched_requests.TASKS_AT_A_TIME - 1  # one is cancelled
+    assert did.count("persist held") == TASKS_AT_A_TIME - 1  # one is cancelled
     assert "answer" not in did
     assert x.timer("request", "7") == ["answer"]
     assert x.done(Answer).reply == {"held": ["x/1"], "already_held": [], "not_waiting": []}
@@ -91,7 +91,7 @@ def test_a_request_about_many_tasks_lets_others_have_their_turn_and_is_answered_
 
 def test_of_many_that_are_cancelled_none_is_started_in_the_room_of_another() -> None:
     x = Given(peers=(), slots=2)
-    x.submit(indices=tuple(range(batched_requests.TASKS_AT_A_TIME + 10)))
+    x.submit(indices=tuple(range(TASKS_AT_A_TIME + 10)))
     x.finish(1)
     first = [task for task in x.node.home.named("x/1") if task.record.state is TaskState.LEASED]
     did = x.when(events.CancelRequested(9, ("x/1",)))
@@ -115,23 +115,23 @@ def test_a_long_answer_comes_in_parts_each_when_its_tasks_are_durable(monkeypatc
 
 def test_released_tasks_come_back_some_at_a_time_in_order() -> None:
     x = Given(peers=())
-    x.submit(held=True, indices=tuple(range(batched_requests.TASKS_AT_A_TIME + 1)))
+    x.submit(held=True, indices=tuple(range(TASKS_AT_A_TIME + 1)))
     x.finish(1)
     did = x.when(events.ReleaseRequested(7, ("x/1",)))
-    assert did.count("persist queued") == batched_requests.TASKS_AT_A_TIME
+    assert did.count("persist queued") == TASKS_AT_A_TIME
     assert "spawn 1" in did
     assert x.timer("request", "7")[-1] == "answer"
-    assert [work.task for work in x.node.queue.oldest_first()][-1] == f"x/1.{batched_requests.TASKS_AT_A_TIME}"
+    assert [work.task for work in x.node.queue.oldest_first()][-1] == f"x/1.{TASKS_AT_A_TIME}"
 
 
 def test_a_large_array_is_kept_before_it_is_answered_and_then_arrives() -> None:
     x = Given(peers=(), config=CoreConfig(uniform_array_min=1000))
-    members = batched_requests.TASKS_AT_A_TIME + 1
+    members = TASKS_AT_A_TIME + 1
     assert x.submit(indices=tuple(range(members))) == ["timer request 0"]
     assert x.submit(token="token 1", indices=tuple(range(members))) == []  # said again: it will be answered
     assert x.submit(token="token 1", digest=b"another") == ["refuse BadRequest"]
     did = x.timer("request", "1")
-    assert did[0] == "persist making" + " queued" * batched_requests.TASKS_AT_A_TIME
+    assert did[0] == "persist making" + " queued" * TASKS_AT_A_TIME
     assert did[1:4] == ["persist submission queued", "answer", "answer"]
     answers = [action for action in x.last if isinstance(action, Answer)]
     assert [(answer.request, answer.reply.get("repeated", False)) for answer in answers] == [(1, False), (2, True)]
@@ -144,7 +144,7 @@ def test_a_large_array_is_kept_before_it_is_answered_and_then_arrives() -> None:
 
 def test_what_has_become_of_a_member_before_it_arrives_stays_so() -> None:
     x = Given(peers=())
-    members = 2 * batched_requests.TASKS_AT_A_TIME
+    members = 2 * TASKS_AT_A_TIME
     x.submit(indices=tuple(range(members)))
     while not any(isinstance(action, Answer) for action in x.last):
         x.timer("request", "1")
@@ -160,8 +160,8 @@ def test_what_has_become_of_a_member_before_it_arrives_stays_so() -> None:
 
 
 def test_tasks_that_are_being_made_count() -> None:
-    x = Given(peers=(), config=CoreConfig(tasks_queued_max=batched_requests.TASKS_AT_A_TIME + 10))
-    assert x.submit(indices=tuple(range(batched_requests.TASKS_AT_A_TIME + 5))) == ["timer request 0"]
+    x = Given(peers=(), config=CoreConfig(tasks_queued_max=TASKS_AT_A_TIME + 10))
+    assert x.submit(indices=tuple(range(TASKS_AT_A_TIME + 5))) == ["timer request 0"]
     assert x.submit(indices=tuple(range(6))) == ["refuse SlowDown"]
     assert "answer" in x.submit(indices=tuple(range(5)))
 
@@ -170,7 +170,7 @@ def test_tasks_that_are_being_made_count() -> None:
 @pytest.mark.parametrize("held", [False, True])
 def test_nobody_can_mean_an_array_before_it_is_durable(name: str, *, held: bool) -> None:
     x = Given(peers=())
-    x.submit(held=held, indices=tuple(range(batched_requests.TASKS_AT_A_TIME + 10)))
+    x.submit(held=held, indices=tuple(range(TASKS_AT_A_TIME + 10)))
     members = list(x.node.home.tasks.values())
     assert x.when(events.CancelRequested(9, (name,))) == ["answer"]
     assert x.done(Answer).reply == {"cancelled": [], "already_ended": [name]}

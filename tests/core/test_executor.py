@@ -10,7 +10,7 @@ from peerload.core.work import RemotePhase
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport
+from peerload.model.resources import LoadReport
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind, execution_key
 from tests.core.given import RECEIVER, UID, Given, ResourceRequest, offer, spec
 
@@ -176,7 +176,7 @@ def test_a_shorter_lease_is_renewed_sooner() -> None:
 
 
 def test_many_leases_of_one_home_are_all_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peerload.core.handoff.remote_tasks.RENEWALS_MAX", 2)
+    monkeypatch.setattr("peerload.core.handoff.executor.RENEWALS_MAX", 2)
     x = Given(slots=5, peers=("h",))
     for number in range(5):
         uid = bytes([number]) * 16

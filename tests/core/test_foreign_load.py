@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from peerload.core.explain import room_told
-from peerload.core.resources.foreign_load import foreign_slots
+from peerload.core.resources.admission import foreign_slots
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport, Region
-from peerload.model.resources import Profile, ResourceRequest
+from peerload.model.resources import LoadReport, Profile, Region, ResourceRequest
 from tests.core.given import RECEIVER, SENDER, Given, spec
 
 

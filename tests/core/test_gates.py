@@ -12,8 +12,7 @@ from peerload.model.actions import Answer, ForgetTask, Persist, PutFate, PutTask
 from peerload.model.config import CoreConfig
 from peerload.model.errors import BadRequest, NoSuchTask, SlowDown
 from peerload.model.messages import AwaitedTask, AwaitTasks, TasksTold
-from peerload.model.submit_options import GroupSettings, SubmitOptions, TaskOutcome
-from peerload.model.task import Exit, TaskState
+from peerload.model.task import Exit, GroupSettings, SubmitOptions, TaskOutcome, TaskState
 from tests.core.given import ACCEPTS, SENDER, Given, spec
 
 RUNS = ["persist leased", "changed leased", "spawn 1"]

@@ -10,12 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.estimates.duration_estimate import PastDurations
-from peerload.core.estimates.gpu_history import GpuHistory, GpuRuns
+from peerload.core.estimates import GpuHistory, GpuRuns, PastDurations
 from peerload.model import actions, events, messages
-from peerload.model.devices import MIB, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare
-from peerload.model.load import LoadReport
-from peerload.model.resources import ResourceRequest
+from peerload.model.resources import (
+    MIB,
+    Device,
+    DeviceLoad,
+    DeviceMode,
+    DeviceReading,
+    GpuShare,
+    LoadReport,
+    ResourceRequest,
+)
 from peerload.model.task import SCRATCH, Exit, TaskSpec, TaskState, Usage
 from tests.core.given import SENDER, WALL_S, Given
 from tests.support import in_short

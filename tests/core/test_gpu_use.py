@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import DeviceRequest
-from peerload.core.resources.gpu_use import with_gpu_use
+from peerload.core.resources.devices import DeviceLedger, DeviceRequest, with_gpu_use
 from peerload.model.config import GpuConfig
-from peerload.model.devices import Device, DeviceReading, Health
-from peerload.model.resources import Profile, ResourceRequest
+from peerload.model.resources import Device, DeviceReading, Health, Profile, ResourceRequest
 from peerload.model.task import Exit
 
 GIB = 1 << 30

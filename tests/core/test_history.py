@@ -8,13 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.estimates.history import DURATION_S_AT_FIRST, BacklogEstimate, DurationEstimates, command_keys
-from peerload.core.sharing.view import task_view
+from peerload.core.estimates import DURATION_S_AT_FIRST, BacklogEstimate, DurationEstimates, command_keys
+from peerload.core.sharing.information import task_view
 from peerload.core.work import Work
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import Exit, TaskSpec
 from peerload.policy.registry import build_preset
 from tests.chaos.engine.engine import Simulation

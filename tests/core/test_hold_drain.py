@@ -10,8 +10,7 @@ import pytest
 from peerload.core.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.actions import Answer, Persist, PutDrain
-from peerload.model.load import LoadReport
-from peerload.model.resources import Placement
+from peerload.model.resources import LoadReport, Placement
 from peerload.model.task import Exit, TaskRecord, TaskState
 from tests.core.given import ACCEPTS, ALONE, RECEIVER, SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit

@@ -11,8 +11,7 @@ from peerload.model.actions import Answer, Persist, SetTimer
 from peerload.model.config import CoreConfig
 from peerload.model.errors import NoSuchTask
 from peerload.model.gossip import MemberStatus
-from peerload.model.load import LoadReport
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import LoadReport, Placement, Profile, ResourceRequest
 from peerload.model.task import Exit, Guarantee, TaskRecord, TaskState, execution_key
 from tests.core.given import ACCEPTS, RECEIVER, SENDER, UID, WALL_S, Given, identity, offer, spec
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.core.handoff.leases import granted
+from peerload.core.handoff.home import granted
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport
+from peerload.model.resources import LoadReport
 from peerload.model.task import FenceKind, Guarantee, TaskRecord, TaskSpec, TaskState
 from tests.core.given import SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
@@ -196,7 +196,7 @@ def test_a_floor_stays_while_its_task_is_here() -> None:
 
 
 def test_floors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peerload.core.handoff.attempt_fence.DROPPED_AT_ONCE_MAX", 3)
+    monkeypatch.setattr("peerload.core.handoff.executor.DROPPED_AT_ONCE_MAX", 3)
     x = Given(peers=("h",), config=CoreConfig(floors_kept_max=5))
     for number in range(20):
         queried(x.after(1), number)
@@ -207,7 +207,7 @@ def test_floors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.ONCE])
 def test_floors_of_started_attempts_are_bounded_too(monkeypatch: pytest.MonkeyPatch, guarantee: Guarantee) -> None:
-    monkeypatch.setattr("peerload.core.handoff.attempt_fence.DROPPED_AT_ONCE_MAX", 3)
+    monkeypatch.setattr("peerload.core.handoff.executor.DROPPED_AT_ONCE_MAX", 3)
     x = Given(peers=("h",), config=CoreConfig(floors_kept_max=5))
     waits_for_ack = []
     for number in range(20):

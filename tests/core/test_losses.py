@@ -11,8 +11,7 @@ from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Answer, PutFloor
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import (
     ExecutionRecord,
     ExecutionState,

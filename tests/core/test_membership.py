@@ -22,9 +22,8 @@ from peerload.model.gossip import (
     MembershipUpdate,
     MemberStatus,
 )
-from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.wire import peer as wire
 from tests.core.given import ACCEPTS, SENDER, Given, identity, spec
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 
-from peerload.core.sharing.peer_hints import NAMES_MAX, PeerHints
+from peerload.core.sharing.information import NAMES_MAX, PeerHints
 from peerload.model import messages
-from peerload.model.load import LoadReport, Region
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile, Region
 from peerload.model.task import execution_key
 from peerload.policy.api import ANY_LOAD
 from tests.core.given import UID, Given, spec

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from peerload.model import events, messages, timers
-from peerload.model.devices import MIB, Device, GpuShare
-from peerload.model.resources import ResourceRequest
+from peerload.model.resources import MIB, Device, GpuShare, ResourceRequest
 from peerload.model.task import Exit, Guarantee, TaskState, Usage
 from tests.core.given import ACCEPTS, SENDER, Given, spec
 

@@ -10,13 +10,9 @@ import pytest
 
 from peerload.config.loader import MPS_CONTROL, gpu_config
 from peerload.core.resources.admission import why_never
-from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import DeviceRequest
-from peerload.core.resources.gpu_use import with_gpu_use
-from peerload.core.resources.mps_degree import MpsDegree
+from peerload.core.resources.devices import DeviceLedger, DeviceRequest, MpsDegree, with_gpu_use
 from peerload.model.config import GpuConfig, GpuSettings
-from peerload.model.devices import Device, DeviceMode, DeviceReading, GpuShare
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import Device, DeviceMode, DeviceReading, GpuShare, Placement, Profile, ResourceRequest
 from peerload.model.task import Exit, TaskSpec
 
 GIB = 1 << 30

@@ -13,7 +13,7 @@ from peerload.core.state import FOREVER_S
 from peerload.model import events, messages, metrics
 from peerload.model.actions import Announce, TaskChanged
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport, Region, Thresholds
+from peerload.model.resources import LoadReport, Region, Thresholds
 from peerload.model.task import Exit, TaskRecord, TaskState
 from tests.core.given import ACCEPTS, RECEIVER, SENDER, WALL_S, Given, identity, spec
 

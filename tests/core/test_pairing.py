@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from peerload.core.sharing.pairing import PARTNERS_ASKED_MAX
+from peerload.core.sharing.receiver import PARTNERS_ASKED_MAX
 from peerload.core.work import HomePhase
 from peerload.model import messages
-from peerload.model.load import LoadReport
+from peerload.model.resources import LoadReport
 from peerload.policy.api import ANY_LOAD
 from tests.core.given import UID, Given, Placement, spec
 

@@ -13,11 +13,20 @@ from hypothesis import strategies as st
 from peerload.core.explain import EligibilityVerdict, WaitReasons, smallest_change
 from peerload.core.work import HomePhase
 from peerload.model import events, messages
-from peerload.model.devices import Device, DeviceReading, GpuShare, GpuWait, Health
 from peerload.model.gossip import MemberStatus
-from peerload.model.load import LoadReport, Region
 from peerload.model.messages import Need
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import (
+    Device,
+    DeviceReading,
+    GpuShare,
+    GpuWait,
+    Health,
+    LoadReport,
+    Placement,
+    Profile,
+    Region,
+    ResourceRequest,
+)
 from peerload.model.task import Exit, TaskSpec
 from tests.core.given import WALL_S, Given, identity, spec
 

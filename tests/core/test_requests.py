@@ -10,8 +10,7 @@ from peerload.core.work import HomePhase
 from peerload.model import events, messages, metrics, timers
 from peerload.model.actions import Announce, SetTimer
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import Exit
 from peerload.policy.api import Keep
 from peerload.policy.registry import build_preset

@@ -16,9 +16,8 @@ from peerload.core.work import HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Action, PutFloor
 from peerload.model.config import CoreConfig
-from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import Exit, FenceKind, Guarantee, TaskState
 from tests.core.given import ACCEPTS, UID, Given, offer, spec
 
@@ -196,8 +195,8 @@ def seen(x: Given) -> Any:
     node = x.node
 
     def of(work: Any) -> dict[str, object]:
-        names = [name for kind in type(work).__mro__ for name in getattr(kind, "__slots__", ())]
-        return {name: repr(getattr(work, name)) for name in names}
+        slots = [name for kind in type(work).__mro__ for name in getattr(kind, "__slots__", ()) if name != "__dict__"]
+        return {name: repr(getattr(work, name)) for name in [*slots, *getattr(work, "__dict__", ())]}
 
     return (
         {uid: of(task) for uid, task in node.home.tasks.items()},

@@ -7,7 +7,7 @@ import pytest
 from peerload.core.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.actions import Announce, PutFloor, SpawnTask
-from peerload.model.load import LoadReport
+from peerload.model.resources import LoadReport
 from peerload.model.task import FenceKind, Guarantee, TaskState
 from tests.core.given import UID, Given, Placement, offer, spec
 from tests.core.test_executor import KEY, commit

@@ -6,8 +6,7 @@ from typing import Any
 
 from peerload.core.explain import holding_reason, uncollected_reason
 from peerload.model import actions, events, messages
-from peerload.model.load import LoadReport
-from peerload.model.resources import Placement
+from peerload.model.resources import LoadReport, Placement
 from peerload.model.task import EnvironmentLock, Exit, Staged, TaskFiles, TaskState
 from tests.core.given import ACCEPTS, SENDER, UID, Given, spec
 

@@ -8,8 +8,7 @@ import pytest
 
 from peerload.core.sharing import sender
 from peerload.model import actions, events, messages, timers
-from peerload.model.load import LoadReport
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from tests.core.given import SENDER, Given, identity, spec
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peerload.core.tasks import batched_requests
+from peerload.core.state import TASKS_AT_A_TIME
 from peerload.model import events, messages
 from peerload.model.actions import Answer
 from peerload.model.config import CoreConfig
@@ -166,9 +166,9 @@ def test_unfinished_tasks_are_counted_by_state_and_an_array_when_all_its_members
     x = Given(peers=())
     x.submit()
     x.submit(held=True)
-    x.submit(indices=tuple(range(batched_requests.TASKS_AT_A_TIME + 1)))
+    x.submit(indices=tuple(range(TASKS_AT_A_TIME + 1)))
     assert x.node.home.unfinished() == {"leased": 1, "held": 1}
     x.finish(3)
-    assert x.node.home.unfinished() == {"leased": 1, "held": 1, "queued": batched_requests.TASKS_AT_A_TIME + 1}
+    assert x.node.home.unfinished() == {"leased": 1, "held": 1, "queued": TASKS_AT_A_TIME + 1}
     x.when(events.CancelRequested(9, ("x/1",)))
     assert "leased" not in x.node.home.unfinished()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.core.handoff.leases import granted
+from peerload.core.handoff.home import granted
 from peerload.core.work import HomeTask
 from peerload.model import events, messages
 from peerload.model.config import CoreConfig

@@ -13,8 +13,7 @@ from peerload.model import events, messages
 from peerload.model.actions import Answer, MembersCancelled, Persist, PutMembers, PutTask, TaskChanged
 from peerload.model.config import CoreConfig
 from peerload.model.events import AgentStarted, MembersRow
-from peerload.model.submit_options import SubmitOptions
-from peerload.model.task import TaskRecord, TaskState, member_uid, ranges
+from peerload.model.task import SubmitOptions, TaskRecord, TaskState, member_uid, ranges
 from tests.core.given import ACCEPTS, SENDER, Given, spec
 
 NEVER = 1_000_000

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from peerload.agent.consumer import Consumer
+from peerload.agent.effects import Consumer
 from peerload.core.work import HomePhase
 from peerload.model import events
 from peerload.model.errors import InvariantBroken

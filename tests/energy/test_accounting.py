@@ -19,10 +19,8 @@ from peerload.agent.sensors.energy import EnergySensors, EnergyStore
 from peerload.energy.accounting import DRIFT_S, Drift, IdlePower
 from peerload.launcher.protocol import TaskUsage, UsageEvent
 from peerload.model.config import AgentConfig, EnergySettings
-from peerload.model.devices import Device, DeviceReading
-from peerload.model.instant import Instant
-from peerload.model.power import PowerCurve, Quality, estimated_curve
-from peerload.model.resources import ResourceRequest
+from peerload.model.events import Instant
+from peerload.model.resources import Device, DeviceReading, PowerCurve, Quality, ResourceRequest, estimated_curve
 from peerload.model.task import Exit, Usage
 from tests.core.given import Given
 from tests.each import each

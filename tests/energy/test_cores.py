@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from peerload.launcher.cgroup_limits import CPU, NO_WEIGHT, CgroupLimits
-from peerload.launcher.cgroups import own_cgroup
+from peerload.launcher.containment import own_cgroup
 from peerload.model import events, messages
-from peerload.model.load import LoadReport
-from peerload.model.resources import ResourceRequest
+from peerload.model.resources import LoadReport, ResourceRequest
 from tests.core.given import ALONE, Given, spec
 
 OVER = ResourceRequest(overcommit=True)

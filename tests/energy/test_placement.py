@@ -10,10 +10,8 @@ from peerload.core.work import HomePhase
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.gossip import MemberStatus
-from peerload.model.load import LoadReport
-from peerload.model.power import PowerCurve, Quality
-from peerload.model.resources import Profile, ResourceRequest
-from peerload.model.submit_options import SubmitOptions
+from peerload.model.resources import LoadReport, PowerCurve, Profile, Quality, ResourceRequest
+from peerload.model.task import SubmitOptions
 from peerload.policy.registry import build_preset, preset_source
 from tests.core.given import WALL_S, Given, spec
 

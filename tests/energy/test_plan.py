@@ -9,7 +9,7 @@ import pytest
 
 from peerload.energy.plan import Candidate, envelope, plan
 from peerload.energy.price import cheapest_start, integral
-from peerload.model.power import PowerCurve, Quality, estimated_curve
+from peerload.model.resources import PowerCurve, Quality, estimated_curve
 
 S_SHAPED = PowerCurve((10.0, 40.0, 50.0, 60.0, 90.0), 4, 4, off_w=2.0, may_sleep=True)
 

@@ -14,12 +14,11 @@ import pytest
 
 from peerload.agent import energy
 from peerload.agent.energy import PowerDown
-from peerload.agent.views.metrics import MetricsView
+from peerload.agent.views.agent import MetricsView
 from peerload.core.membership.membership import PeerState
 from peerload.model import actions, events, messages
 from peerload.model.gossip import MembershipUpdate, MemberStatus
-from peerload.model.load import LoadReport
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import LoadReport, Placement, Profile, ResourceRequest
 from tests.core.given import SENDER, Given, spec
 
 

@@ -16,7 +16,7 @@ from peerload.cli.common.power_bench import Reading, Spinners, measured
 from peerload.energy.profile import BadProfile, Level, PowerProfile, decoded, fitted, levels_of
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, PeerloadError
-from peerload.model.power import POINTS_MAX, PowerCurve, Quality
+from peerload.model.resources import POINTS_MAX, PowerCurve, Quality
 from peerload.wire import control
 from tests.each import each
 from tests.energy.test_accounting import Machine

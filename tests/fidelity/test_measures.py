@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peerload.model import actions, events, messages, timers
-from peerload.model.instant import Instant
+from peerload.model.events import Instant
 from peerload.model.task import Exit, TaskSpec
 from peerload.wire import recording
 from tests.fidelity.live import Delays, Ran, measured

@@ -22,9 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerload.agent.control.connection import Connection, LocalConnection
 from peerload.agent.energy import PowerControls
-from peerload.agent.forwarding.response_validation import MergedListing, merged
-from peerload.agent.launcher.client import LauncherLink
-from peerload.agent.launcher.connect import LOST, EventFrames, exit_of
+from peerload.agent.forwarding.request_router import MergedListing, merged
+from peerload.agent.launcher.client import LOST, EventFrames, LauncherLink, exit_of
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.peers.membership import AddressFile
 from peerload.agent.sensors.cpu_benchmark import stored_speed
@@ -32,8 +31,8 @@ from peerload.agent.sensors.nvml import GpuFaults
 from peerload.config import loader
 from peerload.files import manifest
 from peerload.files.manifest import FileEntry
-from peerload.launcher.control_socket import AgentSocket, _starts_with_list
 from peerload.launcher.protocol import decode_exit
+from peerload.launcher.server import AgentSocket, _starts_with_list
 from peerload.launcher.system.accounts import policy_of
 from peerload.model import messages
 from peerload.model.errors import BadRequest, PeerloadError, ProtocolError, StagingFailed
@@ -144,7 +143,7 @@ def control_connection(raw: bytes) -> object:
     """What a local client sends, in pieces."""
 
     def act() -> None:
-        client = LocalConnection(_Server(), _Server())
+        client = LocalConnection(_Server(), cast("Any", _Server()))
         client._transport = Deaf()
         for first in range(0, len(raw), STEP_BYTES):
             client.data_received(raw[first : first + STEP_BYTES])
@@ -202,7 +201,7 @@ def peer_connection(raw: bytes) -> object:
         for before in (b"", _INTRODUCTION):
             owner = _owner()
             owner.errors = 0
-            link = PeerConnection(owner, _tls(), dialled=False)
+            link = PeerConnection(owner, _tls(), cast("Any", None), dialled=False)
             link._transport, link.certified = Deaf(), "n2"
             for piece in (before, *(raw[first : first + STEP_BYTES] for first in range(0, len(raw), STEP_BYTES))):
                 feed(link, piece)

@@ -35,7 +35,7 @@ from peerload.model import events, messages
 from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
 from peerload.model.config import CoreConfig
 from peerload.model.errors import BadRequest, ConfigError, PeerloadError, ProtocolError, StagingFailed, StoreError
-from peerload.model.events import Submission
+from peerload.model.events import Instant, Submission
 from peerload.model.gossip import (
     GossipAck,
     GossipNack,
@@ -45,14 +45,12 @@ from peerload.model.gossip import (
     MembershipUpdate,
     MemberStatus,
 )
-from peerload.model.instant import Instant
-from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
 from peerload.model.text import printable
 from peerload.policy import registry
-from peerload.policy.preset_loader import parsed
+from peerload.policy.preset import parsed
 from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.invitations import Invitations

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from peerload.agent.sensors.nvml import CardReading, Nvml, find_library
-from peerload.model.devices import Device, Health
+from peerload.model.resources import Device, Health
 from tests.bench.support import ENVIRONMENT, Agent, agents, wait_until
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peerload.agent.sensors.gpus import PLACES
-from peerload.model.devices import Device
+from peerload.model.resources import Device
 from tests.gpu.cards import Cards
 from tests.integration.cluster import Cluster
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from peerload.model import actions, events
-from peerload.model.devices import DeviceReading
-from peerload.model.resources import ResourceRequest
+from peerload.model.resources import DeviceReading, ResourceRequest
 from peerload.model.task import SCRATCH, TaskSpec
 from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, Delays, QueueingModel
 

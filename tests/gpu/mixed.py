@@ -16,10 +16,9 @@ from typing import Any
 import msgspec
 
 from peerload.core.resources.admission import why_never
-from peerload.core.resources.device_ledger import DeviceLedger
+from peerload.core.resources.devices import DeviceLedger
 from peerload.model.config import GpuConfig
-from peerload.model.devices import MIB, Device, GpuShare, Nearness
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import MIB, Device, GpuShare, Nearness, Placement, Profile, ResourceRequest
 from tests.gpu.device_model import DeviceArrival
 
 GIB = 1 << 30

@@ -11,8 +11,7 @@ from statistics import fmean
 import msgspec
 
 from peerload.model.config import GpuConfig
-from peerload.model.devices import GpuShare
-from peerload.model.resources import Profile
+from peerload.model.resources import GpuShare, Profile
 from peerload.sim.replication import quantile
 from tests.gpu.device_model import DeviceArrival
 

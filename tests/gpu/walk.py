@@ -17,10 +17,18 @@ from peerload.core.resources.placement import Scope, place
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig
-from peerload.model.devices import Device, DeviceReading, GpuShare, GpuWait, Health, Nearness
-from peerload.model.instant import Instant
+from peerload.model.events import Instant
 from peerload.model.messages import Identity
-from peerload.model.resources import Profile, ResourceRequest
+from peerload.model.resources import (
+    Device,
+    DeviceReading,
+    GpuShare,
+    GpuWait,
+    Health,
+    Nearness,
+    Profile,
+    ResourceRequest,
+)
 from peerload.model.task import SCRATCH, Exit, TaskSpec
 from peerload.policy.registry import build_preset
 

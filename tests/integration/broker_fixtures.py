@@ -17,9 +17,8 @@ import uvloop
 from peerload.agent.mqtt import MqttBus
 from peerload.cli.demo.broker import BrokerProcess, Kind, start_broker
 from peerload.model.config import AgentConfig
-from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity, Message, State
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.wire import peer
 from peerload.wire.seal import Sealer
 from tests.conftest import require_program
@@ -147,24 +146,11 @@ class _LocalNode:
         self.cluster = cluster_of(cluster)._replace(name=cluster)
         self._load_tasks = profile_load
         self._sealer = sealer_of(identity, cluster)
-        self._sequence = 0
+        self.envelopes = peer.Envelopes(cluster, identity.node, identity.boot)
 
     def sealer(self, purpose: str) -> Sealer:
         assert purpose == "mqtt"
         return self._sealer
-
-    def envelope(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
-        self._sequence += 1
-        return Envelope(
-            v=1,
-            cluster=self.cluster.name,
-            src=self.identity.node,
-            src_boot=self.identity.boot,
-            seq=self._sequence,
-            body=message,
-            dst=dst,
-            dst_boot=dst_boot,
-        )
 
     def state(self) -> State:
         profile = Profile(node=self.identity.node, slots=4, cpus=4.0)
@@ -189,7 +175,7 @@ class BusNode:
         self.identity = identity or identity_of(node)
         self.local = _LocalNode(self.identity, cluster, lambda: self.load_tasks)
         self.sealer = self.local.sealer("mqtt")
-        self.envelope, self.state = self.local.envelope, self.local.state
+        self.envelope, self.state = self.local.envelopes.make, self.local.state
         self.heard: list[tuple[Message, bool]] = []
         self.changes: list[bool] = []
         self.counters: Counter[str] = Counter()

@@ -7,7 +7,6 @@ import socket
 import time
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from peerload.model.load import LoadReport
 from peerload.model.messages import (
     Accept,
     Commit,
@@ -25,7 +24,7 @@ from peerload.model.messages import (
     Renew,
     Renewal,
 )
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.wire import peer
 from tests.support import credentials_of
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.model.load import LoadReport
 from peerload.model.messages import Accept, Decline, Hello, Identity, NotStarted, Offer, Ping, Pong, Query, Result
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import Exit, TaskSpec
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.fake_peer import FakePeer

@@ -11,7 +11,7 @@ import pytest
 
 from peerload.agent.sensors.power import PROFILE_FILE, processor
 from peerload.energy.profile import PowerProfile
-from peerload.model.power import PowerCurve, Quality
+from peerload.model.resources import PowerCurve, Quality
 from tests.integration.cluster import Cluster
 from tests.support import wait_until
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent.forwarding import client as forward
+from peerload.agent.forwarding import tunnels as forward
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import BadRequest
 from tests.integration.cluster import Agent, Cluster, ended

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 import msgpack
 import pytest
 
-from peerload.agent.control import quotas
-from peerload.agent.forwarding import client, server
+from peerload.agent.control import authorization
+from peerload.agent.forwarding import tunnels
 from peerload.agent.peers import streams
 from peerload.model.errors import PeerloadError
-from peerload.model.load import LoadReport
 from peerload.model.messages import (
     Envelope,
     Forward,
@@ -30,7 +29,7 @@ from peerload.model.messages import (
     OutputRequest,
     Ping,
 )
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.wire import control, peer
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.fake_peer import FakePeer
@@ -145,7 +144,7 @@ def test_a_forward_over_a_link_is_malformed(agent: Agent) -> None:
 
 @pytest.mark.rule("P2")
 def test_so_many_clients_and_no_more(agent: Agent) -> None:
-    askers = [FakePeer(agent.listen, "bomber", stream=True) for _ in range(server.FORWARDS_MAX)]
+    askers = [FakePeer(agent.listen, "bomber", stream=True) for _ in range(tunnels.FORWARDS_MAX)]
     try:
         for asker in askers:
             asker.send(Forward(request("events", follow=True, limit=0)))
@@ -170,7 +169,7 @@ def test_clients_of_other_nodes_never_stand_before_outputs(agent: Agent) -> None
     askers: list[FakePeer] = []
     try:
         for number in range(streams.FORWARDING_MAX):
-            askers.append(FakePeer(agent.listen, f"crowd{number // server.FORWARDS_MAX}", stream=True))
+            askers.append(FakePeer(agent.listen, f"crowd{number // tunnels.FORWARDS_MAX}", stream=True))
             askers[-1].send(Forward(request("events", follow=True, limit=0)))
         wait_until(lambda: answers_nothing(agent, "late"), 20, "all places to be taken")
         with FakePeer(agent.listen, "fetcher", stream=True) as fetcher:
@@ -225,7 +224,7 @@ def test_who_waits_for_too_many_tasks_is_told_so_until_it_gives_some_up(fresh: A
     """Of an array all members count."""
     members = 100_000
     task = fresh.cli("submit", "--held", "--array", f"1-{members}", "true").stdout.decode().strip()
-    room = quotas.WAITED_BY_NODE_MAX // members
+    room = authorization.WAITED_BY_NODE_MAX // members
     before = fresh.resident_bytes
     with FakePeer(fresh.listen, "many", stream=True) as asker:
         asker._socket.settimeout(10 * PATIENCE_S)
@@ -509,7 +508,7 @@ def test_who_lists_more_than_was_asked_for_is_stopped(agent: Agent) -> None:
 
 
 def test_empty_frames_without_end_are_stopped(agent: Agent) -> None:
-    frames = [msgpack.packb({"id": 1, "more": {}})] * (client.ANSWER_BYTES_MAX // client.FRAME_BYTES_MIN + 1)
+    frames = [msgpack.packb({"id": 1, "more": {}})] * (tunnels.ANSWER_BYTES_MAX // tunnels.FRAME_BYTES_MIN + 1)
     reply = listed_with(agent, "empty", *frames)
     assert why_missing(reply, "empty")
 
@@ -517,5 +516,5 @@ def test_empty_frames_without_end_are_stopped(agent: Agent) -> None:
 @pytest.mark.long
 def test_an_answer_that_is_gathered_has_a_bound(agent: Agent) -> None:
     raw = msgpack.packb({"id": 1, "more": {"tasks": [b"x" * 500_000]}})
-    said = refusal(agent, *[raw] * (client.ANSWER_BYTES_MAX // len(raw) + 1), node="vast")
+    said = refusal(agent, *[raw] * (tunnels.ANSWER_BYTES_MAX // len(raw) + 1), node="vast")
     assert "MiB" in said

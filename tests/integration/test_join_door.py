@@ -18,7 +18,7 @@ import pytest
 
 from peerload.agent.joining import NEWCOMERS_MAX, REFUSAL_S, REFUSALS_MAX, REQUEST_S, WITHIN_S
 from peerload.model.errors import BadRequest, LinkUnavailable, PeerloadError
-from peerload.security import certificates, join_client
+from peerload.security import certificates, invitations
 from peerload.wire import join
 from peerload.wire.token import Token, parse
 from tests.integration.cluster import Agent, Cluster
@@ -39,8 +39,8 @@ def fixture_cluster() -> Iterator[Cluster]:
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the door answers is waited for while the machine stands still."""
-    monkeypatch.setattr(join_client, "CONNECT_S", PATIENCE_S)
-    monkeypatch.setattr(join_client, "ANSWERS_WITHIN_S", PATIENCE_S)
+    monkeypatch.setattr(invitations, "CONNECT_S", PATIENCE_S)
+    monkeypatch.setattr(invitations, "ANSWERS_WITHIN_S", PATIENCE_S)
 
 
 @pytest.fixture(name="agent", scope="module")
@@ -65,10 +65,10 @@ def invited(agent: Agent, **terms: object) -> Token:
     return parse(agent.call("invite", **terms)["token"])
 
 
-def ask(token: Token, state: Path) -> join_client.Admission:
+def ask(token: Token, state: Path) -> invitations.Admission:
     """Ask to be let in, as the machine with this state directory, which has a name of its own."""
     state.mkdir(exist_ok=True)
-    return join_client.join_cluster(token, f"ws{crc32(os.fsencode(state)):x}", state)
+    return invitations.join_cluster(token, f"ws{crc32(os.fsencode(state)):x}", state)
 
 
 def refusal(token: Token, state: Path) -> str:
@@ -82,7 +82,7 @@ def stranger(agent: Agent, source: str = "127.0.0.1") -> ssl.SSLSocket:
     """A connection to the door, from this address, that has said nothing yet."""
     host, _, port = agent.listen.rpartition(":")
     plain = socket.create_connection((host, int(port)), PATIENCE_S, (source, 0))
-    return join_client._unproven().wrap_socket(plain)
+    return invitations._unproven().wrap_socket(plain)
 
 
 def heard(link: ssl.SSLSocket) -> bytes:
@@ -174,10 +174,10 @@ def _guess(agent: Agent, token: Token) -> None:
     """One wrong proof, over one connection. Raises what became of it."""
     with stranger(agent) as link:
         link.settimeout(PATIENCE_S)
-        who = join_client._exchange(link, join.JoinAsk(), "door")
+        who = invitations._exchange(link, join.JoinAsk(), "door")
         assert isinstance(who, join.JoinWho)
         csr = b"none"
-        answer = join_client._exchange(link, join.JoinRequest(token.id, "ws2", csr, os.urandom(64)), "door")
+        answer = invitations._exchange(link, join.JoinRequest(token.id, "ws2", csr, os.urandom(64)), "door")
         assert isinstance(answer, join.JoinRefused)
         raise BadRequest(answer.code)
 
@@ -235,8 +235,8 @@ class Between:
                 self._handle(link)
 
     def next(self, link: ssl.SSLSocket) -> join.FromNewcomer:
-        size = int.from_bytes(join_client._read(link, 4), "big")
-        message = join.decode_newcomer(join_client._read(link, size))
+        size = int.from_bytes(invitations._read(link, 4), "big")
+        message = join.decode_newcomer(invitations._read(link, size))
         self.heard.append(message)
         return message
 
@@ -269,7 +269,7 @@ def test_a_member_in_between_cannot_use_what_it_hears(agent: Agent, tmp_path: Pa
     def pass_on(link: ssl.SSLSocket) -> None:
         with stranger(agent) as door:
             while True:
-                answer = join_client._exchange(door, between.next(link), "door")
+                answer = invitations._exchange(door, between.next(link), "door")
                 answers.append(answer)
                 link.sendall(join.encode(answer))
 
@@ -407,7 +407,7 @@ def test_a_newcomer_hears_nothing_a_member_would(agent: Agent) -> None:
     why = 'peer_frames_dropped_total{reason="no proof: it shows no certificate"}'
     before = agent.counters().get(why, 0)
     for offered in (["peerload/1"], ["http/1.1"], []):
-        context = join_client._unproven()
+        context = invitations._unproven()
         if offered:
             context.set_alpn_protocols(offered)
         else:

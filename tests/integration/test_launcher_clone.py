@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import json, os, sys
-from peerload.launcher.cgroups import cgroup_units
+from peerload.launcher.containment import cgroup_units
 from peerload.launcher.process import CannotStart, spawn
 from peerload.launcher.protocol import SpawnRequest
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import uvloop
 
-from peerload.agent.launcher import connect
+from peerload.agent.launcher import client
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.process import LauncherProcess
 from peerload.launcher.protocol import ALREADY_RUNS, StdinFed
@@ -184,7 +184,7 @@ def test_a_long_directory_is_no_obstacle(directory: Path) -> None:
 
 def test_a_launcher_that_does_not_answer_yet_is_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one, started by an agent that died, still ends what was left: it has the lock and no socket."""
-    monkeypatch.setattr(connect, "START_S_MAX", 60.0)
+    monkeypatch.setattr(client, "START_S_MAX", 60.0)
     place = directory / "launcher"
     place.mkdir()
 

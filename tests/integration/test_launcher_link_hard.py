@@ -14,9 +14,8 @@ import msgspec
 import pytest
 import uvloop
 
-from peerload.agent.launcher import connect
-from peerload.agent.launcher.client import LauncherLink
-from peerload.agent.launcher.connect import LauncherError
+from peerload.agent.launcher import client
+from peerload.agent.launcher.client import LauncherError, LauncherLink
 from peerload.agent.launcher.process import LauncherProcess
 from peerload.launcher.protocol import VERSION_MIN, StopRequest
 from peerload.model.actions import SpawnTask
@@ -215,22 +214,22 @@ def test_a_launcher_that_is_too_old_is_an_error_that_says_so(directory: Path) ->
 
 
 def test_a_launcher_that_hangs_is_an_error(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "START_S_MAX", 0.3)
+    monkeypatch.setattr(client, "START_S_MAX", 0.3)
 
     async def story(node: Node) -> None:
-        monkeypatch.setattr(connect, "START_S_MAX", 60.0)
+        monkeypatch.setattr(client, "START_S_MAX", 60.0)
         await node.link.start()
         pid = node.link.pid
         await node.link.close()
         os.kill(pid, signal.SIGSTOP)
-        monkeypatch.setattr(connect, "START_S_MAX", 0.3)
+        monkeypatch.setattr(client, "START_S_MAX", 0.3)
         try:
             node.link = node.new_link()
             with pytest.raises(LauncherError):
                 await node.link.start()
         finally:
             os.kill(pid, signal.SIGCONT)
-        monkeypatch.setattr(connect, "START_S_MAX", 60.0)
+        monkeypatch.setattr(client, "START_S_MAX", 60.0)
         await node.link.start()
         assert node.link.pid == pid
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.launcher.cgroups import cgroup_units
-from peerload.launcher.memory_limits import memory_limits
+from peerload.launcher.containment import cgroup_units, memory_limits
 from tests.integration.test_launcher import Agent, Bench, _state
 from tests.integration.test_launcher_units import (
     GONE,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.launcher.cgroups import ROOT_PREFIX, cgroup_units
+from peerload.launcher.containment import ROOT_PREFIX, cgroup_units
 from peerload.launcher.record_log import whole_records
 from tests.integration.test_launcher import Agent, Bench, _state
 from tests.support import stands_still, wait_until
@@ -27,7 +27,7 @@ from tests.support import stands_still, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.launcher.cgroups import Cgroup2
+    from peerload.launcher.containment import Cgroup2
 
 GONE = {"", "Z"}
 KINDS = ("cgroup2", "bare")

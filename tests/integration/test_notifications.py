@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload import notification
-from peerload.agent.completion import node_hooks
+from peerload.agent.completion import hooks
 from peerload.model.config import HooksSettings
 from peerload.model.task import TaskState
 from tests.integration.cluster import Agent, Cluster
@@ -233,8 +233,8 @@ def test_a_hook_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     """The queue in this process: its workers are busy with a hook that hangs, and it is full."""
     notes: list[tuple[str, str]] = []
     counters: Counter[str] = Counter()
-    monkeypatch.setattr(node_hooks, "TIME_S_MAX", 0.2)
-    monkeypatch.setattr(node_hooks, "PAUSE_S", 0.001)
+    monkeypatch.setattr(hooks, "TIME_S_MAX", 0.2)
+    monkeypatch.setattr(hooks, "PAUSE_S", 0.001)
 
     async def main() -> None:
         config = SimpleNamespace(node="n1", socket="/x", hooks=HooksSettings(on_fail=("exec sleep 600",)))
@@ -248,19 +248,19 @@ def test_a_hook_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
         journal: Any = SimpleNamespace(record=record_event)
         store: Any = SimpleNamespace(spec=lambda _: SimpleNamespace(name="", user="u"))
-        hooks = node_hooks.NodeHooks(info, store, journal)
+        node_hooks = hooks.NodeHooks(info, store, journal)
         record = SimpleNamespace(
             task="n1/1", state=TaskState.FAILED, node="n1", reason="", started_at=0.0, ended_at=0.0, exit=None
         )
-        running = asyncio.get_running_loop().create_task(hooks.run())
+        running = asyncio.get_running_loop().create_task(node_hooks.run())
         for _ in range(300):
-            hooks.changed(SimpleNamespace(record=record))  # type: ignore[arg-type]
+            node_hooks.changed(SimpleNamespace(record=record))  # type: ignore[arg-type]
         await has_failed.wait()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(main())
-    assert counters['hooks_total{outcome="dropped"}'] == 300 - node_hooks.WAITING_MAX
+    assert counters['hooks_total{outcome="dropped"}'] == 300 - hooks.WAITING_MAX
     assert [state for state, _ in notes][:2] == ["dropped", "failed"]
     assert "killed" in notes[1][1]
 

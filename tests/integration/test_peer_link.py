@@ -17,7 +17,6 @@ import pytest
 from peerload.agent.peers import connection, links
 from peerload.agent.peers.links import PeerLinks
 from peerload.model.errors import ConfigError, LinkUnavailable
-from peerload.model.load import LoadReport
 from peerload.model.messages import (
     Envelope,
     Hello,
@@ -31,7 +30,7 @@ from peerload.model.messages import (
     Pong,
     WrongBoot,
 )
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import TaskSpec
 from peerload.security.address import join_address, reachable
 from peerload.wire import peer
@@ -50,9 +49,8 @@ class _LocalNode:
 
     def __init__(self, identity: Identity, cluster: str, protocol: tuple[int, int]) -> None:
         self.identity = identity
-        self._cluster = cluster
         self._protocol = protocol
-        self._sequence = 0
+        self.envelopes = peer.Envelopes(cluster, identity.node, identity.boot)
         self.alive: list[Identity] = []
 
     def listens_at(self, address: str) -> None:
@@ -63,11 +61,6 @@ class _LocalNode:
         profile = Profile(node=self.identity.node, slots=1, cpus=1.0, protocol_min=low, protocol_max=high)
         more: Any = {"stream": stream, "back": back, "forwards": True, "dials_back": True}
         return Hello(identity=self.identity, profile=profile, **more)
-
-    def envelope(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
-        self._sequence += 1
-        own = self.identity
-        return Envelope(1, self._cluster, own.node, own.boot, self._sequence, message, dst, dst_boot)
 
     def identity_of(self, _node: str) -> None:
         return None
@@ -647,7 +640,7 @@ def test_who_is_shut_out_loses_every_link_and_stream_and_gets_no_other(
 
     dialled, served = a.loop.run(begun(a, "b")), b.loop.run(begun(b, "a"))
     monkeypatch.setattr(a.links._tls, "refuses", lambda facts: facts.name == "b")
-    a.loop.call(a.links.close_revoked)
+    a.loop.call(a.links.connections.close_revoked)
     for node, stream in ((a, dialled), (b, served)):
         with pytest.raises(LinkUnavailable):
             node.loop.run(rest(stream), 30)

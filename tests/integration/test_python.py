@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from peerload import AsyncClient, Client, Executor
-from peerload.client import executor_link
 from peerload.client.call import RESULT_BYTES_MAX, RemoteError, RemoteTraceback, TaskFailed
+from peerload.client.executor import PendingCall, _Session
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, OutputIncomplete
 from tests.integration.cluster import ROOT, Agent, Cluster
 from tests.integration.shared import bring_back, restart
@@ -359,18 +359,16 @@ def test_a_call_survives_its_agent(agents: list[Agent], tmp_path: Path) -> None:
 def test_a_result_is_fetched_again_if_the_agent_goes_away_meanwhile(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetch = executor_link._Session._tail
+    fetch = _Session._tail
     fetched: list[int] = []
 
-    def fetch_from_the_dead(
-        session: executor_link._Session, made: executor_link.PendingCall, stream: int, size: int
-    ) -> bytes:
+    def fetch_from_the_dead(session: _Session, made: PendingCall, stream: int, size: int) -> bytes:
         if not fetched:
             agents[0].kill()
         fetched.append(stream)  # it is started again when this is seen
         return fetch(session, made, stream, size)
 
-    monkeypatch.setattr(executor_link._Session, "_tail", fetch_from_the_dead)
+    monkeypatch.setattr(_Session, "_tail", fetch_from_the_dead)
     with Executor(agents[0].socket) as executor:
         future = executor.submit(bytes, 300_000)
         wait_until(lambda: bool(fetched), what="the result to be fetched")

@@ -428,7 +428,7 @@ def test_a_large_cluster_holds_up_no_frame(tmp_path: Path) -> None:
     with chromium(is_traced=True) as browser, served(agent, tmp_path) as url:
         browser.size(1400, 1000)
         browser.open(url)
-        wait_until(lambda: browser.script("return document.querySelectorAll('#work tr').length") == 200)
+        wait_until(lambda: browser.script("return document.querySelectorAll('#work tr').length") == 100)
         wait_until(lambda: browser.script("return document.querySelectorAll('#done tr').length") == 100)
         assert browser.script("return document.querySelectorAll('.tile').length") == 300
         for _ in range(ROUNDS):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
-from peerload.security import certificates, mosquitto_config
+from peerload.security import broker, certificates
 from tests.support import kept_port, wait_until
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class TlsBroker:
         self.port = kept.enter_context(kept_port())  # also while it does not run
         weakref.finalize(self, kept.close)
         self._process: subprocess.Popen[bytes] | None = None
-        mosquitto_config.make(cluster, directory, hosts, made_at or datetime.now(UTC))
+        broker.make_mosquitto_files(cluster, directory, hosts, made_at or datetime.now(UTC))
 
     @property
     def url(self) -> str:
@@ -58,8 +58,8 @@ class TlsBroker:
     def start(self, more: str = "", **replaced: str) -> None:
         """``more``: further lines; ``replaced``: words of the configuration and what stands there instead."""
         log = self.directory / "log"
-        text = mosquitto_config.CONFIGURATION.replace("listener 8883", f"listener {self.port} 127.0.0.1")
-        text = text.replace(mosquitto_config.PLACE, str(self.directory))
+        text = broker.MOSQUITTO_CONFIGURATION.replace("listener 8883", f"listener {self.port} 127.0.0.1")
+        text = text.replace(broker.MOSQUITTO_PLACE, str(self.directory))
         for old, new in replaced.items():
             text = text.replace(f"\n{old} ", f"\n{new} ")
         configuration = self.directory / "test.conf"

@@ -14,8 +14,8 @@ import msgspec
 from peerload.core.node import Node
 from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig
+from peerload.model.events import Instant
 from peerload.model.gossip import LAN, GossipMessage, GossipPreset, MembershipUpdate
-from peerload.model.instant import Instant
 from peerload.model.messages import Hello, Identity
 from peerload.model.resources import Profile
 from peerload.policy.registry import load_preset

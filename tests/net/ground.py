@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.security.address import join_address
-from peerload.security.broker import TLS_PORT
-from peerload.security.mosquitto_config import PLACE
+from peerload.security.broker import MOSQUITTO_PLACE, TLS_PORT
 from tests.chaos_real.broker import Broker
 from tests.chaos_real.machine import spec
 from tests.integration.cluster import program
@@ -187,7 +186,7 @@ class Ground:
         self.machines[issuer].done(
             "cluster", "broker-certificate", str(made), "--host", self.network.address(name), *words
         )
-        text = (made / "mosquitto.conf").read_text(encoding="ascii").replace(PLACE, str(made))
+        text = (made / "mosquitto.conf").read_text(encoding="ascii").replace(MOSQUITTO_PLACE, str(made))
         for old, new in replaced.items():
             text = re.sub(rf"^{old} .*$", new, text, flags=re.MULTILINE)
         config = made / "test.conf"

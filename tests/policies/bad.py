@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from peerload.model.load import Thresholds
+from peerload.model.resources import Thresholds
 from peerload.policy.api import Keep, Probe, Transfer
 
 COUNTER = itertools.count()

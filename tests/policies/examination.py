@@ -28,15 +28,13 @@ from typing import Any
 import msgspec
 
 from peerload.core.resources.admission import why_never
-from peerload.core.sharing.search import STEPS_MAX
+from peerload.core.sharing.sender import STEPS_MAX
 from peerload.model import actions, messages
 from peerload.model.errors import ConfigError
-from peerload.model.load import Thresholds
+from peerload.model.resources import Thresholds
 from peerload.model.task import task_home
 from peerload.policy import api
-from peerload.policy.parameters import parameters, why_not
-from peerload.policy.preset import PolicySet
-from peerload.policy.preset_loader import protocol_members
+from peerload.policy.preset import PolicySet, parameters, protocol_members, why_not
 from peerload.policy.registry import build_preset, policy_class
 from tests.policies.town import PROFILES, TASKS, UNUSABLE, Town
 

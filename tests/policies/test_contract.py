@@ -20,12 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peerload.model.errors import ConfigError
-from peerload.model.load import LoadReport, Region, Thresholds
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import LoadReport, Placement, Profile, Region, ResourceRequest, Thresholds
 from peerload.policy import api
 from peerload.policy.describe import member
-from peerload.policy.preset import KINDS
-from peerload.policy.preset_loader import protocol_members
+from peerload.policy.preset import KINDS, protocol_members
 from peerload.policy.registry import DEFAULTS, build_preset, load_preset, policies, policy_class, presets
 from tests.policies import examination
 from tests.policies.examination import Examiner, Found, examine, examine_parameters, preset_with, replaced

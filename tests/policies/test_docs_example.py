@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peerload.model.load import LoadReport
+from peerload.model.resources import LoadReport
 from peerload.policy.api import Keep, Reply, Transfer
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import load_preset

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from peerload.model.errors import ConfigError
-from peerload.model.load import LoadReport, Thresholds
-from peerload.model.resources import Placement, ResourceRequest
+from peerload.model.resources import LoadReport, Placement, ResourceRequest, Thresholds
 from peerload.policy.api import ANY_LOAD, Keep, KnownReport, Probe, Reply, TaskView, Transfer
 from peerload.policy.registry import DEFAULT_PRESET, build_preset, load_preset, policy_class
 from tests.chaos.engine.engine import Simulation

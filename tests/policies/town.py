@@ -18,11 +18,10 @@ from peerload.core.membership.gossip import rumour_of
 from peerload.core.node import Node
 from peerload.model import actions, events, messages, timers
 from peerload.model.config import CoreConfig
+from peerload.model.events import Instant
 from peerload.model.gossip import LAN, MemberStatus
-from peerload.model.instant import Instant
-from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import LoadReport, Placement, Profile, ResourceRequest
 from peerload.model.task import SCRATCH, Exit, TaskSpec
 from peerload.policy.preset import PolicySet
 from peerload.wire import peer as codec

@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerload.model.devices import GpuShare, GpuWait
-from peerload.model.resources import ResourceRequest
+from peerload.model.resources import GpuShare, GpuWait, ResourceRequest
 from tests.gpu.walk import GIB, Walk
 
 CARDS = 3

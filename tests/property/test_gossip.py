@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerload.core.membership.broadcast_queue import BroadcastQueue, transmissions
-from peerload.core.membership.suspicion import Suspicion, suspicion_s
+from peerload.core.membership.gossip_state import BroadcastQueue, Suspicion, suspicion_s, transmissions
 from peerload.model.errors import ProtocolError
 from peerload.model.gossip import (
     ACCUSERS_MAX,
@@ -24,7 +23,7 @@ from peerload.model.gossip import (
     merged,
     size_bytes,
 )
-from peerload.model.load import LoadReport
+from peerload.model.resources import LoadReport
 from peerload.wire import peer as wire
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k"])

@@ -17,15 +17,14 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from peerload.core.handoff.leases import TaskParking
-from peerload.core.handoff.remote_tasks import RENEWALS_PER_LEASE, ExecutorLeases
+from peerload.core.handoff.executor import RENEWALS_PER_LEASE, ExecutorLeases
+from peerload.core.handoff.home import TaskParking
 from peerload.core.node import Node
 from peerload.core.work import HomeTask, RemoteTask
 from peerload.model import actions, events, messages, timers
 from peerload.model.config import CoreConfig
-from peerload.model.instant import Instant
-from peerload.model.load import LoadReport
-from peerload.model.resources import Placement, Profile
+from peerload.model.events import Instant
+from peerload.model.resources import LoadReport, Placement, Profile
 from peerload.model.task import SCRATCH, Exit, Guarantee, TaskSpec
 from peerload.policy.registry import build_preset
 from tests.chaos import broken_core

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from peerload.agent.control.authorization import RIGHTS
-from peerload.core.handoff.authorisation import (
+from peerload.core.node import (
     ANY_MEMBER,
     DROPPED,
     ITS_HOME,

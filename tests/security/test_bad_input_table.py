@@ -18,7 +18,7 @@ import pytest
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import Accept, Commit, NotStarted, Offer, Ping, Pong, Query, Result
 from peerload.model.task import Exit, TaskSpec
-from peerload.security import join_client
+from peerload.security import invitations
 from peerload.wire import peer
 from peerload.wire.seal import Sealer
 from tests.integration.cluster import Agent, Cluster
@@ -104,7 +104,7 @@ def at_the_control_socket(agent: Agent) -> socket.socket:
 
 
 def at_the_join_door(agent: Agent) -> socket.socket:
-    return join_client._unproven().wrap_socket(plain(agent))
+    return invitations._unproven().wrap_socket(plain(agent))
 
 
 def at_the_launcher(agent: Agent) -> socket.socket:

@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.accounts import output_files
-from peerload.launcher.fs_credentials import AgentCredentials
-from peerload.launcher.process import PATH_DEFAULT, SpawnRefused
+from peerload.agent.accounts import append_output
+from peerload.launcher.process import PATH_DEFAULT, AgentCredentials, SpawnRefused
 from peerload.launcher.protocol import DirectoryCheck, SpawnRequest
-from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
-from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder
+from peerload.launcher.system.accounts import LauncherAccount, PolicyFiles, UsersPolicy
+from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder, UserHelpers
+from peerload.launcher.system.sandbox import Syscalls
 from peerload.launcher.system.service import MultiUserService, _is_foreign, _without_code
-from peerload.launcher.system.syscalls import Syscalls
-from peerload.launcher.system.user_helpers import UserHelpers
-from peerload.launcher.system.user_policy import PolicyFiles
 from tests.integration.cluster import is_alive
 from tests.security.users import ROOT, needs_root
 from tests.support import wait_until
@@ -39,9 +36,9 @@ KEYCTL_GET_ID, SESSION_KEYRING = 0, -3
 LAUNCHER = f"""
 import os, select, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
-from peerload.launcher.fs_credentials import AgentCredentials
+from peerload.launcher.process import AgentCredentials
 from peerload.launcher.system.fork_server import ForkServer, SpawnOrder, ChildReports
-from peerload.launcher.system.syscalls import Syscalls
+from peerload.launcher.system.sandbox import Syscalls
 from peerload.launcher.system.accounts import LauncherAccount
 forge = ForkServer(Syscalls(), AgentCredentials(0, 0), ChildReports(select.epoll()))
 account = LauncherAccount("somebody", {UID}, {UID}, ({UID},), "/")
@@ -101,7 +98,7 @@ def test_no_result_becomes_a_set_user_id_program(tmp_path: Path) -> None:
     size = source.write_bytes(b"#!/bin/sh\nid\n")
     target.write_bytes(b"before")
     target.chmod(0o6775)
-    output_files.append(bytes(target), [(source, 0, size)], 0o022, 0, ends=True)
+    append_output(bytes(target), [(source, 0, size)], 0o022, 0, ends=True)
     assert target.read_bytes() == source.read_bytes()
     assert stat.S_IMODE(target.stat().st_mode) == 0o775
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from peerload.client.protocol import refusal
+from peerload.client.connection import refusal
 from tests.integration.cluster import Agent, Cluster, program
 
 if TYPE_CHECKING:

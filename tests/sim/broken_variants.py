@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from peerload.core.handoff.executor import ExecutorHandoff
-from peerload.core.handoff.home import HomeHandoff
-from peerload.core.handoff.leases import HomeLeases, granted
+from peerload.core.handoff.home import HomeHandoff, HomeLeases, granted
 from peerload.core.membership.membership import PeerState
 from peerload.core.node import Node
 from peerload.core.work import HomePhase, HomeTask, RemotePhase

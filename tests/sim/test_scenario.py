@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.membership.directory import Directory
+from peerload.core.membership.membership import Directory
 from peerload.model.errors import ConfigError
 from peerload.model.events import LoadSampled
 from peerload.policy.registry import load_preset

@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from peerload.model.errors import ConfigError
+from peerload.policy.api import THRESHOLD_MAX
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
-from peerload.policy.thresholds import THRESHOLD_MAX
 from peerload.sim.queueing_model import Delays
 from peerload.sim.replication import Setup
 from peerload.sim.service import Draw, draw_of

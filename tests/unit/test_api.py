@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import peerload
 from peerload import AsyncClient
-from peerload.client import call, request
+from peerload.client import call, operations
 from peerload.client.operations import NodeInfo, TaskInfo
 from peerload.model.errors import AgentSilent, BadRequest, NoSuchTask
 from peerload.wire import control
@@ -84,13 +84,13 @@ def test_with_json_plain_results_and_what_was_raised_come_back() -> None:
 
 @given(st.sets(st.integers(0, 200), max_size=50))
 def test_ranges_are_these_numbers(numbers: set[int]) -> None:
-    ranges = request.array(numbers)
+    ranges = operations.array_ranges(numbers)
     assert [number for low, high, step in ranges for number in range(low, high + 1, step)] == sorted(numbers)
-    assert request.array(range(3, 20, 4)) == [(3, 19, 4)]
+    assert operations.array_ranges(range(3, 20, 4)) == [(3, 19, 4)]
 
 
 def test_what_is_asked_for_becomes_a_spec() -> None:
-    made = request.spec(
+    made = operations.task_spec(
         [b"/bin/true"],
         {
             "cpus": 2,
@@ -104,23 +104,23 @@ def test_what_is_asked_for_becomes_a_spec() -> None:
         },
     )
     assert made["request"] == {"cpus": 2, "gpus": 1, "gpu_fraction": 0.5, "mem_bytes": 1 << 30, "gpu_mem_bytes": 5}
-    made_on = request.spec(
+    made_on = operations.task_spec(
         [b"x"], {"gpus": 2, "gpu_prefer": ["A100*", "1"], "gpu_wait": "queue", "gpu_share": "exclusive"}
     )
     assert made_on["request"] == {
         "cpus": 1.0, "gpus": 2, "gpu_prefer": ["A100*", "1"], "gpu_wait": "queue", "gpu_share": "exclusive"
     }  # fmt: skip
-    assert request.spec([b"x"], {"gpus": 1, "gpu_prefer": "0,1"})["request"]["gpu_prefer"] == ["0", "1"]
+    assert operations.task_spec([b"x"], {"gpus": 1, "gpu_prefer": "0,1"})["request"]["gpu_prefer"] == ["0", "1"]
     assert made["placement"] == {"node": "n1", "exclude": ["n2"]}
     assert (made["guarantee"], made["name"]) == ("once", "true")
-    fields = request.submission([b"x"], {"group": "g", "retries": 2, "held": True, "after": ("n1/3",)})
+    fields = operations.submit_fields([b"x"], {"group": "g", "retries": 2, "held": True, "after": ("n1/3",)})
     assert (fields["terms"], fields["held"]) == ({"group": "g", "retries": 2, "after": ["n1/3"]}, True)
     wrong: list[Any] = [{"mem": "8"}, {"mem": "x"}, {"once": True, "fast": True}]
     wrong += [{"gpu_prefer": ["0"]}, {"gpus": 1, "gpu_wait": "never"}, {"gpus": 1, "gpu_share": "all"}]
     wrong += [{"gpus": 0.5, "gpu_share": "exclusive"}]
     for wanted in wrong:
         with pytest.raises(BadRequest):
-            request.spec([b"x"], wanted)
+            operations.task_spec([b"x"], wanted)
 
 
 def test_values_leave_out_what_they_do_not_know() -> None:
@@ -130,7 +130,7 @@ def test_values_leave_out_what_they_do_not_know() -> None:
 
 
 def test_a_command_imports_none_of_it() -> None:
-    line = "import sys, peerload, peerload.client.connection; print([name for name in sys.modules if name.startswith('peerload.client.') and name not in ('peerload.client.connection', 'peerload.client.protocol') or name in ('asyncio', 'cloudpickle', 'dataclasses', 'concurrent')])"
+    line = "import sys, peerload, peerload.client.connection; print([name for name in sys.modules if name.startswith('peerload.client.') and name not in ('peerload.client.connection', 'peerload.client.connection') or name in ('asyncio', 'cloudpickle', 'dataclasses', 'concurrent')])"
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     with pytest.raises(AttributeError):

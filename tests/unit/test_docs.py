@@ -13,6 +13,7 @@ import pytest
 
 from peerload.core.work import HOME_TRANSITIONS, REMOTE_TRANSITIONS
 from peerload.model.task import TRANSITIONS
+from tests.docs_sentences import WORDS_MAX, user_pages, words_in
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -61,9 +62,14 @@ def test_every_page_is_in_the_index() -> None:
     assert {page for page in (ROOT / "docs").glob("*.md") if page != index} <= linked
 
 
+def test_the_pages_for_users_stay_short() -> None:
+    assert words_in(user_pages()) <= WORDS_MAX
+
+
 def test_the_life_cycle_is_drawn_as_it_is() -> None:
     text = (ROOT / "docs/lifecycle.md").read_text(encoding="utf-8")
-    drawings = re.findall(r"^```mermaid\nstateDiagram-v2\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    pages = text + (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    drawings = re.findall(r"^```mermaid\nstateDiagram-v2\n(.*?)^```$", pages, re.MULTILINE | re.DOTALL)
     tables: list[Mapping[Any, Iterable[Any]]] = [TRANSITIONS, HOME_TRANSITIONS, REMOTE_TRANSITIONS]
     for drawing, table in zip(drawings, tables, strict=True):
         drawn = re.findall(r"^ +(\w+) --> (\w+)$", drawing, re.MULTILINE)

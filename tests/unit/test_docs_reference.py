@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.store.rows import RecordedEvent
+from peerload.agent.store.schema import RecordedEvent
 from peerload.agent.views import node
 from peerload.agent.views import task as answers
 from peerload.agent.views.task import completion_object
 from peerload.cli import verbs
 from peerload.cli.verbs import doctor
-from peerload.core.estimates.history import DurationEstimates
+from peerload.core.estimates import DurationEstimates
 from peerload.model import gossip, messages
 from peerload.model.config import AgentConfig
-from peerload.model.devices import Device
-from peerload.model.resources import ResourceRequest
-from peerload.model.submit_options import NO_TERMS
-from peerload.model.task import TaskRecord, TaskSpec, TaskState
+from peerload.model.resources import Device, ResourceRequest
+from peerload.model.task import NO_TERMS, TaskRecord, TaskSpec, TaskState
 from peerload.policy import registry
 from peerload.top.actions import KEYS
 from peerload.wire import control

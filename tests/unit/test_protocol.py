@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from peerload.client.protocol import Protocol, follows, joined
+from peerload.client.connection import Protocol, follows, joined
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask
 from peerload.wire import frame
 from tests.each import each

@@ -69,6 +69,14 @@ def test_nothing_is_told_without_a_token(tmp_path: Path, path: str) -> None:
     assert not agent.asked
 
 
+def test_a_server_without_a_port_lists_no_targets(tmp_path: Path) -> None:
+    agent = FakeAgent()
+    at_socket = Routes(agent, access_in(tmp_path), LiveFeed(agent), port=0, scheme="http")  # type: ignore[arg-type]
+    answer = asyncio.run(at_socket.answer(request("/http_sd", is_local=True)))
+    assert answer.status == 404
+    assert not agent.asked
+
+
 def test_another_name_is_refused(tmp_path: Path) -> None:
     served = routes(tmp_path, FakeAgent())
     assert asyncio.run(served.answer(request("/", host="evil.example:7118"))).status == 421

@@ -13,9 +13,8 @@ import pytest
 from peerload.agent.mqtt import AdviceFilter, Topics
 from peerload.model import actions, events, gossip, messages
 from peerload.model.gossip import Load, MembershipUpdate, MemberStatus
-from peerload.model.load import Region
 from peerload.model.messages import Envelope, Identity, Message, State
-from peerload.model.resources import Profile
+from peerload.model.resources import Profile, Region
 from peerload.wire import peer
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.core.given import Given

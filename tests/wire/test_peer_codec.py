@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from peerload.model.errors import BadMessage, FrameTooLarge, ProtocolError
 from peerload.model.gossip import Load, MembershipUpdate, MemberStatus
-from peerload.model.load import LoadReport, Region
 from peerload.model.messages import (
     Accept,
     AwaitedTask,
@@ -85,7 +84,7 @@ from peerload.model.messages import (
     Wake,
     WrongBoot,
 )
-from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.resources import LoadReport, Placement, Profile, Region, ResourceRequest
 from peerload.model.task import Exit, TaskSpec, Usage
 from peerload.wire import peer
 

@@ -10,7 +10,7 @@ from peerload.core.node import Node
 from peerload.model import actions, errors, events, timers
 from peerload.model.config import CoreConfig
 from peerload.model.errors import BadMessage
-from peerload.model.instant import Instant
+from peerload.model.events import Instant
 from peerload.model.resources import Profile
 from peerload.model.task import SCRATCH, TaskSpec
 from peerload.policy import registry

@@ -13,25 +13,33 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from peerload.agent.completion.saving import FILES_FAILED, JobNotDue
-from peerload.agent.event_loop import BackgroundTasks
-from peerload.agent.store import jobs
-from peerload.agent.store.pruning import JobDone, JobPostponed
-from peerload.agent.store.rows import SINGLE, order_of
+import msgspec
+
+from peerload.agent.accounts import output_patterns, output_targets
+from peerload.agent.output.spool import STREAMS, remove
+from peerload.agent.runtime import BackgroundTasks
+from peerload.agent.store.maintenance import JobDone, JobPostponed, due_jobs, jobs_of, next_job_due_at
+from peerload.agent.store.schema import SINGLE, order_of
+from peerload.launcher.system.write_as_user import FileChanged
 from peerload.model.actions import PutEvent
 from peerload.model.errors import PeerloadError, StoreError
-from peerload.model.submit_options import CompletionJob
+from peerload.model.task import CompletionJob, TaskState, execution_key
 
 if TYPE_CHECKING:
-    from peerload.agent.completion.notify_hook import NotifyHooks
-    from peerload.agent.completion.saving import OutputSaver
-    from peerload.agent.node_info import AgentInfo
-    from peerload.agent.run_state import RunState
-    from peerload.agent.store.event_log import EventLog
-    from peerload.agent.store.jobs import DueJob
-    from peerload.agent.store.pruning import MaintenanceRow
+    from peerload.agent.accounts import Segment, UserServices
+    from peerload.agent.completion.hooks import NotifyHooks
+    from peerload.agent.output.output import TaskOutputs
+    from peerload.agent.output.spool import Spool
+    from peerload.agent.runtime import AgentInfo, RunState
+    from peerload.agent.store.maintenance import DueJob, MaintenanceRow
+    from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.store import Store
-    from peerload.model.task import TaskRecord
+    from peerload.agent.store.write_ahead import EventLog
+    from peerload.core.node import Node
+    from peerload.core.work import HomeTask
+    from peerload.model.actions import TaskChanged
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
+
 
 log = logging.getLogger("peerload.agent")
 
@@ -47,6 +55,26 @@ OUTCOMES_MAX = 4096
 """Bound on the tasks whose file outcome is kept in memory; that of others is read from their events, …"""
 EVENTS_LOOKED_AT_MAX = 16
 """… at most this many of a task, from the last on."""
+FILES_FAILED = "its output could not be saved"
+FAILURES = {CompletionJob.FILES: FILES_FAILED, CompletionJob.NOTIFY: "its user could not be notified"}
+LIVE_MAX = 128
+"""Bound on the tasks whose files grow while they run; the files of others are written at their end. Each task that
+runs elsewhere takes one of the streams (`STREAMS_MAX`) that results need, too."""
+WRITES_AT_A_TIME = 4
+START_AFTER_S = 0.1
+"""A task that ends within this time is left to its completion job."""
+EVERY_S, SYSTEM_EVERY_S = 0.1, 1.0
+"""Shortest interval between two writes to a file; in system mode each write takes a process."""
+STEP_BYTES_MAX = 32 << 20
+"""Bound on what one step copies."""
+STEP_S_MAX = 30.0
+"""Bound on the time for which a file holds its task up."""
+LOOK_AGAIN_S = 5.0
+"""Delay before a broken connection to the node that runs the task is made again."""
+SAVED_MAX = 1024
+"""Bound on the attempts whose progress is kept in memory; that of others is read from disk."""
+RETRY_S, RETRY_S_MAX = 1.0, 60.0
+"""Pause after a failure while the task runs; it doubles, up to the second."""
 
 
 class CompletionJobs:
@@ -92,9 +120,9 @@ class CompletionJobs:
         busy = set(self._under_way)
         for kind, most in AT_A_TIME.items():
             room = most - sum(other is kind for other in self._under_way.values())
-            for job in jobs.due(store, kind, now, room, busy) if room > 0 else ():
+            for job in due_jobs(store, kind, now, room, busy) if room > 0 else ():
                 self._begin(job)
-        next_at = jobs.next_due_at(store)
+        next_at = next_job_due_at(store)
         if next_at is None:
             return IDLE_S_MAX
         # One that is due and waits for room is begun when another is done, which wakes us.
@@ -110,7 +138,7 @@ class CompletionJobs:
         counter, member = order_of(record.task)
         while True:
             self._tried.clear()
-            job = jobs.jobs_of(self._store, counter, member)
+            job = jobs_of(self._store, counter, member)
             ours = [one for one in job if one.kind is CompletionJob.FILES and one.member == member]
             if not ours:
                 return self._outcome(record.task, (counter, member))
@@ -189,4 +217,286 @@ def _is_of_files(state: str, reason: str) -> bool:
     return state in ("saved", "incomplete") or reason.startswith(FILES_FAILED)
 
 
-FAILURES = {CompletionJob.FILES: FILES_FAILED, CompletionJob.NOTIFY: "its user could not be notified"}
+class JobNotDue(Exception):
+    """The task of this job has not ended here yet: the job is not due."""
+
+
+# -- output files ------------------------------------------------------------------------------------------------------
+
+
+class SaveProgress(msgspec.Struct):
+    """Progress of the files of one attempt. boot: id of the machine's boot; data written in another boot may not be
+    on the disk. read: bytes of each stream that were copied or found missing; at: the size of each file; missing:
+    the bytes that were cut out."""
+
+    boot: str
+    read: list[int]
+    at: dict[bytes, int]
+    missing: int = 0
+
+
+class SavedOutput:
+    """The files of one attempt. work: the copying that is under way or was last. It continues without a waiter,
+    since two copies at a time would disturb one another."""
+
+    def __init__(
+        self, key: str, spec: TaskSpec, terms: SubmitOptions, files: dict[bytes, list[int]], progress: SaveProgress
+    ) -> None:
+        self.key = key
+        self.spec = spec
+        self.terms = terms
+        self.files = files
+        self.progress = progress
+        self.work: asyncio.Task[bool] | None = None
+        self.begun = {path for path, size in progress.at.items() if size}
+        """Paths of the files that exist."""
+
+
+class _Live:
+    """An attempt whose files grow while it runs. grown: there is more output; over: it runs no more."""
+
+    def __init__(self, task: HomeTask, attempt: int) -> None:
+        self.task = task
+        self.attempt = attempt
+        self.grown = asyncio.Event()
+        self.over = asyncio.Event()
+        self.work: asyncio.Task[None] | None = None
+
+
+class OutputSaver:
+    """Saves output into the files of users (`submit -o FILE -e FILE`), while the tasks run; from the loop's thread only.
+
+    Home copies the output from its spool into the file, in full and piece by piece, as that user (`accounts.py`). If the task runs
+    elsewhere, its output comes here as it is written. A task waits for its file as it waits for a reader
+    (`output/backpressure.py`), so that nothing is cut out of its output before it was copied. When the task has ended, its
+    completion job copies the rest, and learns what is missing. A file that cannot be written holds no task up: it is tried again
+    while the task runs, and after its end.
+
+    The progress of each file is noted beside the output (STATE/spool/KEY.saved), and the next agent continues from there. Each
+    piece is written at its place in the file, so that it may be written twice.
+    """
+
+    def __init__(
+        self,
+        info: AgentInfo,
+        node: Node,
+        store: StoreReader,
+        spool: Spool,
+        output: TaskOutputs,
+        users: UserServices,
+        run: RunState,
+    ) -> None:
+        self._info = info
+        self._node = node
+        self._store = store
+        self._spool = spool
+        self._output = output
+        self._users = users
+        self._background = BackgroundTasks(run)
+        self._boot = info.identity.machine_boot
+        self._saved: dict[str, SavedOutput] = {}
+        self.live: dict[str, _Live] = {}
+        """Attempts whose files grow now; while there are any, `changed` wants to hear of every change."""
+        self._writes = asyncio.Semaphore(WRITES_AT_A_TIME)
+
+    # -- while the task runs -------------------------------------------------------------------------------------------
+
+    def changed(self, action: TaskChanged) -> None:
+        """A task of this home has a new record, or runs."""
+        record = action.record
+        live = self.live.get(execution_key(record.uid, record.attempt))
+        if live is not None:
+            self._look(live)
+        elif action.running:
+            task = self._node.home.tasks.get(record.uid)
+            if task is not None and output_patterns(task.terms):
+                self._begin(task)
+
+    def _look(self, live: _Live) -> None:
+        if not self._runs(live):
+            live.over.set()
+            live.grown.set()
+
+    def _runs(self, live: _Live) -> bool:
+        """True while this attempt is the current one and has no result."""
+        task, record = live.task, live.task.record
+        is_current = record.state is TaskState.LEASED and record.attempt == live.attempt and task.collection is None
+        return is_current and self._node.home.tasks.get(task.uid) is task
+
+    def _begin(self, task: HomeTask) -> None:
+        key = task.key
+        if len(self.live) >= LIVE_MAX:
+            return
+        live = self.live[key] = _Live(task, task.record.attempt)
+        live.work = self._background.start(self._follow(live, key))
+
+    async def _follow(self, live: _Live, key: str) -> None:
+        """Copy what a running task writes until it runs no more."""
+        pause_s = RETRY_S
+        try:
+            while self._runs(live):
+                try:
+                    await self._follow_paced(live, key)
+                except (OSError, PeerloadError) as error:
+                    log.info("cannot save output while the task runs: task=%s error=%s", live.task.task, error)
+                    await _wait(live.over, pause_s)
+                    pause_s = min(pause_s * 2, RETRY_S_MAX)
+        finally:
+            del self.live[key]
+
+    async def _follow_paced(self, live: _Live, key: str) -> None:
+        """Copy as `_follow` does, while the task waits for its files. Raises OSError, PeerloadError when it waits no
+        longer."""
+        task, record, output = live.task, live.task.record, self._output
+        is_here = record.node == self._info.config.node
+        known = self._saved.get(key)
+        read = known.progress.read if known is not None else [0, 0]
+        async with output.backpressure.reader(key, *read, runs_here=is_here, is_awaited=True) as reader:
+            await _wait(live.over, START_AFTER_S)
+            if not self._runs(live):
+                return
+            saved = await self._of(key, record, task.spec, task.terms)
+            with self._spool.watched(key, live.grown.set):
+                while self._runs(live):
+                    live.grown.clear()
+                    self._look(live)
+                    if not is_here:
+                        output.mirror(record.node, record.task, record.uid, record.attempt, key, paced=True)
+                    has_more = await self._step(saved, within_s=STEP_S_MAX)
+                    reader.read = list(saved.progress.read)
+                    output.backpressure.moved(key)
+                    if not has_more:
+                        await _wait(live.grown, LOOK_AGAIN_S)
+                        await _wait(live.over, SYSTEM_EVERY_S if self._users.is_system else EVERY_S)
+
+    # -- when it has ended ---------------------------------------------------------------------------------------------
+
+    async def carry_out(self, job: DueJob) -> tuple[str, str]:
+        """Write the files of one task that has ended → the state and the reason of the event about it. Raises
+        PeerloadError, JobNotDue."""
+        records = self._store.page(job.counter, job.member - 1, job.member, 1)
+        if not records:
+            return "abandoned", f"{FILES_FAILED}: its row is gone"
+        (record,) = records
+        if record.uid in self._node.home.tasks:
+            raise JobNotDue
+        if not record.attempt:  # it never ran: nothing was written, and nothing of what is there is lost
+            return "", ""
+        spec, terms = self._store.spec(job.counter), self._store.terms(job.counter)
+        files = output_targets(terms, record, spec, (job.counter, job.member))
+        names = ", ".join(path.decode("utf-8", "backslashreplace") for path in files)
+        try:
+            missing_bytes = await self._finish(record, spec, terms)
+        except OSError as error:
+            raise PeerloadError(f"{names}: {error.strerror or error}") from None
+        except PeerloadError as error:
+            raise PeerloadError(f"{names}: {error}") from None
+        key = execution_key(record.uid, record.attempt)
+        self._saved.pop(key, None)
+        remove(self._spool.saved_path(key))
+        await self._output.cut(key)
+        if missing_bytes:
+            return "incomplete", f"{missing_bytes} bytes of its output are missing in {names}"
+        return "saved", f"its output is in {names}"
+
+    async def _finish(self, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions) -> int:
+        """Copy the rest of the output of an ended task, as far as it is here, durably → the number of bytes that are
+        missing in its files. Raises OSError, PeerloadError."""
+        key, exit_ = execution_key(record.uid, record.attempt), record.exit
+        live = self.live.get(key)
+        if live is not None and live.work is not None:
+            self._look(live)
+            await asyncio.wait({live.work})
+        saved = await self._of(key, record, spec, terms)
+        sizes = (exit_.stdout_bytes, exit_.stderr_bytes) if exit_ is not None else self._spool.sizes(key)
+        while await self._step(saved, sizes):
+            pass
+        wanted = {stream for streams in saved.files.values() for stream in streams}
+        short = sum(max(sizes[stream - 1] - saved.progress.read[stream - 1], 0) for stream in wanted)
+        lost = exit_.missing_bytes if exit_ is not None else 0
+        return saved.progress.missing + short + lost
+
+    async def close(self) -> None:
+        """Stop copying; the next agent goes on."""
+        await self._background.close()
+        work = [saved.work for saved in self._saved.values() if saved.work is not None]
+        for one in work:
+            one.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    # -- copying -------------------------------------------------------------------------------------------------------
+
+    async def _of(self, key: str, record: TaskRecord, spec: TaskSpec, terms: SubmitOptions) -> SavedOutput:
+        if key not in self._saved:
+            files = output_targets(terms, record, spec, order_of(record.task))
+            noted = await asyncio.to_thread(self._noted, key)
+            if noted is None or noted.at.keys() != files.keys():
+                noted = SaveProgress(self._boot, [0, 0], dict.fromkeys(files, 0))
+            self._saved.setdefault(key, SavedOutput(key, spec, terms, files, noted))
+            while len(self._saved) > SAVED_MAX:  # of the others, what is noted tells
+                self._saved.pop(next(iter(self._saved)))
+        return self._saved[key]
+
+    def _noted(self, key: str) -> SaveProgress | None:
+        """The progress that an earlier agent has noted; None if there is none, or it is of another boot of the
+        machine."""
+        try:
+            noted = msgspec.msgpack.decode(self._spool.saved_path(key).read_bytes(), type=SaveProgress)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return noted if noted.boot == self._boot and len(noted.read) == len(STREAMS) else None
+
+    async def _step(
+        self, saved: SavedOutput, sizes: tuple[int, int] | None = None, *, within_s: float | None = None
+    ) -> bool:
+        """Copy one part, up to ``sizes``; with these, the files are synced when nothing is left. → whether there may
+        be more. Raises TimeoutError if it takes longer than that; the copying goes on."""
+        while saved.work is not None and not saved.work.done():
+            if not (await asyncio.wait({saved.work}, timeout=within_s))[0]:
+                raise TimeoutError(f"the last part was not written within {within_s:g} s")
+        saved.work = asyncio.get_running_loop().create_task(self._copy(saved, sizes))
+        if not (await asyncio.wait({saved.work}, timeout=within_s))[0]:
+            raise TimeoutError(f"nothing was written within {within_s:g} s")
+        return saved.work.result()
+
+    async def _copy(self, saved: SavedOutput, sizes: tuple[int, int] | None) -> bool:
+        async with self._writes:
+            before = list(saved.progress.read)
+            for path, streams in saved.files.items():
+                try:
+                    await self._append(saved, path, streams, sizes)
+                except FileChanged:  # somebody has emptied or removed it: it begins anew, with what is kept
+                    saved.progress.at[path] = saved.progress.missing = 0
+                    for stream in streams:
+                        saved.progress.read[stream - 1] = 0
+                    await self._append(saved, path, streams, sizes)
+            has_more = saved.progress.read != before
+            if has_more and sizes is None:
+                raw = msgspec.msgpack.encode(saved.progress)
+                await asyncio.to_thread(self._spool.saved_path(saved.key).write_bytes, raw)
+            return has_more
+
+    async def _append(self, saved: SavedOutput, path: bytes, streams: list[int], sizes: tuple[int, int] | None) -> None:
+        progress, spool = saved.progress, self._spool
+        segments: list[Segment] = []
+        read, missing = list(progress.read), 0
+        for stream in streams:
+            first, size = progress.read[stream - 1], None if sizes is None else sizes[stream - 1]
+            part = await asyncio.to_thread(spool.data_ranges, saved.key, stream, first, size, STEP_BYTES_MAX)
+            segments += [(spool.path(saved.key, stream), *one) for one in part.ranges]
+            read[stream - 1] = part.end
+            missing += part.missing_bytes
+        ends = sizes is not None and read == progress.read
+        if segments or ends or path not in saved.begun:
+            await self._users.append(saved.spec, saved.terms, path, segments, progress.at[path], ends=ends)
+            saved.begun.add(path)
+        progress.at[path] += sum(end - first for _, first, end in segments)
+        progress.read = read
+        progress.missing += missing
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, but no longer than that."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from peerload.agent.store.pruning import (
+from peerload.agent.store.maintenance import (
     PRUNED_MAX,
     EndedTask,
     FilesRemoved,
@@ -33,20 +33,19 @@ from peerload.agent.store.pruning import (
     RemoveTasks,
     keys_of,
 )
-from peerload.agent.store.rows import KEPT_S, SINGLE
+from peerload.agent.store.schema import KEPT_S, SINGLE
 from peerload.model.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import AgentInfo, RunState
     from peerload.agent.store.disk_space import DiskSpace
-    from peerload.agent.store.event_log import EventLog
-    from peerload.agent.store.pruning import MaintenanceRow
+    from peerload.agent.store.maintenance import MaintenanceRow
     from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
 
 log = logging.getLogger("peerload.agent")

@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from peerload.agent.store.rows import BEFORE_FIRST, MEMBER_MAX, TaskSelection, apart, order_of, spans_text, task_name
+from peerload.agent.store.schema import BEFORE_FIRST, MEMBER_MAX, TaskSelection, apart, order_of, spans_text, task_name
 from peerload.model.errors import BadRequest, NoSuchTask
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from peerload.agent.store.reader import StoreReader
     from peerload.model.task import TaskRecord
-    from peerload.wire import control
 
 _SPAN = r"[0-9]{1,9}(?:-[0-9]{1,9})?"
 REF = re.compile(
@@ -29,15 +28,6 @@ NAMES_AT_A_TIME = 2000
 """Members of an array whose names alone are read in one go, some milliseconds."""
 KNOWN_AT_A_TIME = 250
 """Ids that are looked up in one go."""
-
-
-def refs_of(request: control.Request) -> tuple[str, ...]:
-    """The task references of a request."""
-    task = getattr(request, "task", None)
-    if isinstance(task, str):
-        return (task,)
-    tasks = getattr(request, "tasks", ())
-    return tasks if isinstance(tasks, tuple) else ()
 
 
 def parse_spans(ref: str, members: str) -> tuple[tuple[int, int], ...]:

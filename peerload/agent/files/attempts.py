@@ -22,10 +22,10 @@ import msgpack
 import msgspec
 from msgspec import Meta
 
-from peerload.agent.accounts.as_user import BUSY, POLICY, TaskUser
-from peerload.agent.event_loop import in_own_thread
+from peerload.agent.accounts import BUSY, POLICY, TaskUser
 from peerload.agent.files.transfer import FileCache, FileCaches
-from peerload.agent.launcher.connect import LauncherError
+from peerload.agent.launcher.client import LauncherError
+from peerload.agent.runtime import in_own_thread
 from peerload.files import work
 from peerload.files.as_user import FRAME_BYTES_MAX, HEADER_BYTES
 from peerload.files.manifest import decode_root
@@ -35,8 +35,7 @@ from peerload.launcher.protocol import FileCheck, FilesJob
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown, StagingFailed
 from peerload.model.events import FilesStaged, OutputArrived, OutputComing
 from peerload.model.messages import BlocksEnd, Staging
-from peerload.model.submit_options import owner_key
-from peerload.model.task import SCRATCH, Digest, Exit, Staged, TaskFiles, without_files
+from peerload.model.task import SCRATCH, Digest, Exit, Staged, TaskFiles, owner_key, without_files
 from peerload.model.text import printable
 from peerload.text.format import counted, size_text
 
@@ -45,21 +44,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.files.transfer import Fetch
-    from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.runtime import AgentInfo, Inbox
     from peerload.agent.store.disk_space import DiskSpace
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.files.manifest import Root
     from peerload.files.store import BlockStore
     from peerload.model.actions import FetchOutput, KeepOutput, SpawnTask, StageFiles
     from peerload.model.messages import Blocks, BlocksRequest
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskSpec
+    from peerload.model.task import SubmitOptions, TaskSpec
 
 
 SILENCE_S_MAX = 600.0

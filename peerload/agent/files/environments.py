@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent.accounts.as_user import BUSY, POLICY
+from peerload.agent.accounts import BUSY, POLICY
 from peerload.agent.launcher.task_environment import variables_of
 from peerload.environments import builders
 from peerload.launcher.protocol import FileCheck
@@ -36,13 +36,13 @@ from peerload.model.task import SCRATCH, Exit, TaskSpec, how_it_ended
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from peerload.agent.accounts.as_user import TaskUser
+    from peerload.agent.accounts import TaskUser
     from peerload.agent.files.attempts import AttemptFiles
-    from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.runtime import Inbox
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.environments.builders import Plan
     from peerload.model.actions import StageFiles
     from peerload.model.config import AgentConfig

@@ -21,7 +21,7 @@ import shutil
 import threading
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from peerload.agent.event_loop import Workers
+from peerload.agent.runtime import Workers
 from peerload.files.manifest import decode_root
 from peerload.files.store import BlockStore, Damaged, NoRoom
 from peerload.model import metrics
@@ -336,17 +336,6 @@ class FileCache:
         return self.store.has(manifest) or not self.store.missing_of(manifest)
 
 
-class _UserStore(BlockStore):
-    """The store of one user among others."""
-
-    others_bytes: Callable[[BlockStore], int] | None = None
-
-    @property
-    def limit_bytes(self) -> int:
-        others = self.others_bytes(self) if self.others_bytes is not None else 0
-        return max(min(int(self._limit_bytes * SHARE_MAX), self._limit_bytes - others), 0)
-
-
 class FileCaches:
     """The caches, by the owner key of their user; without users there is one. in_use: the manifests that tasks need."""
 
@@ -363,7 +352,7 @@ class FileCaches:
     ) -> None:
         self._directory = directory
         self.limit_bytes = limit_bytes
-        self._limits = limit_bytes, free_bytes_min
+        self._free_bytes_min = free_bytes_min
         self._links = links
         self._counters = counters
         self._in_use = in_use
@@ -372,7 +361,7 @@ class FileCaches:
         self.threads = Workers(THREADS), Workers(THREADS)
         self._caches: dict[str, FileCache] = {}
         if not has_users:
-            self._caches[""] = FileCache(self, BlockStore(directory, *self._limits), links, counters)
+            self._caches[""] = FileCache(self, BlockStore(directory, limit_bytes, free_bytes_min), links, counters)
         for path in directory.glob("users/*"):
             self._open_user(path.name)
             if not self._caches[path.name].store.size_bytes:
@@ -403,8 +392,11 @@ class FileCaches:
         return list(self._caches.values())
 
     def _open_user(self, name: str) -> None:
-        store = _UserStore(self._directory / "users" / name, *self._limits)
-        store.others_bytes = lambda own: sum(cache.store.size_bytes for cache in self.all() if cache.store is not own)
+        def limit_bytes() -> int:
+            others = sum(cache.store.size_bytes for key, cache in self._caches.items() if key != name)
+            return max(min(int(self.limit_bytes * SHARE_MAX), self.limit_bytes - others), 0)
+
+        store = BlockStore(self._directory / "users" / name, limit_bytes, self._free_bytes_min)
         self._caches[name] = FileCache(self, store, self._links, self._counters)
 
     def pin(self) -> None:

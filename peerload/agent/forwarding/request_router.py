@@ -1,7 +1,10 @@
 """Request router: decides whether this node, the home of the named tasks, or several nodes answer a request.
 
-A request that names tasks of several homes is split by home, and the responses are merged: lists are concatenated,
+A request that names tasks of several homes is split by home, and the responses are validated and merged: lists are concatenated,
 numbers added. A request that another node has forwarded is answered here or refused, never forwarded again.
+
+A member may have another version, or be broken or compromised. An invalid response becomes an error of that node alone: it neither
+stops this agent nor reaches the client.
 """
 
 from __future__ import annotations
@@ -9,34 +12,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
+from msgspec import Meta
 
+from peerload.agent.control.authorization import refs_of
 from peerload.agent.control.connection import Connection, error_object
-from peerload.agent.control.task_ids import REF, refs_of
-from peerload.agent.forwarding.client import ResponseQueue
-from peerload.agent.forwarding.response_validation import MergedListing, lists_in, merged
-from peerload.agent.node_info import now
-from peerload.agent.views import remote_task
+from peerload.agent.control.task_ids import REF
+from peerload.agent.forwarding.tunnels import ResponseQueue
+from peerload.agent.runtime import now
+from peerload.agent.views.task import find_remote
 from peerload.core.membership.membership import PeerState
-from peerload.model.errors import BadRequest, LinkUnavailable, NoSuchTask, PeerloadError
+from peerload.model.errors import BadMessage, BadRequest, LinkUnavailable, NoSuchTask, PeerloadError
 from peerload.wire import control
+from peerload.wire.expected import in_words
 from peerload.wire.frame import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.forwarding.client import ForwardedRequests
-    from peerload.agent.run_state import RunState
+    from peerload.agent.forwarding.tunnels import ForwardedRequests
+    from peerload.agent.runtime import RunState
     from peerload.agent.store.reader import StoreReader
     from peerload.core.node import Node
 
-    Frames = AsyncGenerator[tuple[str, dict[str, Any]], None]
-    Work = Coroutine[Any, Any, None]
 
+Frames = AsyncGenerator[tuple[str, dict[str, Any]], None]
+"""Kind and body of each response frame."""
 READS = (control.Show, control.Wait, control.Events)
 """Requests for several tasks that change nothing: the first error may be the response to all of it."""
 KNOWN_BY_EXECUTOR = (control.Show, control.ReadOutput, control.Events)
@@ -49,12 +55,18 @@ CLUSTER_AT_ONCE = 32
 """Nodes that are asked concurrently."""
 FRAMES_AHEAD_MAX = 8
 """Response frames of all nodes that may wait for the client."""
+NUMBER_MIN = -(1 << 63)
+NUMBER_MAX = (1 << 64) - 1
+"""Range of integers in a frame; sums are clamped to it."""
+LISTED_MAX = 1_000_000
+"""Tasks that one node may list if the request has no limit."""
+_LISTS = ("tasks", "damaged")
 
 
 class LocalRequests(Protocol):
     """Carries out requests on this node."""
 
-    def work(self, connection: Connection, request: control.Request, /) -> Work | None:
+    def work(self, connection: Connection, request: control.Request, /) -> Coroutine[Any, Any, None] | None:
         """The work that answers a request; None if it was answered, or is the core's to answer."""
 
 
@@ -80,7 +92,7 @@ class RequestRouter:
         self._run = run
         self._own = node.state.node
 
-    def work(self, connection: Connection, request: control.Request) -> Work | None:
+    def work(self, connection: Connection, request: control.Request) -> Coroutine[Any, Any, None] | None:
         """The work at other nodes that answers a request; None if they have no part in it. Raises BadRequest."""
         own = self._own
         if connection.from_node:
@@ -290,8 +302,7 @@ class RequestRouter:
         if not isinstance(request, control.Show | control.ReadOutput):
             return False
         return all(
-            remote_task.find(self._node, name) is not None
-            and (caller.sees_all or access.sees_guest_named(caller, name))
+            find_remote(self._node, name) is not None and (caller.sees_all or access.sees_guest_named(caller, name))
             for name in names
         )
 
@@ -445,3 +456,86 @@ async def _merge_streams(
         for task in work:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
+
+
+_Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+_At = Annotated[float, Meta(ge=0.0, le=1e12)] | None
+_States = Annotated[dict[Annotated[str, Meta(max_length=20)], _Count], Meta(max_length=32)]
+
+
+class _Task(msgspec.Struct, frozen=True):
+    """The fields of a listed task that clients rely on."""
+
+    id: str
+    state: str
+    submitted_at: _At = None
+    started_at: _At = None
+    ended_at: _At = None
+
+
+class _Damaged(msgspec.Struct, frozen=True):
+    id: str
+    why: str
+
+
+class _Listing(msgspec.Struct, frozen=True):
+    """A frame of a response that lists tasks."""
+
+    tasks: list[_Task] = []
+    damaged: list[_Damaged] = []
+    truncated: bool = False
+    unfinished: _States | None = None
+
+
+class MergedListing:
+    """The response of one of several nodes that list tasks. ``limit``: the most tasks it may list."""
+
+    def __init__(self, node: str, limit: int | None) -> None:
+        self._node = node
+        self._limit = LISTED_MAX if limit is None else limit
+        self._count = 0
+
+    def read(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Validate one frame → its known keys. Raises BadMessage, which names the node."""
+        try:
+            form = msgspec.convert(body, _Listing)
+        except (msgspec.ValidationError, RecursionError) as error:
+            why = f"its list of tasks is malformed: {in_words(error)[:200]}"
+            raise BadMessage(f"{self._node} sent an invalid response", why=why) from None
+        self._count += len(form.tasks)
+        if self._count > self._limit:
+            raise BadMessage(
+                f"{self._node} sent an invalid response",
+                why=f"it lists more than the {self._limit} tasks that were requested",
+            )
+        return {key: body[key] for key in form.__struct_fields__ if key in body}
+
+
+def lists_in(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The lists of a validated frame."""
+    return {key: body[key] for key in _LISTS if body.get(key)}
+
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two responses: lists are concatenated, numbers added within the range of a frame, Booleans or-ed, tables merged
+    by key; of anything else the first is kept. The depth is bounded by `bounds.DEPTH_MAX` in the decoder."""
+    together = dict(first)
+    for key, value in second.items():
+        there = together.get(key)
+        match there, value:
+            case None, _:
+                together[key] = value
+            case bool(), bool():
+                together[key] = there or value
+            case list(), list():
+                together[key] = [*there, *value]
+            case dict(), dict():
+                together[key] = merged(there, value)
+            case (int() | float(), int() | float()) if not isinstance(there, bool) and not isinstance(value, bool):
+                together[key] = _sum(there, value)
+    return together
+
+
+def _sum(first: float, second: float) -> float:
+    total = first + second
+    return min(max(total, NUMBER_MIN), NUMBER_MAX) if isinstance(total, int) else total

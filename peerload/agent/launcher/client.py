@@ -1,6 +1,8 @@
 """The agent's connection to its launcher: requests and events; another launcher is started if it is lost.
 
-`connect.py` finds or starts a launcher.
+`open_or_start` finds a launcher or starts one, `fetch_list` gets all that it knows. A stopped or hanging launcher breaks no
+connection: tasks would seem to run, and nobody would enforce their leases. So the `Heartbeat` sends pings, and reports a launcher that
+does not answer.
 """
 
 from __future__ import annotations
@@ -11,30 +13,29 @@ import itertools
 import logging
 import os
 import signal
-from typing import TYPE_CHECKING, assert_never
+import time
+from typing import TYPE_CHECKING, assert_never, cast
 
 import msgpack
+import msgspec
 
-from peerload.agent.launcher.connect import (
-    LOST,
-    SOCKET_NAME,
-    LauncherError,
-    exit_of,
-    fetch_list,
-    open_or_start,
-)
-from peerload.agent.launcher.heartbeat import Heartbeat
 from peerload.agent.launcher.process import GONE_S, is_alive, is_still_there, wait_gone
 from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
 from peerload.launcher.protocol import (
+    FRAME_BYTES_MAX,
+    HEADER_BYTES,
+    SOCKET_NAME,
     EndedEvent,
     EvictRequest,
     ExpiredEvent,
     ForgetRequest,
     FrozenEvent,
+    LauncherProtocolError,
+    LauncherTooOld,
     LeaseRequest,
     ListedEvent,
     ListenRequest,
+    ListRequest,
     PingRequest,
     PongEvent,
     ResizeRequest,
@@ -48,9 +49,11 @@ from peerload.launcher.protocol import (
     UsageEvent,
     UsageRequest,
     UserReply,
+    decode_events,
     encode,
     frame,
 )
+from peerload.model.errors import PeerloadError
 from peerload.model.events import (
     LauncherLost,
     LauncherReady,
@@ -60,19 +63,276 @@ from peerload.model.events import (
     TaskLost,
     TaskStarted,
 )
-from peerload.model.task import Guarantee
+from peerload.model.task import Exit, Guarantee
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from peerload.agent.launcher.connect import EventFrames
     from peerload.agent.launcher.process import LauncherProcess, LauncherService
-    from peerload.launcher.protocol import LauncherEvent, Request, UserRequest
+    from peerload.launcher.protocol import ExitRecord, LauncherEvent, Request, UserRequest
     from peerload.model.actions import SpawnTask
     from peerload.model.events import Event
 
 log = logging.getLogger("peerload.launcher")
+
+ASK_EVERY_S = 10.0
+ANSWERS_WITHIN_S = 5.0
+WAITING_MAX = 16
+"""Bound on concurrent callers of `answers`."""
+LATE_S = 0.5
+"""If the agent itself was stalled for this long when the answer was due, the answer may be unread: it gets its time
+again."""
+
+
+class Heartbeat:
+    """ping(): sends a ping, one at a time. changed(is_silent): called when nothing was received for ``within_s`` after
+    a ping, and when something is received again."""
+
+    def __init__(
+        self,
+        ping: Callable[[], None],
+        changed: Callable[[bool], None],
+        every_s: float = ASK_EVERY_S,
+        within_s: float = ANSWERS_WITHIN_S,
+    ) -> None:
+        self._ping = ping
+        self._changed = changed
+        self._every_s = every_s
+        self._within_s = within_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        self._is_asked = False
+        self.is_silent = False
+        self._waiting: list[asyncio.Future[bool]] = []
+
+    def start(self) -> None:
+        """Begin; the launcher has just answered."""
+        self.stop()
+        self._schedule(self._every_s, self._send_ping)
+
+    def stop(self) -> None:
+        """Stop; one side is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._is_asked = self.is_silent = False
+
+    async def answers(self, within_s: float) -> bool:
+        """Ping now → whether anything is received within so many seconds."""
+        waiting = asyncio.get_running_loop().create_future()
+        if len(self._waiting) >= WAITING_MAX:
+            return False
+        self._waiting.append(waiting)
+        self._ping()
+        try:
+            async with asyncio.timeout(within_s):
+                return bool(await waiting)
+        except TimeoutError:
+            return False
+        finally:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+
+    def received(self) -> None:
+        """Note that something was received."""
+        self._is_asked = False
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(True)
+        self._waiting.clear()
+        if self.is_silent:
+            self.is_silent = False
+            self._changed(False)
+            self._schedule(self._every_s, self._send_ping)
+
+    def _schedule(self, seconds: float, call: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._due_s = loop.time() + seconds
+        self._timer = loop.call_later(seconds, call)
+
+    def _send_ping(self) -> None:
+        self._is_asked = True
+        self._ping()
+        self._schedule(self._within_s, self._check)
+
+    def _check(self) -> None:
+        if not self._is_asked:
+            self._schedule(max(self._every_s - self._within_s, 0.0), self._send_ping)
+        elif asyncio.get_running_loop().time() - self._due_s > LATE_S:
+            self._schedule(self._within_s, self._check)
+        else:
+            self.is_silent = True
+            self._changed(True)
+
+
+START_S_MAX = 15.0
+"""Timeout of a start; a new launcher first kills what its predecessor left."""
+SERVICE_LOOK_S = 0.25
+"""Interval at which a launcher is tried that its service starts."""
+START_LOOK_S = 0.01
+"""Interval at which a starting launcher is tried."""
+DATE_SET_S = 1.0
+"""A larger difference between date and boot clock means that the date was set."""
+SHORTAGES = ("", "memory", "gpu memory")
+"""Shortages that the model knows."""
+LOST = (OSError, LauncherProtocolError)
+"""Errors of reading from a launcher that is gone or malformed; OSError includes TimeoutError."""
+
+
+class LauncherError(PeerloadError):
+    """The launcher cannot be started or does not answer."""
+
+    code = "launcher"
+
+
+class EventFrames(asyncio.Protocol):
+    """One connection to a launcher: the events of each frame are taken by `next_frame`, then delivered as they come. ``lost`` is its end."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._arrived = asyncio.Event()
+        self._deliver: Callable[[list[LauncherEvent]], None] | None = None
+        self.lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        """Why no more events can come: what is in LOST, or a bug."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._end(exc if isinstance(exc, OSError) else ConnectionResetError("the launcher closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        """Deliver the events of whole frames."""
+        self._buffer += data
+        if self._deliver is None:
+            self._arrived.set()
+            return
+        try:
+            while not self.lost.done() and (events := self._next()) is not None:
+                self._deliver(events)
+        except Exception as error:  # noqa: BLE001 -- whoever waits for ``lost`` gets it, a bug too
+            self._end(error)
+
+    def _next(self) -> list[LauncherEvent] | None:
+        """The events of the first frame in the buffer, if it is whole. Raises LauncherProtocolError."""
+        buffer = self._buffer
+        if len(buffer) < HEADER_BYTES:
+            return None
+        size = int.from_bytes(buffer[:HEADER_BYTES], "big")
+        if size > FRAME_BYTES_MAX:
+            raise LauncherProtocolError(f"a frame of {size} bytes from the launcher")
+        if len(buffer) < HEADER_BYTES + size:
+            return None
+        body = bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])
+        del buffer[: HEADER_BYTES + size]
+        return decode_events(body)
+
+    def _end(self, why: Exception) -> None:
+        if not self.lost.done():
+            self.lost.set_result(why)
+        self._arrived.set()
+        self.transport.close()
+
+    async def next_frame(self) -> list[LauncherEvent]:
+        """The events of the next frame, before `deliver_to`. Raises what is in LOST."""
+        while (events := self._next()) is None:
+            if self.lost.done():
+                raise self.lost.result()
+            self._arrived.clear()
+            await self._arrived.wait()
+        return events
+
+    def deliver_to(self, deliver: Callable[[list[LauncherEvent]], None]) -> None:
+        """Call this with the events of each frame from now on."""
+        self._deliver = deliver
+        self.data_received(b"")
+
+
+async def open_or_start(process: LauncherProcess | LauncherService) -> EventFrames:
+    """Connect; if nobody answers, have the launcher started and wait for it. Raises LauncherError."""
+    directory, is_service = process.directory, bool(process.serves_node)
+    deadline_s = time.monotonic() + START_S_MAX
+    started = False
+    while True:
+        try:
+            return await _open(directory)
+        except OSError as error:
+            if not started:
+                started = True
+                if is_service:
+                    log.info("waiting for the launcher of all users: directory=%s", directory)
+                await asyncio.to_thread(process.start)
+            elif time.monotonic() > deadline_s or process.has_failed():
+                process.detach()
+                raise LauncherError(
+                    "the launcher does not answer",
+                    why=process.last_log_line() or str(error.strerror),
+                    hint="systemctl status peerload-launcher" if is_service else "",
+                ) from None
+            await asyncio.sleep(SERVICE_LOOK_S if is_service else START_LOOK_S)
+
+
+async def _open(directory: Path) -> EventFrames:
+    """Connect through a descriptor of the directory: a long path does not fit into a socket address."""
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        path = f"/proc/self/fd/{fd}/{SOCKET_NAME}"
+        _, frames = await asyncio.get_running_loop().create_unix_connection(EventFrames, path)
+    finally:
+        os.close(fd)
+    return frames
+
+
+async def fetch_list(launcher: EventFrames, met: Callable[[ListedEvent], None]) -> LauncherReady:
+    """Get the list of everything the launcher knows; ``met`` gets its last part, which describes the launcher."""
+    launcher.transport.write(frame([encode(ListRequest())]))
+    running: list[tuple[str, float, float]] = []
+    ended: list[tuple[str, Exit]] = []
+    frozen: list[str] = []
+    more = True
+    while more:
+        async with asyncio.timeout(START_S_MAX):
+            try:
+                events = await launcher.next_frame()
+            except LauncherTooOld as error:
+                hint = f"end its tasks, and it:  kill {error.pid}"
+                raise LauncherError("the launcher is of an earlier version", why=str(error), hint=hint) from None
+        for event in events:
+            if isinstance(event, ListedEvent):
+                more = event.more
+                for task in event.running:
+                    running.append((task.key, began_at(task.started_at, task.ran_s), task.ts))
+                    frozen += [task.key] * task.is_frozen
+                ended += [(key, exit_of(record)) for key, record in event.ended]
+                if not more:
+                    met(event)
+    return LauncherReady(tuple(running), tuple(ended), tuple(frozen))
+
+
+def began_at(started_at: float, ran_s: float) -> float:
+    """Start of an attempt, by the current date: the boot clock says how long ago it was (``ran_s``, 0 = unknown); the
+    date may have been set since."""
+    by_boot_clock = time.time() - ran_s
+    return by_boot_clock if ran_s and abs(by_boot_clock - started_at) > DATE_SET_S else started_at
+
+
+def exit_of(record: ExitRecord) -> Exit:
+    """An exit record as the model has it, even from a launcher that knows further shortages. Raises
+    LauncherProtocolError."""
+    if record.out_of not in SHORTAGES:
+        record = record.replace(out_of="")
+    fields = record.fields()
+    fields["usage"] = record.usage.fields() if record.usage is not None else {}
+    try:
+        return msgspec.convert(fields, Exit)
+    except msgspec.ValidationError as error:
+        raise LauncherProtocolError(f"exit: {error}") from None
+
 
 STOP_S_MAX = 5.0
 RESTART_S = 0.2
@@ -87,7 +347,6 @@ FRAME_FILL_BYTES = 1 << 20
 CONNECTION_BROKEN = "its connection broke; it is there, and so are its tasks"
 USAGE_S_MAX = 2.0
 """Timeout of a usage request; the launcher answers at once, or is busy."""
-
 
 NO_CORES = (
     "cores are not enforced; no cgroup for processors can be made here, or the launcher was started without that setting"

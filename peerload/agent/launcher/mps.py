@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from peerload.agent.event_loop import next_tick
+from peerload.agent.runtime import next_tick
 from peerload.agent.sensors.processes import MPS, ProcessOwners
 from peerload.config.loader import MPS_CONTROL
 from peerload.model.actions import SpawnTask
-from peerload.model.devices import DeviceMode, GpuShare
 from peerload.model.events import LauncherReady, MpsReported, TaskEnded, TaskLost
+from peerload.model.resources import DeviceMode, GpuShare
 from peerload.model.task import TaskSpec
 
 if TYPE_CHECKING:
-    from peerload.agent.inbox import Inbox
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.runtime import Inbox
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceGrant, DeviceState
     from peerload.model.config import AgentConfig

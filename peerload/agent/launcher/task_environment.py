@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model.devices import GPU, MIB, Device, DeviceMode
 from peerload.model.errors import BadRequest
+from peerload.model.resources import GPU, MIB, Device, DeviceMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from peerload.core.resources.device_ledger import DeviceLedger
+    from peerload.core.resources.devices import DeviceLedger
     from peerload.model.config import DeviceConfig
     from peerload.model.resources import ResourceRequest
 

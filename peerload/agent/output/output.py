@@ -20,7 +20,7 @@ import logging
 import signal
 from typing import TYPE_CHECKING
 
-from peerload.agent.output.spool import FOLLOWED_S_MAX, Follower, Inotify
+from peerload.agent.output.spool import FOLLOWED_S_MAX, Follower
 from peerload.agent.store.disk_space import cannot_write
 from peerload.core.work import RemotePhase
 from peerload.model.errors import PeerloadError
@@ -137,11 +137,7 @@ class OutputBackpressure:
 
     async def _watch(self, key: str, held: _Held) -> None:
         """Stop the task as soon as it is too far ahead."""
-        if self._spool.inotify is None:
-            self._spool.inotify = Inotify(asyncio.get_running_loop(), self._spool.directory)
-        inotify, names = self._spool.inotify, {path.name for path in self._spool.paths(key)}
-        inotify.add(names, held.changed.set)
-        try:
+        with self._spool.watched(key, held.changed.set):
             while not held.is_free:
                 held.changed.clear()
                 if not held.is_stopped and self._behind(key, held) > FAR_BYTES:
@@ -149,8 +145,6 @@ class OutputBackpressure:
                     self._send(key, signal.SIGSTOP)
                 await held.changed.wait()
                 await asyncio.sleep(LOOK_EVERY_S)
-        finally:
-            inotify.remove(names, held.changed.set)
 
     def _behind(self, key: str, held: _Held) -> int:
         """Lag, in bytes, of the slowest awaited reader, or else of the foremost reader of all."""

@@ -21,13 +21,11 @@ import secrets
 import shutil
 import stat
 import struct
-from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.launcher.fs_credentials import OwnCredentials
-from peerload.launcher.process import Capture, HolePuncher
+from peerload.launcher.process import Capture, HolePuncher, OwnCredentials
 from peerload.model.task import without_missing
 
 if TYPE_CHECKING:
@@ -71,22 +69,17 @@ class Spool:
         """output_bytes_max: bound on one stream of an ended task."""
         self._output_bytes_max = output_bytes_max
         self._holes = HolePuncher()
-        self._directory = state / "spool"
+        self.directory = state / "spool"
         self._scratch = state / "scratch"
-        self._directory_name, self._scratch_name = str(self._directory), str(self._scratch)
+        self._directory_name, self._scratch_name = str(self.directory), str(self._scratch)
         self._dropped = self._scratch / ".dropped"
-        self._directory.mkdir(mode=0o700, exist_ok=True)
+        self.directory.mkdir(mode=0o700, exist_ok=True)
         self._scratch.mkdir(mode=0o700, exist_ok=True)
         self.inotify: Inotify | None = None
 
-    @property
-    def directory(self) -> Path:
-        """The directory of the files."""
-        return self._directory
-
     def path(self, key: str, stream: int) -> Path:
         """The file of one stream of an attempt."""
-        return self._directory / f"{key}{_SUFFIX[stream]}"
+        return self.directory / f"{key}{_SUFFIX[stream]}"
 
     def paths(self, key: str) -> tuple[Path, Path]:
         """stdout and stderr of an attempt."""
@@ -98,7 +91,7 @@ class Spool:
 
     def input_path(self, key: str) -> Path:
         """The file that feeds the stdin of an attempt of another home."""
-        return self._directory / f"{key}.in"
+        return self.directory / f"{key}.in"
 
     def sizes(self, key: str) -> tuple[int, int]:
         """The size of each stream, holes included; 0 for a file that does not exist."""
@@ -164,7 +157,7 @@ class Spool:
 
     def saved_path(self, key: str) -> Path:
         """The file with the progress of the files that a user wants the output of an attempt in."""
-        return self._directory / f"{key}.saved"
+        return self.directory / f"{key}.saved"
 
     def data_ranges(self, key: str, stream: int, first: int, size: int | None, bytes_max: int) -> Ranges:
         """The ranges of data of a stream from this offset on, up to ``size`` and at most ``bytes_max``; none if
@@ -198,14 +191,18 @@ class Spool:
     @contextlib.contextmanager
     def watched(self, key: str, call: Callable[[], None]) -> Iterator[None]:
         """Call ``call`` within this context whenever the output of an attempt grows."""
-        if self.inotify is None:
-            self.inotify = Inotify(asyncio.get_running_loop(), self._directory)
-        names = {path.name for path in self.paths(key)}
-        self.inotify.add(names, call)
+        stop = self.watch(key, call)
         try:
             yield
         finally:
-            self.inotify.remove(names, call)
+            stop()
+
+    def watch(self, key: str, call: Callable[[], None]) -> Callable[[], None]:
+        """Call ``call`` whenever the output of an attempt grows → the function that ends this."""
+        inotify = self.inotify = self.inotify or Inotify(asyncio.get_running_loop(), self.directory)
+        names = {path.name for path in self.paths(key)}
+        inotify.add(names, call)
+        return lambda: inotify.remove(names, call)
 
     def cut(self, key: str, bytes_max: int | None = None) -> None:
         """Punch a hole into the middle of each stream of an attempt with more than ``bytes_max``; without it, with
@@ -217,7 +214,7 @@ class Spool:
         """The attempts with more output than is kept of an ended one that have written nothing since ``before``
         (Unix s)."""
         keys: dict[str, None] = {}
-        with os.scandir(self._directory) as entries:
+        with os.scandir(self.directory) as entries:
             for entry in entries:
                 key, dot, ending = entry.name.rpartition(".")
                 if f"{dot}{ending}" not in _SUFFIX.values():
@@ -259,7 +256,7 @@ class Spool:
         return settled
 
     def _sync_directory(self) -> None:
-        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:
@@ -331,12 +328,7 @@ class Follower:
         self._offsets = {1: stdout_from, 2: stderr_from}
         self._end: dict[int, int] | None = None
         self._changed = asyncio.Event()
-        self._watched: deque[int] = deque()
-        if spool.inotify is None:
-            spool.inotify = Inotify(asyncio.get_running_loop(), spool.directory)
-        self._inotify = spool.inotify
-        self._names = {path.name for path in self._paths.values()}
-        self._inotify.add(self._names, self._changed.set)
+        self._unwatch = spool.watch(key, self._changed.set)
 
     def end(self, stdout_bytes: int, stderr_bytes: int) -> None:
         """Set the final sizes."""
@@ -345,7 +337,7 @@ class Follower:
 
     def close(self) -> None:
         """Let go of the files."""
-        self._inotify.remove(self._names, self._changed.set)
+        self._unwatch()
         for fd in self._files.values():
             os.close(fd)
         self._files.clear()
@@ -531,7 +523,7 @@ class Inotify:
     def __init__(self, loop: asyncio.AbstractEventLoop, directory: Path) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._loop = loop
-        self._directory = os.fsencode(directory)
+        self.directory = os.fsencode(directory)
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._watch = -1
         self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -543,7 +535,7 @@ class Inotify:
         """Call when one of these files changes."""
         if self._watch < 0:
             mask = IN_MODIFY | IN_CLOSE_WRITE | IN_MOVED_TO | IN_CREATE
-            self._watch = self._libc.inotify_add_watch(self._fd, self._directory, mask)
+            self._watch = self._libc.inotify_add_watch(self._fd, self.directory, mask)
             if self._watch < 0:
                 raise OSError(ctypes.get_errno(), "inotify_add_watch")
         for name in names:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.event_loop import next_tick
-from peerload.agent.run_state import Ending
+from peerload.agent.runtime import Ending, next_tick
 from peerload.model.errors import ConfigError
 from peerload.security import node_identity_file
 from peerload.security.address import join_address, parse_address, reachable, source_address
@@ -25,10 +24,9 @@ from peerload.security.address import join_address, parse_address, reachable, so
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.run_state import RunState
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.runtime import AgentInfo, RunState
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.model.config import AgentConfig
 
 CHECK_EVERY_S = 4.0

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
-from peerload.agent.event_loop import ReadTimeout
+from peerload.agent.runtime import ReadTimeout
 from peerload.model import metrics, rules
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
@@ -34,11 +34,11 @@ from peerload.wire.frame import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
     from datetime import datetime
 
-    from peerload.agent.inbox import Inbox
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.runtime import Inbox
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.model.errors import PeerloadError
     from peerload.security.tls import Credentials
 
@@ -119,7 +119,17 @@ class PeerConnection(asyncio.BufferedProtocol):
     """The protocol object of one connection. ``dialled``: this node made it. ``stream``: it carries one output, input or
     forwarded client, not messages. ``back``: the number under which the peer asked for this stream, 0 if it did not."""
 
-    def __init__(self, owner: Owner, tls: Credentials, *, dialled: bool, stream: bool = False, back: int = 0) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        tls: Credentials,
+        envelopes: wire.Envelopes,
+        *,
+        dialled: bool,
+        stream: bool = False,
+        back: int = 0,
+    ) -> None:
+        self._envelopes = envelopes
         self.dialled = dialled
         self.stream = stream
         self.back = back
@@ -145,7 +155,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._read_timeout = ReadTimeout(self._loop, lambda: self._refuse("a frame that does not go on"))
         self.frame_bytes = 0
         """Size of the frame that is being handled."""
-        self._waiting: list[tuple[Message | None, bytes | bytearray]] = []
+        self._waiting: list[tuple[Message | None, bytearray]] = []
         self._waiting_bytes = 0
         self._flush_planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -370,8 +380,10 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     # -- frames out --------------------------------------------------------------------------------------------------
 
-    def write(self, message: Message, frame: bytes | bytearray) -> None:
-        """Write a frame at the end of this turn of the loop, together with the others of the turn."""
+    def send(self, message: Message) -> None:
+        """Send a message at the end of this turn of the loop, together with the others of the turn. Raises FrameTooLarge."""
+        dst = (self.hello.identity.node, self.hello.identity.boot) if self.hello is not None else ()
+        frame = wire.encode_frame(self._envelopes.make(message, *dst))
         self._waiting.append((None if self.stream else message, frame))
         self._waiting_bytes += len(frame)
         if self._waiting_bytes >= FLUSH_BYTES:
@@ -430,25 +442,70 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
 
+NO_ANSWER, REFUSED, NO_WAY = "it does not answer", "it refuses connections", "there is no way to it"
+NO_MEMBER = "what answers there is no node of the cluster"
+"""Kinds of failed dials, as they are reported to the peer that could not be dialled."""
+
+
 class ConnectionRegistry:
     """All connections of one node, streams included: makes them, and closes those whose certificate counts no more."""
 
-    def __init__(self, tls: Credentials, counters: Counter[str]) -> None:
+    def __init__(self, tls: Credentials, envelopes: wire.Envelopes, counters: Counter[str]) -> None:
         self._tls = tls
+        self._envelopes = envelopes
         self._counters = counters
         self._connections: weakref.WeakSet[PeerConnection] = weakref.WeakSet()
 
     def make(self, owner: Owner, *, dialled: bool, stream: bool = False, back: int = 0) -> PeerConnection:
         """A connection without a transport."""
-        made = PeerConnection(owner, self._tls, dialled=dialled, stream=stream, back=back)
+        made = PeerConnection(owner, self._tls, self._envelopes, dialled=dialled, stream=stream, back=back)
         self._connections.add(made)
         return made
 
     async def open(
         self, address: str, who: str, owner: Owner, *, stream: bool = False, back: int = 0
     ) -> PeerConnection:
-        """Dial an address → the connection, after the handshake. Raises LinkUnavailable."""
-        return await dial(address, who, self._tls, lambda: self.make(owner, dialled=True, stream=stream, back=back))
+        """Connect to `HOST:PORT` → the connection, after the handshake. who: the peer's name in errors. Raises LinkUnavailable."""
+        what = f"no link to {who}"
+        connection = self.make(owner, dialled=True, stream=stream, back=back)
+        try:
+            host, port = parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
+            async with asyncio.timeout(CONNECT_S):
+                sock = await open_tcp(host, port)
+                try:
+                    await asyncio.get_running_loop().create_connection(
+                        lambda: connection,
+                        sock=sock,
+                        ssl=self._tls.client,
+                        server_hostname="",  # the certificate names the node, not its address
+                        ssl_handshake_timeout=HANDSHAKE_S,
+                        ssl_shutdown_timeout=SHUTDOWN_S,
+                    )
+                except BaseException:
+                    sock.close()
+                    raise
+        except asyncio.CancelledError:
+            connection.abort("no longer wanted")  # it may be connected by now
+            raise
+        except TimeoutError:
+            raise LinkUnavailable(
+                who, what, why=f"{address} does not answer within {CONNECT_S:g} s", kind=NO_ANSWER
+            ) from None
+        except ssl.SSLError as error:
+            raise LinkUnavailable(who, what, why=f"{address}: {tls_error_text(error)}", kind=NO_MEMBER) from None
+        except OSError as error:
+            kind = REFUSED if isinstance(error, ConnectionError) else NO_WAY
+            raise LinkUnavailable(who, what, why=f"{address}: {os_error_text(error)}", kind=kind) from None
+        except (ConfigError, UnicodeError) as error:
+            raise LinkUnavailable(who, what, why=str(error)) from None
+        try:
+            await asyncio.wait([connection.ready, connection.gone], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            connection.abort("no longer wanted")
+            raise
+        if not connection.ready.done():
+            raise LinkUnavailable(who, what, why=f"{address}: {connection.reason}")
+        return connection
 
     def close_revoked(self) -> None:
         """Close every connection whose peer's certificate was revoked."""
@@ -468,56 +525,6 @@ class ConnectionRegistry:
 
     def _established(self) -> list[PeerConnection]:
         return [one for one in self._connections if one.certified and not one.is_closed]
-
-
-NO_ANSWER, REFUSED, NO_WAY = "it does not answer", "it refuses connections", "there is no way to it"
-NO_MEMBER = "what answers there is no node of the cluster"
-"""Kinds of failed dials, as they are reported to the peer that could not be dialled."""
-
-
-async def dial(address: str, who: str, tls: Credentials, make: Callable[[], PeerConnection]) -> PeerConnection:
-    """Connect to `HOST:PORT` → the connection, after the handshake. ``who``: the peer's name in errors. Raises
-    LinkUnavailable."""
-    what = f"no link to {who}"
-    connection = make()
-    try:
-        host, port = parse_address("peer", address, loopback_only=tls.cluster.is_local)
-        async with asyncio.timeout(CONNECT_S):
-            sock = await open_tcp(host, port)
-            try:
-                await asyncio.get_running_loop().create_connection(
-                    lambda: connection,
-                    sock=sock,
-                    ssl=tls.client,
-                    server_hostname="",  # the certificate names the node, not its address
-                    ssl_handshake_timeout=HANDSHAKE_S,
-                    ssl_shutdown_timeout=SHUTDOWN_S,
-                )
-            except BaseException:
-                sock.close()
-                raise
-    except asyncio.CancelledError:
-        connection.abort("no longer wanted")  # it may be connected by now
-        raise
-    except TimeoutError:
-        raise LinkUnavailable(
-            who, what, why=f"{address} does not answer within {CONNECT_S:g} s", kind=NO_ANSWER
-        ) from None
-    except ssl.SSLError as error:
-        raise LinkUnavailable(who, what, why=f"{address}: {tls_error_text(error)}", kind=NO_MEMBER) from None
-    except OSError as error:
-        kind = REFUSED if isinstance(error, ConnectionError) else NO_WAY
-        raise LinkUnavailable(who, what, why=f"{address}: {os_error_text(error)}", kind=kind) from None
-    except (ConfigError, UnicodeError) as error:
-        raise LinkUnavailable(who, what, why=str(error)) from None
-    try:
-        await asyncio.wait([connection.ready, connection.gone], return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        connection.abort("no longer wanted")
-        raise
-    if not connection.ready.done():
-        raise LinkUnavailable(who, what, why=f"{address}: {connection.reason}")
-    return connection
 
 
 def os_error_text(error: OSError) -> str:
@@ -574,24 +581,6 @@ BROKEN_RULES = {
 
 class PeerEntry:
     """One other node: its newest identity, its live links (the newest last), and the messages that wait for one."""
-
-    __slots__ = (
-        "cannot_reach_us",
-        "dial_back_failure",
-        "dialled_s",
-        "failures",
-        "has_dialled_us",
-        "identity",
-        "is_checked",
-        "is_dialled",
-        "links",
-        "node",
-        "not_before_s",
-        "reached",
-        "unreached",
-        "waiting",
-        "waiting_bytes",
-    )
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -706,10 +695,6 @@ class PeerTable:
         self._bans = Bans()
         self.clashes: dict[str, str] = {}
         """The last CLASHES_MAX agents that were refused because another has their name: name → address."""
-
-    def get(self, node: str) -> PeerEntry | None:
-        """The entry of a node, if there is one."""
-        return self.entries.get(node)
 
     def entry(self, node: str) -> PeerEntry | None:
         """The entry of a node, made if need be: in a full table in the place of an idle one. None if there is none."""

@@ -51,16 +51,14 @@ from peerload.model.messages import (
 )
 from peerload.security.address import join_address, network_of, parse_address, plain_host, reachable, resolve_one
 from peerload.security.tls import asks_to_join, tls_error_text
-from peerload.wire import peer as wire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-    from datetime import datetime
 
     from peerload.agent.peers.connection import Links, PeerBackpressure, PeerConnection, PeerEntry
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.peers.streams import Piece, StreamReader
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.security.tls import Credentials
 
 
@@ -120,6 +118,7 @@ class PeerLinks:
         peers_max: int = PEERS_MAX,
     ) -> None:
         self._local = local
+        self._name, self._boot = local.identity.node, local.identity.boot
         self._tls = tls
         self._counters = security.counters
         self._backpressure = backpressure
@@ -130,9 +129,9 @@ class PeerLinks:
         self._unanswered: dict[str, str] = {}
         self._own_addresses: set[str] = set()
         self._table = PeerTable(security, peers_max)
-        self._connections = ConnectionRegistry(tls, self._counters)
-        self._listener = Listener(tls, self, self._connections, newcomers)
-        self.reachability = Reachability(local, self, self._table, self._connections, self._counters)
+        self.connections = ConnectionRegistry(tls, local.envelopes, self._counters)
+        self._listener = Listener(tls, self, self.connections, newcomers)
+        self.reachability = Reachability(local, self, self._table, self.connections, self._counters)
         self.streams = Streams(local, self, self.reachability)
 
     # -- for the agent -----------------------------------------------------------------------------------------------
@@ -172,12 +171,12 @@ class PeerLinks:
 
     def learn(self, identity: Identity) -> None:
         """Keep where a node can be dialled; a later start of its agent replaces an earlier one."""
-        if identity.node != self._local.identity.node and (peer := self._table.entry(identity.node)) is not None:
+        if identity.node != self._name and (peer := self._table.entry(identity.node)) is not None:
             peer.learn(identity)
 
     def forget(self, node: str) -> None:
         """Close the links to this node, and forget its address."""
-        peer = self._table.get(node)
+        peer = self._table.entries.get(node)
         if peer is not None:
             peer.identity = None
             for link in list(peer.links):
@@ -186,13 +185,13 @@ class PeerLinks:
     def connect(self, identity: Identity) -> None:
         """Make a link to this node if there is none."""
         self.learn(identity)
-        peer = self._table.get(identity.node)
+        peer = self._table.entries.get(identity.node)
         if peer is not None and not peer.links and not peer.is_dialled:
             self._dial_peer(peer)
 
     def send(self, dst: str, message: Message) -> None:
         """Send over the newest link to ``dst``; without one, dial it. Never waits, and raises nothing."""
-        peer = self._table.entry(dst) if dst != self._local.identity.node else None
+        peer = self._table.entry(dst) if dst != self._name else None
         if peer is None or self._is_closing:
             self._fail(dst, [message])
             return
@@ -211,7 +210,7 @@ class PeerLinks:
 
     def certificate_of(self, node: str) -> bytes:
         """The certificate (DER) of the newest link to this node; empty without a link."""
-        peer = self._table.get(node)
+        peer = self._table.entries.get(node)
         link = peer.link if peer is not None else None
         return link.certificate if link is not None else b""
 
@@ -227,12 +226,12 @@ class PeerLinks:
         return self._fetch(dst, request, "files of a task")
 
     def _fetch(self, dst: str, request: Message, what: str) -> AsyncIterator[Any]:
-        known = self._table.get(dst)
+        known = self._table.entries.get(dst)
         return self.streams.fetch(dst, known.address if known is not None else "", request, what)
 
     async def open_stream(self, dst: str, kinds: tuple[type[Message], ...]) -> tuple[StreamReader, PeerConnection]:
         """Open a stream to ``dst`` over which it may send messages of these kinds. Raises LinkUnavailable."""
-        known = self._table.get(dst)
+        known = self._table.entries.get(dst)
         identity = self._local.identity_of(dst) or (known.identity if known is not None else None)
         if identity is None or not identity.address:
             raise LinkUnavailable(dst, f"no address of {dst} is known")
@@ -242,14 +241,6 @@ class PeerLinks:
         """Dial an agent once that is said to have this node's name and database: its certificate proves its name then."""
         if address != self._local.identity.address:
             self.spawn(self._dial_once(address), f"copy {address}")
-
-    def close_revoked(self) -> None:
-        """Close every connection whose peer's certificate was revoked."""
-        self._connections.close_revoked()
-
-    def close_expired(self, now: datetime) -> None:
-        """Close every connection whose peer's certificate has expired."""
-        self._connections.close_expired(now)
 
     async def close(self) -> None:
         """Stop listening, write the gathered frames, close every link; takes at most about twice CLOSE_S."""
@@ -281,7 +272,7 @@ class PeerLinks:
         """Send Hello: the other end is of this cluster."""
         self._open.add(connection)
         hello = self._local.hello(stream=connection.stream, back=connection.back)
-        connection.write(hello, wire.encode_frame(self._local.envelope(hello)))
+        connection.send(hello)
 
     def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
         """Admit a peer, unless it is this agent itself, has the name of another, or `PeerTable.refusal` refuses it."""
@@ -323,7 +314,7 @@ class PeerLinks:
 
     def _refuse_name(self, connection: PeerConnection, identity: Identity) -> None:
         """Tell an agent that its name is taken. If the name is this node's, and this node has dialled, this one is second."""
-        if identity.node != self._local.identity.node:
+        if identity.node != self._name:
             self._write(connection, identity.node, NameTaken())
         elif connection.dialled:
             self._owner.name_taken(identity.address or connection.address)
@@ -339,7 +330,7 @@ class PeerLinks:
 
     def _name_taken(self, connection: PeerConnection, message: NameTaken) -> None:
         """Handle a refusal of this node's name. An agent with a copy of the database, too, is dialled once."""
-        connection.close(f"another agent is called {self._local.identity.node}")
+        connection.close(f"another agent is called {self._name}")
         if not message.at:
             self._owner.name_taken(connection.hello.identity.address if connection.hello is not None else "")
         else:
@@ -347,13 +338,13 @@ class PeerLinks:
 
     def received(self, connection: PeerConnection, envelope: Envelope) -> None:
         """Deliver a message for this start of this node."""
-        message, node, own = envelope.body, envelope.src, self._local.identity
-        if envelope.dst != own.node:
+        message, node = envelope.body, envelope.src
+        if envelope.dst != self._name:
             self.drop("not for us", node)
-        elif envelope.dst_boot not in {"", own.boot}:
+        elif envelope.dst_boot not in {"", self._boot}:
             self.drop("for an earlier start")
             if not isinstance(message, WrongBoot):
-                self._write(connection, node, WrongBoot(boot=own.boot))
+                self._write(connection, node, WrongBoot(boot=self._boot))
         elif isinstance(message, NameTaken):
             self._name_taken(connection, message)
         elif connection.stream:
@@ -387,7 +378,7 @@ class PeerLinks:
 
     def writable(self, connection: PeerConnection) -> None:
         """Send the messages that wait for this peer."""
-        peer = self._table.get(connection.hello.identity.node) if connection.hello is not None else None
+        peer = self._table.entries.get(connection.hello.identity.node) if connection.hello is not None else None
         if peer is None or connection.stream:
             return
         while peer.waiting and (link := peer.link) is not None and not link.paused and not link.is_closed:
@@ -398,7 +389,7 @@ class PeerLinks:
         self._listener.handshake_done(connection)
         self._open.discard(connection)
         self.streams.closed(connection)
-        peer = self._table.get(connection.hello.identity.node) if connection.hello is not None else None
+        peer = self._table.entries.get(connection.hello.identity.node) if connection.hello is not None else None
         if peer is None or connection not in peer.links:
             return
         peer.links.remove(connection)
@@ -421,7 +412,7 @@ class PeerLinks:
         failures = 0
         while True:
             try:
-                await self._connections.open(address, address, self)
+                await self.connections.open(address, address, self)
             except LinkUnavailable as error:
                 if address == self._local.identity.address or "this agent itself" in error.why:
                     self._own_addresses.add(address)
@@ -438,7 +429,7 @@ class PeerLinks:
     async def _dial_once(self, address: str) -> None:
         with contextlib.suppress(LinkUnavailable, ConfigError):
             parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
-            await self._connections.open(address, address, self)
+            await self.connections.open(address, address, self)
 
     def _dial_peer(self, peer: PeerEntry) -> None:
         """Make a link in the background; within the pause after a failure, fail at once."""
@@ -456,7 +447,7 @@ class PeerLinks:
     async def _make_link(self, peer: PeerEntry, address: str) -> None:
         reason = ""
         try:
-            connection = await self._connections.open(address, peer.node, self)
+            connection = await self.connections.open(address, peer.node, self)
             if connection.hello is not None and connection.hello.identity.node != peer.node:
                 reason = f"{connection.hello.identity.node} answers at {address}"
             else:
@@ -501,16 +492,14 @@ class PeerLinks:
         self._table.drop(why, who, detail)
 
     def _write(self, link: PeerConnection, dst: str, message: Message) -> None:
-        boot = link.hello.identity.boot if link.hello is not None else ""
         try:
-            frame = wire.encode_frame(self._local.envelope(message, dst, boot))
+            link.send(message)
         except ProtocolError:
             self._counters[metrics.labelled(metrics.PEER_MESSAGES_REFUSED, reason="too large")] += 1
             self._fail(dst, [message])
             return
         self._counters[metrics.PEER_MESSAGES_SENT] += 1
         _mark_used(link, message)
-        link.write(message, frame)
 
     def _fail(self, dst: str, messages: Sequence[Message]) -> None:
         """Give messages back in a later turn of the loop, so that a sender is never called from within its own call."""
@@ -581,7 +570,7 @@ class Listener:
     ) -> None:
         self._tls = tls
         self._links = links
-        self._connections = connections
+        self.connections = connections
         self._newcomers = newcomers
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -638,7 +627,7 @@ class Listener:
                     accepted.close()
                     await asyncio.sleep(0)  # an accept that need not wait would never let other tasks run
                 else:
-                    connection = self._connections.make(self._links, dialled=False)
+                    connection = self.connections.make(self._links, dialled=False)
                     self.strangers[connection] = network
                     self._accepted.add(accepted)
                     self._spawn(self._handshake(accepted, address, connection), "handshake")

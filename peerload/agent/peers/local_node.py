@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.energy import cards
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.host import machine_facts
 from peerload.agent.sensors.power import own_curve
@@ -24,24 +24,21 @@ from peerload.config.loader import gpu_config
 from peerload.core.membership.membership import PeerState
 from peerload.environments.builders import kinds
 from peerload.model import events
-from peerload.model.devices import GPU
 from peerload.model.errors import ConfigError
-from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, State
-from peerload.model.resources import Profile
+from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Hello, State
+from peerload.model.resources import GPU, Profile
+from peerload.wire.peer import Envelopes
 from peerload.wire.seal import Sealer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import AgentInfo
-    from peerload.agent.run_state import RunState
-    from peerload.agent.store.event_log import EventLog
+    from peerload.agent.runtime import AgentInfo, Inbox, RunState
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.model.config import AgentConfig
-    from peerload.model.devices import Device
-    from peerload.model.load import LoadReport
-    from peerload.model.messages import Identity, Message
+    from peerload.model.messages import Identity
+    from peerload.model.resources import Device, LoadReport
     from peerload.security.cluster_dir import ClusterDirectory
     from peerload.security.revocation import Keyring
 
@@ -55,7 +52,7 @@ class LocalNode:
         self._keyring = keyring
         self._node = node
         self._inbox = inbox
-        self._sequence = 0
+        self.envelopes = Envelopes(cluster.name, info.identity.node, info.identity.boot)
 
     @property
     def identity(self) -> Identity:
@@ -66,20 +63,6 @@ class LocalNode:
         """Set the published `HOST:PORT` of this node."""
         self._info.identity = msgspec.structs.replace(self._info.identity, address=address)
         self._node.state.identity = self._info.identity
-
-    def envelope(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
-        """Put a message into an envelope with the next sequence number of this start."""
-        self._sequence += 1
-        return Envelope(
-            v=PROTOCOL_MAX,
-            cluster=self.cluster.name,
-            src=self.identity.node,
-            src_boot=self.identity.boot,
-            seq=self._sequence,
-            body=message,
-            dst=dst,
-            dst_boot=dst_boot,
-        )
 
     def sealer(self, purpose: str) -> Sealer:
         """A sealer of this start for one purpose; to be made once for each."""

@@ -33,11 +33,10 @@ from peerload.wire import peer as wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.agent.inbox import Inbox
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.runtime import AgentInfo, Inbox
+    from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.core.node import Node
     from peerload.model.actions import SendGossip
     from peerload.model.messages import Hello

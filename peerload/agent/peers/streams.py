@@ -38,10 +38,9 @@ from peerload.model.messages import (
     OutputRequest,
 )
 from peerload.security.address import is_loopback
-from peerload.wire.peer import encode_frame
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
     from peerload.agent.peers.connection import ConnectionRegistry, Links, Owner, PeerConnection, PeerEntry, PeerTable
     from peerload.agent.peers.local_node import LocalNode
@@ -93,18 +92,10 @@ class StreamServer(Protocol):
         """The stream is closed."""
 
 
-class StreamDialer(Protocol):
-    """Opens streams to other nodes."""
-
-    def open(self, address: str, node: str, make: Callable[[], Owner]) -> Awaitable[PeerConnection]:
-        """A stream to this node, owned by what ``make()`` gives. Raises LinkUnavailable."""
-        raise NotImplementedError
-
-
 class Streams:
     """The streams of one node in both directions."""
 
-    def __init__(self, local: LocalNode, links: Links, dialer: StreamDialer) -> None:
+    def __init__(self, local: LocalNode, links: Links, dialer: Reachability) -> None:
         self._local = local
         self._links = links
         self._dialer = dialer
@@ -165,7 +156,6 @@ class Streams:
         """Handle a message over a stream: one request for output, or any number for one `StreamServer`."""
         if not self._admit(connection, message):
             return
-        boot = connection.hello.identity.boot if connection.hello is not None else ""
         server = self._server_of(message)
         if (
             server is not None
@@ -175,9 +165,7 @@ class Streams:
             if connection not in self._servers and server is self._forwards:
                 connection.allow_stall(FORWARD_STALLED_S)
             self._servers[connection] = server
-            server.received(
-                connection, node, message, lambda reply: _write(connection, self._local.envelope(reply, node, boot))
-            )
+            server.received(connection, node, message, connection.send)
             return
         is_taken = connection in self._servers or self.served.get(connection) is not None
         source = self._pieces.get(type(message))
@@ -186,8 +174,7 @@ class Streams:
             connection.close("no output request")
             return
         pieces = source(node, message)
-        work = write_output(connection, pieces, lambda piece: self._local.envelope(piece, node, boot))
-        self.served[connection] = self._links.spawn(work, f"pieces for {node}")
+        self.served[connection] = self._links.spawn(write_output(connection, pieces), f"pieces for {node}")
 
     def _server_of(self, message: Message) -> StreamServer | None:
         if isinstance(message, Forward | ForwardStop):
@@ -215,7 +202,7 @@ class Streams:
         connection: PeerConnection | None = None
         try:
             reader, connection = await self.open(dst, address, KINDS[type(request)])
-            reader.write(connection, request)
+            connection.send(request)
             while True:
                 piece = await reader.next(connection, what)
                 yield piece
@@ -239,11 +226,6 @@ class StreamReader:
         self._arrived = asyncio.Event()
         self._reason = ""
 
-    def write(self, connection: PeerConnection, message: Message) -> None:
-        """Send a message to the other end. Raises FrameTooLarge."""
-        boot = connection.hello.identity.boot if connection.hello is not None else ""
-        connection.write(message, encode_frame(self._local.envelope(message, self._dst, boot)))
-
     async def next(self, connection: PeerConnection, what: str) -> Message:
         """The next message. Raises LinkUnavailable, which names ``what`` has stopped coming, if the connection closes
         before."""
@@ -261,8 +243,7 @@ class StreamReader:
 
     def opened(self, connection: PeerConnection) -> None:
         """Send Hello."""
-        hello = self._local.hello(stream=True)
-        connection.write(hello, encode_frame(self._local.envelope(hello)))
+        connection.send(self._local.hello(stream=True))
 
     def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
         """Refuse every node but ``dst``."""
@@ -298,17 +279,11 @@ class StreamReader:
         self._arrived.set()
 
 
-def _write(connection: PeerConnection, envelope: Envelope) -> None:
-    connection.write(envelope.body, encode_frame(envelope))
-
-
-async def write_output(
-    connection: PeerConnection, pieces: AsyncIterator[Message], envelope: Callable[[Message], Envelope]
-) -> None:
+async def write_output(connection: PeerConnection, pieces: AsyncIterator[Message]) -> None:
     """Write each piece as fast as the other end reads, then close when it has read all. Returns early if it is gone."""
     try:
         async for piece in pieces:
-            connection.write(piece, encode_frame(envelope(piece)))
+            connection.send(piece)
             await connection.drain()
             if isinstance(piece, LAST):
                 await asyncio.wait([connection.gone], timeout=STREAM_STALLED_S)
@@ -399,7 +374,7 @@ class Reachability:
 
     def is_replaceable(self, link: PeerConnection) -> bool:
         """True if either end could make another link if this one were closed."""
-        peer = self._table.get(link.hello.identity.node) if link.hello is not None else None
+        peer = self._table.entries.get(link.hello.identity.node) if link.hello is not None else None
         if peer is None or is_loopback(link.address):
             return True
         if link.dialled:
@@ -409,7 +384,7 @@ class Reachability:
     def route(self, node: str) -> tuple[str, str]:
         """Directions that can be dialled: `both`, as far as is known, `ours`, `theirs` or `none`; and the error of the
         other direction."""
-        peer = self._table.get(node)
+        peer = self._table.entries.get(node)
         if peer is None:
             return "both", ""
         if peer.unreached:
@@ -418,7 +393,7 @@ class Reachability:
 
     def dials_back(self, node: str) -> bool:
         """True if a linked peer opens streams on request."""
-        peer = self._table.get(node)
+        peer = self._table.entries.get(node)
         return peer is not None and _dials_back(peer)
 
     def link_lost(self, peer: PeerEntry) -> None:
@@ -465,7 +440,7 @@ class Reachability:
             return
         now_s, left = asyncio.get_running_loop().time(), DIALS_PER_CHECK_MAX
         for identity in self._local.alive_peers():
-            peer = self._table.get(identity.node)
+            peer = self._table.entries.get(identity.node)
             if peer is not None:
                 can_dial_us = peer.has_dialled_us and not peer.cannot_reach_us
                 pause_s = TRY_AGAIN_S if peer.unreached and not peer.cannot_reach_us else 0.0
@@ -482,7 +457,7 @@ class Reachability:
 
     async def open(self, address: str, node: str, make: Callable[[], Owner]) -> PeerConnection:
         """Open a stream to this node, by dialling or by a dial back, whichever comes first. Raises LinkUnavailable."""
-        peer = self._table.get(node)
+        peer = self._table.entries.get(node)
         if peer is None:
             return await self._connections.open(address, node, make(), stream=True)
         if is_loopback(address) or not _dials_back(peer):
@@ -543,7 +518,7 @@ class Reachability:
 
     def received(self, node: str, message: DialBack | NotDialled) -> None:
         """Handle a request to dial back, or the report that this node cannot be dialled."""
-        peer = self._table.get(node)
+        peer = self._table.entries.get(node)
         if peer is None:
             return
         if isinstance(message, DialBack):

@@ -9,30 +9,27 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peerload.agent.requests.submissions import counted
-from peerload.agent.run_state import Ending
+from peerload.agent.runtime import Ending
 from peerload.model.errors import BadRequest, StoreError
 from peerload.model.events import DrainRequested, EmptyAwaited, EmptyAwaitedNoMore, ForgetRequested, UndrainRequested
 from peerload.model.task import TaskState
 from peerload.policy import registry
 from peerload.security.address import reachable_by_both
 from peerload.security.revocation import OVERLAP_S
+from peerload.text.format import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.agent.control.authorization import Principal
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.core_requests import CoreRequests
     from peerload.agent.joining import Enrollment, TrustDistribution
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.membership import Members
-    from peerload.agent.run_state import RunState
-    from peerload.agent.store.event_log import EventLog
-    from peerload.agent.views.agent import AgentView, DiagnosticsView
-    from peerload.agent.views.metrics import MetricsView
+    from peerload.agent.requests.core_requests import CoreRequests
+    from peerload.agent.runtime import AgentInfo, RunState
+    from peerload.agent.store.write_ahead import EventLog
+    from peerload.agent.views.agent import AgentView, DiagnosticsView, MetricsView, Samples
     from peerload.agent.views.node import NodesView
-    from peerload.agent.views.samples import Samples
     from peerload.core.node import Node
     from peerload.wire import control
 
@@ -141,7 +138,7 @@ class NodeCommands:
             (running, "of its own running here: they run on, and their results are kept"),
             (waiting, "of its own waiting: they are kept, and wait until an agent is started here again"),
         )
-        return [f"{counted(number)} {words}" for number, words in counts if number]
+        return [f"{counted(number, 'task')} {words}" for number, words in counts if number]
 
     def forget(self, connection: Connection, request: control.Forget) -> None:
         """Forget a node that will not come back."""

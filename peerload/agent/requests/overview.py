@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.control.authorization import display_user
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.agent.views import node as node_views
 from peerload.agent.views import task as views
 from peerload.core.work import HomePhase, RemotePhase

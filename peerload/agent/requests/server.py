@@ -1,42 +1,73 @@
-"""The path of a request: its checks in their order, and the method that carries out each verb."""
+"""The path of a request: its checks in their order, the method that carries out each verb, and what clients are told afterwards.
+
+Submissions pass all of the checks. The answers and task changes of the core come back through `ClientEvents`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
 
-from peerload.agent.accounts import output_files
-from peerload.agent.control.quotas import waits_for
+import msgspec
+
+from peerload.agent.accounts import check_output_patterns, output_patterns
+from peerload.agent.control.authorization import waits_for
+from peerload.agent.launcher.task_environment import variables_of
+from peerload.agent.runtime import Histogram, now
+from peerload.agent.stdin import input_name
+from peerload.model import metrics
+from peerload.model.errors import BadRequest, PeerloadError
+from peerload.model.events import TaskSubmitted
+from peerload.model.messages import Need
+from peerload.model.metrics import labelled
+from peerload.model.task import (
+    ARGV_BYTES_MAX,
+    ARRAY_MEMBERS_MAX,
+    NO_TERMS,
+    SCRATCH,
+    Guarantee,
+    TaskState,
+    execution_key,
+)
+from peerload.text.format import counted
 from peerload.wire import control
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from peerload.agent.accounts.as_user import DirectoryQueries, UserServices
-    from peerload.agent.control.authorization import Authorization
+    from peerload.agent.accounts import DirectoryQueries, UserServices
+    from peerload.agent.completion.completion_jobs import OutputSaver
+    from peerload.agent.control.authorization import Authorization, Principal, Quotas
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.quotas import Quotas
+    from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.files.attempts import AttemptFiles
+    from peerload.agent.files.environments import Environments
     from peerload.agent.forwarding.request_router import RequestRouter
-    from peerload.agent.requests.attach import AttachRequests
-    from peerload.agent.requests.durable_reads import DurableReads
-    from peerload.agent.requests.exec_in_task import ExecRequests
-    from peerload.agent.requests.live_usage import LiveUsage
+    from peerload.agent.output.output import TaskOutputs
+    from peerload.agent.requests.attach import AttachRequests, ExecRequests
+    from peerload.agent.requests.core_requests import CoreRequests, Decisions, DurableReads, TaskWatches
     from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands, StatusRequests
-    from peerload.agent.requests.output_stream import OutputRequests
+    from peerload.agent.requests.output_and_wait import OutputRequests, WaitRequests
     from peerload.agent.requests.overview import OverviewCache
-    from peerload.agent.requests.submissions import FileRequests, Submissions
-    from peerload.agent.requests.task_commands import CleanRequests, TaskCommands
-    from peerload.agent.requests.task_queries import EventRequests, TaskQueries
-    from peerload.agent.requests.wait_request import WaitRequests
-    from peerload.agent.requests.why import WhyRequest
-    from peerload.agent.run_state import RunState
-    from peerload.agent.security_events import SecurityEvents
+    from peerload.agent.requests.task_commands import CancelWaits, CleanRequests, TaskCommands
+    from peerload.agent.requests.task_queries import EventRequests, LiveUsage, TaskQueries, WhyRequest
+    from peerload.agent.runtime import RunState
     from peerload.agent.sensors.energy import EnergySensors
+    from peerload.agent.stdin import StdinForwarding, StdinStore
     from peerload.agent.store.disk_space import DiskSpace
+    from peerload.agent.store.schema import Each
+    from peerload.agent.store.write_ahead import SecurityEvents
+    from peerload.core.node import Node
+    from peerload.core.work import HomeTask
+    from peerload.model.actions import Answer, AnswerPart, Decided, MembersCancelled, TaskChanged
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
 
-    Work = Coroutine[Any, Any, None]
+TASK_SECONDS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
+AGE_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 90.0)
+ENDED = {state: labelled(metrics.TASKS_ENDED, outcome=state.value) for state in TaskState if state.is_final}
 
 
 class Gates(NamedTuple):
@@ -70,7 +101,7 @@ class RequestServer:
         """Begin to serve a request, unless its client or its user asks too often."""
         try:
             connection.check_pending()
-            self._gates.quotas.check_rate(connection, request)
+            self._gates.quotas.check_rate(connection.caller, request, connection.rest)
         except Exception as error:  # noqa: BLE001 -- `report_failure` tells errors from bugs
             connection.report_failure(request.id, error)
         else:
@@ -83,7 +114,7 @@ class RequestServer:
         # 1. Authorization: the right to ask for this, and the ownership of the tasks that are named.
         request = access.authorize(caller, request)
         # 2. Quota of the tasks that are waited for, by user and by node.
-        with quotas.charge(connection, waits_for(request)):
+        with quotas.charge(caller, waits_for(request)):
             # 3. Routing: other nodes answer, if they have a part in it.
             if (elsewhere := router.work(connection, request)) is not None:
                 await elsewhere
@@ -99,7 +130,7 @@ class RequestServer:
                 quotas.check_submission(caller, tasks)
                 # 6. Output files that this user can write.
                 if submission.writes_files:
-                    output_files.check_patterns(terms, len(submission.indices))
+                    check_output_patterns(terms, len(submission.indices))
                     await users.check_files(spec, terms)
                 # 7. Room on the disk of this node.
                 disk.admit(tasks, submission.size_bytes)
@@ -146,7 +177,7 @@ class Verbs:
     files: FileRequests
     energy: EnergySensors
 
-    def work(self, connection: Connection, request: control.Request) -> Work | None:  # noqa: C901, PLR0912, PLR0915 -- one line a verb
+    def work(self, connection: Connection, request: control.Request) -> Coroutine[Any, Any, None] | None:  # noqa: C901, PLR0912, PLR0915 -- one line a verb
         """Carry a request out → the work that answers it; None if it was answered, or is the core's to answer. Raises
         PeerloadError."""
         match request:
@@ -266,3 +297,387 @@ class Verbs:
     async def _overview(self, connection: Connection, request: control.Overview) -> None:
         await self.reads.readable(connection)
         connection.ok(request.id, self.overviews.of(connection.caller).build(request))
+
+
+# -- submissions -------------------------------------------------------------------------------------------------------
+
+
+class SubmissionRequest(NamedTuple):
+    """A request for tasks, read and completed. ``tasks``: their number; ``retry_of``: the tasks that are queued again."""
+
+    spec: TaskSpec
+    terms: SubmitOptions
+    indices: tuple[int, ...]
+    each: Each
+    digest: bytes
+    size_bytes: int
+    retry_of: str = ""
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.indices) or 1
+
+    @property
+    def writes_files(self) -> bool:
+        """True if its output files are new: those of a retry were checked before."""
+        return not self.retry_of
+
+
+@dataclass(eq=False, repr=False)
+class FileRequests:
+    """Takes files of clients that are about to submit a task, and shows what is kept."""
+
+    _files: AttemptFiles
+    _environments: Environments
+
+    async def files(self, connection: Connection, request: control.Files) -> None:
+        """Keep, look for or remove blocks."""
+        caller = connection.caller
+        cache = self._files.caches.of(caller.who)
+        seen, owner = (self._files.caches.all(), None) if caller.sees_all else ([cache], caller.who)
+        if request.blocks:
+            await cache.keep(request.blocks)
+        if request.gc:
+            removed = await asyncio.to_thread(self._environments.collect, owner, everything=True)
+            reply: dict[str, object] = {"removed_bytes": removed + await self._files.collect_garbage(seen)}
+        elif request.manifest:
+            reply = {"complete": await cache.transfer.in_thread(cache.is_complete, request.manifest)}
+        elif request.have or request.blocks:
+            reply = {"missing": await cache.transfer.in_thread(cache.store.missing, request.have)}
+        else:
+            reply = {**await self._files.usage(seen), "environments": self._environments.usage(owner)}
+        connection.ok(request.id, reply)
+
+
+@dataclass(eq=False, repr=False)
+class Submissions:
+    """Puts submissions to the core, whose answer is sent once its decision is durable."""
+
+    _core: CoreRequests
+    _access: Authorization
+    _reads: DurableReads
+    _task_ids: TaskIds
+    _stdin: StdinStore
+    _attach: AttachRequests
+    _node: Node
+
+    def candidates(self, spec: TaskSpec) -> Sequence[str]:
+        """The other nodes that could run a task, as far as is known."""
+        return self._node.membership.could_run(Need(spec.request, spec.placement), self._node.state.node)
+
+    def may_freeze(self, request: control.Submit | control.RetryRequest) -> bool:
+        """True if the client of a new submission can send its directory instead."""
+        is_new = isinstance(request, control.Submit) and request.freezes
+        return is_new and self._reads.store.submission_of(request.token) is None
+
+    async def read(self, caller: Principal, request: control.Submit | control.RetryRequest) -> SubmissionRequest:
+        """Read a submission, or the earlier one of tasks that are to be retried. Raises BadRequest, NoSuchTask."""
+        if isinstance(request, control.RetryRequest):
+            return await self._read_retry(request)
+        indices = members(request)
+        terms = with_whole_ids(self._task_ids, request.spec, request.terms)
+        if terms.start_by and not self._node.state.prices:
+            why = f"no price of energy is known on {self._node.state.node}"
+            hint = "set one:  [energy] price_file in the config file"
+            raise BadRequest("the start cannot wait for cheaper energy", why=why, hint=hint)
+        spec, terms = self._access.with_owner(caller, request.spec, terms)
+        if output_patterns(terms):
+            spec = msgspec.structs.replace(spec, followed=True)  # the output files get all of it
+        size = len(request.input) + _size(spec, request.each)
+        return SubmissionRequest(spec, terms, indices, request.each, submission_digest(request), size)
+
+    async def _read_retry(self, request: control.RetryRequest) -> SubmissionRequest:
+        store = await self._reads.durable()
+        records = [record async for page in self._task_ids.pages(request.task) for record in page]
+        meant = self._task_ids.parse(request.task)
+        counter = meant.counter
+        name = self._task_ids.whole_id(str(counter) if meant.is_range else request.task)
+        spec, each = store.spec(counter), store.each(counter)
+        if spec.takes_input:
+            if any(record.input_came for record in records):
+                hint = "submit it again, with its input"
+                raise BadRequest(f"{name} cannot be repeated", why="its standard input is not kept", hint=hint)
+            spec = msgspec.structs.replace(spec, takes_input=False, terminal=None, followed=False)
+        chosen = _to_retry(name, records, self._node.home.tasks, request)
+        indices = tuple(int(record.task.rpartition(".")[2]) for record in chosen if "." in record.task)
+        asked = f"retry {name} {request.all}{' failed' if request.failed else ''}"
+        digest = hashlib.sha256(asked.encode()).digest()
+        return SubmissionRequest(
+            spec, store.terms(counter).again(), indices, each, digest, _size(spec, each), retry_of=name
+        )
+
+    async def queue(
+        self,
+        connection: Connection,
+        request: control.Submit | control.RetryRequest,
+        submission: SubmissionRequest,
+        *,
+        directory_here: bool,
+    ) -> None:
+        """Put a submission that has passed all checks to the core."""
+        before = self._reads.store.submission_of(request.token)
+        name, client, held, waits_for_node = "", 0, False, False
+        refused: Callable[[], None] | None = None
+        if isinstance(request, control.Submit):
+            name, refused = await self._store_input(connection, request)
+            client = self._attach.client_number(connection) if request.attended else 0
+            held, waits_for_node = request.held, request.wait_for_node
+        self._core.put(
+            TaskSubmitted(
+                self._core.expect(connection, request.id, refused),
+                request.token,
+                submission.digest,
+                submission.spec,
+                submission.indices,
+                directory_here=directory_here,
+                before=before,
+                held=held,
+                retry_of=submission.retry_of,
+                waits_for_node=waits_for_node,
+                terms=submission.terms,
+                each=submission.each,
+                client=client,
+                input=name,
+            )
+        )
+
+    async def _store_input(
+        self, connection: Connection, request: control.Submit
+    ) -> tuple[str, Callable[[], None] | None]:
+        """Store the input before the task exists → its name, and the undo function. A complete input is synced, since it is
+        needed after a crash; a client that sends more would notice one."""
+        if not request.spec.takes_input:
+            return "", None
+        inputs, name = self._stdin, input_name(request.token)
+        refused = None if inputs.is_known(name) else lambda: inputs.drop(name)
+        source = inputs.get(name)
+        try:
+            source.add(request.input, 0)
+            if request.input_ends:
+                await source.finish()
+        except (OSError, PeerloadError, asyncio.CancelledError):
+            if refused is not None:
+                refused()
+            raise
+        if not request.input_ends:
+            source.feeder = connection
+            source.ends_with_feeder = request.spec.terminal is None
+            self._attach.watch_connection(connection)
+        return name, refused
+
+
+def _size(spec: TaskSpec, each: Each) -> int:
+    """Bytes of a submission's command lines and environment."""
+    return len(spec.environment) + sum(len(word) for argv in (spec.argv, *each) for word in argv)
+
+
+def with_whole_ids(task_ids: TaskIds, spec: TaskSpec, terms: SubmitOptions) -> SubmitOptions:
+    """Expand the ids of dependencies. Raises BadRequest for contradictory options and invalid ids."""
+    if terms.retries and spec.guarantee is Guarantee.ONCE:
+        raise BadRequest(
+            "a task that may run once only cannot be tried again",
+            why=f"it was submitted with retries: {terms.retries}",
+            hint="without --once, or without --retries",
+        )
+    if not terms.awaits:
+        return terms
+    for ref in (*terms.after, *terms.after_ok):
+        if "-" in (members := ref.rpartition("/")[2].partition(".")[2]) or "," in members:
+            raise BadRequest(f"{ref}: a range cannot be waited for", why="one task, or a whole array, can")
+    after, after_ok = (tuple(dict.fromkeys(map(task_ids.whole_id, refs))) for refs in (terms.after, terms.after_ok))
+    return msgspec.structs.replace(terms, after=after, after_ok=after_ok)
+
+
+def submission_digest(request: control.Submit) -> bytes:
+    """Digest that tells a repeated submission from another one with the same token."""
+    told: tuple[object, ...] = (request.spec, request.array)
+    if request.each or request.terms != NO_TERMS:
+        told = (*told, request.each, request.terms)
+    if request.spec.takes_input and request.input_ends:
+        told = (*told, hashlib.sha256(request.input).digest())
+    return hashlib.sha256(msgspec.msgpack.encode(told)).digest()
+
+
+def members(request: control.Submit) -> tuple[int, ...]:
+    """The members of the array, () for a single task. Raises BadRequest for an invalid submission."""
+    _check_argv(request.spec.argv, "the command line")
+    if b"\0" in request.spec.directory:
+        raise BadRequest("the directory has a NUL byte in it")
+    if request.spec.directory != SCRATCH and not request.spec.directory.startswith(b"/"):
+        directory = request.spec.directory.decode("utf-8", "backslashreplace")
+        raise BadRequest("the directory is no absolute path", why=directory)
+    _check_input(request)
+    variables_of(request.spec.environment)
+    if request.each and request.array:
+        raise BadRequest("an array has ranges, or a command line for each member", why="both were given")
+    if request.each:
+        for number, argv in enumerate(request.each, start=1):
+            _check_argv(argv, f"the command line of member {number}")
+        return tuple(range(1, len(request.each) + 1))
+    indices: set[int] = set()
+    for first, last, step in request.array:
+        if last < first:
+            raise BadRequest(f"the array range {first}-{last} is empty")
+        if len(indices) + (last - first) // step + 1 > ARRAY_MEMBERS_MAX:
+            raise BadRequest("the array is too large", why=f"at most {ARRAY_MEMBERS_MAX} members are allowed")
+        indices.update(range(first, last + 1, step))
+    return tuple(sorted(indices))
+
+
+def _check_argv(argv: tuple[bytes, ...], what: str) -> None:
+    """Raises BadRequest for a command line that no process can get."""
+    size = sum(map(len, argv))
+    if size > ARGV_BYTES_MAX:
+        raise BadRequest(f"{what} has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
+    if any(b"\0" in word for word in argv):
+        raise BadRequest(f"{what} has a NUL byte in it")
+
+
+def _check_input(request: control.Submit) -> None:
+    """Raises BadRequest for input that no task reads."""
+    if (request.input or not request.input_ends) and not request.spec.takes_input:
+        raise BadRequest("there is input for a task that takes none", why="takes_input of its spec is false")
+    if request.spec.takes_input and (request.array or request.each):
+        raise BadRequest("an array cannot read standard input", why="there is one, and many tasks")
+
+
+def _to_retry(
+    name: str, records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask], request: control.RetryRequest
+) -> list[TaskRecord]:
+    """The records to retry. Raises BadRequest if there are none."""
+    over = [record for record in records if record.state.is_final or record.state is TaskState.UNKNOWN]
+    if request.failed:
+        chosen = [record for record in over if record.state in (TaskState.FAILED, TaskState.UNKNOWN)]
+    elif len(records) == 1 and over:
+        return over  # one named task is retried however it ended
+    else:
+        chosen = [record for record in over if request.all or record.state is not TaskState.DONE]
+    if chosen:
+        return chosen
+    if not over:
+        raise BadRequest(
+            f"{name} has not ended", why=_why_not_ended(records, unfinished), hint=f"peerload cancel {name}  ends it"
+        )
+    raise BadRequest(
+        f"nothing of {name} has failed",
+        why=f"{len(over)} of {counted(len(records), 'task')} have ended, none "
+        + ("as failed" if request.failed else "but with success"),
+        hint=f"all of them again:  peerload retry --all {name}",
+    )
+
+
+def _why_not_ended(records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask]) -> str:
+    """The state of unfinished tasks, in words."""
+    if len(records) > 1:
+        return f"none of its {len(records)} members has"
+    record = records[0]
+    if record.state is not TaskState.LEASED:
+        return f"it is {record.state}"
+    task = unfinished.get(record.uid)
+    runs = task is not None and task.running_at > 0
+    return f"it runs on {record.node}" if runs else f"it was given to {record.node}, to start there"
+
+
+# -- what the core tells -----------------------------------------------------------------------------------------------
+
+
+class TaskFigures:
+    """Counts starts and ends of the tasks of this home, and the age of what decisions used."""
+
+    def __init__(self, node: str, counters: Counter[str]) -> None:
+        self._node = node
+        self._counters = counters
+        self._wait, self._response = Histogram(TASK_SECONDS), Histogram(TASK_SECONDS)
+        self._age = Histogram(AGE_SECONDS)
+        self._here, self._elsewhere = (labelled(metrics.TASKS_STARTED, place=place) for place in ("here", "elsewhere"))
+        self.histograms = {
+            metrics.TASK_WAIT: self._wait,
+            metrics.TASK_RESPONSE: self._response,
+            metrics.STATE_AGE: self._age,
+        }
+
+    def changed(self, action: TaskChanged) -> None:
+        """A task has a new record, or was seen running: only then a record that is not final has `started_at`."""
+        record = action.record
+        if record.state.is_final:
+            self._counters[ENDED[record.state]] += 1
+            self._response.observe(max(record.ended_at - record.submitted_at, 0.0))
+        elif action.running and record.started_at:
+            self._counters[self._here if record.node == self._node else self._elsewhere] += 1
+            self._wait.observe(max(record.started_at - record.submitted_at, 0.0))
+
+    def cancelled(self, record: TaskRecord, number: int) -> None:
+        """So many tasks were cancelled before they ran, each with such a record."""
+        self._counters[ENDED[record.state]] += number
+        self._response.observe(max(record.ended_at - record.submitted_at, 0.0), number)
+
+    def decided(self, decision: Decided) -> None:
+        """A decision was made from reports of these ages."""
+        for _, _, age_s in decision.inputs:
+            self._age.observe(age_s)
+
+
+@dataclass(eq=False, repr=False)
+class ClientEvents:
+    """Passes answers and changes on to the clients that wait for them."""
+
+    _core: CoreRequests
+    _decisions: Decisions
+    _watches: TaskWatches
+    _attach: AttachRequests
+    _cancel_waits: CancelWaits
+    _stdin: StdinForwarding
+    _saving: OutputSaver
+    _output: TaskOutputs
+    _figures: TaskFigures
+    _also: Sequence[Callable[[TaskChanged], None]]
+    """Others that learn of changes of tasks."""
+
+    def answered(self, answer: Answer) -> None:
+        """A request has its answer."""
+        self._core.answered(answer)
+
+    def answered_in_part(self, part: AnswerPart) -> None:
+        """A part of the answer to a request has come."""
+        self._core.answered_in_part(part)
+
+    def changed(self, action: TaskChanged) -> None:
+        """A task has a new durable record, or runs."""
+        if action.record.input:
+            self._stdin.changed(action)
+        if action.running or self._saving.live:
+            self._saving.changed(action)
+        self._figures.changed(action)
+        for call in self._also:
+            call(action)
+        record = action.record
+        self._watches.changed(record, running=action.running)
+        if record.state.is_final and record.exit is not None:
+            key = execution_key(record.uid, record.attempt)
+            self._output.ended(key, record.exit.stdout_bytes, record.exit.stderr_bytes)
+
+    def members_cancelled(self, action: MembersCancelled) -> None:
+        """Untouched members of an array were cancelled, of which nothing else is known here than who follows them."""
+        if self._also or self._watches:
+            for change in action.changes():
+                self.changed(change)
+        else:
+            self._figures.cancelled(action.row.record, len(action.row.members))
+
+    def attempt_gone(self, key: str) -> None:
+        """No process of this attempt is left."""
+        self._cancel_waits.attempt_gone(key)
+
+    def restored(self) -> None:
+        """The core has recovered its state after a start."""
+        self._attach.restored()
+
+    def decided(self, decision: Decided) -> None:
+        """A decision was made."""
+        self._decisions.add(decision, now().wall_s)
+        self._figures.decided(decision)
+
+    def waits(self, task: str, why: str) -> None:
+        """A task has ended elsewhere, and its result cannot be fetched for now."""
+        self._watches.delayed(task, why)

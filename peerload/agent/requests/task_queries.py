@@ -1,36 +1,58 @@
-"""The verbs that read tasks: tasks, select, history, remote, show and events."""
+"""The verbs that read tasks: tasks, select, history, remote, show, events, why, and the live usage of what runs here."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from peerload.agent.control.authorization import display_user
-from peerload.agent.node_info import now
+from peerload.agent.control.task_ids import REF
 from peerload.agent.requests.overview import own_user
-from peerload.agent.store.rows import SINGLE, is_id, member_spec, order_of, task_name
-from peerload.agent.store.selector import Criteria, references
-from peerload.agent.views import remote_task
+from peerload.agent.runtime import now
+from peerload.agent.store.reader import Criteria, references
+from peerload.agent.store.schema import SINGLE, is_id, member_spec, order_of, task_name
 from peerload.agent.views import task as views
-from peerload.core.work import as_recorded
+from peerload.agent.views.task import find_remote, remote_listed, remote_shown, remote_tasks_seen_by
+from peerload.core.explain import (
+    EligibilityVerdict,
+    Suggestion,
+    WaitReasons,
+    holding_reason,
+    smallest_change,
+    uncollected_reason,
+)
+from peerload.core.membership.membership import PeerState
+from peerload.core.resources.admission import needs_text
+from peerload.core.work import HomePhase, RemotePhase, as_recorded
 from peerload.model.errors import NoSuchTask, StoreError
-from peerload.model.task import TaskState
+from peerload.model.task import TaskState, execution_key, how_it_ended, member_of
 
 if TYPE_CHECKING:
-    from peerload.agent.control.authorization import Authorization
+    from collections.abc import Sequence
+
+    from peerload.agent.control.authorization import Authorization, Quotas
     from peerload.agent.control.connection import Connection
-    from peerload.agent.control.core_requests import Decisions
-    from peerload.agent.control.quotas import Quotas
     from peerload.agent.control.task_ids import TaskIds
+    from peerload.agent.files.environments import Environments
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.launcher.mps import MpsDaemons
     from peerload.agent.output.spool import Spool
-    from peerload.agent.requests.durable_reads import DurableReads
-    from peerload.agent.store.rows import Damage, RecordedEvent
+    from peerload.agent.requests.core_requests import Decisions, DurableReads
+    from peerload.agent.sensors.energy import EnergySensors
+    from peerload.agent.store.reader import StoreReader
+    from peerload.agent.store.schema import Damage, RecordedEvent
+    from peerload.agent.views.agent import ClusterView
     from peerload.core.node import Node
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.core.resources.devices import DeviceGrant, DeviceState
+    from peerload.core.work import HomeTask
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
     from peerload.wire import control
+
 
 PAGE_TASKS = 256
 """Tasks in one page; others have their turn between two pages."""
@@ -41,6 +63,26 @@ PAGE_TOKENS = 50
 LISTED_HERE_MAX = 2000
 """Longer lists are queried in a thread."""
 EVENTS_AT_A_TIME = 256
+FINAL_STATES = frozenset(state.value for state in TaskState if state.is_final)
+MEMBERS_MAX = 10_000
+"""Members of an array that are examined; an array may have a million."""
+GROUPS_MAX = 8
+"""Groups of members with the same state and reason that are listed."""
+AWAITED_NAMED_MAX = 4
+"""Dependencies that are named in a suggestion."""
+STEPS_MAX = 8
+"""The last changes of a task that are listed."""
+REVOKED = "was shut out of the cluster (revoked)"
+LEFT = "has left the cluster, or was forgotten"
+UNKNOWN = "is no node that is known here"
+GONE = (REVOKED, LEFT, UNKNOWN)
+WAITING_PHASES = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
+FRESH_S = 0.5
+"""Age up to which a reading is reused."""
+RATE_S_MAX = 30.0
+"""Maximum distance of two readings from which the busy cores are computed."""
+KEPT_MAX = 1024
+"""Tasks whose last reading is kept."""
 
 
 async def send_page(
@@ -183,11 +225,11 @@ class TaskQueries:
     async def remote(self, connection: Connection, request: control.Remote) -> None:
         """List tasks of other homes that are here."""
         await self._reads.readable(connection)
-        found = remote_task.seen_by(self._node, self._access, connection.caller)
+        found = remote_tasks_seen_by(self._node, self._access, connection.caller)
         shown = found[: request.limit]
         for first in range(0, len(shown), PAGE_TASKS):
             page = shown[first : first + PAGE_TASKS]
-            tasks = [remote_task.listed(self._node, guest, display_user(guest.spec, self._user)) for guest in page]
+            tasks = [remote_listed(self._node, guest, display_user(guest.spec, self._user)) for guest in page]
             await send_page(self._quotas, connection, request.id, tasks)
         connection.ok(request.id, {"tasks": [], "truncated": len(found) > len(shown)})
 
@@ -196,8 +238,8 @@ class TaskQueries:
         store = await self._reads.readable(connection, events=True)
         shown: list[dict[str, object]] = []
         for ref in request.tasks:
-            if request.at and (guest := remote_task.find(self._node, ref)) is not None:
-                shown.append(remote_task.shown(self._node, guest, display_user(guest.spec, self._user)))
+            if request.at and (guest := find_remote(self._node, ref)) is not None:
+                shown.append(remote_shown(self._node, guest, display_user(guest.spec, self._user)))
                 continue
             counter = self._task_ids.parse(ref).counter
             if not store.has(counter, None):
@@ -223,9 +265,6 @@ class TaskQueries:
         task["history"] = [views.history_step(event) for event in store.history(record.task)]
         task["decision"] = self._decisions.of_task(record.task)
         return task
-
-
-FINAL_STATES = frozenset(state.value for state in TaskState if state.is_final)
 
 
 @dataclass(eq=False, repr=False)
@@ -279,3 +318,306 @@ class EventRequests:
             why = f"its home is {home}, and nothing of it was ever here"
             raise NoSuchTask(f"no such task: {ref}", why=why, hint="ask the agent there")
         return name
+
+
+def is_waiting(task: HomeTask | None) -> bool:
+    """True if a task waits for room, at home or in the queue of another node."""
+    if task is None:
+        return False
+    return task.phase in WAITING_PHASES or (task.phase is HomePhase.AWAY and not task.running_at)
+
+
+# -- why ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, repr=False)
+class WhyRequest:
+    """Answers `why` for the tasks of one home."""
+
+    _node: Node
+    _store: StoreReader
+    _task_ids: TaskIds
+    _decisions: Decisions
+    _cluster: ClusterView
+    _environments: Environments
+
+    async def explain(self, ref: str) -> dict[str, object]:
+        """Explain one task or an array. Raises NoSuchTask, BadRequest for an invalid id."""
+        counter, _ = self._task_ids.resolve(ref)
+        records: list[TaskRecord] = []
+        async for page in self._task_ids.pages(ref):
+            records += page
+            if len(records) >= MEMBERS_MAX:
+                break
+        if not records:
+            raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
+        spec = self._store.spec(counter)
+        return self._array(records, spec) if len(records) > 1 else self._task(records[0], spec)
+
+    def _task(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
+        task = self._node.home.by_id.get(record.task)
+        told = self._describe(record, spec)
+        if task is not None and (task.phase is HomePhase.COLLECTING or uncollected_reason(task)):
+            told["says"] = uncollected_reason(task) or holding_reason(task)
+        if task is not None and self._environments.prepares(task.key):
+            told["says"] = f"its environment is being built on {self._node.state.node}"
+            told["staging"] = {"done_bytes": 0, "size_bytes": 0, "builds": True}
+        return told | self._waiting(task) if task is not None and is_waiting(task) else told
+
+    def _array(self, records: list[TaskRecord], spec: TaskSpec) -> dict[str, object]:
+        """Explain an array: its members by state and reason, and the next member to start in full."""
+        home = self._node.home
+        groups: Counter[tuple[str, str]] = Counter()
+        for record in records:
+            task = home.by_id.get(record.task)
+            is_queued = task is not None and task.phase in WAITING_PHASES
+            state = "running" if task is not None and task.running_at else record.state.value
+            reason = views.why_waiting(self._node, task, record) if is_queued else record.reason
+            groups[state, reason] += 1
+        name = records[0].task.rpartition(".")[0]
+        home.touched(name, 1)
+        waiting = [task for task in home.arrays.get(name, {}).values() if is_waiting(task)]
+        next_one = min(waiting, key=lambda task: member_of(task.task), default=None)
+        told = self._describe(records[0] if next_one is None else next_one.record, spec)
+        told["array"] = {
+            "id": name,
+            "looked_at": len(records),
+            "groups": [
+                {"state": state, "reason": reason, "tasks": count}
+                for (state, reason), count in groups.most_common(GROUPS_MAX)
+            ],
+            "more_groups": max(len(groups) - GROUPS_MAX, 0),
+        }
+        return told | self._waiting(next_one) if next_one is not None else told
+
+    def _describe(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
+        """The part of an explanation that every task has."""
+        shown = views.task_here(self._node, record, spec, "")
+        history = self._store.history(record.task)
+        return {
+            "id": record.task,
+            "name": shown["name"],
+            "state": shown["state"],
+            "node": shown["node"],
+            "needs": needs_text(spec.request, spec.placement),
+            "says": _state_text(record),
+            "since": history[-1].at if history else record.submitted_at,
+            "steps": [views.history_step(event) for event in history[-STEPS_MAX:]],
+            "devices": shown["device_names"],
+            "decision": self._decisions.of_task(record.task),
+            "nodes": [],
+            "could_ever": None,
+            "freshest_s": None,
+            "oldest_s": None,
+            "oldest_node": None,
+            "change": None,
+            "staging": None,
+            "summary": "",
+            "array": None,
+        }
+
+    def _waiting(self, task: HomeTask) -> dict[str, object]:
+        """Why a waiting task does not start: a reason for every node."""
+        node, now_s = self._node, now().boot_s
+        reasons = WaitReasons(node, task, now_s)
+        verdicts = [*map(self._as_trusted, reasons.verdicts()), *self._pinned_elsewhere(task)]
+        ages = {verdict.node: verdict.age_s for verdict in verdicts if verdict.age_s is not None}
+        oldest = max(ages, key=lambda name: ages[name], default=None)
+        change = None
+        gate = node.eligibility.reason(task)
+        staging = task.offering.staging if task.offering is not None else None
+        if gate:
+            change = _group_suggestion(node, task, verdicts)
+        elif not any(verdict.now for verdict in verdicts):
+            change = smallest_change(node, reasons, task.spec) or _another_directory(task, node.state.node)
+        return {
+            "says": gate or views.deferral_text(node, task) or holding_reason(task),
+            "staging": None
+            if staging is None
+            else {"done_bytes": staging.done_bytes, "size_bytes": staging.size_bytes, "builds": staging.builds},
+            "nodes": [
+                {
+                    "node": verdict.node,
+                    "can_ever": verdict.can_ever,
+                    "now": verdict.now,
+                    "reason": verdict.reason,
+                    "age_s": verdict.age_s,
+                }
+                for verdict in verdicts
+            ],
+            "could_ever": sum(verdict.can_ever is True for verdict in verdicts),
+            "freshest_s": min(ages.values(), default=None),
+            "oldest_s": ages[oldest] if oldest is not None else None,
+            "oldest_node": oldest,
+            "change": None if change is None else {"words": change.words, "node": change.node},
+            "summary": gate or self._isolation(verdicts) or _summary(verdicts, node.state.node),
+        }
+
+    def _as_trusted(self, verdict: EligibilityVerdict) -> EligibilityVerdict:
+        """Replace the verdict of a revoked node."""
+        peer = self._node.membership.get(verdict.node)
+        if peer is None or not self._cluster.was_revoked(verdict.node) or not self._cluster.is_peer_revoked(peer):
+            return verdict
+        return msgspec.structs.replace(verdict, can_ever=False, now=None, reason=REVOKED)
+
+    def _pinned_elsewhere(self, task: HomeTask) -> list[EligibilityVerdict]:
+        """A verdict about the node that the task is pinned to, if that is not a known member."""
+        own, name = self._node.state.node, task.spec.placement.node or ""
+        peer = self._node.membership.get(name)
+        if name in ("", own) or (peer is not None and peer.state is not PeerState.LEFT):
+            return []
+        reason = REVOKED if self._cluster.was_revoked(name) else UNKNOWN if peer is None else LEFT
+        return [EligibilityVerdict(name, can_ever=False, now=None, reason=reason)]
+
+    def _isolation(self, verdicts: list[EligibilityVerdict]) -> str:
+        """Summary for a task that cannot start here while this node is revoked; "" otherwise."""
+        if not self._cluster.is_revoked() or any(verdict.now for verdict in verdicts):
+            return ""
+        return f"{self._node.state.node} was shut out of its cluster (revoked) and works alone: {verdicts[0].reason}"
+
+
+def _state_text(record: TaskRecord) -> str:
+    """State of a task that does not wait for room, in words."""
+    if record.state.is_final and record.exit is not None:
+        return how_it_ended(record.exit)
+    return record.reason
+
+
+def _group_suggestion(node: Node, task: HomeTask, verdicts: list[EligibilityVerdict]) -> Suggestion | None:
+    """The suggestion for a task that waits for its dependencies or its group, if a node has room for it."""
+    room = next((verdict.node for verdict in verdicts if verdict.now), "")
+    awaited = node.eligibility.dependencies.waits_for(task.terms) if task.phase is HomePhase.GATED else []
+    if room and awaited:
+        names = [name.partition(" (")[0] for name in awaited[:AWAITED_NAMED_MAX]]
+        more = f" and {len(awaited) - len(names)} more" if len(awaited) > len(names) else ""
+        return Suggestion(f"when {', '.join(names)}{more} {'has' if len(awaited) == 1 else 'have'} ended,", room)
+    words = node.eligibility.opened_by(task)
+    return Suggestion(f"after  {words} ", room) if room and words else None
+
+
+def _another_directory(task: HomeTask, home: str) -> Suggestion | None:
+    """The suggestion for a task whose directory is not here."""
+    lacks = task.cannot_here.startswith("no directory ")
+    return Suggestion("with -d DIR, or -d - for a fresh scratch directory,", home) if lacks else None
+
+
+def _summary(verdicts: list[EligibilityVerdict], home: str) -> str:
+    """One line on why a task waits: the reason of the nearest node that could run it. "" if a node has room."""
+    if any(verdict.now for verdict in verdicts):
+        return ""
+    could = [verdict for verdict in verdicts if verdict.can_ever]
+    if not could:
+        shut_out = next((f": {verdict.node} {verdict.reason}" for verdict in verdicts if verdict.reason in GONE), "")
+        return f"no node known can ever run it{shut_out}"
+    nearest = min(could, key=lambda one: (one.now is not None, one.node != home, one.node))
+    return f"{nearest.node}: {nearest.reason}"
+
+
+# -- live usage --------------------------------------------------------------------------------------------------------
+
+
+class UsageReading(NamedTuple):
+    """One reading of one task. at_s: CLOCK_BOOTTIME; cpu_s: -1 = unknown; cpus_busy: since the reading before, None if
+    there is none, or it is too old; memory_bytes: -1 = unknown."""
+
+    at_s: float
+    cpu_s: float
+    memory_bytes: int
+    processes: int
+    cpus_busy: float | None = None
+
+
+class LiveUsage:
+    """Live resource usage of the tasks that run on this node. The launcher reads it on request, at most twice a second for one task,
+    however many clients ask."""
+
+    def __init__(
+        self, node: Node, launcher: LauncherLink, task_ids: TaskIds, energy: EnergySensors, mps: MpsDaemons
+    ) -> None:
+        self._node = node
+        self._launcher = launcher
+        self._task_ids = task_ids
+        self._energy = energy
+        self._mps = mps
+        self._lock = asyncio.Lock()
+        self._last: dict[str, UsageReading] = {}
+
+    async def readings(self, refs: Sequence[str]) -> list[dict[str, object]]:
+        """Read the usage of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes joules gpus, null for
+        unknown. Raises NoSuchTask or BadRequest for an unknown task of this home."""
+        keys = {key: task for ref in refs for key, task in [running_here(self._node, self._task_ids, ref)] if key}
+        async with self._lock:  # concurrent requests share one reading
+            await self._read([key for key in keys if not self._is_fresh(key)])
+        return [self._object(task, key, self._last[key]) for key, task in keys.items() if self._is_fresh(key)]
+
+    def _is_fresh(self, key: str) -> bool:
+        last = self._last.get(key)
+        return last is not None and now().boot_s - last.at_s < FRESH_S
+
+    async def _read(self, keys: list[str]) -> None:
+        """Have the launcher read these attempts."""
+        if not keys:
+            return
+        told = await self._launcher.usage(keys)
+        if told is None:
+            return
+        for key, used in told.of.items():
+            before = self._last.pop(key, None)
+            reading = UsageReading(told.at_s, *used)
+            self._last[key] = reading._replace(cpus_busy=_busy(before, reading))
+        while len(self._last) > KEPT_MAX:
+            del self._last[next(iter(self._last))]
+
+    def _object(self, task: str, key: str, reading: UsageReading) -> dict[str, Any]:
+        return {
+            "id": task,
+            "node": self._node.state.node,
+            "cpu_s": reading.cpu_s if reading.cpu_s >= 0 else None,
+            "cpus_busy": reading.cpus_busy,
+            "memory_bytes": reading.memory_bytes if reading.memory_bytes >= 0 else None,
+            "processes": reading.processes,
+            "joules": self._energy.so_far(key),
+            "gpus": [
+                _gpu(state, state.grants[key]) | {"mps": self._mps.is_client(key)}
+                for state in self._node.ledger.devices.of_grant(key)
+            ],
+        }
+
+
+def running_here(node: Node, task_ids: TaskIds, ref: str) -> tuple[str, str]:
+    """The key of the attempt of this task that runs here, "" if none does, and the whole id. Raises NoSuchTask or
+    BadRequest for an unknown task of this home."""
+    guest = find_remote(node, ref)
+    if guest is not None:
+        return (guest.key if guest.phase is RemotePhase.HERE else ""), guest.task
+    parsed = REF.fullmatch(ref)
+    if parsed is not None and parsed["home"] not in (None, node.state.node):
+        return "", ref
+    record = task_ids.single(ref)
+    task = node.home.tasks.get(record.uid)
+    is_here = task is not None and task.phase is HomePhase.HERE and task.running_at
+    return (execution_key(record.uid, record.attempt) if is_here else ""), record.task
+
+
+def _gpu(state: DeviceState, grant: DeviceGrant) -> dict[str, Any]:
+    """One GPU of a task. ``util`` is of the whole device, the memory of the task alone."""
+    return {
+        "id": state.device.name,
+        "index": state.device.index,
+        "model": state.device.model,
+        "util": state.reading.busy,
+        "mem_bytes": grant.now_bytes,
+        "mem_peak_bytes": grant.peak_bytes,
+        "mem_promised_bytes": grant.promised_bytes,
+        "tasks": len(state.grants),
+        "mode": grant.mode.name.lower(),
+        "health": state.reading.health.name.lower(),
+    }
+
+
+def _busy(before: UsageReading | None, now: UsageReading) -> float | None:
+    """Busy cores between two readings. None if unknown: the time of a process that ended may be missing in the second."""
+    if before is None or min(before.cpu_s, now.cpu_s) < 0 or not 0 < now.at_s - before.at_s <= RATE_S_MAX:
+        return None
+    passed = (now.cpu_s - before.cpu_s) / (now.at_s - before.at_s)
+    return passed if passed >= 0 else None

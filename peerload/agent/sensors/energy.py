@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from peerload.agent.node_info import now
+from peerload.agent.runtime import now
 from peerload.agent.sensors.power import (
     Hwmon,
     Model,
@@ -47,7 +47,7 @@ from peerload.model import metrics
 from peerload.model.errors import BadRequest, StoreError
 from peerload.model.events import PowerMeasured
 from peerload.model.metrics import labelled
-from peerload.model.power import Quality, estimated_curve
+from peerload.model.resources import Quality, estimated_curve
 from peerload.security.private_files import machine_boot_id
 
 if TYPE_CHECKING:
@@ -58,9 +58,8 @@ if TYPE_CHECKING:
     from peerload.launcher.powercap import Reading
     from peerload.launcher.protocol import UsageEvent
     from peerload.model.config import AgentConfig
-    from peerload.model.devices import DeviceReading
-    from peerload.model.instant import Instant
-    from peerload.model.power import PowerCurve
+    from peerload.model.events import Instant
+    from peerload.model.resources import DeviceReading, PowerCurve
     from peerload.model.task import Exit
     from peerload.wire.control import KeepPowerProfile as PowerProfileRequest
 

@@ -24,7 +24,7 @@ import threading
 import time
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -42,12 +42,12 @@ from peerload.agent.sensors.nvml import (
 from peerload.agent.sensors.processes import ProcessOwners
 from peerload.config.loader import configured_devices
 from peerload.core.resources.placement import is_meant
-from peerload.model.devices import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
+from peerload.model.resources import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.security.private_files import machine_boot_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from peerload.core.resources.admission import Ledger
     from peerload.model.config import AgentConfig
@@ -245,34 +245,6 @@ FAULTS_FILE = "gpus"
 Read = list[tuple[CardReading, dict[int, str | None]]]
 
 
-class GpuHost(Protocol):
-    """The node, as far as the GPU sensors depend on it."""
-
-    def holding(self) -> Mapping[str, tuple[str, ...]]:
-        """Ids of the devices that each attempt holds."""
-
-    def wants_gpus(self) -> bool:
-        """True if a task holds a GPU or waits for one."""
-
-    def gpu_changed(self, state: str, words: str) -> None:
-        """Note that a GPU was found, or that its health has changed."""
-
-
-class NoHost:
-    """The host of GPUs that no node uses yet."""
-
-    def holding(self) -> Mapping[str, tuple[str, ...]]:
-        """Nothing is held."""
-        return {}
-
-    def wants_gpus(self) -> bool:
-        """True: the sensors read often."""
-        return True
-
-    def gpu_changed(self, state: str, words: str) -> None:
-        """Do nothing."""
-
-
 class Gpus:
     """Puts DevicesFound when other GPUs are there than before, and DevicesSampled when readings have changed
     noticeably.
@@ -280,6 +252,9 @@ class Gpus:
     library: a module like `pynvml`; None: the driver of this machine is searched. others: this node's devices of other
     kinds, reported along with the GPUs. usable(devices): the GPUs that this agent may use.
     """
+
+    _ledger: Ledger
+    _note: Callable[[str, str], None]
 
     def __init__(
         self,
@@ -297,7 +272,6 @@ class Gpus:
         self._faults = faults
         self._owners = owners or ProcessOwners()
         self._is_contained = self._owners.is_contained()
-        self._host: GpuHost = NoHost()
         self._nvml: Nvml | None = None
         self._thread: GpuThread | None = None
         self._wanted = asyncio.Event()
@@ -359,9 +333,10 @@ class Gpus:
         self._wanted.set()
         await asyncio.wait((over,), timeout=READ_S_MAX)
 
-    async def run(self, host: GpuHost) -> None:
-        """Run for ever, for the tasks of this host."""
-        self._host = host
+    async def run(self, ledger: Ledger, report: Callable[[str, str], None]) -> None:
+        """Run for ever, for the tasks of this ledger. report(state, words): notes that a GPU was found, or that its health has
+        changed."""
+        self._ledger, self._note = ledger, report
         while True:
             await self._wait()
             if not self._gpus or self._is_away:
@@ -434,7 +409,7 @@ class Gpus:
         elif time.monotonic() < self._look_until_s:
             pause_s = LOOK_AGAIN_S
         else:
-            pause_s = SAMPLE_S if self._host.wants_gpus() else IDLE_SAMPLE_S
+            pause_s = SAMPLE_S if self._ledger.devices.holding or self._ledger.waits_for_devices else IDLE_SAMPLE_S
         try:
             async with asyncio.timeout(pause_s):
                 await self._wanted.wait()
@@ -575,7 +550,7 @@ class Gpus:
 
     def _readings(self, cards: Read, gap_s: float) -> tuple[DeviceReading, ...]:
         by_device: dict[str, list[str]] = {}
-        for key, names in self._host.holding().items():
+        for key, names in self._ledger.devices.holding.items():
             for name in names:
                 by_device.setdefault(name, []).append(key)
         readings = []
@@ -598,18 +573,18 @@ class Gpus:
 
     def _report(self, read_s: float, readings: tuple[DeviceReading, ...]) -> None:
         for reading in readings:
-            self._tell_host(self._reported.get(reading.id), reading)
+            self._note_health(self._reported.get(reading.id), reading)
         self._reported = {reading.id: reading for reading in readings}
         self._put(DevicesSampled(read_s, readings))
 
-    def _tell_host(self, before: DeviceReading | None, now: DeviceReading) -> None:
-        """Tell the host about a change of health."""
+    def _note_health(self, before: DeviceReading | None, now: DeviceReading) -> None:
+        """Note a change of health."""
         if before is not None and before.health is now.health and (before.why == now.why or now.health.is_usable):
             return
         device = next(device for device in self.devices if device.id == now.id)
         words = f"GPU {device.index} ({device.model})" + (f": {now.why}" if now.why else "")
         is_new = before is None and now.health is Health.OK
-        self._host.gpu_changed("found" if is_new else now.health.name.lower(), words)
+        self._note("found" if is_new else now.health.name.lower(), words)
 
     def _report_unknown(self, why: str) -> None:
         unknown = tuple(
@@ -630,26 +605,6 @@ def _has_changed(last: DeviceReading | None, now: DeviceReading) -> bool:
         return True
     before, after = dict(last.ours), dict(now.ours)
     return before.keys() != after.keys() or any(abs(before[key] - after[key]) >= REPORT_BYTES for key in after)
-
-
-class NodeGpuHost:
-    """The `GpuHost` of an agent. report(state, words): notes that a GPU has changed."""
-
-    def __init__(self, ledger: Ledger, report: Callable[[str, str], None]) -> None:
-        self._ledger = ledger
-        self._report = report
-
-    def holding(self) -> Mapping[str, tuple[str, ...]]:
-        """See `GpuHost`."""
-        return self._ledger.devices.holding
-
-    def wants_gpus(self) -> bool:
-        """See `GpuHost`."""
-        return bool(self.holding()) or self._ledger.waits_for_devices
-
-    def gpu_changed(self, state: str, words: str) -> None:
-        """See `GpuHost`."""
-        self._report(state, words)
 
 
 def node_gpus(

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.event_loop import next_tick
+from peerload.agent.runtime import next_tick
 from peerload.agent.sensors.processes import read_text_of
 from peerload.model.events import LoadSampled
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.sensors.processes import MPS
-from peerload.model.devices import DEVICES_MAX, GPU, RUNS_SEEN_MAX, Device, DeviceReading, Health, Nearness
+from peerload.model.resources import DEVICES_MAX, GPU, RUNS_SEEN_MAX, Device, DeviceReading, Health, Nearness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

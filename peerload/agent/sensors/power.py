@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.event_loop import next_tick
+from peerload.agent.runtime import next_tick
 from peerload.agent.sensors.processes import read_text_of
 from peerload.energy.accounting import HOLD_S, Counted, Counter, Integral
 from peerload.energy.profile import BadProfile, decoded
 from peerload.launcher.powercap import FORBIDDEN, zones
-from peerload.model.devices import DeviceReading
-from peerload.model.power import Quality, estimated_curve
+from peerload.model.resources import DeviceReading, Quality, estimated_curve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from peerload.energy.profile import PowerProfile
     from peerload.launcher.powercap import Reading
     from peerload.model.config import AgentConfig, EnergySettings
-    from peerload.model.power import PowerCurve
+    from peerload.model.resources import PowerCurve
 
 log = logging.getLogger("peerload.agent")
 

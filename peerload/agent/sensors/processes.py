@@ -19,7 +19,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.launcher.cgroups import ROOT_PREFIX
+from peerload.launcher.containment import ROOT_PREFIX
 from peerload.launcher.record_log import process_fields
 
 if TYPE_CHECKING:

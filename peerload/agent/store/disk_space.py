@@ -14,13 +14,16 @@ import logging
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from peerload.agent.event_loop import next_tick
+from peerload.agent.runtime import next_tick
 from peerload.model.errors import DiskFull
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from peerload.agent.runtime import RunState
 
 log = logging.getLogger("peerload.agent")
 
@@ -90,16 +93,6 @@ class DiskReserve:
                 return False
             self.size_bytes = left
             return True
-
-
-class DiskListener(Protocol):
-    """Learns, in the loop's thread, how the disk is."""
-
-    def changed(self, state: str, reason: str, /) -> None:
-        """The state of the disk is another."""
-
-    def lost(self, why: str, /) -> None:
-        """The disk cannot be looked at any more."""
 
 
 class DiskSpace:
@@ -173,27 +166,27 @@ class DiskSpace:
                 hint=f"make room, then {then}:  peerload clean --outputs --older 1d        running tasks go on, and their results are kept",
             )
 
-    async def watch(self, listener: DiskListener) -> None:
-        """Look every LOOK_EVERY_S, until cancelled. The reserve is filled in a thread of its own: some disks take their
+    async def watch(self, changed: Callable[[str, str], None], run: RunState) -> None:
+        """Look every LOOK_EVERY_S, until cancelled, and call ``changed(state, reason)``. The reserve is filled in a thread of its own: some disks take their
         time to find that much room."""
         while True:
             try:
                 if self.reserve.size_bytes < self.reserve.wanted_bytes:
                     await asyncio.to_thread(self.refill)
-                self.look(listener)
+                self.look(changed)
             except OSError as error:
-                listener.lost(f"the disk of {self._directory} cannot be looked at: {error.strerror}")
+                run.fail(f"the disk of {self._directory} cannot be looked at: {error.strerror}")
                 return
             await next_tick(LOOK_EVERY_S)
 
-    def look(self, listener: DiskListener) -> None:
+    def look(self, changed: Callable[[str, str], None]) -> None:
         """Look at it now."""
         now = self._judged()
         if now != self.state:
             self.state = now
             free = f"{_mib(self.free_bytes())} of {_mib(self.total_bytes)}"
             files = f", {self.free_files()} of {self.total_files} inodes" if self.total_files else ""
-            listener.changed(now, f"{free}{files} are free")
+            changed(now, f"{free}{files} are free")
 
     def refill(self) -> None:
         """Take what is missing of the reserve, if there is room enough for that and for more. From any thread; it may

@@ -16,14 +16,16 @@ import msgspec
 
 from peerload.agent.store import schema
 from peerload.agent.store.reader import StoreReader
-from peerload.agent.store.rows import COLUMNS, MEMBER_MAX, SINGLE, Damage, decoded_execution, decoded_terms, task_name
+from peerload.agent.store.schema import COLUMNS, MEMBER_MAX, SINGLE, Damage, decoded_execution, decoded_terms, task_name
 from peerload.model.errors import StoreError
 from peerload.model.events import MembersRow, PastRun, TaskRow
-from peerload.model.submit_options import NO_TERMS, GroupSettings, TaskOutcome
 from peerload.model.task import (
     ATTEMPT_MAX,
+    NO_TERMS,
     ExecutionRecord,
     FenceKind,
+    GroupSettings,
+    TaskOutcome,
     TaskRecord,
     TaskState,
     member_uid,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from peerload.model.submit_options import SubmitOptions
+    from peerload.model.task import SubmitOptions
 
 UID_BYTES = 16
 ROWS_AT_A_TIME = 10_000

@@ -6,10 +6,13 @@ they share the price of a sync. A transaction that finds the disk full is rolled
 the reserve or when there is some: nothing was reported yet. Any other failure is final, above all a failed sync (a
 later one may succeed although the kernel has dropped the data): `on_error` is called once, nothing is written any more,
 and the agent stops.
-"""
+
+SQLite drops the end of a damaged write-ahead log without a word, and with it commits that users and peers were told of. So a
+file beside the database has its high-water mark, which shows at the next start whether commits have been lost."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import logging
@@ -19,21 +22,19 @@ import secrets
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from peerload.agent.histogram import Histogram
+from peerload.agent.runtime import Histogram
 from peerload.agent.store import schema
 from peerload.agent.store.backup import back_up
 from peerload.agent.store.disk_space import has_no_room
-from peerload.agent.store.high_water import ATTEMPTS_GAP, GAP, HighWaterFile, HighWaterMark, LostCommits
-from peerload.agent.store.jobs import put_jobs
-from peerload.agent.store.pruning import OUTPUT_BYTES_MAX, MaintenanceRow, output_bytes
-from peerload.agent.store.pruning import apply as apply_upkeep
+from peerload.agent.store.maintenance import OUTPUT_BYTES_MAX, MaintenanceRow, output_bytes, put_jobs
+from peerload.agent.store.maintenance import apply as apply_upkeep
 from peerload.agent.store.recovery import StoreRecovery
-from peerload.agent.store.rows import KEPT_S, SINGLE, encode, order_of, task_values
-from peerload.agent.store.trusted_date import TrustedDate, anchor_of
+from peerload.agent.store.schema import KEPT_S, SINGLE, encode, order_of, task_values
 from peerload.model.actions import (
     DropExecution,
     DropFates,
@@ -53,8 +54,8 @@ from peerload.model.actions import (
     PutTask,
 )
 from peerload.model.errors import StoreError
-from peerload.model.submit_options import NO_TERMS, owner_key
-from peerload.model.task import ATTEMPT_MAX, TaskState, member_uid, submission_of
+from peerload.model.task import ATTEMPT_MAX, NO_TERMS, TaskState, member_uid, owner_key, submission_of
+from peerload.security.private_files import machine_boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,8 +65,21 @@ if TYPE_CHECKING:
     from peerload.model.actions import Row
     from peerload.model.task import TaskRecord
 
+
 log = logging.getLogger("peerload.agent")
 
+FILE = "high-water"
+LINE_BYTES = 128
+"""The whole file: one write, within one sector."""
+GAP = 100_000
+"""Numbers of submissions that are skipped after a loss: more than a node gives in the time that a mark may be old."""
+ATTEMPTS_GAP = 1_000
+"""Numbers of attempts of one task that are skipped after a loss."""
+SLACK_S = 3600.0
+"""The date may be set ahead by less than this at a time without being doubted."""
+LASTED_S = 86_400.0
+"""A jump counts after so long; the time while the machine is off does not count towards it."""
+NOT_AHEAD = -1.0
 BATCHES_WAITING_MAX = 100_000
 """Batches of rows on their way to the disk; more means that the disk has stopped, and so does the agent."""
 EVENTS_KEPT_MAX = 2_000_000
@@ -80,6 +94,143 @@ NOTES_ASIDE_MAX = 1000
 MEMORY_PAGES_KIB = 2048
 APPLIED_APART = frozenset((PutTask, PutEvent, PutChores))
 SYNC_FAILED = frozenset((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC))
+
+
+# -- the high-water mark -----------------------------------------------------------------------------------------------
+
+
+class HighWaterMark(msgspec.Struct, frozen=True):
+    """High-water mark of a database: the last submission, the last event, and when (Unix s)."""
+
+    store: str
+    counter: int
+    event: int
+    at: float
+
+
+class LostCommits(msgspec.Struct, frozen=True):
+    """Loss of a database: ``had`` is the high-water mark, ``has`` is what the database holds now."""
+
+    had: HighWaterMark
+    has: HighWaterMark
+
+    def words(self, node: str) -> str:
+        """The loss, in words for people."""
+        first, last = self.has.counter + 1, self.had.counter
+        missing = f"{node}/{first}" if first == last else f"{node}/{first} to {node}/{last}"
+        submissions = f"{missing} were acknowledged and are missing" if first <= last else "no submission is missing"
+        events = max(self.had.event - self.has.event, 0)
+        return (
+            f"the database has lost its last commits (a damaged or restored file): {submissions}; the last {events} events"
+            f" are missing, so that tasks which had ended may be shown as unfinished; new ids begin at {node}/{last + GAP + 1};"
+            " a queued task that may run once only is held, others wait until no lease of them can be left"
+        )
+
+
+class HighWaterFile:
+    """File of the high-water mark, written after each commit, before anybody is told of that commit, and never synced: a crash of
+    the agent leaves it exact, a power cut may leave it up to half a minute old. It is never ahead of a sound database.
+
+    A mark that cannot be read or written is as if there were none: the database itself is what counts.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._fd: int | None = None
+
+    def read(self) -> HighWaterMark | None:
+        """The mark; None: there is none that can be read."""
+        try:
+            text, _, digest = self._path.read_text(encoding="ascii").rstrip().rpartition(" ")
+            store, counter, event, at = text.split(" ")
+            if f"{zlib.crc32(text.encode('ascii')):08x}" != digest:
+                return None
+            return HighWaterMark(store, int(counter), int(event), float(at))
+        except (OSError, ValueError):
+            return None
+
+    def write(self, mark: HighWaterMark) -> None:
+        """Replace the mark; not synced."""
+        text = f"{mark.store} {mark.counter} {mark.event} {mark.at:.3f}"
+        line = f"{text} {zlib.crc32(text.encode('ascii')):08x}".ljust(LINE_BYTES - 1) + "\n"
+        with contextlib.suppress(OSError):
+            if self._fd is None:
+                self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.pwrite(self._fd, line.encode("ascii"), 0)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+# -- the date ----------------------------------------------------------------------------------------------------------
+
+
+class DateAnchor(NamedTuple):
+    """``wall_s`` is the trusted date at ``boot_s`` of the boot clock of that boot; ``ahead_s``: for how long the machine's
+    date has been ahead of it, NOT_AHEAD if it is not."""
+
+    boot_id: str
+    boot_s: float
+    wall_s: float
+    ahead_s: float = NOT_AHEAD
+
+    def packed(self) -> str:
+        """The anchor as the database has it."""
+        return f"{self.boot_id} {self.boot_s:.3f} {self.wall_s:.3f} {self.ahead_s:.3f}"
+
+
+def anchor_of(packed: object) -> DateAnchor | None:
+    """An anchor as the database has it; None: there is none that can be read."""
+    try:
+        boot_id, boot_s, wall_s, ahead_s = str(packed).split(" ")
+        return DateAnchor(boot_id, float(boot_s), float(wall_s), float(ahead_s))
+    except ValueError:
+        return None
+
+
+class TrustedDate:
+    """Trusted date: the date by which things are forgotten and removed. A jump ahead counts only when it has lasted a day.
+
+    What a wrong date removes is gone when the clock is right again, so the date is compared with the boot clock. Within one boot of
+    the machine the boot clock says how much time has passed. Across a reboot nobody can tell, so that a machine that was off for a
+    weekend removes nothing for a day. A jump back counts at once, since it removes nothing.
+
+    anchor: what is to be kept of it. ``clocks()`` → (boot clock, Unix time), in seconds.
+    """
+
+    def __init__(
+        self,
+        anchor: DateAnchor | None = None,
+        *,
+        boot_id: str = "",
+        clocks: Callable[[], tuple[float, float]] = lambda: (time.clock_gettime(time.CLOCK_BOOTTIME), time.time()),
+    ) -> None:
+        """anchor: as an earlier agent has kept it; without one the machine's date is believed."""
+        self._clocks = clocks
+        self._boot_id = boot_id or machine_boot_id()
+        self.anchor = anchor or DateAnchor(self._boot_id, *clocks())
+
+    def now(self) -> float:
+        """The trusted date, Unix s."""
+        boot_s, wall_s = self._clocks()
+        known = self.anchor
+        passed_s = max(boot_s - known.boot_s, 0.0) if known.boot_id == self._boot_id else 0.0
+        expected_s = known.wall_s + passed_s
+        if wall_s <= expected_s + SLACK_S:
+            self.anchor = DateAnchor(self._boot_id, boot_s, wall_s)
+        else:
+            ahead_s = 0.0 if known.ahead_s == NOT_AHEAD else known.ahead_s + passed_s
+            is_believed = ahead_s >= LASTED_S
+            self.anchor = DateAnchor(
+                self._boot_id, boot_s, wall_s if is_believed else expected_s, NOT_AHEAD if is_believed else ahead_s
+            )
+        return self.anchor.wall_s
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
 
 
 class Store(StoreRecovery):
@@ -114,6 +265,8 @@ class Store(StoreRecovery):
         """High-water mark found when the database was opened."""
         self.lost: LostCommits | None = None
         """Loss found when the database was opened; None if nothing is missing."""
+        self.date: TrustedDate
+        """The trusted date, by which tokens are forgotten; set when the database is opened."""
         self.store_id = ""
         self.is_new = False
         """True if there was no database before, or an empty one."""
@@ -333,6 +486,15 @@ class Store(StoreRecovery):
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def submission_of(self, token: str) -> tuple[bytes, str, int] | None:
+        """(digest, id, members; 0 = a single task) of the newest submission with this token, if it is remembered."""
+        rows = self._execute(
+            "SELECT digest, counter, members FROM submissions WHERE token = ? AND submitted_at > ?"
+            " ORDER BY counter DESC LIMIT 1",
+            (token, self.date.now() - KEPT_S),
+        )
+        return (rows[0][0], f"{self._node}/{rows[0][1]}", rows[0][2]) if rows else None
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

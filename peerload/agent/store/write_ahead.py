@@ -1,32 +1,50 @@
-"""Write-ahead outbox: outward actions wait for the rows that were decided before them.
+"""Write-ahead: outward actions and events on their way to the store, in the outbox, the event log and the security events.
 
 Rows of one turn are kept together. An outward action that comes after a row goes out when that row is durable, and
 never overtakes another: a client is not told, a peer is not answered and no process is started on the strength of
-something a power cut could take back. Only renewed leases overtake: they wait for rows of their own tasks alone.
-
-Whoever decides about many tasks is held back (`when_room`) while ROWS_AHEAD_MAX rows wait for the disk, so that what others
-ask for does not wait for all of that: back pressure from the disk to the decisions.
-"""
+something a power cut could take back. Only renewed leases overtake: they wait for rows of their own tasks alone."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from peerload.model.actions import PutMembers, PutTask
+from peerload.model import metrics
+from peerload.model.actions import EVENTS, PutEvent, PutMembers, PutTask
+from peerload.model.bounded import BoundedDict
+from peerload.model.errors import StoreError
+from peerload.model.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections import Counter
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from peerload.agent.run_state import RunState
+    from peerload.agent.runtime import RunState
     from peerload.model.actions import Row
-
-ROWS_AHEAD_MAX = 1000
-"""Rows on their way to the disk beyond which bulk requests wait: two or three commits, some hundredths of a second."""
 
 
 log = logging.getLogger("peerload.agent")
+_log = logging.getLogger("peerload.security")
+
+ROWS_AHEAD_MAX = 1000
+"""Rows on their way to the disk beyond which bulk requests wait: two or three commits, some hundredths of a second."""
+NOTES_WITHIN_S = 1.0
+"""A note is on its way to the disk after this, at the latest."""
+RULES = frozenset(EVENTS["security"])
+NOTICE_EVERY_S = 60.0
+"""Interval of the events about one rule and one culprit."""
+NOTED_MAX = 20
+"""Bound on the events about one rule within NOTICE_EVERY_S, whoever the culprits are: one attacker may have many
+addresses."""
+CULPRITS_MAX = 1024
+"""Bound on the culprits that are remembered; the one not seen for longest is forgotten first."""
+WHO_CHARS_MAX = 100
+WHAT_CHARS_MAX = 300
+"""Bound on the description; a longer one is cut off."""
 
 
 class RowStore(Protocol):
@@ -37,7 +55,11 @@ class RowStore(Protocol):
 
 
 class Outbox:
-    """store: makes rows durable."""
+    """Write-ahead outbox. store: makes rows durable.
+
+    Whoever decides about many tasks is held back (`when_room`) while ROWS_AHEAD_MAX rows wait for the disk, so that what others ask
+    for does not wait for all of that: backpressure from the disk to the decisions.
+    """
 
     def __init__(self, store: RowStore, run: RunState) -> None:
         self._store = store
@@ -140,3 +162,131 @@ class Outbox:
     def held(self) -> int:
         """The number of outward actions that wait for the disk."""
         return len(self._held)
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+class EventLog:
+    """Event log: what happened to tasks and nodes, for people, and those who follow it. From the loop's thread only.
+
+    An event of a task's own record is written with that record. All others are *notes*: they go with the next commit, or with one
+    of their own after NOTES_WITHIN_S, so that they cost no sync while there is work. The agent stops if they cannot be kept.
+    """
+
+    def __init__(self, outbox: Outbox, run: RunState) -> None:
+        self._outbox = outbox
+        self._run = run
+        self._timer: asyncio.TimerHandle | None = None
+        self._followers: set[asyncio.Event] = set()
+        self._noted: list[Callable[[PutEvent], None]] = []
+        outbox.on_commit(self._committed)
+
+    def on_note(self, call: Callable[[PutEvent], None]) -> None:
+        """Call this with each event that is noted."""
+        self._noted.append(call)
+
+    def note(self, event: PutEvent) -> None:
+        """Keep an event."""
+        self._outbox.note(event)
+        for call in self._noted:
+            call(event)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(NOTES_WITHIN_S, self.settle)
+
+    def record(self, what: str, state: str, *, task: str = "", node: str = "", reason: str = "") -> None:
+        """Keep an event that the core does not decide about, with the present time."""
+        self.note(PutEvent(time.time(), what, state, task=task, node=node, reason=reason))
+
+    def settle(self) -> None:
+        """Hand over what was noted."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            self._outbox.settle()
+        except StoreError as error:
+            self._run.fail(f"the store failed: {error}")
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever there may be new ones in the store."""
+        news = asyncio.Event()
+        self._followers.add(news)
+        try:
+            yield news
+        finally:
+            self._followers.discard(news)
+
+    def _committed(self) -> None:
+        for news in self._followers:
+            news.set()
+
+
+class _Culprit:
+    """The refusals of one culprit by one rule."""
+
+    __slots__ = ("began_s", "noted_s", "seen", "unsaid")
+
+    def __init__(self, now_s: float) -> None:
+        self.noted_s = float("-inf")
+        self.began_s = now_s
+        self.seen = 0
+        self.unsaid = 0
+
+
+class SecurityEvents:
+    """Security events: each refusal for the sake of a security rule is counted, logged and kept as an event.
+
+    The number of events is bounded, since a refused peer may come again at any rate: one event a minute for each rule and culprit
+    (with the number of those between), and a number a minute for each rule. The counters have all. counters: the agent's own;
+    clock: seconds, which never go back.
+    """
+
+    def __init__(self, counters: Counter[str], journal: EventLog, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counters = counters
+        self._journal = journal
+        self._clock = clock
+        self._culprits: BoundedDict[tuple[str, str], _Culprit] = BoundedDict(CULPRITS_MAX)
+        self._noted: dict[str, deque[float]] = {}
+
+    def report(self, rule: str, who: str, what: str, *, tolerated: int = 0) -> None:
+        """Count a refusal, and keep an event of it within the bounds. Never raises.
+
+        rule: its name in docs/security.md; who: a node, an address without its port, or ``uid 1000``; what: a
+        description for people. Foreign text in both is escaped. tolerated: number of refusals within a minute that may
+        be nobody's fault (a datagram that the network has doubled): they are counted, and are no events.
+        """
+        assert rule in RULES, rule
+        self.counters[metrics.SECURITY_EVENTS] += 1
+        self.counters[metrics.labelled(metrics.SECURITY_EVENTS, rule=rule)] += 1
+        who, what = printable(who[:WHO_CHARS_MAX]), printable(what[:WHAT_CHARS_MAX])
+        now_s = self._clock()
+        culprit = self._culprit(rule, who, now_s)
+        culprit.seen += 1
+        if culprit.seen <= tolerated:
+            return
+        if now_s - culprit.noted_s < NOTICE_EVERY_S or not self._has_room(rule, now_s):
+            culprit.unsaid += 1
+            return
+        culprit.noted_s = now_s
+        more = f" (and {culprit.unsaid} more before)" if culprit.unsaid else ""
+        culprit.unsaid = 0
+        self._note(rule, who, what + more)
+
+    def _culprit(self, rule: str, who: str, now_s: float) -> _Culprit:
+        known = self._culprits[rule, who] = self._culprits.get((rule, who)) or _Culprit(now_s)
+        if now_s - known.began_s >= NOTICE_EVERY_S:
+            known.began_s, known.seen = now_s, 0
+        return known
+
+    def _has_room(self, rule: str, now_s: float) -> bool:
+        noted = self._noted.setdefault(rule, deque(maxlen=NOTED_MAX))
+        if len(noted) == NOTED_MAX and now_s - noted[0] < NOTICE_EVERY_S:
+            return False
+        noted.append(now_s)
+        return True
+
+    def _note(self, rule: str, who: str, what: str) -> None:
+        _log.warning("rule %s: %s: %s", rule, who or "somebody", what)
+        self._journal.record("security", rule, node=who, reason=what)

@@ -1,45 +1,75 @@
-"""The agent as a client is shown it: `info`, `settings` and `checkup`; its cluster, links and storage."""
+"""The agent as a client is shown it: `info`, `settings`, `checkup`, `stats` and `samples`; its cluster, links and storage."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import platform
+import struct
 import time
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerload import __version__
-from peerload.agent.accounts.accounts import members
-from peerload.agent.node_info import now
+from peerload.agent.accounts import group_members
+from peerload.agent.runtime import next_tick, now
 from peerload.agent.views import task as views
 from peerload.config.loader import describe
+from peerload.core.membership.membership import PeerState
 from peerload.model import metrics
+from peerload.model.metrics import labelled
+from peerload.model.resources import GPU, Health
+from peerload.model.task import TaskState
 from peerload.security.broker import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from peerload.agent.completion.retention import Retention
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt import MqttBus
-    from peerload.agent.node_info import AgentInfo
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
+    from peerload.agent.runtime import AgentInfo, Histogram, Inbox
+    from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.store import Store
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.model.config import AgentConfig
+    from peerload.model.resources import LoadReport, Profile
     from peerload.security.cluster_dir import ClusterDirectory
     from peerload.security.revocation import TrustStore
     from peerload.security.tls import Credentials
 
+
 NAMED_MAX = 8
 """Administrators that are named."""
+log = logging.getLogger("peerload.agent")
+
+REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
+DAMAGED_TOLD_MAX = 100
+FROZEN_TOLD_MAX = 100
+GPUS_TOLD_MAX = 8
+"""GPUs of a node that are told of."""
+LABEL_VALUES_MAX = 8
+"""Label values of one counter that are told of; the others, the rarest, are added up as `other`."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+EVERY_S = 30.0
+SAMPLES_MAX = 1440
+"""Twelve hours."""
+WRITTEN_EVERY = 20
+"""Samples between two writes."""
+NAME = "samples"
+KEYS = ("nodes", "cpus", "cpus_busy", "cpus_foreign", "running", "waiting", "gpus", "gpus_busy", "gpu_mem_share")
+"""Sums over the live nodes, at their last reports; gpus_busy: utilization in whole GPUs; gpu_mem_share: of all their memory."""
+_HEAD = b"peerload samples 1\n"
+_SAMPLE = struct.Struct(f"<d{len(KEYS)}f")
 
 
 @dataclass(eq=False, repr=False)
@@ -112,7 +142,7 @@ class ClusterView:
         ``named``: by the table of `users`, some of them."""
         config = self._config
         mapped = () if isinstance(config.users, str) else config.users.values()
-        named = members(config.admin_group).intersection(mapped) if mapped else ()
+        named = group_members(config.admin_group).intersection(mapped) if mapped else ()
         return {"may_be": config.map_administrators and config.users != "guest", "named": sorted(named)[:NAMED_MAX]}
 
 
@@ -176,9 +206,6 @@ class PeerLinksView:
         }
 
 
-REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
-
-
 @dataclass(eq=False, repr=False)
 class AgentView:
     """Answers to `info` and `settings`."""
@@ -220,10 +247,6 @@ class AgentView:
     def settings(self) -> dict[str, object]:
         """The answer to `settings`."""
         return {"settings": describe(self._info.config, self._info.origins)}
-
-
-DAMAGED_TOLD_MAX = 100
-FROZEN_TOLD_MAX = 100
 
 
 @dataclass(eq=False, repr=False)
@@ -303,3 +326,214 @@ class DiagnosticsView:
             "trouble": node.state.profile.trouble or None,
             **self._cluster.checkup(),
         }
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+
+class MetricsView:
+    """Answer to `stats`: counters, gauges and histograms. It looks at nothing that grows with the number of tasks, so that a scrape
+    costs the same whatever waits."""
+
+    def __init__(
+        self,
+        info: AgentInfo,
+        node: Node,
+        inbox: Inbox,
+        diagnostics: DiagnosticsView,
+        histograms: Mapping[str, Histogram],
+        energy: EnergySensors,
+    ) -> None:
+        self._energy = energy
+        self._info = info
+        self._node = node
+        self._inbox = inbox
+        self._diagnostics = diagnostics
+        self._histograms = histograms
+
+    def stats(self) -> dict[str, object]:
+        """Everything; a missing counter is 0."""
+        gauges = self._diagnostics.gauges()
+        counters = _merged(self._node.state.counts, self._info.counters)
+        counters[metrics.INBOX_DROPPED] = self._inbox.dropped
+        counters[metrics.COMMITS_STALLED] = int(gauges.pop(metrics.COMMITS_STALLED))
+        return {
+            "counters": counters | self._energy.counters(),
+            "gauges": gauges
+            | self._energy.gauges()
+            | self._of_tasks()
+            | self._of_nodes()
+            | self._of_agent()
+            | self._of_gpus(),
+            "histograms": {name: histogram.told() for name, histogram in self._histograms.items()},
+        }
+
+    def _of_tasks(self) -> dict[str, float]:
+        node = self._node
+        states, ledger = node.home.states, node.ledger
+        unfinished = [state for state in TaskState if not state.is_final]
+        return {
+            **{labelled(metrics.TASKS, state=state.value): states[state] for state in unfinished},
+            metrics.QUEUE_LENGTH: len(node.queue),
+            metrics.QUEUE_OLDEST_WAIT: node.queue.oldest_wait_s(),
+            labelled(metrics.EXECUTIONS, home="this"): ledger.running_local,
+            labelled(metrics.EXECUTIONS, home="other"): len(ledger.running) - ledger.running_local,
+            metrics.GUESTS: len(node.executor.guests),
+            metrics.FROZEN_TASKS: sum(1 for _ in node.runs.frozen),
+        }
+
+    def _of_nodes(self) -> dict[str, float]:
+        peers = dict.fromkeys(PeerState, 0)
+        for peer in self._node.membership:
+            peers[peer.state] += 1
+        return {labelled(metrics.PEERS, state=state.value): count for state, count in peers.items()}
+
+    def _of_agent(self) -> dict[str, float]:
+        node = self._node
+        profile, report = node.state.profile, node.sharing.shown()
+        identity = {"node": node.state.node, "version": __version__, "policy": node.state.policies.name}
+        return {
+            labelled(metrics.INFO, **identity): 1,
+            metrics.STARTED_AT: self._info.started_at,
+            metrics.AGENT_CPU: time.process_time(),
+            metrics.AGENT_MEMORY: int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES,
+            metrics.INBOX_EVENTS: len(self._inbox),
+            metrics.SLOTS: profile.slots,
+            metrics.CPUS: profile.cpus,
+            metrics.CPUS_BUSY: report.cpus_busy,
+            metrics.MEMORY_SIZE: profile.mem_bytes,
+            metrics.MEMORY_USED: report.mem_used_bytes,
+            metrics.DRAINED: int(profile.drained),
+        }
+
+    def _of_gpus(self) -> dict[str, float]:
+        told: dict[str, float] = {}
+        for state in self._node.ledger.devices.of_kind(GPU)[:GPUS_TOLD_MAX]:
+            if not state.device.is_read:
+                continue
+            gpu, reading = str(state.device.index), state.reading
+            others = reading.mem_foreign_bytes
+            told |= {
+                labelled(metrics.GPU_UTILIZATION, gpu=gpu): reading.busy,
+                labelled(metrics.GPU_MEMORY, gpu=gpu): state.device.mem_bytes,
+                labelled(metrics.GPU_MEMORY_USED, gpu=gpu, by="others"): others,
+                labelled(metrics.GPU_MEMORY_USED, gpu=gpu, by="tasks"): max(reading.mem_used_bytes - others, 0),
+                labelled(metrics.GPU_TEMPERATURE, gpu=gpu): reading.temperature_c,
+                labelled(metrics.GPU_TASKS, gpu=gpu): len(state.grants),
+                labelled(metrics.GPU_HEALTHY, gpu=gpu): int(reading.health is Health.OK),
+            }
+            if reading.power_w is not None:
+                told[labelled(metrics.GPU_POWER, gpu=gpu)] = reading.power_w
+        return told
+
+
+def _merged(*sources: Mapping[str, int]) -> dict[str, int]:
+    """The sums of counters, each with at most LABEL_VALUES_MAX label values and `other`."""
+    values: dict[str, dict[str, int]] = {}
+    for source in sources:
+        for name, count in source.items():
+            plain, _, labels = name.partition("{")
+            of_name = values.setdefault(plain, {})
+            of_name[labels] = of_name.get(labels, 0) + count
+    told: dict[str, int] = {}
+    for plain, of_name in values.items():
+        most = sorted(of_name.items(), key=lambda item: (-item[1], item[0]))
+        for labels, count in most[:LABEL_VALUES_MAX]:
+            told[f"{plain}{{{labels}" if labels else plain] = count
+        if rest := most[LABEL_VALUES_MAX:]:
+            key = rest[0][0].partition("=")[0]
+            told[labelled(plain, **{key: "other"})] = sum(count for _, count in rest)
+    return told
+
+
+# -- samples -----------------------------------------------------------------------------------------------------------
+
+
+class Samples:
+    """Samples of the last hours, for charts: what this node knows of the cluster, twice a minute, in a ring on disk.
+
+    The agent takes them, since they must be there when nobody looks. They are kept in memory and written lazily: at the stop and
+    every ten minutes, without a sync. A crash costs the minutes since; a file that cannot be read is begun anew.
+    """
+
+    def __init__(self, node: Node, state: Path) -> None:
+        self._node = node
+        self._path = state / NAME
+        self._ring: list[tuple[float, ...]] = []
+        self._unwritten = 0
+
+    async def run(self) -> None:
+        """Take samples until cancelled."""
+        self._ring = await asyncio.to_thread(self._read)
+        while True:
+            await next_tick(EVERY_S)
+            self.take(now().wall_s)
+            if self._unwritten >= WRITTEN_EVERY:
+                await asyncio.to_thread(self.write)
+
+    def take(self, at: float) -> None:
+        """Add a sample. Those that are not older than it were taken while the machine's date was ahead, and go."""
+        while self._ring and self._ring[-1][0] >= at:
+            self._ring.pop()
+        self._ring.append((at, *self._sums()))
+        del self._ring[:-SAMPLES_MAX]
+        self._unwritten += 1
+
+    def _sums(self) -> list[float]:
+        node = self._node
+        known: list[tuple[Profile, LoadReport | None]] = [(node.state.profile, node.sharing.shown())]
+        for peer in node.membership:
+            if peer.state is PeerState.ALIVE:
+                heard = node.membership.last_report(peer.identity.node)
+                known.append((peer.profile, None if heard is None else heard.report))
+        sums = dict.fromkeys(KEYS, 0.0)
+        memory = used = 0
+        for profile, report in known:
+            gpus = [device for device in profile.devices if device.kind == GPU]
+            sums["nodes"] += 1
+            sums["cpus"] += profile.cpus
+            sums["gpus"] += len(gpus)
+            if report is not None:
+                sums["cpus_busy"] += report.cpus_busy
+                sums["cpus_foreign"] += report.cpus_foreign
+                sums["running"] += report.running
+                sums["waiting"] += report.waiting
+                marks = {device.mark for device in gpus}
+                loads = [load for load in report.devices if load.mark in marks]
+                sums["gpus_busy"] += sum(load.busy_percent for load in loads) / 100
+                memory += sum(device.mem_bytes for device in gpus) >> 20
+                used += sum(load.used_mib for load in loads)
+        sums["gpu_mem_share"] = used / memory if memory else 0.0
+        return list(sums.values())
+
+    def told(self, since: float) -> dict[str, object]:
+        """Answer to `samples`: those after that time."""
+        found = [[round(value, 3) for value in sample] for sample in self._ring if sample[0] > since]
+        return {"every_s": EVERY_S, "keys": ["at", *KEYS], "samples": found}
+
+    def _read(self) -> list[tuple[float, ...]]:
+        try:
+            with self._path.open("rb") as file:
+                raw = file.read(len(_HEAD) + SAMPLES_MAX * _SAMPLE.size)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            log.warning("cannot read samples: path=%s error=%s", self._path, error)
+            return []
+        body = raw.removeprefix(_HEAD)
+        if len(body) == len(raw) or len(body) % _SAMPLE.size:
+            log.warning("samples are damaged, and begun anew: path=%s", self._path)
+            return []
+        return [sample for sample in _SAMPLE.iter_unpack(body) if 0.0 < sample[0] < now().wall_s]
+
+    def write(self) -> None:
+        """Write all. A disk that is full costs the file, not the agent."""
+        if not self._unwritten:
+            return
+        self._unwritten = 0
+        aside = self._path.with_suffix(".new")
+        try:
+            aside.write_bytes(_HEAD + b"".join(_SAMPLE.pack(*sample) for sample in self._ring))
+            os.replace(aside, self._path)  # noqa: PTH105 -- no pathlib in between
+        except OSError as error:
+            log.warning("cannot write samples: path=%s error=%s", self._path, error)

@@ -1,30 +1,65 @@
-"""Nodes as JSON objects for clients (keys: docs/json.md); tasks are in `views/task.py`."""
+"""Nodes as JSON objects for clients (keys: docs/json.md), and at the broker for other systems; tasks are in `views/task.py`."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from peerload import __version__
+from peerload.agent.control.authorization import display_user
+from peerload.agent.runtime import next_tick
 from peerload.agent.sensors.gpus import NOT_INSTALLED
-from peerload.agent.views.task import text
+from peerload.agent.store.schema import order_of
+from peerload.agent.views.task import task_here, text
 from peerload.core.membership.membership import PeerState
-from peerload.model.devices import GPU, MIB, DeviceMode, Health
-from peerload.model.power import Quality
+from peerload.model.errors import PeerloadError
+from peerload.model.resources import GPU, MIB, DeviceMode, Health, Quality
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from peerload.agent.mqtt import MqttBus
     from peerload.agent.sensors.gpus import Gpus
+    from peerload.agent.store.store import Store
     from peerload.agent.views.agent import ClusterView
     from peerload.core.membership.membership import PeerInfo
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceState
-    from peerload.model.devices import Device
-    from peerload.model.load import LoadReport
-    from peerload.model.power import PowerCurve
-    from peerload.model.resources import Profile
+    from peerload.model.actions import TaskChanged
+    from peerload.model.resources import Device, LoadReport, PowerCurve, Profile
+    from peerload.model.task import TaskRecord
+
 
 DECLINES_TOLD_MAX = 8
 """Missing directories that are listed for one node."""
+_MODES = tuple(mode.name.lower() for mode in DeviceMode)
+_HEALTHS = tuple(health.name.lower() for health in Health)
+_GPU_UNKNOWN = dict.fromkeys(
+    (
+        "util",
+        "mem_used_bytes",
+        "mem_ours_bytes",
+        "mem_foreign_bytes",
+        "mem_free_bytes",
+        "tasks",
+        "mode",
+        "health",
+        "why",
+        "temperature_c",
+    )
+)
+EVERY_S = 1.0
+NODE_EVERY = 5
+"""The node itself is published each so many looks, if it has changed."""
+TASKS_MAX = 500
+"""Tasks with a topic; with one more the one that changed longest ago has none."""
+AT_ONCE_MAX = 200
+BYTES_MAX = 4096
+NOT_PUBLISHED = ("argv", "age_s", "self", "revoked", "declines", "address", "machine")
+"""Command lines may hold secrets; the others are of use to peers alone."""
 
 
 def nodes(node: Node) -> list[dict[str, object]]:
@@ -154,24 +189,6 @@ def _watts(curve: PowerCurve | None, report: LoadReport) -> dict[str, object]:
     return {"watts": watts, "watts_quality": Quality.ESTIMATED.value}
 
 
-_MODES = tuple(mode.name.lower() for mode in DeviceMode)
-_HEALTHS = tuple(health.name.lower() for health in Health)
-_GPU_UNKNOWN = dict.fromkeys(
-    (
-        "util",
-        "mem_used_bytes",
-        "mem_ours_bytes",
-        "mem_foreign_bytes",
-        "mem_free_bytes",
-        "tasks",
-        "mode",
-        "health",
-        "why",
-        "temperature_c",
-    )
-)
-
-
 def _gpus_told(profile: Profile, report: LoadReport | None) -> list[dict[str, object]]:
     """The GPUs of a peer, from its profile and load report. `top` needs thousands of these each second."""
     loads = {} if report is None else {load.mark: load for load in report.devices}
@@ -230,3 +247,78 @@ def _counted(profile: Profile) -> dict[str, int]:
         if device.kind != GPU:
             counts[device.kind] = counts.get(device.kind, 0) + 1
     return counts
+
+
+# -- at the broker -----------------------------------------------------------------------------------------------------
+
+
+class StatePublisher:
+    """Publishes the state of this node and of its tasks as JSON at the broker, for other systems (`mqtt_publish_state`): retained
+    topics, of the tasks that changed last, at most AT_ONCE_MAX a second. Nothing in it is read by peerload. From the loop's thread
+    only."""
+
+    def __init__(self, node: Node, store: Store, bus: MqttBus, user: str) -> None:
+        self._node = node
+        self._store = store
+        self._bus = bus
+        self._user = user
+        self._told: dict[str, TaskRecord] = {}
+        self._changed: dict[str, TaskRecord] = {}
+        self._node_told: dict[str, object] = {}
+        self._connects = 0
+
+    def changed(self, action: TaskChanged) -> None:
+        """A task of this home has a new record, or runs."""
+        self._changed.pop(action.record.task, None)
+        self._changed[action.record.task] = action.record
+        if len(self._changed) > TASKS_MAX:
+            del self._changed[next(iter(self._changed))]
+
+    async def run(self) -> None:
+        """Publish what has changed, until cancelled."""
+        for look in itertools.count():
+            await next_tick(EVERY_S)
+            if self._bus.connected:
+                self._publish(is_of_node=look % NODE_EVERY == 0)
+
+    def _publish(self, *, is_of_node: bool) -> None:
+        if self._bus.connects != self._connects:  # the broker may have forgotten everything
+            is_first = self._connects == 0
+            self._connects, self._node_told, is_of_node = self._bus.connects, {}, True
+            waiting = [task.record for task in self._node.home.some(TASKS_MAX)] if is_first else self._told.values()
+            self._changed = {record.task: record for record in waiting} | self._changed
+        for name in list(itertools.islice(self._changed, AT_ONCE_MAX)):
+            if not self._bus.publish_json(_topic(name), self._task(self._changed[name])):
+                return
+            self._told.pop(name, None)
+            self._told[name] = self._changed.pop(name)
+            if len(self._told) > TASKS_MAX:
+                oldest = next(iter(self._told))
+                del self._told[oldest]
+                self._bus.publish_json(_topic(oldest), b"")
+        if is_of_node:
+            told = {key: value for key, value in nodes(self._node)[0].items() if key not in NOT_PUBLISHED}
+            if told != self._node_told and self._bus.publish_json("node", _encoded(told | {"version": __version__})):
+                self._node_told = told
+
+    def _task(self, record: TaskRecord) -> bytes:
+        """The payload of a task; empty if it was removed meanwhile."""
+        task = self._node.home.tasks.get(record.uid)
+        try:
+            spec = task.spec if task is not None else self._store.spec(order_of(record.task)[0])
+        except PeerloadError:
+            return b""
+        told = task_here(self._node, record, spec, display_user(spec, self._user))
+        return _encoded({key: value for key, value in told.items() if key not in NOT_PUBLISHED})
+
+
+def _topic(task: str) -> str:
+    return "task/" + task.partition("/")[2]
+
+
+def _encoded(told: dict[str, object]) -> bytes:
+    raw = msgspec.json.encode({"v": 1, "at": time.time()} | told)
+    if len(raw) > BYTES_MAX:  # the broker takes no more: what has no bound of its own goes
+        told = {key: value for key, value in told.items() if key not in ("gpus", "devices", "labels", "device_names")}
+        raw = msgspec.json.encode({"v": 1, "at": time.time()} | told)
+    return raw

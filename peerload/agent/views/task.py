@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.agent.accounts.output_files import named
+from peerload.agent.accounts import output_path
 from peerload.agent.launcher.task_environment import TRACEPARENT, TRACEPARENT_PARTS, child_traceparent, variables_of
-from peerload.agent.store import jobs
-from peerload.agent.store.rows import order_of
-from peerload.core.estimates.gpu_history import ANY_MODEL
-from peerload.core.estimates.history import RUNS_KNOWN_MIN
+from peerload.agent.runtime import now
+from peerload.agent.store.maintenance import jobs_of
+from peerload.agent.store.schema import order_of
+from peerload.core.estimates import ANY_MODEL, RUNS_KNOWN_MIN
 from peerload.core.explain import uncollected_reason
 from peerload.core.membership.membership import PeerState
-from peerload.core.work import HomePhase
-from peerload.model.devices import GPU
-from peerload.model.task import Staged, TaskState, execution_key
+from peerload.core.work import HomePhase, RemotePhase
+from peerload.model.resources import GPU
+from peerload.model.task import Staged, TaskRecord, TaskState, execution_key
 from peerload.text.tasks import instant_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from peerload.agent.control.authorization import Authorization, Principal
     from peerload.agent.output.spool import Spool
-    from peerload.agent.store.reader import StoreReader
-    from peerload.agent.store.rows import Damage, RecordedEvent
-    from peerload.agent.store.selector import ArrayRow
-    from peerload.core.estimates.history import DurationEstimates
+    from peerload.agent.store.reader import ArrayRow, StoreReader
+    from peerload.agent.store.schema import Damage, RecordedEvent
+    from peerload.core.estimates import DurationEstimates
     from peerload.core.node import Node
-    from peerload.core.work import HomeTask
-    from peerload.model.devices import Device
-    from peerload.model.instant import Instant
-    from peerload.model.resources import ResourceRequest
-    from peerload.model.submit_options import SubmitOptions
-    from peerload.model.task import Exit, TaskRecord, TaskSpec
+    from peerload.core.work import HomeTask, RemoteTask
+    from peerload.model.events import Instant
+    from peerload.model.resources import Device, ResourceRequest
+    from peerload.model.task import Exit, SubmitOptions, TaskSpec
+
 
 ERROR_TAIL_BYTES = 1024
 """Size of the tail of stderr in which its last line is searched."""
@@ -383,10 +382,10 @@ def completion_object(
     counter, member = order_of(record.task)
     node = record.node or record.last_node
     files = [
-        text(named(pattern, counter, member, spec.name, node) if pattern and record.ended_at else pattern) or None
+        text(output_path(pattern, counter, member, spec.name, node) if pattern and record.ended_at else pattern) or None
         for pattern in (terms.output_file, terms.error_file)
     ]
-    owed = jobs.jobs_of(store, counter, member) if record.ended_at and terms.chores() else []
+    owed = jobs_of(store, counter, member) if record.ended_at and terms.chores() else []
     return {
         "output_file": files[0],
         "error_file": files[1],
@@ -395,3 +394,73 @@ def completion_object(
             {"what": one.kind.value, "tries": one.tries, "why": one.why, "due_at": one.due_at or None} for one in owed
         ],
     }
+
+
+# -- tasks of other homes, as their executor shows them, also while the homes are away ---------------------------------
+
+
+def find_remote(node: Node, name: str) -> RemoteTask | None:
+    """The newest attempt here of the task with this whole id; None if there is none."""
+    found = [
+        guest
+        for guest in node.executor.guests.values()
+        if guest.task == name and guest.phase is not RemotePhase.RESERVED
+    ]
+    return max(found, key=lambda guest: guest.attempt, default=None)
+
+
+def remote_tasks_seen_by(node: Node, access: Authorization, caller: Principal) -> list[RemoteTask]:
+    """All that are here and that this caller may see."""
+    guests = node.executor.guests.values()
+    return [g for g in guests if g.phase is not RemotePhase.RESERVED and access.sees_guest(caller, g)]
+
+
+def remote_listed(node: Node, guest: RemoteTask, user: str) -> dict[str, object]:
+    """The task as `ls` lists tasks; submitted_at: when it came to this node."""
+    record, moment = remote_record(node, guest), now()
+    names = device_names(node, record.node, guest.devices)
+    task = task_object(record, guest.spec, user, running_at=guest.running_at, devices=names)
+    arrived_at = moment.wall_s - (moment.boot_s - guest.arrived_s)
+    return task | {"submitted_at": arrived_at, "reason": _remote_reason(node, guest)}
+
+
+def _remote_reason(node: Node, guest: RemoteTask) -> str:
+    """State of the task that only this node knows, in words."""
+    if guest.phase is RemotePhase.ENDED:
+        return f"{guest.home} has not taken its result yet"
+    if guest.killed_because:
+        return guest.killed_because
+    if guest.key in node.runs.frozen:
+        return f"frozen: {guest.home} is silent"
+    if guest.is_parked:
+        return f"{guest.home} is away, and lets it run on"
+    return "waits for room here" if guest.phase is RemotePhase.WAITING else ""
+
+
+def remote_shown(node: Node, guest: RemoteTask, user: str) -> dict[str, object]:
+    """The task as `show` shows tasks; what only its home knows is missing."""
+    record = remote_record(node, guest)
+    names = device_names(node, record.node, guest.devices)
+    task = task_object(record, guest.spec, user, running_at=guest.running_at, devices=names)
+    task["reason"] = f"told by {record.node}, where it is: its home {guest.home} knows more"
+    return task | detail_object(guest.spec, record, guest.devices) | {"history": [], "decision": None}
+
+
+def remote_record(node: Node, guest: RemoteTask) -> TaskRecord:
+    """The record that its home would have, as far as it is known here."""
+    state = TaskState.LEASED
+    exit_ = guest.exit
+    if exit_ is not None:
+        state = TaskState.DONE if exit_.exit_code == 0 and not exit_.signal else TaskState.FAILED
+    return TaskRecord(
+        guest.task,
+        guest.uid,
+        state,
+        0.0,
+        attempt=guest.attempt,
+        node=node.state.node,
+        migrations=guest.migrations,
+        started_at=exit_.started_at if exit_ is not None else guest.running_at,
+        ended_at=exit_.ended_at if exit_ is not None else 0.0,
+        exit=exit_,
+    )

@@ -30,24 +30,6 @@ if TYPE_CHECKING:
     from peerload.model.config import AgentConfig
 
 
-KEYS = (
-    "node",
-    "state",
-    "socket",
-    "listen",
-    "advertise",
-    "cluster",
-    "peer",
-    "mqtt",
-    "mqtt_ca",
-    "mqtt_password_file",
-    "slots",
-    "policy",
-    "label",
-    "speed",
-    "record",
-    "config",
-)
 SYSTEM_STATE = "/var/lib/peerload"
 _REPEATABLE = ("peer", "mqtt", "label")
 
@@ -77,7 +59,7 @@ def agent_options(verb: str, says: str) -> Options:
 
 def given_settings(flags: Namespace) -> dict[str, Any]:
     """The settings that the flags give; repeatable ones as lists, files with absolute paths (an agent works in /)."""
-    given = {key: value for key in KEYS if (value := getattr(flags, key)) is not None}
+    given = {key: value for key, value in vars(flags).items() if key not in ("json", "system") and value is not None}
     for key in ("config", "policy"):
         if str(given.get(key, "")).endswith(".toml"):
             given[key] = os.path.abspath(given[key])
@@ -122,7 +104,7 @@ def configured(given: dict[str, Any]) -> Any:  # noqa: ANN401 -- the agent's set
     from peerload.config import loader
 
     defaults = {"state": default_state(), "socket": given.get("socket") or user_socket_path()}
-    return loader.load(given, defaults, loader.environment_now())
+    return loader.load(given, defaults, dict(os.environ))
 
 
 def default_state() -> str:

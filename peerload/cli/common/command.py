@@ -19,8 +19,7 @@ from peerload.cli.common.options import (
     is_node_name,
     whole,
 )
-from peerload.client import environment
-from peerload.client import files as travelling
+from peerload.client import submission
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, number_text, say, shortened, size_text
@@ -104,7 +103,9 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     check_node_names(verb, [*([flags.node] if flags.node else []), *_listed(flags.exclude)])
     if flags.shell is None:
         say_if_quoted(words, verb)
-    variables, secret = environment.captured(os.environb, flags.export, flags.env, moved=flags.chdir is not None)
+    variables, secret = submission.captured_variables(
+        os.environb, flags.export, flags.env, moved=flags.chdir is not None
+    )
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
@@ -127,8 +128,8 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     spec = {
         "argv": argv,
         "directory": _directory(flags.chdir),
-        "environment": environment.packed(variables),
-        **_given(named=environment.named(flags.export, flags.env) or None),
+        "environment": submission.packed_variables(variables),
+        **_given(named=submission.named_variables(flags.export, flags.env) or None),
         "umask": umask & 0o777,
         "name": name,
         "request": request,
@@ -139,9 +140,9 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
         **_promise(flags, verb),
     }
     if locks:
-        travelling.add_lock(spec, locks[0])
+        submission.add_lock(spec, locks[0])
     elif flags.shell is None:
-        travelling.add_script(spec)
+        submission.add_script(spec)
     return spec, secret
 
 
@@ -225,7 +226,7 @@ def submit(
     try:
         try:
             return client.call(
-                "submit", token=token, spec=spec, terms=terms, freezes=travelling.may_freeze(spec), **fields
+                "submit", token=token, spec=spec, terms=terms, freezes=submission.may_freeze(spec), **fields
             )
         except SnapshotWanted:
             freeze_directory(client, spec, terms)
@@ -684,18 +685,18 @@ def add_file_flags(reader: Options) -> None:
 
 def prepare_files(flags: Namespace, spec: dict[str, Any], terms: dict[str, Any]) -> list[Found]:
     """Have the task work in a fresh directory whose outputs come home → what goes there. Raises StagingFailed."""
-    return travelling.prepare(spec, terms, flags.inputs, flags.outputs, snapshot=flags.snapshot)
+    return submission.prepare(spec, terms, flags.inputs, flags.outputs, snapshot=flags.snapshot)
 
 
 def send_files(client: AgentConnection, spec: dict[str, Any], terms: dict[str, Any], found: Sequence[Found]) -> None:
     """Have the agent keep the files, and the task name them. Raises PeerloadError."""
-    travelling.send(client, spec, terms, found, _progress(travelling.size_of(found)))
+    submission.send(client, spec, terms, found, _progress(submission.size_of(found)))
 
 
 def freeze_directory(client: AgentConnection, spec: dict[str, Any], terms: dict[str, Any]) -> None:
     """Have the working directory travel, as the settings of the agent want it, or say why it does not. Raises
     PeerloadError."""
-    if why := travelling.freeze(client, spec, terms, _progress(0)):
+    if why := submission.freeze(client, spec, terms, _progress(0)):
         say(
             f"{printable(spec['directory'])} does not travel: {why}",
             "the task runs where that directory is; leave files out:  .peerloadignore        all of it:  --snapshot",
@@ -718,7 +719,7 @@ def _progress(total: int) -> Callable[[int], None]:
 
 def described_files(found: Sequence[Found], spec: dict[str, Any]) -> dict[str, object]:
     """The files and the environment, for `--dry-run`."""
-    lock = spec.pop(travelling.LOCK, None)
+    lock = spec.pop(submission.LOCK, None)
     environment: dict[str, object] = {} if lock is None else {"env": f"{lock.name}, built by {lock.kind}"}
     if spec.pop("files", None) is None:
         return environment
@@ -727,6 +728,6 @@ def described_files(found: Sequence[Found], spec: dict[str, Any]) -> dict[str, o
     largest = [(item.path, item.status.st_size) for item in tree.largest(found, LARGEST_NAMED) if item.status]
     return environment | {
         "files": counted(sum(item.status is not None and not item.target for item in found), "file"),
-        "files_bytes": travelling.size_of(found),
+        "files_bytes": submission.size_of(found),
         "largest": [f"{printable(path)} ({size_text(size)})" for path, size in largest],
     }

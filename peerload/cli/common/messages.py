@@ -39,13 +39,9 @@ def report(error: PeerloadError, debug_hint: list[str] | None = None, verb: str 
         hint = f"what it takes:  peerload {verb} --help" if verb else "all of them:  peerload --help"
     if debug_hint is not None:
         hint = f"please report it, with what this prints:  peerload --debug {' '.join(debug_hint)}"
-    lines = f"peerload: {printable(str(error))}\n"
-    if hint:
-        lines += f"  {printable(hint)}\n"
     try:
         sys.stdout.flush()
-        sys.stderr.write(lines)
-        sys.stderr.flush()
+        say(str(error), hint)
     except BrokenPipeError:
         pipe_closed()
 
@@ -122,13 +118,22 @@ def say_unsaved(files: dict[str, Any]) -> int:
     return CANNOT
 
 
-def say_away(away: dict[str, Any]) -> None:
+def say_notice(piece: dict[str, Any]) -> bool:
+    """Say on stderr what a part of a stream of output tells about its task; False if it is a piece of the output."""
+    for key, say_it in (("unknown", say_unknown), ("away", _say_away), ("waits", _say_waits)):
+        if key in piece:
+            say_it(piece[key])
+            return True
+    return False
+
+
+def _say_away(away: dict[str, Any]) -> None:
     """Say on stderr that the home of a task cannot be asked, only the node that runs it."""
     name, home, why = (printable(away.get(key) or "") for key in ("id", "home", "why"))
     say(f"{name}: its home {home} does not answer: {why}", "shown is what this node knows")
 
 
-def say_waits(waits: dict[str, Any]) -> None:
+def _say_waits(waits: dict[str, Any]) -> None:
     """Say on stderr that a task has ended on another node and its home cannot store the result yet."""
     name, node, why = (printable(waits.get(key) or "") for key in ("id", "node", "why"))
     say(
@@ -155,7 +160,6 @@ def say_detached(task: str) -> int:
 
 
 def _needs_explanation(ended: dict[str, Any], code: int, reason: str) -> bool:
-    """True if the exit code alone does not explain the failure."""
     if reason in ("", f"exit code {code}"):
         return False
     return code in EXPLAINED_EXIT_CODES or bool(ended.get("out_of")) or WITHOUT_ROOM in reason

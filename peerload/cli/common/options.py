@@ -60,7 +60,8 @@ class Options:
         self._usage, self._says = f"peerload {verb} {usage}" if usage else None, says
         self.epilog = epilog
         self._arguments: list[tuple[tuple[str, ...], dict[str, Any]]] = []
-        self._takes_value: dict[str, bool] = {"-h": False, "--help": False}
+        self.takes_value: dict[str, bool] = {"-h": False, "--help": False}
+        """The flags by name, and whether each takes a value."""
         self.flag("--socket", metavar="PATH", help="the agent's socket (default: PEERLOAD_SOCKET, else your own agent)")
         self.switch("--json", help=json_says or "print JSON, one object")
 
@@ -107,7 +108,7 @@ class Options:
         """The names of a flag, and the word for its value."""
         words = ", ".join(declared).split(" ")
         names = [word.rstrip(",") for word in words if word.startswith("-")]
-        self._takes_value.update(dict.fromkeys(names, takes_value))
+        self.takes_value.update(dict.fromkeys(names, takes_value))
         return names, " ".join(words[len(names) :])
 
     def at(self) -> None:
@@ -174,11 +175,6 @@ class Options:
             values[target] = [*(values[target] or ()), found] if action == "append" else found
         return Values(values)
 
-    @property
-    def takes_value(self) -> dict[str, bool]:
-        """The flags by name, and whether each takes a value."""
-        return self._takes_value
-
     def _unknown(self, words: str) -> NoReturn:
         """Raise the error for an unknown flag or a word too many, with the flag that may be meant."""
         from difflib import get_close_matches
@@ -187,7 +183,7 @@ class Options:
         if not first.startswith("-"):
             what = f"{self._verb}: unexpected argument: {first!r}"
             raise UsageError(what, hint=f"what it takes:  peerload {self._verb} --help")
-        near = get_close_matches(first, self._takes_value, n=1)
+        near = get_close_matches(first, self.takes_value, n=1)
         also = f"did you mean {near[0]} ?        " if near else ""
         raise UsageError(
             f"{self._verb}: no such flag: {first}", hint=f"{also}all of them:  peerload {self._verb} --help"
@@ -197,7 +193,7 @@ class Options:
         if words[:1] == [DESCRIBE]:
             helps = {name: settings.get("help") or "" for names, settings in self._arguments for name in names}
             helps |= dict.fromkeys(("-h", "--help"), "show this help message and exit")
-            raise Described({name: (takes, helps.get(name, "")) for name, takes in self._takes_value.items()})
+            raise Described({name: (takes, helps.get(name, "")) for name, takes in self.takes_value.items()})
 
     def _end_of_flags(self, words: list[str]) -> int:
         index = 0
@@ -210,9 +206,9 @@ class Options:
 
     def _next_is_value(self, word: str) -> bool:
         if word.startswith("--"):
-            return "=" not in word and self._takes_value.get(word, False)
+            return "=" not in word and self.takes_value.get(word, False)
         for position, letter in enumerate(word[1:], start=1):
-            if self._takes_value.get(f"-{letter}", False):
+            if self.takes_value.get(f"-{letter}", False):
                 return position == len(word) - 1
         return False
 

@@ -9,9 +9,9 @@ import sys
 import threading
 import time
 
-from peerload.client.protocol import OutputGaps
+from peerload.client.connection import OutputGaps
 from peerload.model.text import printable
-from peerload.text.format import duration_text, print_json, say, size_text
+from peerload.text.format import duration_text, print_json, say, size_text, terminal_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Bar:
         self._drawn_s = now_s
         text = bar_text(done, failed, total, now_s - self._began_s)
         if self._is_terminal:
-            width = _terminal_width()
+            width = max(terminal_columns(sys.stderr) or COLUMNS, COLUMNS_MIN)
             sys.stderr.write(f"\r\x1b[K{text[: width - 1]}")
             self._is_drawn = True
         else:
@@ -194,10 +194,3 @@ def bar_text(done: int, failed: int, total: int | None, spent_s: float) -> str:
     left = duration_text(spent_s / done * (total - done)) if done else "-"
     when = f"ETA {left}" if done < total else duration_text(spent_s)
     return f"[{'#' * filled}{' ' * (_BAR_WIDTH - filled)}] {int(share * 100)}% {done}/{total}{told}  {when}"
-
-
-def _terminal_width() -> int:
-    try:
-        return max(os.get_terminal_size(2).columns or COLUMNS, COLUMNS_MIN)
-    except OSError:
-        return COLUMNS

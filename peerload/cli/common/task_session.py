@@ -13,9 +13,8 @@ import signal
 import sys
 import time
 
-from peerload.cli.common.messages import say_away, say_unknown, say_waits
-from peerload.client.connection import AgentConnection
-from peerload.client.protocol import accepted
+from peerload.cli.common.messages import say_notice
+from peerload.client.connection import AgentConnection, accepted
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import say, shortened
@@ -378,7 +377,6 @@ class TaskSession:
             raise
 
     def _reader_gone(self) -> None:
-        """Cancel the task, since the reader of our output is gone."""
         self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGPIPE))
 
     def _ask(self) -> None:
@@ -419,7 +417,6 @@ class TaskSession:
         return ended
 
     def _ask_why(self) -> None:
-        """Ask once why the task has not started."""
         if self._why_due_s is not None and time.monotonic() >= self._why_due_s:
             self._why_due_s = None
             self._why_request = self._client.send("why", task=self._task)
@@ -435,13 +432,7 @@ class TaskSession:
             self._runs(body["running"])
         elif "ended" in body:
             self._begins(body["ended"])
-        elif "unknown" in body:
-            say_unknown(body["unknown"])
-        elif "away" in body:
-            say_away(body["away"])
-        elif "waits" in body:
-            say_waits(body["waits"])
-        else:
+        elif not say_notice(body):
             self._show(body)
         return None
 
@@ -454,7 +445,6 @@ class TaskSession:
         self._attempt = attempt
 
     def _runs(self, where: dict[str, Any]) -> None:
-        """Note that an attempt runs."""
         self._why_due_s, self._why_request = None, -1
         if self._shows_staging:
             sys.stderr.write(f"\r{CLEAR_TO_END}")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from peerload.cli.common import agent_process
 from peerload.cli.demo.broker import find_broker, start_broker
-from peerload.client import environment
+from peerload.client import submission
 from peerload.client.connection import AgentConnection
 from peerload.distribution import how_to_add
 from peerload.model import metrics
@@ -567,7 +567,7 @@ class SharingDemo(Demo):
         scratch = self.directory / "work"
         scratch.mkdir()
         variables = {b"PATH": os.environb.get(b"PATH", os.fsencode(os.defpath)), b"LC_ALL": b"C"}
-        packed = environment.packed({**variables, MARK.encode(): os.fsencode(self.directory)})
+        packed = submission.packed_variables({**variables, MARK.encode(): os.fsencode(self.directory)})
         ids: list[str] = []
         began_s = time.monotonic()
         for command in work:

@@ -19,7 +19,7 @@ from peerload.cli.common import agent_process
 from peerload.cli.common.messages import INTERRUPTED
 from peerload.cli.common.options import Options
 from peerload.cli.demo.demo import ANSWER_WITHIN_S, MARK, Demo, interrupt, run_and_clean, temporary_directory, wait
-from peerload.client import environment
+from peerload.client import submission
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.security import cluster_dir
@@ -99,7 +99,7 @@ def main(words: list[str]) -> int:
     if account is None:
         return INTERRUPTED
     account["processes_left"] = len(left)
-    print_result(account, "".join(f"{line}\n" for line in _told(account)), as_json=flags.json)
+    print_result(account, _told(account), as_json=flags.json)
     return 0 if account["as_published"] and not left else 1
 
 
@@ -165,7 +165,7 @@ class GpuDemo(Demo):
         spec = {
             "argv": [os.fsencode(word) for word in argv],
             "directory": bytes(self.directory),
-            "environment": environment.packed(variables),
+            "environment": submission.packed_variables(variables),
             "request": {
                 "gpus": 1,
                 "gpu_fraction": asked.share,

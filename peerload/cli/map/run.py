@@ -20,8 +20,7 @@ from peerload.cli.common import command
 from peerload.cli.common.command import say_declining
 from peerload.cli.common.messages import say_unknown
 from peerload.cli.map.template import BadInput, shown
-from peerload.client.connection import AgentConnection
-from peerload.client.protocol import OutputGaps, refusal
+from peerload.client.connection import AgentConnection, OutputGaps, refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, say, size_text
@@ -393,7 +392,6 @@ class Mapping:
             raise self.problem
 
     def _fill(self) -> None:
-        """Submit what there is room for."""
         if self._stops or self._view.is_full or time.monotonic() < self._retry_at_s:
             return
         while (room := self._at_a_time - self._unfinished) >= self._room_min and len(self._batches) < BATCHES_MAX:
@@ -554,7 +552,6 @@ class Mapping:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _halts(self, body: dict[str, Any]) -> None:
-        """Stop because the condition of --halt holds."""
         self.halted_by = body
         self._stops = True
         self._inputs.stop()

@@ -16,6 +16,8 @@ from peerload.cli.common.agent_process import (
     agent_options,
     await_end,
     default_places,
+    default_state,
+    end_launcher,
     ended_at_once,
     given_settings,
     is_worked_in,
@@ -25,9 +27,9 @@ from peerload.cli.common.agent_process import (
 )
 from peerload.cli.common.options import Options
 from peerload.client.connection import ANSWERS_WITHIN_S, START_HINT, AgentConnection, default_socket_path
-from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
+from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
 from peerload.model.text import printable
-from peerload.text.format import counted, number_text, print_json, print_result, say, size_text, terminal_columns
+from peerload.text.format import counted, number_text, print_result, say, size_text, terminal_columns
 
 
 def agent(words: list[str]) -> int:
@@ -56,8 +58,6 @@ def launcher(words: list[str]) -> int:  # noqa: RET503 -- execv does not return
         sys.stdout.write(LAUNCHER_HELP)
         return 0
     if words[:1] != ["--system"]:
-        from peerload.model.errors import UsageError
-
         hint = "the launcher of one user is started by its agent:  peerload up"
         raise UsageError("this verb is only for the service of all users", why="--system is missing", hint=hint)
     if os.geteuid() != 0:
@@ -84,7 +84,6 @@ JSON_KEYS = ("pid", "launcher_pid", "socket", "listen", "node")
 
 
 def up(words: list[str]) -> int:
-    """Run the verb."""
     flags = agent_options(
         "up", "Start an agent for me on this machine, in the background. It needs no configuration file."
     ).read(words)
@@ -102,7 +101,7 @@ def up(words: list[str]) -> int:
             info = _joined(settings, info, log_start)
     info.setdefault("socket", settings["socket"])
     info["notices"] = [*(info.get("notices") or ()), *_shared_machine(info)]
-    print_result({key: info.get(key) for key in JSON_KEYS}, _started_text(info, already=already), as_json=flags.json)
+    print_result({key: info.get(key) for key in JSON_KEYS}, _started_lines(info, already=already), as_json=flags.json)
     return 0
 
 
@@ -208,23 +207,22 @@ def _labelled(label: str, *commands: str) -> str:
     return f"{label:16}" + f"\n{'':16}".join(commands) if 0 < columns < len(line) else line
 
 
-def _started_text(info: dict[str, Any], *, already: bool) -> str:
+def _started_lines(info: dict[str, Any], *, already: bool) -> list[str]:
     cpus = info.get("cpus")
     facts = [f"node {printable(info.get('node', ''))}", f"{number_text(cpus)} cpu{'' if cpus == 1 else 's'}"]
     if info.get("mem_bytes"):
         facts.append(size_text(info["mem_bytes"]))
     if info.get("slots") is not None:
         facts.append(f"{counted(info['slots'], 'task')} at a time")
-    notices = "".join(f"Note:           {printable(notice)}\n" for notice in info.get("notices") or ())
     verb = "an agent is already running" if already else "agent started"
     own = printable(_socket_flag(info))
-    return (
-        f"{verb}: {', '.join(facts)}. {_cluster_text(info)}\n"
-        f"{notices}"
-        f"{_labelled('Try:', f'peerload run{own} hostname', f'peerload submit{own} sleep 5', f'peerload top{own}')}\n"
-        f"Add a machine:  {_how_to_add(info)}\n"
-        f"Stop it:        peerload down{own}\n"
-    )
+    return [
+        f"{verb}: {', '.join(facts)}. {_cluster_text(info)}",
+        *(f"Note:           {printable(notice)}" for notice in info.get("notices") or ()),
+        _labelled("Try:", f"peerload run{own} hostname", f"peerload submit{own} sleep 5", f"peerload top{own}"),
+        f"Add a machine:  {_how_to_add(info)}",
+        f"Stop it:        peerload down{own}",
+    ]
 
 
 FLAG = "flag"
@@ -232,7 +230,6 @@ FLAG = "flag"
 
 
 def down(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "down", "Stop my agent. Running tasks go on, and `peerload up` finds them again; with --all they end, too."
     )
@@ -257,13 +254,9 @@ def down(words: list[str]) -> int:
     for key, descriptor in watched.items():
         if descriptor is not None:
             await_end(descriptor, f"{'the agent' if key == 'pid' else 'the launcher'} (pid {info[key]})")
-    node = printable(info.get("node", ""))
-    if flags.json:
-        print_json({"pid": info.get("pid"), "node": info.get("node"), "all": flags.all})
-    elif flags.all:
-        sys.stdout.write(f"agent of {node} stopped; its tasks were ended\n")
-    else:
-        sys.stdout.write(f"agent of {node} stopped; running tasks go on.  Start it again:  {back}\n")
+    left = "its tasks were ended" if flags.all else f"running tasks go on.  Start it again:  {back}"
+    text = f"agent of {printable(info.get('node', ''))} stopped; {left}"
+    print_result({"pid": info.get("pid"), "node": info.get("node"), "all": flags.all}, [text], as_json=flags.json)
     return 0
 
 
@@ -294,16 +287,11 @@ def _back_again(client: AgentConnection) -> str:
 
 def own_place(key: str) -> str | None:
     """The default of `peerload up` for the state directory and the socket; None for other settings."""
-    from peerload.cli.common.agent_process import default_state
-    from peerload.client.connection import default_socket_path
-
     return {"state": default_state(), "socket": default_socket_path()}.get(key)
 
 
 def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool) -> bool:
     """End the launcher of an agent that is gone, with its tasks. False if there is none."""
-    from peerload.cli.common.agent_process import end_launcher, located
-
     if socket_path is not None and state is None:
         return False  # another agent than the user's own: its state directory is not known
     found = end_launcher(located({"state": state} if state else {})["state"])
@@ -312,7 +300,7 @@ def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool)
     await_end(found, "the launcher")
     print_result(
         {"pid": None, "node": None, "all": True},
-        "the agent was gone; the tasks that still ran were ended\n",
+        ["the agent was gone; the tasks that still ran were ended"],
         as_json=as_json,
     )
     return True

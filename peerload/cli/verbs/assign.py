@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from peerload.cli.common.options import Options
 from peerload.client.blocking import Client
 from peerload.model.errors import ConfigError, PeerloadError, UsageError
 from peerload.model.text import printable
-from peerload.text.format import counted, print_json, table
+from peerload.text.format import counted, print_lines, print_result, table
 
 if TYPE_CHECKING:
     from typing import Any
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "assign",
         "Assign the tasks of a program to nodes so that execution and communication cost least in all. The file names nodes,"
@@ -45,13 +43,11 @@ def main(words: list[str]) -> int:
     program = read_program(raw, str(path))
     found = solve(program)
     if flags.dot:
-        sys.stdout.write("".join(f"{line}\n" for line in _dot(program, found)))
+        print_lines(_dot(program, found))
         return 0
     ids = _submitted(program, found, flags.socket) if flags.submit else {}
-    if flags.json:
-        print_json(_as_json(program, found) | ({"tasks": ids} if ids else {}))
-    else:
-        sys.stdout.write("".join(f"{line}\n" for line in _lines(program, found, ids)))
+    told = _as_json(program, found) | ({"tasks": ids} if ids else {})
+    print_result(told, _lines(program, found, ids), as_json=flags.json)
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from peerload.cli.common.options import Options, group_name, signal_number, whol
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, BadRequest, UsageError
 from peerload.model.text import printable
-from peerload.text.format import counted, duration_text, print_json, print_result, say, size_text, table
+from peerload.text.format import counted, duration_text, print_json, print_lines, print_result, say, size_text, table
 from peerload.text.tasks import ENDED, collapsed
 from peerload.text.units import duration
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def cancel(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "cancel",
         "Stop tasks: waiting ones never start, running ones get TERM and, 10 s later, KILL.\n"
@@ -60,10 +58,8 @@ def cancel(words: list[str]) -> int:
         else:
             reply = selection.changed(client, "cancel", chosen, **asked)
     cancelled, already = reply.get("cancelled", []), reply.get("already_ended", [])
-    if flags.json:
-        print_json({"cancelled": cancelled, "already_ended": already})
-    else:
-        _show_cancelled(cancelled, already)
+    lines = _cancelled_lines(cancelled, already)
+    print_result({"cancelled": cancelled, "already_ended": already}, lines, as_json=flags.json)
     return 0
 
 
@@ -79,12 +75,12 @@ def _wait_for(client: AgentConnection, flags: Namespace, refs: list[str], asked:
         cancelled += part.get("cancelled", ())
         already += part.get("already_ended", ())
         if part.get("waits_for") and not is_shown:
-            _show_cancelled(cancelled, already)
+            print_lines(_cancelled_lines(cancelled, already))
             is_shown = True
         for node in part.get("waits_for", ()):
             _say_waiting(node)
     if not is_shown:
-        _show_cancelled(cancelled, already)
+        print_lines(_cancelled_lines(cancelled, already))
     left = client.last.get("left", [])
     if flags.json:
         print_json({"cancelled": cancelled, "already_ended": already, "left": left})
@@ -112,11 +108,9 @@ def _say_waiting(waits_for: dict[str, Any]) -> None:
         )
 
 
-def _show_cancelled(cancelled: list[str], already: list[str]) -> None:
-    lines = [f"{line}  cancelled\n" for line in collapsed(cancelled)]
-    lines += [f"{line}  had already ended\n" for line in collapsed(already)]
-    sys.stdout.write("".join(lines))
-    sys.stdout.flush()
+def _cancelled_lines(cancelled: list[str], already: list[str]) -> list[str]:
+    lines = [f"{line}  cancelled" for line in collapsed(cancelled)]
+    return lines + [f"{line}  had already ended" for line in collapsed(already)]
 
 
 RUNNING = ("running",)
@@ -127,7 +121,6 @@ RUNNING_MAX = 100_000
 
 
 def signal(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "signal",
         "Send a signal, such as USR1 or 12, to the processes of running tasks, wherever they run. If a task ends by it, that is its\n"
@@ -147,13 +140,8 @@ def signal(words: list[str]) -> int:
         refused = _sent(client, [str(task["id"]) for task in running], number)
     signalled = [str(task["id"]) for task in running if str(task["id"]) not in refused]
     unsure = {str(task["id"]): str(task["node"]) for task in running if task.get("unreachable_since")}
-    if flags.json:
-        print_json(
-            {"signal": number, "signalled": signalled, "not_running": [*others, *refused], "unreachable": [*unsure]}
-        )
-    else:
-        sys.stdout.write("".join(f"{line}  signalled\n" for line in collapsed(signalled)))
-        sys.stdout.flush()
+    told = {"signal": number, "signalled": signalled, "not_running": [*others, *refused], "unreachable": [*unsure]}
+    print_result(told, (f"{line}  signalled" for line in collapsed(signalled)), as_json=flags.json)
     for task, why in (others | refused).items():
         say(f"{printable(task)}: {printable(why)}", f"details:  peerload show {printable(task)}")
     for task, node in unsure.items():
@@ -211,7 +199,6 @@ PRIORITY_MAX = 1_000_000
 
 
 def hold(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options("hold", "Keep waiting tasks from starting, until  peerload release.  Running tasks go on.")
     says = {
         "held": "held",
@@ -222,7 +209,6 @@ def hold(words: list[str]) -> int:
 
 
 def release(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "release",
         "Let held tasks start: those held by  peerload hold  or  submit --held,  and those held because several nodes that ran\n"
@@ -232,7 +218,6 @@ def release(words: list[str]) -> int:
 
 
 def prio(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "prio", "Change the priority of waiting tasks: greater numbers go first.", usage="[flags] N ID ..."
     )
@@ -268,10 +253,10 @@ def _change(reader: Options, words: list[str], verb: str, states: Sequence[str],
     lines = []
     for key, tasks in found.items():
         if key == "not_waiting":
-            lines += [f"{line}  has ended; run it again:  peerload retry\n" for line in collapsed(ended)]
+            lines += [f"{line}  has ended; run it again:  peerload retry" for line in collapsed(ended)]
         others = [task for task in tasks if task not in ended]
-        lines += [f"{line}  {says[key].format(**asked)}\n" for line in collapsed(others)]
-    sys.stdout.write("".join(lines))
+        lines += [f"{line}  {says[key].format(**asked)}" for line in collapsed(others)]
+    print_lines(lines)
     return code
 
 
@@ -298,7 +283,6 @@ FAILED_TASKS_MAX = 100_000
 
 
 def retry(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "retry",
         "Queue the command of a task again, as a new task with a new id. It must have ended, or its outcome be unknown.\n"
@@ -337,11 +321,8 @@ def _retry(client: AgentConnection, task: str, *, is_json: bool, **fields: objec
 
     reply = client.call("retry", token=os.urandom(TOKEN_BYTES).hex(), task=task, **fields)
     members = reply.get("members")
-    if is_json:
-        print_json({"id": reply["id"], "retry_of": reply.get("retry_of")} | ({"members": members} if members else {}))
-    else:
-        sys.stdout.write(f"{printable(reply['id'])}\n")
-        sys.stdout.flush()
+    told = {"id": reply["id"], "retry_of": reply.get("retry_of")} | ({"members": members} if members else {})
+    print_result(told, [printable(reply["id"])], as_json=is_json)
     spec = {} if reply.get("directory_here") else client.call("show", tasks=[reply["id"]])["tasks"][0]
     warn_if_stranded(client, reply, spec)
 
@@ -404,12 +385,12 @@ def _member(task: dict[str, Any]) -> str:
 
 
 SLOTS_MAX = 1_000_000
+GROUP_COUNTS = ("running", "waiting", "held")
 GROUP_ACTIONS = ("ls", "set", "pause", "resume", "rm")
 GROUP_HINT = "peerload group        peerload group set G --slots 2        peerload group pause|resume|rm G"
 
 
 def group(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "group",
         "Groups of tasks (--group G of run, submit and map). A group's slots bound how many of its tasks run at a time, anywhere\n"
@@ -431,7 +412,7 @@ def group(words: list[str]) -> int:
             _show_groups(client.call("groups").get("groups", []), flags)
             return 0
         group = client.call("group", **request)["group"]
-    print_result(group, f"{printable(_group_text(flags.what, group))}\n", as_json=flags.json)
+    print_result(group, [printable(_group_text(flags.what, group))], as_json=flags.json)
     return 0
 
 
@@ -470,27 +451,15 @@ def _group_slots(text: str | None) -> int:
 
 
 def _show_groups(groups: list[dict[str, Any]], flags: Namespace) -> None:
-    if flags.json:
-        print_json({"v": 1, "groups": groups})
-    elif not groups:
-        sys.stdout.write(
-            "no groups.  Make one:  peerload group set G --slots 2        use it:  peerload submit --group G CMD\n"
-        )
-    else:
+    lines = ["no groups.  Make one:  peerload group set G --slots 2        use it:  peerload submit --group G CMD"]
+    if groups:
         rows = [
-            [
-                str(group["name"]),
-                str(group["slots"] or "-"),
-                "yes" if group["paused"] else "no",
-                str(group["running"]),
-                str(group["waiting"]),
-                str(group["held"]),
-            ]
+            [group["name"], group["slots"] or "-", "yes" if group["paused"] else "no", *map(group.get, GROUP_COUNTS)]
             for group in groups
         ]
-        headings = ["GROUP", "SLOTS", "PAUSED", "RUNNING", "WAITING", "HELD"]
-        lines = table(headings, rows, right=("SLOTS", "RUNNING", "WAITING", "HELD"))
-        sys.stdout.write("\n".join(lines) + "\n")
+        headings = ["GROUP", "SLOTS", "PAUSED", *map(str.upper, GROUP_COUNTS)]
+        lines = table(headings, rows, right=("SLOTS", *map(str.upper, GROUP_COUNTS)))
+    print_result({"groups": groups}, lines, as_json=flags.json)
 
 
 def _group_text(what: str, group: dict[str, Any]) -> str:
@@ -507,7 +476,6 @@ ID_CHARACTERS = 12
 
 
 def clean(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "clean",
         "Delete ended tasks whose home is here, with their outputs. The flags narrow the choice: tasks that ended longer ago\n"
@@ -567,7 +535,6 @@ def _cleaned(
 
 
 def _refs(client: AgentConnection, chosen_by: selection.Selection, states: list[str]) -> list[str]:
-    """References to the selected tasks."""
     if chosen_by.is_plain:
         return chosen_by.words
     chosen_by.states = states
@@ -625,11 +592,10 @@ def _without_agent(flags: Namespace, asked: dict[str, Any]) -> dict[str, Any] | 
 
 def _show_cleaned(flags: Namespace, reply: dict[str, Any]) -> None:
     tasks, outputs = int(reply.get("removed") or 0), int(reply.get("outputs") or 0)
-    lines = [f"{line}\n" for line in collapsed(reply.get("tasks") or [])] if flags.dry_run else []
+    lines = collapsed(reply.get("tasks") or []) if flags.dry_run else []
     would = "would delete" if flags.dry_run else "deleted"
     what = f"{counted(outputs, 'output')} ({size_text(reply.get('output_bytes'))})"
-    lines.append(f"{would} {what}\n" if flags.outputs else f"{would} {counted(tasks, 'ended task')} and {what}\n")
-    sys.stdout.write("".join(lines))
+    print_lines([*lines, f"{would} {what}" if flags.outputs else f"{would} {counted(tasks, 'ended task')} and {what}"])
     if reply.get("in_use"):
         say(
             f"{counted(int(reply['in_use']), 'ended task')} stayed",
@@ -638,7 +604,6 @@ def _show_cleaned(flags: Namespace, reply: dict[str, Any]) -> None:
 
 
 def files(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "files",
         "Show the files and environments of tasks that this node keeps: each snapshot or lock file, its size, whether a task needs it,\n"
@@ -651,9 +616,6 @@ def files(words: list[str]) -> int:
     with AgentConnection(flags.socket) as client:
         removed = client.call("files", gc=True, at=flags.at)["removed_bytes"] if flags.gc else 0
         kept = client.call("files", at=flags.at)
-    if flags.json:
-        print_json({**kept, "removed_bytes": removed})
-        return 0
     lines = [f"removed {size_text(removed)}"] if flags.gc else []
     lines.append(
         f"{size_text(kept['size_bytes'])} of {size_text(kept['limit_bytes'])} in {counted(kept['blocks'], 'block')}"
@@ -665,7 +627,7 @@ def files(words: list[str]) -> int:
         f"{one['id'][:ID_CHARACTERS]}  {size_text(one['bytes']):>9}  {printable(one['name'])}  {_used(one)}"
         for one in kept["environments"]
     ]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    print_result({**kept, "removed_bytes": removed}, lines, as_json=flags.json)
     return 0
 
 

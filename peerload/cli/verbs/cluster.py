@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common.agent_process import await_end, watch
+from peerload.cli.common.agent_process import await_end, configured, watch
 from peerload.cli.common.command import check_node_names
 from peerload.cli.common.options import Options
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, BadRequest, UsageError
 from peerload.model.text import printable
-from peerload.text.format import duration_text, print_json, say
+from peerload.text.format import counted, duration_text, print_json, print_lines, print_result, say
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -31,7 +30,6 @@ NAME_LENGTH_MAX = 40
 
 
 def cluster(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "cluster",
         "init DIR: make a cluster: its own certificate authority and keys, in a new directory. A machine with a copy of it\n"
@@ -70,9 +68,6 @@ def _init(flags: Namespace) -> int:
 
     directory = Path(os.path.abspath(flags.directory[0]))  # noqa: PTH100 -- symbolic links are kept, and refused
     made = cluster_dir.make(directory, _default_name(directory) if flags.name is None else flags.name)
-    if flags.json:
-        print_json(_facts(made))
-        return 0
     try:
         address = reachable_anywhere()
     except OSError:
@@ -80,31 +75,27 @@ def _init(flags: Namespace) -> int:
     first = printable(join_address(address, EXAMPLE_PORT))
     place = printable(shlex.quote(str(directory)))
     copy = printable(shlex.quote(directory.name))
-    sys.stdout.write(
-        f"cluster {made.name} made in {place}. A machine with a copy of it is a member: keep it secret.\n"
-        f"Start here:       peerload up --cluster {place} --listen {first}\n"
-        f"Add a machine:    scp -rp {place} OTHER:        and there, with its own address:\n"
-        f"                  peerload up --cluster ~/{copy} --listen {SOMEWHERE}:{EXAMPLE_PORT} --peer {first}\n"
+    lines = (
+        f"cluster {made.name} made in {place}. A machine with a copy of it is a member: keep it secret.",
+        f"Start here:       peerload up --cluster {place} --listen {first}",
+        f"Add a machine:    scp -rp {place} OTHER:        and there, with its own address:",
+        f"                  peerload up --cluster ~/{copy} --listen {SOMEWHERE}:{EXAMPLE_PORT} --peer {first}",
     )
+    print_result(_facts(made), lines, as_json=flags.json)
     return 0
 
 
 def _rotate(flags: Namespace) -> int:
-    from peerload.client.connection import AgentConnection
-
     if flags.directory or flags.name is not None:
         raise UsageError("cluster rotate takes no arguments", hint="what it takes:  peerload cluster --help")
     with AgentConnection(flags.socket) as client:
         reply = client.call("rotate")
-    if flags.json:
-        print_json({key: reply.get(key) for key in ("number", "told", "overlap_s")})
-        return 0
-    told = int(reply.get("told") or 0)
-    sys.stdout.write(
-        f"gossip and MQTT are sealed with a new key (number {reply.get('number')}); {told} other member"
-        f"{'' if told == 1 else 's'} informed, the others receive it when they return. The old one opens for "
-        f"{duration_text(reply.get('overlap_s'))} more.\n"
+    text = (
+        f"gossip and MQTT are sealed with a new key (number {reply.get('number')});"
+        f" {counted(int(reply.get('told') or 0), 'other member')} informed, the others receive it when they return."
+        f" The old one opens for {duration_text(reply.get('overlap_s'))} more."
     )
+    print_result({key: reply.get(key) for key in ("number", "told", "overlap_s")}, [text], as_json=flags.json)
     return 0
 
 
@@ -134,7 +125,7 @@ def _show(flags: Namespace) -> int:
         ("certificate", f"sha256:{found.fingerprint}"),
         ("valid until", f"{found.valid_until:%Y-%m-%d}"),
     )
-    sys.stdout.write("".join(f"{name:12} {printable(text)}\n" for name, text in rows))
+    print_lines(f"{name:12} {printable(text)}" for name, text in rows)
     if not flags.directory:
         _say_in_use(facts["agent"], found.id)
     return 0
@@ -142,7 +133,6 @@ def _show(flags: Namespace) -> int:
 
 def _configured() -> ClusterDirectory:
     """The cluster directory of an agent started here now."""
-    from peerload.cli.common.agent_process import configured
     from peerload.security import cluster_dir
 
     return cluster_dir.find(configured({}).cluster, os.environ)
@@ -150,9 +140,6 @@ def _configured() -> ClusterDirectory:
 
 def _in_use(socket: str | None) -> dict[str, Any] | None:
     """The cluster of the agent that runs here; None if no agent runs."""
-    from peerload.client.connection import AgentConnection
-    from peerload.model.errors import AgentUnavailable
-
     try:
         with AgentConnection(socket) as client:
             info = client.call("info")
@@ -195,7 +182,7 @@ def _default_name(directory: Path) -> str:
 def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> int:
     """Make the files by which a Mosquitto serves the cluster by TLS, in a new directory. flags: `host` and `json` of the command
     line. Raises BadRequest."""
-    from peerload.security import mosquitto_config
+    from peerload.security import broker
 
     if cluster.is_local:
         why = "this node has no cluster of several machines"
@@ -207,24 +194,24 @@ def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> 
             hint="run it where the cluster was made; which nodes have the key:  peerload invite",
         )
     hosts: list[str] = flags.host or []
-    valid_until = mosquitto_config.make(cluster, directory, hosts, datetime.now(UTC))
-    if flags.json:
-        print_json({"directory": str(directory), "hosts": hosts, "valid_until": valid_until.timestamp()})
-        return 0
+    valid_until = broker.make_mosquitto_files(cluster, directory, hosts, datetime.now(UTC))
     url = f"mqtts://{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{TLS_PORT}"
-    place, there = printable(shlex.quote(str(directory))), mosquitto_config.PLACE
-    sys.stdout.write(
-        f"{place} has the files for a Mosquitto at {printable(', '.join(hosts))}, valid until {valid_until:%Y-%m-%d}. "
-        "broker.key is a secret.\n"
-        f"On its machine:   sudo install -d -o mosquitto -m 700 {there} ; sudo install -o mosquitto -m 400 {place}/* {there}\n"
-        f"                  sudo ln -s {there}/mosquitto.conf /etc/mosquitto/conf.d/peerload.conf ; sudo systemctl restart mosquitto\n"
-        f'On every node:    mqtt = ["{printable(url)}"]  in its configuration, or  --mqtt {printable(url)}\n'
+    place, there = printable(shlex.quote(str(directory))), broker.MOSQUITTO_PLACE
+    lines = (
+        (
+            f"{place} has the files for a Mosquitto at {printable(', '.join(hosts))}, valid until {valid_until:%Y-%m-%d}. "
+            "broker.key is a secret."
+        ),
+        f"On its machine:   sudo install -d -o mosquitto -m 700 {there} ; sudo install -o mosquitto -m 400 {place}/* {there}",
+        f"                  sudo ln -s {there}/mosquitto.conf /etc/mosquitto/conf.d/peerload.conf ; sudo systemctl restart mosquitto",
+        f'On every node:    mqtt = ["{printable(url)}"]  in its configuration, or  --mqtt {printable(url)}',
     )
+    told = {"directory": str(directory), "hosts": hosts, "valid_until": valid_until.timestamp()}
+    print_result(told, lines, as_json=flags.json)
     return 0
 
 
 def leave(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "leave",
         "Take this node out of its cluster: the others are informed, my agent stops and forgets the other nodes.\n"
@@ -243,16 +230,12 @@ def leave(words: list[str]) -> int:
                 raise  # without its process nothing shows whether it stops
     if process is not None:
         await_end(process, f"the agent (pid {info['pid']})")
-    if flags.json:
-        print_json({"node": info.get("node"), "pid": info.get("pid")})
-    else:
-        node = printable(info.get("node", ""))
-        sys.stdout.write(f"{node} has left; its agent stopped.  Join again:  peerload up --peer HOST:PORT\n")
+    text = f"{printable(info.get('node', ''))} has left; its agent stopped.  Join again:  peerload up --peer HOST:PORT"
+    print_result({"node": info.get("node"), "pid": info.get("pid")}, [text], as_json=flags.json)
     return 0
 
 
 def forget(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "forget",
         "Declare that a node is gone for good: every node drops it from its list and stops looking for it.\n"
@@ -263,16 +246,13 @@ def forget(words: list[str]) -> int:
     check_node_names("forget", [flags.node])
     with AgentConnection(flags.socket) as client:
         reply = client.call("forget", node=flags.node)
-    if flags.json:
-        print_json({"node": reply.get("node"), "was": reply.get("was")})
-    else:
-        was = f"it was {printable(reply['was'])}" if reply.get("was") else "this node knew only tasks on it"
-        sys.stdout.write(f"{printable(reply.get('node', ''))} is forgotten; {was}\n")
+    was = f"it was {printable(reply['was'])}" if reply.get("was") else "this node knew only tasks on it"
+    text = f"{printable(reply.get('node', ''))} is forgotten; {was}"
+    print_result({"node": reply.get("node"), "was": reply.get("was")}, [text], as_json=flags.json)
     return 0
 
 
 def revoke(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "revoke",
         "Shut a node out: its certificate is revoked everywhere, its connections are closed, and the key that it knew is changed.\n"
@@ -284,14 +264,10 @@ def revoke(words: list[str]) -> int:
     check_node_names("revoke", [flags.node])
     with AgentConnection(flags.socket) as client:
         reply = client.call("revoke", node=flags.node, force=flags.force)
-    if flags.json:
-        print_json({key: reply.get(key) for key in ("node", "was", "told", "was_issuer")})
-        return 0
-    node, told = printable(str(reply.get("node"))), int(reply.get("told") or 0)
-    sys.stdout.write(
-        f"{node} is shut out; {told} other member{'' if told == 1 else 's'} informed, the others learn it when they return\n"
-    )
-    if reply.get("was_issuer"):
+    node, others = printable(str(reply.get("node"))), counted(int(reply.get("told") or 0), "other member")
+    text = f"{node} is shut out; {others} informed, the others learn it when they return"
+    print_result({key: reply.get(key) for key in ("node", "was", "told", "was_issuer")}, [text], as_json=flags.json)
+    if reply.get("was_issuer") and not flags.json:
         say(
             f"{node} has the key of the cluster's CA: it can issue itself another certificate",
             "shut it out for good with a new cluster:  peerload cluster init DIR",

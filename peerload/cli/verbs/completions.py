@@ -6,15 +6,15 @@ agent. An agent that does not answer at once is not waited for.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from peerload.cli.common.options import DESCRIBE, Described, Options
+from peerload.cli.common.selection import STATES, UNFINISHED
 from peerload.cli.verbs import VERBS, load
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
-from peerload.text.format import shortened
+from peerload.text.format import print_lines, print_result, shortened
 
 AGENT_S_MAX = 0.5
 """Patience with the agent after TAB."""
@@ -25,13 +25,12 @@ FILES, DIRECTORIES, COMMAND = ":files", ":directories", ":command"
 """Instead of candidates: the shell completes names of files, of directories, or a command and its words."""
 COMMANDS = ("run", "submit", "map")
 SIGNALS = "TERM INT KILL HUP USR1 USR2 STOP CONT"
-STATES = "held queued leased running done failed cancelled unknown"
 
-_WAITING, _UNFINISHED = ("queued", "held", "leased"), ("held", "queued", "leased", "running", "unknown")
+_WAITING = ("queued", "held", "leased")
 _ENDED = ("done", "failed", "cancelled", "unknown")
 TASKS: dict[str, tuple[str, ...]] = {
-    "show": (), "why": (), "trace": (), "logs": (), "ls": (), "exec": ("running",), "events": (), "attach": _UNFINISHED, "wait": _UNFINISHED, "cancel": _UNFINISHED, "signal": ("running",),
-    "hold": ("queued",), "release": ("held",), "retry": _ENDED, "prio": _WAITING, "pause": _UNFINISHED, "resume": (),
+    "show": (), "why": (), "trace": (), "logs": (), "ls": (), "exec": ("running",), "events": (), "attach": UNFINISHED, "wait": UNFINISHED, "cancel": UNFINISHED, "signal": ("running",),
+    "hold": ("queued",), "release": ("held",), "retry": _ENDED, "prio": _WAITING, "pause": UNFINISHED, "resume": (),
 }  # fmt: skip
 """Verbs that take ids, with the states of the tasks offered (none: all)."""
 NODES = ("sh", "forget", "drain", "undrain")
@@ -142,12 +141,8 @@ def main(words: list[str]) -> int:
     if flags.shell not in SCRIPTS:
         what = f"no such shell: {flags.shell!r}" if flags.shell else "the shell is missing"
         raise UsageError(f"completions: {what}", hint="there are:  peerload completions bash | zsh | fish")
-    if flags.json:
-        from peerload.text.format import print_json
-
-        print_json({"shell": flags.shell, "script": SCRIPTS[flags.shell]})
-    else:
-        sys.stdout.write(SCRIPTS[flags.shell])
+    script = SCRIPTS[flags.shell]
+    print_result({"shell": flags.shell, "script": script}, script.splitlines(), as_json=flags.json)
     return 0
 
 
@@ -157,8 +152,8 @@ def _answer(form: list[str], words: list[str]) -> int:
     for candidate, says in answered(words):
         told = shortened(printable(says), HELP_WIDTH_MAX)
         word = candidate.replace(":", "\\:") if between == ":" and not candidate.startswith(":") else candidate
-        lines.append(f"{word}{between}{told}\n" if between and told else f"{word}\n")
-    sys.stdout.write("".join(lines))
+        lines.append(f"{word}{between}{told}" if between and told else word)
+    print_lines(lines)
     return 0
 
 
@@ -235,7 +230,7 @@ def _values(verb: str, flag: str, value: str, front: str) -> list[tuple[str, str
     elif flag in LABEL_FLAGS:
         candidates = sorted({(str(label), "") for node in _ask("nodes").get("nodes", ()) for label in node["labels"]})
     elif flag == "--state" and verb not in ("up", "agent", "down"):
-        candidates = [(state, "") for state in STATES.split()]
+        candidates = [(state, "") for state in STATES]
     else:
         told = VALUES.get(flag, DIRECTORIES if flag == "--state" else "")
         candidates = [(word, "") for word in told.split()]

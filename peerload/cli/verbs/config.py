@@ -12,7 +12,7 @@ from peerload.cli.common.messages import CANNOT, mistake_as_json
 from peerload.cli.common.options import Options
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
-from peerload.text.format import coloured, counted, print_json, say, table
+from peerload.text.format import coloured, counted, print_json, print_lines, say, table
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -26,7 +26,6 @@ VALUE_CHARACTERS_MAX = 60
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "config",
         "show: the settings of the agent that runs here, else of one started now, and what a restart would change.\n"
@@ -123,7 +122,7 @@ def _print(flags: Namespace, rows: list[dict[str, Any]], node: str | None) -> No
         lines += [coloured(says, "yellow", sys.stdout)]
     if not flags.origin:
         lines += ["with defaults and origins:  peerload config show --origin"]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    print_lines(lines)
 
 
 def _value(value: object) -> str:

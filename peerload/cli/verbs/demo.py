@@ -39,6 +39,6 @@ def main(words: list[str]) -> int:
     if account is None:
         return INTERRUPTED
     account |= {"policy": flags.policy, "broker": demo.broker, "processes_left": len(left)}
-    print_result(account, "\n" + "".join(f"{line}\n" for line in told(account)), as_json=flags.json)
+    print_result(account, ["", *told(account)], as_json=flags.json)
     good = not left and not account["failed"] and account["outputs_right"] == account["tasks"]
     return 0 if good else 1

@@ -108,7 +108,6 @@ def looked_at(check: Check, facts: DoctorInput) -> Finding:
 
 
 def _lines(name: str, finding: Finding) -> list[str]:
-    """name: padded."""
     result = coloured(finding.result.ljust(4), COLOURS[finding.result], sys.stdout)
     lines = [f"{result}  {name}  {printable(finding.says)}"]
     if finding.fix and finding.result in (WARN, FAIL):

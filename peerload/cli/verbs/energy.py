@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from peerload.cli.common.options import Options, node_name, past_instant
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, PeerloadError, UsageError
 from peerload.text import tasks
-from peerload.text.format import duration_text, number_text, print_json, say, table
+from peerload.text.format import duration_text, number_text, print_json, print_lines, print_result, say, table
 from peerload.text.units import duration
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ FILE_BYTES_MAX = 64 << 10
 
 
 def power(words: list[str]) -> int:
-    """Run the verb."""
     if words[:1] == ["restore"]:
         return restore(words[1:])
     reader = Options(
@@ -52,10 +50,7 @@ def power(words: list[str]) -> int:
         raise UsageError(f"power: --window is between {WINDOW_S_MIN:g} s and {WINDOW_S_MAX:g} s")
     with AgentConnection(flags.socket) as client:
         told = _profile(client, flags) if flags.what else client.call("power", at=flags.at)
-    if flags.json:
-        print_json(told)
-    else:
-        sys.stdout.write("".join(f"{line}\n" for line in (_profile_lines(told) if flags.what else _power_lines(told))))
+    print_result(told, _profile_lines(told) if flags.what else _power_lines(told), as_json=flags.json)
     return 0
 
 
@@ -154,7 +149,6 @@ HISTORY_LIMIT_MAX = 1_000_000
 
 
 def energy(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "energy",
         "Print the joules of this node: of tasks, of other programs, and of idling. With --task or --user those of ended tasks\n"
@@ -185,8 +179,7 @@ def energy(words: list[str]) -> int:
         return 0
     first = "task" if flags.task else "user" if flags.user else "node"
     cells = [[str(row[first]), *_cells(row)] for row in rows]
-    lines = table((first.upper(), *HEADINGS), cells, HEADINGS[:6])
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    print_lines(table((first.upper(), *HEADINGS), cells, HEADINGS[:6]))
     return 0
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from peerload import distribution
-from peerload.cli.common.agent_process import configured, located, make_private
+from peerload.cli.common.agent_process import configured, located, make_private, restart, start
 from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.client.connection import ANSWERS_WITHIN_S, AgentConnection, default_socket_path
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
@@ -42,7 +42,6 @@ JOIN_JSON_KEYS = ("node", "cluster", "cluster_directory", "listen", "socket", "p
 
 
 def join(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "join",
         "Make this machine a member of the cluster whose `peerload invite` printed TOKEN, and start its agent. An agent that\n"
@@ -86,7 +85,7 @@ def join(words: list[str]) -> int:
     _await_peer(place["socket"])
     info = _info(place["socket"]) or info
     print_result(
-        {key: info.get(key) for key in JOIN_JSON_KEYS}, _joined_text(info, admitted, place), as_json=flags.json
+        {key: info.get(key) for key in JOIN_JSON_KEYS}, _joined_lines(info, admitted, place), as_json=flags.json
     )
     return 0
 
@@ -156,7 +155,7 @@ def _ask_to_join(
 ) -> Any:  # noqa: ANN401 -- as above
     """Ask to join and store the result; the file that makes it effective is written last. own: the address of the agent that runs
     here, "" if none does."""
-    from peerload.security import cluster_dir, join_client, node_identity_file, private_files, revocation, tls
+    from peerload.security import cluster_dir, invitations, node_identity_file, private_files, revocation, tls
     from peerload.security.address import parse_address
     from peerload.security.certificates import KeyPair
 
@@ -166,7 +165,7 @@ def _ask_to_join(
     make_private(place["state"])
     private_files.private_directory(state)
     _check_free(directory, token)
-    got = join_client.join_cluster(token, node, state)
+    got = invitations.join_cluster(token, node, state)
     welcome = got.welcome
     try:
         cluster_dir.install(directory, welcome.name, welcome.cluster, KeyPair(got.ca, welcome.ca_key), welcome.seal_key)
@@ -184,8 +183,6 @@ def _ask_to_join(
 
 def _check_free(directory: Path, token: Any) -> None:  # noqa: ANN401 -- as above
     """Raise BadRequest if the directory has another cluster."""
-    import os
-
     from peerload.security import cluster_dir
 
     if os.path.lexists(directory) and cluster_dir.read(directory).fingerprint != token.fingerprint.hex():
@@ -197,13 +194,8 @@ def _check_free(directory: Path, token: Any) -> None:  # noqa: ANN401 -- as abov
 
 
 def _as_member(running: dict[str, Any] | None, place: dict[str, str]) -> dict[str, Any]:
-    """Start or restart the agent → its answer to `info`."""
     if running is not None:
-        from peerload.cli.common.agent_process import restart
-
         return restart(place["socket"], "joined a cluster")
-    from peerload.cli.common.agent_process import start
-
     return start({key: place[key] for key in ("state", "socket")})
 
 
@@ -221,16 +213,15 @@ def _await_peer(socket_path: str) -> None:
     )
 
 
-def _joined_text(info: dict[str, Any], admitted: Any, place: dict[str, str]) -> str:  # noqa: ANN401 -- as above
+def _joined_lines(info: dict[str, Any], admitted: Any, place: dict[str, str]) -> list[str]:  # noqa: ANN401 -- as above
     own = "" if place["socket"] == default_socket_path() else f" --socket {shlex.quote(place['socket'])}"
     node, count = printable(str(info.get("node"))), int(info.get("peers") or 0) + 1
-    issuer = "  It may invite others.\n" if admitted.welcome.ca_key else ""
-    return (
-        f"{node} has joined {printable(admitted.welcome.name)}: {count} nodes known. Others reach it at {printable(str(info.get('listen')))}.\n"
-        f"{issuer}"
-        f"Try:            peerload nodes{own}        peerload run{own} hostname\n"
-        f"Leave it:       peerload leave{own}\n"
-    )
+    return [
+        f"{node} has joined {printable(admitted.welcome.name)}: {count} nodes known. Others reach it at {printable(str(info.get('listen')))}.",
+        *(["  It may invite others."] if admitted.welcome.ca_key else []),
+        f"Try:            peerload nodes{own}        peerload run{own} hostname",
+        f"Leave it:       peerload leave{own}",
+    ]
 
 
 PORT = 7117
@@ -367,7 +358,6 @@ INVITE_JSON_KEYS = ("token", "command", "address", "cluster", "uses", "ends_at")
 
 
 def invite(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "invite",
         "Print the command by which another machine joins this node's cluster. It contains a secret that is valid once, for\n"
@@ -421,7 +411,6 @@ def _say_terms(flags: Namespace, reply: dict[str, Any]) -> None:
 
 
 def _say_how_to_install(join: str, *, is_system: bool) -> None:
-    """Say how to install peerload on the other machine."""
     ways = install_lines(join, is_system=is_system)
     if not ways:
         say("a machine without peerload needs it first: install it there as it was installed here")
@@ -432,7 +421,6 @@ def _say_how_to_install(join: str, *, is_system: bool) -> None:
 
 def _make_cluster(flags: Namespace, info: dict[str, Any]) -> None:
     """Make a cluster for several machines, with the agent here as its first member."""
-    from peerload.cli.common.agent_process import restart
     from peerload.security import cluster_dir, node_identity_file
     from peerload.security.address import parse_address, reachable_anywhere
 

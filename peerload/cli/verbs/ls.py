@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, TextIO
 
 from peerload.cli.common import selection
-from peerload.cli.common.messages import CANNOT, report, say_away, say_unknown, say_waits
+from peerload.cli.common.messages import CANNOT, report, say_notice
 from peerload.cli.common.options import Options, is_node_name, past_instant, whole
 from peerload.cli.common.output import OutputWriter, redrawn
 from peerload.client.connection import AgentConnection
@@ -24,6 +24,7 @@ from peerload.text.format import (
     json_line,
     number_text,
     print_json,
+    print_lines,
     print_result,
     say,
     shortened,
@@ -45,7 +46,6 @@ EVER_S = 1e9
 
 
 def ls(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "ls", "List my tasks whose home is here: unfinished ones and those that ended in the last 24 hours."
     )
@@ -76,7 +76,7 @@ def ls(words: list[str]) -> int:
             keys = ("tasks", "truncated", "unfinished", "damaged", *(("missing",) if flags.cluster else ()))
             print_json({key: reply.get(key) for key in (keys[:2] if flags.remote else keys)})
             return 0
-        sys.stdout.write("".join(f"{line}\n" for line in lines(client, flags, chosen)))
+        print_lines(lines(client, flags, chosen))
     return 0
 
 
@@ -139,7 +139,6 @@ TAIL_LINES_MAX = 1_000_000
 
 
 def logs(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "logs",
         "Print the output of tasks: stdout on stdout, stderr on stderr, byte for byte. On a terminal control characters are shown\n"
@@ -198,13 +197,7 @@ def _print_one(client: AgentConnection, task: str, flags: Namespace, *, names: b
     asked = {"task": task, "follow": flags.follow, "streams": streams, "tail_lines": flags.tail}
     writer = OutputWriter(raw=flags.raw, is_whole=flags.tail is None, is_json=flags.json)
     for piece in client.stream("output", **asked, at=flags.at):
-        if "unknown" in piece:
-            say_unknown(piece["unknown"])
-        elif "away" in piece:
-            say_away(piece["away"])
-        elif "waits" in piece:
-            say_waits(piece["waits"])
-        else:
+        if not say_notice(piece):
             writer.write(({"id": task} if names else {}) | piece)
     writer.close()
     if code := say_if_gone(client.last):
@@ -227,7 +220,6 @@ def say_if_gone(end: dict[str, Any]) -> int:
 
 
 def why(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "why",
         "Explain why a task waits: for every known node whether it could ever run it, whether it has room now, and the reason;\n"
@@ -238,7 +230,7 @@ def why(words: list[str]) -> int:
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
         told = client.call("why", task=flags.task)
-    print_result(told, "".join(f"{line}\n" for line in why_lines(told, time.time())), as_json=flags.json)
+    print_result(told, why_lines(told, time.time()), as_json=flags.json)
     return 0
 
 
@@ -265,7 +257,6 @@ EVENTS_MAX = 100_000
 
 
 def events(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "events",
         "List what happened on this node, to its tasks and to tasks of other homes that it runs: every change with its reason\n"
@@ -317,7 +308,6 @@ HISTORY_LIMIT_MAX = 1_000_000
 
 
 def history(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options("history", "List ended tasks whose home is here, the last one first.")
     reader.flag("--since T", help="ended since: 2h (ago), 2026-11-20, …T14:30", type=past_instant, default=0.0)
     reader.flag(
@@ -347,7 +337,7 @@ def history(words: list[str]) -> int:
         print_json({"tasks": shown, "truncated": bool(reply.get("truncated")), **missing})
     else:
         _say_left_out(flags, reply, hidden)
-        sys.stdout.write("".join(f"{line}\n" for line in _history_lines(shown)))
+        print_lines(_history_lines(shown))
     return 0
 
 

@@ -11,7 +11,7 @@ from peerload.cli.common.output import Bar, write_all
 from peerload.cli.map.run import Halt, Joblog, Mapping, MapResult, MapView
 from peerload.cli.map.template import CommandTemplate, opened, refuse_late_flags, shown, split
 from peerload.client.connection import AgentConnection
-from peerload.client.files import may_freeze
+from peerload.client.submission import may_freeze
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened, size_text
@@ -54,7 +54,6 @@ caused it; 125 if the output of a task is incomplete."""
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = _reader()
     flags, rest = reader.read_command(words)
     refuse_late_flags(words[: len(words) - len(rest)], rest, reader.takes_value)
@@ -124,7 +123,6 @@ def _joblog(flags: Namespace) -> Joblog | None:
 
 
 def _fields(flags: Namespace, spec: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the request that are the same for all tasks."""
     terms = command.terms(flags, "map")
     more = {"wait_for_node": True} if flags.wait_for_node else {}
     more |= {} if flags.keep else {"attended": True}
@@ -132,7 +130,6 @@ def _fields(flags: Namespace, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dry_run(flags: Namespace, template: CommandTemplate, inputs: MapInputs, joblog: Joblog | None) -> int:
-    """Print the command of each task without submitting it."""
     number = 0
     while not inputs.is_over:
         values = inputs.next()

@@ -19,6 +19,7 @@ from peerload.text.format import (
     counted,
     number_text,
     print_json,
+    print_lines,
     print_result,
     say,
     shortened,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 
 def nodes(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "nodes",
         "List the nodes: state, busy and all cores, used and all memory, GPUs, running and queued tasks, and how long ago they\n"
@@ -64,8 +64,7 @@ def nodes(words: list[str]) -> int:
         for node in nodes
         if node.get("no_gpus_because")
     ]
-    lines += shared_machine_lines(nodes)
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    print_lines([*lines, *shared_machine_lines(nodes)])
     return 0
 
 
@@ -86,12 +85,11 @@ def _for_task(told: dict[str, Any], nodes: list[dict[str, Any]], flags: Namespac
             [(name, states.get(name, "-"), *verdict) for name, *verdict in verdict_rows(list(verdicts.values()))],
             columns=terminal_columns(),
         )
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        print_lines(lines)
     return 0
 
 
 def drain(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "drain",
         "Have this or another node take no more tasks, also after a restart. Waiting tasks of other nodes go back to them, its\n"
@@ -124,15 +122,9 @@ def drain(words: list[str]) -> int:
 
 def _show_drained(reply: dict[str, Any], flags: Namespace) -> None:
     returned, running = int(reply.get("returned", 0)), int(reply.get("running", 0))
-    if flags.json:
-        print_json({"returned": returned, "running": running})
-        return
-    node = f" {flags.node}" if flags.node else ""
-    sys.stdout.write(
-        f"drained: {counted(returned, 'task')} of other nodes went back, {counted(running, 'task')} still running"
-        f" {_where(flags)}\n  undo:  peerload undrain{node}\n"
-    )
-    sys.stdout.flush()
+    done = f"drained: {counted(returned, 'task')} of other nodes went back, {counted(running, 'task')} still running"
+    lines = (f"{done} {_where(flags)}", f"  undo:  peerload undrain{f' {flags.node}' if flags.node else ''}")
+    print_result({"returned": returned, "running": running}, lines, as_json=flags.json)
 
 
 def _where(flags: Namespace) -> str:
@@ -140,17 +132,13 @@ def _where(flags: Namespace) -> str:
 
 
 def undrain(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options("undrain", "Have this or another node take tasks again, after  peerload drain.")
     reader.add_argument("node", nargs="?", type=node_name, default="", metavar="NODE", help="default: this one")
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
         was_drained = bool(client.call("undrain", at=flags.node).get("was_drained", True))
-    if flags.json:
-        print_json({"was_drained": was_drained})
-    else:
-        node = flags.node or "this node"
-        sys.stdout.write(f"{node} takes tasks again\n" if was_drained else f"{node} was not drained\n")
+    text = f"{flags.node or 'this node'} {'takes tasks again' if was_drained else 'was not drained'}"
+    print_result({"was_drained": was_drained}, [text], as_json=flags.json)
     return 0
 
 
@@ -269,7 +257,6 @@ WIDE = 10_000
 
 
 def top(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options("top", "Watch the cluster: nodes with their load, and the running tasks of this home.")
     reader.switch("--once", help="print it once as text")
     reader.switch("--ascii", help="draw with plain characters only")
@@ -282,9 +269,7 @@ def top(words: list[str]) -> int:
     with AgentConnection(flags.socket) as client:  # a missing agent or node is reported as by every verb
         if not is_live:
             seen = top_sample(client, flags.at)
-            print_result(
-                seen, "".join(f"{line}\n" for line in top_lines(seen, time.time(), wide=flags.wide)), as_json=flags.json
-            )
+            print_result(seen, top_lines(seen, time.time(), wide=flags.wide), as_json=flags.json)
             return 0
         client.call("info", **({"at": flags.at} if flags.at else {}))
     if lacks := _lacks_view():
@@ -335,7 +320,7 @@ def top_lines(shown: dict[str, Any], now: float, *, wide: bool = False) -> list[
         f"policy {cluster['policy']}",
         mqtt,
     ]
-    columns = _top_width()
+    columns = terminal_columns() or WIDE
     of_node = WIDE_HEADINGS if wide else HEADINGS
     headings = ["NODE", "SLOTS", "CPU", *of_node[1:]]
     rows = [
@@ -347,16 +332,8 @@ def top_lines(shown: dict[str, Any], now: float, *, wide: bool = False) -> list[
     drawn += ["", *node_table(headings, rows, columns, NARROW), *shared_machine_lines(shown["nodes"])]
     drawn += gpu_table(shown["nodes"], columns)
     if shown["tasks"]:
-        headings_tasks = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
-        drawn += ["", *table(headings_tasks, [tasks.row(task, now) for task in shown["tasks"]], ("TIME",))]
+        drawn += ["", *table(tasks.HEADINGS, [tasks.row(task, now) for task in shown["tasks"]], ("TIME",))]
     return drawn
-
-
-def _top_width() -> int:
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns
-    except (OSError, ValueError):
-        return WIDE
 
 
 def _filled(facts: list[str], columns: int) -> list[str]:

@@ -12,14 +12,14 @@ from peerload.cli.common.options import Options
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, UsageError
 from peerload.model.text import printable
-from peerload.text.format import counted, print_json, say, table
+from peerload.text.format import counted, print_json, print_lines, print_result, say, table
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterable, Mapping
 
     from peerload.policy.describe import CheckedPolicy, ChosenPolicy, PolicyDescription, PresetDescription
-    from peerload.policy.parameters import Parameter
+    from peerload.policy.preset import Parameter
     from peerload.sim.rehearsal import Rehearsal
 
 AGENT_S_MAX = 2.0
@@ -29,7 +29,6 @@ WORDS = {"ls": 0, "show": 1, "check": 1}
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "policy",
         "ls: list the presets, and the policies of each kind. show NAME: explain a preset (threshold, mine.toml) or a policy\n"
@@ -76,7 +75,7 @@ def _ls(flags: Namespace) -> int:
     width = max(len(kind) for kind in registry.policies())
     lines += [f"  {kind.ljust(width)}  {'  '.join(names)}" for kind, names in registry.policies().items()]
     lines += ["", "explain one:  peerload policy show NAME        check your own:  peerload policy check FILE.toml"]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    print_lines(lines)
     return 0
 
 
@@ -103,18 +102,11 @@ def _show(flags: Namespace) -> int:
 
     (name,) = flags.name
     if name.endswith(".toml") or name in registry.presets():
-        shown = describe.preset(name)
-        if flags.json:
-            print_json(describe.plain(shown))
-            return 0
-        lines = preset_lines(shown)
+        preset = describe.preset(name)
+        print_result(describe.plain(preset), preset_lines(preset), as_json=flags.json)
     else:
-        found = describe.find_policy(name)
-        if flags.json:
-            print_json(describe.plain(found))
-            return 0
-        lines = member_lines(found)
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+        policy = describe.find_policy(name)
+        print_result(describe.plain(policy), member_lines(policy), as_json=flags.json)
     return 0
 
 
@@ -156,7 +148,6 @@ def _check(flags: Namespace) -> int:
 
 
 def _say_played(name: str, played: Rehearsal) -> None:
-    """Report the problems found in the simulation."""
     if played.shared:
         say(
             f"{printable(name)}: all nodes share {', '.join(map(printable, played.shared))}, which changed during the simulation",
@@ -200,7 +191,7 @@ WIDTH_MAX = 100
 
 def preset_lines(preset: PresetDescription) -> list[str]:
     """A preset: its description, then each kind with the policy chosen, and its parameters."""
-    from peerload.policy.parameters import shown
+    from peerload.policy.preset import shown
 
     lines = [*_wrapped(f"{preset.name}: {preset.description or 'no description'}"), f"  {printable(preset.file)}"]
     lines += [f"  {', '.join(preset.classes)}"] * bool(preset.classes)
@@ -217,7 +208,7 @@ def preset_lines(preset: PresetDescription) -> list[str]:
 
 def _changes(tables: Mapping[str, Any], path: str = "") -> list[str]:
     """The keys of tables in tables, with their values."""
-    from peerload.policy.parameters import shown
+    from peerload.policy.preset import shown
 
     lines: list[str] = []
     for key, value in tables.items():
@@ -250,7 +241,7 @@ def member_lines(member: PolicyDescription) -> list[str]:
 
 
 def _parameter_table(parameters: Iterable[Parameter], values: Mapping[str, Any] | None = None) -> list[str]:
-    from peerload.policy.parameters import shown
+    from peerload.policy.preset import shown
 
     rows = []
     for parameter in parameters:

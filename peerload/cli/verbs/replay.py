@@ -81,7 +81,7 @@ def _compare(view: memoryview, *, as_json: bool) -> int:
     for replay in replays(recording.entries(view)):
         count += 1
         code = DIFFERS if replay.difference is not None else code
-        print_result(_to_json(replay), "".join(f"{line}\n" for line in _lines(count, replay)), as_json=as_json)
+        print_result(_to_json(replay), _lines(count, replay), as_json=as_json)
     if not count:
         say("nothing is recorded yet")
     return code

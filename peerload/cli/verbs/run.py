@@ -23,7 +23,7 @@ from peerload.cli.common.task_session import (
     with_term,
 )
 from peerload.client.connection import AgentConnection
-from peerload.client.environment import packed
+from peerload.client.submission import packed_variables
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, UsageError
 from peerload.model.text import printable
 from peerload.text.format import print_json, say
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 def run(words: list[str]) -> int:
-    """Run the verb."""
     reader = command.command_options(
         "run",
         "Run a command where there is room, as if it ran here: input, live output, Ctrl-C and exit code pass through.\n"
@@ -118,7 +117,6 @@ SHELL_PRIORITY = "1000"
 
 
 def sh(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "sh",
         "Open a shell on NODE: a task there that ends with the shell. Without a terminal it reads commands from stdin.\n"
@@ -146,7 +144,6 @@ TAIL_LINES = 10
 
 
 def attach(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "attach",
         "Follow a task: its live output, and its input if nobody else sends that; wait as run does, with its exit code.\n"
@@ -163,7 +160,7 @@ def attach(words: list[str]) -> int:
     reader.switch("--raw", help="do not escape control characters, though the task is another user's")
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
-        (shown,) = _single(client, flags.task)
+        shown = _single(client, flags.task)
         task = str(shown["id"])
         is_raw = flags.raw or is_ours(shown, client.call("info"))
         has_terminal = bool(shown.get("terminal")) and is_raw
@@ -186,14 +183,14 @@ def attach(words: list[str]) -> int:
     return report_missing(ended, code, writer.missing_bytes)
 
 
-def _single(client: AgentConnection, name: str) -> list[dict[str, Any]]:
+def _single(client: AgentConnection, name: str) -> dict[str, Any]:
     """The one task of this name. Raises BadRequest for an array."""
     shown: list[dict[str, Any]] = client.call("show", tasks=[name])["tasks"]
     if len(shown) > 1:
         raise BadRequest(
             f"{name} is an array", why="name one of its members", hint=f"such as  peerload attach {shown[0]['id']}"
         )
-    return shown
+    return shown[0]
 
 
 def _input(client: AgentConnection, task: str) -> StdinReader | None:
@@ -212,7 +209,6 @@ def _input(client: AgentConnection, task: str) -> StdinReader | None:
 
 
 def exec(words: list[str]) -> int:  # noqa: A001 -- the name of the verb
-    """Run the verb."""
     reader = Options(
         "exec",
         "Run a command inside a running task, on its node: in its working directory, with its environment, in its cgroup.\n"
@@ -307,7 +303,7 @@ class ExecSession(TaskSession):
 def _environment() -> bytes:
     """The variables that describe our terminal to the command."""
     pairs = (word.partition("=") for word in with_colours(with_term([]), has_terminal=True))
-    return packed({os.fsencode(name): os.fsencode(value) for name, _, value in pairs})
+    return packed_variables({os.fsencode(name): os.fsencode(value) for name, _, value in pairs})
 
 
 def _split(reader: Options, words: list[str]) -> tuple[Any, list[str]]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def show(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "show",
         "Show everything about tasks: spec, history of states with reasons, usage.",
@@ -41,7 +40,6 @@ def show(words: list[str]) -> int:
 
 
 def trace(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "trace",
         "Show where the time of a task went: waiting, search, handover, start, run, output home; on its home and on each node\n"
@@ -66,8 +64,7 @@ def trace(words: list[str]) -> int:
     now = time.time()
     spans = trace_spans(task, events, now)
     result = {key: task[key] for key in ("id", "name", "state", "home", "trace")} | {"spans": spans, "missing": missing}
-    lines = trace_lines(task, spans, missing, now)
-    print_result(result, "".join(f"{line}\n" for line in lines), as_json=flags.json)
+    print_result(result, trace_lines(task, spans, missing, now), as_json=flags.json)
     return 0
 
 
@@ -158,7 +155,6 @@ def _owed(owed: dict[str, Any]) -> str:
 
 
 def _when(at: object, now: float) -> str:
-    """A time, and how long ago that was."""
     text = tasks.instant_text(at)
     return f"{text} ({ago_text(now - at)})" if isinstance(at, (int, float)) and at else text
 
@@ -187,7 +183,6 @@ def _promise(task: dict[str, Any]) -> str:
 
 
 def _awaited(task: dict[str, Any]) -> str:
-    """The tasks whose end or success it waits for."""
     return _pairs({"end": task.get("after") or [], "success": task.get("after_ok") or []})
 
 
@@ -235,7 +230,6 @@ def _gpu_terms(task: dict[str, Any]) -> str:
 
 
 def _learned(task: dict[str, Any]) -> str:
-    """The GPU memory learned from earlier runs of this command."""
     need = task.get("gpu_mem_learned_bytes")
     return f"{size_text(need)} of each GPU, from {counted(task.get('gpu_runs_learned') or 0, 'run')}" if need else ""
 

@@ -21,7 +21,6 @@ WHY_WIDTH_MAX = 120
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = command.command_options(
         "submit",
         "Queue a command; it runs wherever there is room. Prints its id (on a terminal, a line about it).",
@@ -75,7 +74,6 @@ def _print_id(
     *,
     is_each: bool,
 ) -> None:
-    """Print the id; on a terminal, a line about the task."""
     members = reply.get("members")
     if flags.json:
         print_json({"id": reply["id"]} | ({"members": members} if members else {}))

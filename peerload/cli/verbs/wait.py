@@ -27,7 +27,6 @@ UNKNOWN_SAID_MAX = 3
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options(
         "wait",
         "Wait until these tasks have ended. Exit code: 0 if all succeeded, else that of the first that failed; 124 after the\n"

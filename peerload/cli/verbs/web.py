@@ -16,7 +16,6 @@ from peerload.text.format import print_json
 
 
 def main(words: list[str]) -> int:
-    """Run the verb."""
     reader = Options("web", "Show the cluster in a browser, and serve /metrics and a JSON API, until Ctrl-C.")
     reader.switch("--open", help="open it in a browser; if a server runs already, that one")
     reader.flag(
@@ -61,7 +60,6 @@ def _tokens_of(info: dict[str, Any]) -> Path:
 
 
 def _told(url: str, flags: Any) -> int:  # noqa: ANN401 -- argparse's own
-    """Print where it is, and open it."""
     if flags.json:
         print_json({"url": url})
     else:

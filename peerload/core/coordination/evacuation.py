@@ -1,13 +1,9 @@
-"""Evacuation: tasks leave this node while it starts nothing, since it is drained, or short of something that every process needs.
+"""Evacuation: tasks leave this node while it starts nothing, since it is drained, or short of something (`ResourceShortage`).
 
 Tasks of other homes go home unstarted, running ones run on, and own waiting tasks look for a place elsewhere: a few at a time,
 the others wait for their turn, and those that may run nowhere else until this node starts tasks again. A drain is durable, and
 a fact of the node's profile, so that peers know and say why.
-
-A shortage is room on the disk, inodes, descriptors, processes or memory: an attempt that could not be started for want of one
-of these never started, and so would not the next one. After such a failure the circuit breaker of this node is open: nothing
-starts here, and peers are told why. After a pause, or once something has ended here, it is half open: one attempt is tried, of
-others if no own one waits. If that starts, the breaker is closed; if not, the next pause is twice as long."""
+"""
 
 from __future__ import annotations
 
@@ -15,14 +11,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from peerload.core.work import HomeTask
-from peerload.model import metrics, timers
 from peerload.model.actions import Answer, PutDrain
 from peerload.model.errors import BadRequest, SlowDown
 
 if TYPE_CHECKING:
     from peerload.core.handoff.executor import ExecutorHandoff
-    from peerload.core.membership.membership import Membership
-    from peerload.core.membership.own_profile import OwnProfile
+    from peerload.core.membership.membership import Membership, OwnProfile
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
     from peerload.core.sharing.sender import Sender
@@ -184,95 +178,3 @@ class NodeDrain:
 
     def _set(self, *, is_on: bool, reason: str) -> None:
         self._own_profile.change(drained=is_on, drain_reason=reason)
-
-
-TROUBLE = "shortage"
-
-
-class ResourceShortage:
-    """One per node. ``reason``: what this node is short of, as far as is known; "" while the breaker is closed."""
-
-    def __init__(
-        self,
-        state: CoreState,
-        own_profile: OwnProfile,
-        executor: ExecutorHandoff,
-        information: Information,
-        evacuation: TaskEvacuation,
-    ) -> None:
-        self._state = state
-        self._own_profile = own_profile
-        self._executor = executor
-        self._information = information
-        self._evacuation = evacuation
-        self.reason = ""
-        self._is_open = False
-        self._is_announced = False
-        self._trial = ""
-        self._pause_s = 0.0
-        self._closed_s = 0.0
-
-    @property
-    def may_start(self) -> bool:
-        """True if an attempt may be started now."""
-        return not self._is_open and not self._trial
-
-    @property
-    def leaves_because(self) -> str:
-        """Why own waiting tasks look for a place elsewhere; "" if they need not."""
-        return f"{self._state.node} cannot start it: {self.reason}" if self._is_open else ""
-
-    def began(self, reason: str) -> None:
-        """Open the breaker: an attempt could not be started for want of something."""
-        if self._is_open:  # it was on its way when another failed
-            return
-        config, now_s = self._state.config, self._state.now.boot_s
-        if not self.reason:
-            self._state.count(metrics.SHORTAGES)
-            self._state.note("launcher", "short", reason=reason)
-            if now_s > self._closed_s + 2 * self._pause_s:  # else it has not really been over
-                self._pause_s = 0.0
-        self._pause_s = min(max(self._pause_s * 2, config.loss_backoff_s), config.loss_backoff_s_max)
-        self.reason = reason
-        self._is_open = True
-        self._trial = ""
-        self._state.set_timer_in(self._pause_s, timers.Shortage())
-        self._announce(reason)
-        self._executor.give_all_back(f"{self._state.node} cannot start it: {reason}")
-
-    def try_again(self) -> None:
-        """The pause is over, or something has ended here and may have given back what was missing."""
-        if self._is_open:
-            self._is_open = False
-            self._state.clear_timer(timers.Shortage())
-            self._evacuation.over()
-
-    def starting(self, key: str) -> None:
-        """Note that this attempt is being started; while the breaker is half open it is the trial."""
-        if self.reason:
-            self._trial = key
-
-    def started(self, key: str) -> None:
-        """Close the breaker if this attempt was the trial: its process has started."""
-        if key == self._trial:
-            self._trial = self.reason = ""
-            self._closed_s = self._state.now.boot_s
-            self._state.note("launcher", "recovered")
-            self._announce("")
-
-    def gone(self, key: str) -> None:
-        """Note that an attempt is not to run here any more: if it was the trial, another one may be."""
-        if key == self._trial:
-            self._trial = ""
-
-    def settle(self) -> None:
-        """After every event: while it is half open and no own task waits, the next offer of others is the trial."""
-        if self.reason and self.may_start:
-            self._announce("")
-
-    def _announce(self, reason: str) -> None:
-        if bool(reason) is self._is_announced:
-            return
-        self._is_announced = bool(reason)
-        self._own_profile.trouble(TROUBLE, f"cannot start tasks: {reason}" if reason else "")
-        self._information.announce()

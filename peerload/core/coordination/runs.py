@@ -11,32 +11,39 @@ by the time that it is expected to take; the launcher gives back what has waited
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates.history import RUNS_KNOWN_MIN
-from peerload.core.handoff.frozen import Frozen
-from peerload.core.resources.gpu_use import with_gpu_use
+from peerload.core.estimates import RUNS_KNOWN_MIN
+from peerload.core.resources.devices import with_gpu_use
 from peerload.core.work import HomePhase, HomeTask, RemoteTask
 from peerload.model import metrics, timers
-from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
-from peerload.model.task import TIME_LIMIT_EXIT_CODE, Guarantee
+from peerload.model.actions import AttemptGone, EvictTask, ForgetTask, LookAtDevices, SignalTask
+from peerload.model.bounded import BoundedDict
+from peerload.model.messages import Died, NotStarted, Query, Result, Return
+from peerload.model.resources import ResourceRequest
+from peerload.model.task import TIME_LIMIT_EXIT_CODE, Guarantee, execution_key, task_home
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from peerload.core.coordination.evacuation import ResourceShortage
+    from peerload.core.coordination.evacuation import TaskEvacuation
     from peerload.core.handoff.executor import ExecutorHandoff
+    from peerload.core.membership.membership import OwnProfile
     from peerload.core.resources.admission import Ledger
+    from peerload.core.sharing.information import Information
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work
-    from peerload.model.events import Running
+    from peerload.model.events import EndAsked, Running
+    from peerload.model.messages import Offer
     from peerload.model.task import Exit
+
 
 SIGTERM = 15
 SIGKILL = 9
@@ -109,6 +116,7 @@ class RunningTasks:
                 self._home.start_here(work)
             elif not isinstance(work, RemoteTask) or not self._executor.start(work):
                 continue
+            self._hold_room(work)
             self._works[work.key] = work
             self._shortage.starting(work.key)
             self._give_ahead(work)
@@ -160,8 +168,21 @@ class RunningTasks:
         task = next(task for task in lane if task.key == key)  # mostly the first
         lane.remove(task)
         task.started_s = self._state.now.boot_s
-        self._home.holds_room(task)
+        self._hold_room(task)
         self._works[key] = task
+
+    def _hold_room(self, work: HomeTask | RemoteTask) -> None:
+        """Reserve room for an attempt that runs here, with the devices that it was given."""
+        state, ledger, devices = self._state, self._ledger, _devices_of(work)
+        ledger.start(
+            work.key,
+            work.spec.request,
+            is_local=work.is_local,
+            devices=devices,
+            run_s=state.run_s_max(work, ledger.devices.models) if devices else 0.0,
+            learned=state.learned_gpu_bytes(work, ledger.devices.models) if devices else {},
+            owner=ledger.devices.mps_owner(work.spec, is_local=work.is_local),
+        )
 
     def _leave(self, key: str) -> None:
         """An attempt that had room is gone: the next of its lane has it."""
@@ -229,7 +250,7 @@ class RunningTasks:
             return
         self._shortage.gone(key)
         self._shortage.try_again()
-        devices = work.record.devices if isinstance(work, HomeTask) else work.devices
+        devices = _devices_of(work)
         exit_ = with_gpu_use(self._ledger.devices, key, devices, work.spec.request, _limited(exit_, work))
         self._ledger.devices.mps_ended(key, work.spec.argv, exit_)
         self._leave(key)
@@ -345,8 +366,8 @@ class RunningTasks:
             elif key in running:
                 started_at, ts = running[key]
                 work.started_s = self._state.now.boot_s - max(self._state.now.wall_s - started_at, 0.0)
+                self._hold_room(work)
                 if isinstance(work, HomeTask):
-                    self._home.holds_room(work)
                     self._home.started_here(work, started_at, RUNS_ON)
                 else:
                     self._executor.adopted_running(work, started_at, ts)
@@ -363,6 +384,10 @@ class RunningTasks:
         self.frozen.restore(frozen)
 
 
+def _devices_of(work: HomeTask | RemoteTask) -> tuple[str, ...]:
+    return work.record.devices if isinstance(work, HomeTask) else work.devices
+
+
 def _limited(exit_: Exit, work: HomeTask | RemoteTask) -> Exit:
     """A task that was ended for its time limit shows that, whatever the signal made of it; also if the agent that sent
     the signal is not the one that sees the end. One that somebody here has ended says who, unless it had ended well."""
@@ -373,3 +398,254 @@ def _limited(exit_: Exit, work: HomeTask | RemoteTask) -> Exit:
     if work.killed_because != TIME_LIMIT and not is_over:
         return exit_
     return msgspec.structs.replace(exit_, exit_code=TIME_LIMIT_EXIT_CODE, reason=TIME_LIMIT)
+
+
+LOOKED_AT_MAX = 64
+"""Waiting tasks of this home that are looked at for one that has a use for the room."""
+ONE_CORE = ResourceRequest()
+
+
+class Frozen:
+    """Frozen attempts, whose lease has run out: their home is silent, and may come back (R11) or never (R5). Its timer is
+    ``frozen``.
+
+    They keep their room for `frozen_kept_s` at least, and for as long as nobody needs it: no task of this home, and
+    none that another home could give to nobody else. Then the one that has been frozen longest is ended, without a result,
+    and those that may run once only are the last. While nothing here runs but what is frozen, this node takes no guests that
+    would have to wait, and those that do go home: nobody can say how long it takes. Who asks all the same finds room the next
+    time."""
+
+    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, executor: ExecutorHandoff) -> None:
+        self._state = state
+        self._queue = queue
+        self._ledger = ledger
+        self._executor = executor
+        self._since_s: dict[str, float] = {}
+        self._evicted = ""
+
+    def __iter__(self) -> Iterator[str]:
+        """The attempts that are held still, the longest first."""
+        return iter(sorted(self._since_s, key=lambda key: self._since_s[key]))
+
+    def restore(self, keys: Iterable[str]) -> None:
+        """Take in the attempts that the launcher lists as frozen; it does not say for how long."""
+        self._since_s.clear()
+        for key in keys:
+            self.froze(key)
+
+    def froze(self, key: str) -> None:
+        """Note that the launcher has frozen this attempt."""
+        if key in self._executor.guests:
+            self._since_s[key] = self._state.now.boot_s
+            self._state.set_timer_in(self._state.config.frozen_kept_s, timers.FrozenTimeout(key))
+
+    def thawed(self, key: str) -> None:
+        """Note that an attempt runs again."""
+        if self._since_s.pop(key, None) is not None:
+            self._state.clear_timer(timers.FrozenTimeout(key))
+
+    def settle(self) -> None:
+        """Give room to those who can use it, after every event."""
+        state, ledger = self._state, self._ledger
+        if not self._since_s:  # as after nearly all events
+            state.runs_frozen_only = state.is_stuck = False
+            state.turned_away = None
+            return
+        for key in [key for key in self._since_s if key not in ledger.running]:
+            self.thawed(key)
+        state.runs_frozen_only = 0 < len(self._since_s) == len(ledger.running)
+        state.is_stuck = state.runs_frozen_only and not ledger.has_cores(ONE_CORE)
+        if state.runs_frozen_only and len(self._queue):
+            self._executor.give_waiting_back()
+        if self._since_s and not state.profile.drained and not state.profile.trouble:
+            self._make_room()
+        state.turned_away = None
+
+    def _make_room(self) -> None:
+        """For the first task of this home that waits and would have enough then, or for who was just turned away."""
+        if self._evicted in self._since_s:
+            return  # it is on its way
+        kept_since_s = self._state.now.boot_s - self._state.config.frozen_kept_s
+        due = [key for key, since_s in self._since_s.items() if since_s <= kept_since_s]
+        task = self._whom_it_helps(due) if due else None
+        if task is None:
+            return
+        guest = min((self._executor.guests[key] for key in due), key=self._order)
+        self._evicted = guest.key
+        self._state.count(metrics.FROZEN_TASKS_EVICTED)
+        self._state.note(
+            "attempt",
+            "evicted",
+            task=guest.task,
+            attempt=guest.attempt,
+            node=guest.home,
+            reason=f"{task} needs its room",
+        )
+        reason = f"{guest.home} was silent, and a task of {task_home(task)} needed its room"
+        self._state.actions.append(EvictTask(guest.key, reason))
+
+    def _whom_it_helps(self, due: list[str]) -> str | None:
+        """The first task that has no room now, and would have if these were gone; None if there is none."""
+        own = (work for work in self._queue.oldest_first() if isinstance(work, HomeTask))
+        asking: list[HomeTask | Offer] = list(itertools.islice(own, LOOKED_AT_MAX))
+        if self._state.turned_away is not None:
+            asking.append(self._state.turned_away)
+        seen: set[ResourceRequest] = set()
+        for one in asking:
+            request = one.spec.request
+            if request in seen:
+                continue
+            seen.add(request)
+            if not self._ledger.fits(request) and self._ledger.fits_without(due, request):
+                return one.task
+        return None
+
+    def _order(self, guest: RemoteTask) -> tuple[bool, float]:
+        return guest.spec.guarantee is Guarantee.ONCE, self._since_s[guest.key]
+
+
+LATELY_MAX = 10_000
+"""Attempts of tasks that are over which are remembered to be gone; of an earlier one its node is asked."""
+ENDS_AWAITED_MAX = 100_000
+"""Attempts whose end is waited for at a time; of more, those asked about longest ago are told of when asked again."""
+TerminationMessage = Result | Died | NotStarted | Return
+TERMINATION_MESSAGES = (Result, Died, NotStarted, Return)
+"""After any of these no process of the attempt is left, nor will there be one."""
+
+
+class TerminationTracker:
+    """Tells those who wait for the end of a cancelled attempt that its processes are gone: a cancel is confirmed when it is
+    durable, which says nothing about processes. The launcher here has seen the end, or the node that had the attempt has given
+    its word: a result, DIED, NOT_STARTED. Nothing of that is durable: who still waits asks again."""
+
+    def __init__(self, state: CoreState, home: Home, runs: RunningTasks) -> None:
+        self._state = state
+        self._home = home
+        self._runs = runs
+        self._awaited: BoundedDict[str, str] = BoundedDict(ENDS_AWAITED_MAX)
+        self._lately: BoundedDict[str, str] = BoundedDict(LATELY_MAX)
+
+    def asked(self, event: EndAsked) -> None:
+        """Report each attempt once it is gone; with ``query`` the nodes that have them are asked, too."""
+        for attempt in event.attempts:
+            key = execution_key(attempt.uid, attempt.attempt)
+            is_own = attempt.node == self._state.node
+            if self._lately.get(key) == attempt.node or (
+                is_own and not (self._runs.holds(key) or self._runs.is_ending(key))
+            ):
+                self._state.actions.append(AttemptGone(key))
+                continue
+            self._awaited[key] = attempt.node
+            if event.query and attempt.node != self._state.node:
+                self._state.send(attempt.node, Query(attempt.task, attempt.uid, attempt.attempt))
+
+    def message_received(self, src: str, message: TerminationMessage) -> None:
+        """Note that a node has proven the end of an attempt. Messages about a task that is not over are for others."""
+        if message.uid in self._home.tasks:
+            return
+        key = execution_key(message.uid, message.attempt)
+        self._lately[key] = src
+        self.gone(key, src)
+
+    def gone(self, key: str, node: str = "") -> None:
+        """No process of this attempt is left at that node ("": here)."""
+        if self._awaited.get(key) == (node or self._state.node):
+            del self._awaited[key]
+            self._state.actions.append(AttemptGone(key))
+
+
+TROUBLE = "shortage"
+
+
+class ResourceShortage:
+    """Circuit breaker of this node, for a shortage of room on the disk, inodes, descriptors, processes or memory.
+
+    An attempt that could not be started for want of one of these never started, and so would not the next one. After such a
+    failure the breaker is open: nothing starts here, and peers are told why. After a pause, or once something has ended here,
+    it is half open: one attempt is tried, of others if no own one waits. If that starts, the breaker is closed; if not, the
+    next pause is twice as long. ``reason``: what this node is short of, as far as is known; "" while the breaker is closed."""
+
+    def __init__(
+        self,
+        state: CoreState,
+        own_profile: OwnProfile,
+        executor: ExecutorHandoff,
+        information: Information,
+        evacuation: TaskEvacuation,
+    ) -> None:
+        self._state = state
+        self._own_profile = own_profile
+        self._executor = executor
+        self._information = information
+        self._evacuation = evacuation
+        self.reason = ""
+        self._is_open = False
+        self._is_announced = False
+        self._trial = ""
+        self._pause_s = 0.0
+        self._closed_s = 0.0
+
+    @property
+    def may_start(self) -> bool:
+        """True if an attempt may be started now."""
+        return not self._is_open and not self._trial
+
+    @property
+    def leaves_because(self) -> str:
+        """Why own waiting tasks look for a place elsewhere; "" if they need not."""
+        return f"{self._state.node} cannot start it: {self.reason}" if self._is_open else ""
+
+    def began(self, reason: str) -> None:
+        """Open the breaker: an attempt could not be started for want of something."""
+        if self._is_open:  # it was on its way when another failed
+            return
+        config, now_s = self._state.config, self._state.now.boot_s
+        if not self.reason:
+            self._state.count(metrics.SHORTAGES)
+            self._state.note("launcher", "short", reason=reason)
+            if now_s > self._closed_s + 2 * self._pause_s:  # else it has not really been over
+                self._pause_s = 0.0
+        self._pause_s = min(max(self._pause_s * 2, config.loss_backoff_s), config.loss_backoff_s_max)
+        self.reason = reason
+        self._is_open = True
+        self._trial = ""
+        self._state.set_timer_in(self._pause_s, timers.Shortage())
+        self._announce(reason)
+        self._executor.give_all_back(f"{self._state.node} cannot start it: {reason}")
+
+    def try_again(self) -> None:
+        """The pause is over, or something has ended here and may have given back what was missing."""
+        if self._is_open:
+            self._is_open = False
+            self._state.clear_timer(timers.Shortage())
+            self._evacuation.over()
+
+    def starting(self, key: str) -> None:
+        """Note that this attempt is being started; while the breaker is half open it is the trial."""
+        if self.reason:
+            self._trial = key
+
+    def started(self, key: str) -> None:
+        """Close the breaker if this attempt was the trial: its process has started."""
+        if key == self._trial:
+            self._trial = self.reason = ""
+            self._closed_s = self._state.now.boot_s
+            self._state.note("launcher", "recovered")
+            self._announce("")
+
+    def gone(self, key: str) -> None:
+        """Note that an attempt is not to run here any more: if it was the trial, another one may be."""
+        if key == self._trial:
+            self._trial = ""
+
+    def settle(self) -> None:
+        """After every event: while it is half open and no own task waits, the next offer of others is the trial."""
+        if self.reason and self.may_start:
+            self._announce("")
+
+    def _announce(self, reason: str) -> None:
+        if bool(reason) is self._is_announced:
+            return
+        self._is_announced = bool(reason)
+        self._own_profile.trouble(TROUBLE, f"cannot start tasks: {reason}" if reason else "")
+        self._information.announce()

@@ -1,32 +1,45 @@
-"""The executor's side of the handoff, in one file because it has one table of guests.
+"""The executor's side of the handoff: offers, attempts of other homes, their leases, results and fences. docs/wire.md names the rules.
 
-docs/wire.md names the rules (D3 … R11).
+A COMMIT without its live reservation is refused, durably (D6), and so is every attempt not above the task's *fence*:
+the highest attempt this node has started or promised never to start (R7). START is durable before the process exists (D3).
 
-A COMMIT without its live reservation is refused, durably (D6), and so is every attempt not above the task's *floor*:
-the highest attempt this node has started or promised never to start (R7). START is durable before the process exists
-(D3). Leases and results of the attempts are in `remote_tasks.py`.
+A lease counts from the moment this node *sent* the message that was granted, never from when the answer came (R1). What
+is granted is applied in the order of ``ts``, which only this node's clock writes; the launcher enforces the deadline and
+keeps the newest ts with it, so that the next agent knows both.
+
+RESULT is durable before it is sent (D4), and is kept and repeated until its home has acknowledged it (R10). An attempt
+without a result has died, unless the launcher confirms that it never had a process: then it is refused (D6).
+
+A fence is durable before what it promises is said or done (D3, D6). No message is late by more than seconds, so a fence
+that was of no use for floor_kept_s may go: what it refuses, the nonce of a COMMIT refuses as well. Kept for longer are
+those of attempts that were started of tasks that may run once only, until their home has taken note of their end: their
+home would take a forgotten start for a task that was never started.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.core.handoff.attempt_fence import AttemptFences
-from peerload.core.handoff.remote_tasks import ExecutorLeases, ExecutorResults, RemoteTaskTable
 from peerload.core.resources.admission import why_never
 from peerload.core.work import RemotePhase, RemoteTask
 from peerload.model import metrics, rules, timers
 from peerload.model.actions import (
     Answer,
     DropExecution,
+    DropFloors,
     ForgetTask,
     PutExecution,
+    PutFloor,
+    SendResult,
+    SetLease,
     SignalTask,
     SpawnTask,
     StageFiles,
 )
 from peerload.model.messages import (
+    RENEWALS_MAX,
     WHY_LENGTH_MAX,
     Accept,
     Commit,
@@ -35,6 +48,8 @@ from peerload.model.messages import (
     NotStarted,
     Offer,
     Query,
+    Renew,
+    Renewal,
     ResultAck,
     Return,
     Revoke,
@@ -46,16 +61,20 @@ from peerload.model.task import (
     FenceKind,
     Guarantee,
     execution_key,
+    how_it_ended,
     task_home,
 )
 
 if TYPE_CHECKING:
-    from peerload.core.mediator import Mediator
+    from collections.abc import Iterable, Mapping
+
     from peerload.core.resources.admission import Ledger
-    from peerload.core.state import CoreState
+    from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.model.events import RemoteCancelRequested
-    from peerload.model.messages import Park, RenewOk
+    from peerload.model.messages import LeaseExtension, Park, RenewOk
+    from peerload.model.task import Exit
+
 
 SIGKILL = 9
 REVOKED = "its home was shut out of the cluster"
@@ -324,7 +343,6 @@ class ExecutorHandoff:
             ),
         )
         self._state.note_guest(guest, "started", "room here")
-        self._holds_room(guest)
         self._state.actions.append(
             SpawnTask(
                 guest.key,
@@ -340,26 +358,11 @@ class ExecutorHandoff:
         )
         return True
 
-    def _holds_room(self, guest: RemoteTask) -> None:
-        run_s = self._state.run_s_max(guest, self._ledger.devices.models) if guest.devices else 0.0
-        learned = self._state.learned_gpu_bytes(guest, self._ledger.devices.models) if guest.devices else {}
-        self._ledger.start(
-            guest.key,
-            guest.spec.request,
-            is_local=False,
-            devices=guest.devices,
-            run_s=run_s,
-            learned=learned,
-            owner=self._ledger.devices.mps_owner(guest.spec, is_local=False),
-        )
-
     def started(self, guest: RemoteTask, started_at: float, reason: str = "its process is there") -> None:
         """The launcher has the process: say so, which is what users see as running."""
         guest.running_at = started_at
         self._state.note_guest(guest, "running", reason)
-        if guest.spec.time_limit_s:
-            left_s = started_at + guest.spec.time_limit_s - self._state.now.wall_s
-            self._state.set_timer_in(max(min(left_s, guest.spec.time_limit_s), 0.0), timers.TimeLimit(guest.key))
+        self._state.set_time_limit(guest.key, guest.spec.time_limit_s, started_at)
         self._report(guest)
 
     def ack_received(self, src: str, ack: ResultAck) -> None:
@@ -425,11 +428,8 @@ class ExecutorHandoff:
         guest = self._guest_of(src, revoke.uid)
         if guest is None or guest.attempt != revoke.attempt:
             return
-        if guest.phase is RemotePhase.RESERVED:
-            self._drop(guest)
-        elif guest.phase is RemotePhase.WAITING:
-            self.give_back(guest, revoke.reason or "revoked")
-        elif guest.phase is RemotePhase.HERE:
+        self._let_go(guest, revoke.reason or "revoked")
+        if guest.phase is RemotePhase.HERE:
             self._state.note_guest(guest, "revoked", revoke.reason)
             self._end(guest, revoke.signal)
 
@@ -438,11 +438,8 @@ class ExecutorHandoff:
         to ``until`` (Unix s). The attempt is forgotten durably before its processes are gone: an agent that starts
         meanwhile finds processes that nobody wants, and ends them."""
         for guest in [guest for guest in self.guests.values() if guest.home == home]:
-            if guest.phase is RemotePhase.RESERVED:
-                self._drop(guest)
-            elif guest.phase is RemotePhase.WAITING:
-                self.give_back(guest, REVOKED)
-            elif guest.phase is RemotePhase.HERE and guest.running_at <= until:
+            self._let_go(guest, REVOKED)
+            if guest.phase is RemotePhase.HERE and guest.running_at <= until:
                 guest.is_revoked = True
                 self._state.persist(DropExecution(guest.uid, guest.attempt))
                 self._state.note_guest(guest, "revoked", REVOKED)
@@ -456,11 +453,8 @@ class ExecutorHandoff:
         wanted = frozenset(event.tasks)
         for guest in [guest for guest in self.guests.values() if guest.task in wanted or guest.array in wanted]:
             (ended if guest.phase is RemotePhase.ENDED else cancelled).append(guest.task)
-            if guest.phase is RemotePhase.RESERVED:
-                self._drop(guest)
-            elif guest.phase is RemotePhase.WAITING:
-                self.give_back(guest, event.reason)
-            elif guest.phase is RemotePhase.HERE:
+            self._let_go(guest, event.reason)
+            if guest.phase is RemotePhase.HERE:
                 guest.killed_because = event.reason
                 self._state.note_guest(guest, "cancelled", event.reason)
                 self._end(guest, SIGKILL if event.force else event.signal)
@@ -500,10 +494,7 @@ class ExecutorHandoff:
         """Return all waiting attempts to their homes and drop all reservations → how many went home."""
         guests = list(self.guests.values())
         for guest in guests:
-            if guest.phase is RemotePhase.RESERVED:
-                self._drop(guest)
-            elif guest.phase is RemotePhase.WAITING:
-                self.give_back(guest, reason)
+            self._let_go(guest, reason)
         return sum(guest.phase is RemotePhase.WAITING for guest in guests)
 
     def give_unrunnable_back(self) -> None:
@@ -538,15 +529,21 @@ class ExecutorHandoff:
         return guest
 
     def adopted_running(self, guest: RemoteTask, started_at: float, ts: float) -> None:
-        """Go on with an attempt that runs on after a restart: hold its room, tell its home. ts: the newest that the launcher has."""
+        """Go on with an attempt that runs on after a restart: tell its home. ts: the newest that the launcher has."""
         guest.ts = max(guest.ts, ts)
-        self._holds_room(guest)
         self.started(guest, started_at, "it runs on; the agent is back")
         self.leases.began(guest)
         if guest.is_revoked:  # the launcher that was told to end it is not this one, or did not hear it
             self._end(guest, SIGKILL)
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _let_go(self, guest: RemoteTask, reason: str) -> None:
+        """End a reservation, or send a waiting attempt home. One that was started stays."""
+        if guest.phase is RemotePhase.RESERVED:
+            self._drop(guest)
+        elif guest.phase is RemotePhase.WAITING:
+            self.give_back(guest, reason)
 
     def _drop(self, guest: RemoteTask) -> None:
         """A reservation ends; nothing was started and nothing is promised."""
@@ -559,3 +556,286 @@ class ExecutorHandoff:
         if guest.spec.is_staged:
             self._state.actions.append(ForgetTask(guest.key, output=False))
         self._table.remove(guest)
+
+
+RENEWALS_PER_LEASE = 4
+
+
+class RemoteTaskTable:
+    """The attempts of other homes on this node, by key. by_uid: the newest attempt of each task; reserved: the keys of
+    those that are not committed yet, by home."""
+
+    def __init__(self) -> None:
+        self.guests: dict[str, RemoteTask] = {}
+        self.by_uid: dict[bytes, RemoteTask] = {}
+        self.reserved: dict[str, set[str]] = {}
+
+    def add(self, guest: RemoteTask) -> None:
+        """Add an attempt, a reservation or one that was committed."""
+        self.guests[guest.key] = guest
+        self.by_uid[guest.uid] = guest
+        if guest.phase is RemotePhase.RESERVED:
+            self.reserved.setdefault(guest.home, set()).add(guest.key)
+
+    def committed(self, guest: RemoteTask) -> None:
+        """An attempt is no reservation any more."""
+        reserved = self.reserved.get(guest.home)
+        if reserved is not None:
+            reserved.discard(guest.key)
+            if not reserved:
+                del self.reserved[guest.home]
+
+    def remove(self, guest: RemoteTask) -> None:
+        """Remove an attempt, of which nothing more is to be known here."""
+        self.guests.pop(guest.key, None)
+        self.committed(guest)
+        if self.by_uid.get(guest.uid) is guest:
+            del self.by_uid[guest.uid]
+
+
+class ExecutorLeases:
+    """The leases of the attempts on one node; its timer is ``renew``."""
+
+    def __init__(self, state: CoreState, table: RemoteTaskTable) -> None:
+        self._state = state
+        self._guests = table.guests
+        self._renew_at_s = math.inf
+
+    def began(self, guest: RemoteTask) -> None:
+        """Begin to renew the lease of an attempt."""
+        self._renew_within(guest.lease_s / RENEWALS_PER_LEASE)
+
+    def _renew_within(self, seconds: float) -> None:
+        renew_at_s = self._state.now.boot_s + seconds
+        if renew_at_s < self._renew_at_s:
+            self._renew_at_s = renew_at_s
+            self._state.set_timer_in(seconds, timers.RenewalDue())
+
+    def expired(self) -> list[RemoteTask]:
+        """The attempts that still wait here, and whose leases have run out."""
+        now_s = self._state.now.boot_s
+        return [g for g in self._guests.values() if g.phase is RemotePhase.WAITING and g.deadline_s <= now_s]
+
+    def renew(self) -> None:
+        """Send one RENEW to each home for all its attempts here, every quarter of the shortest lease."""
+        self._renew_at_s = math.inf
+        batches: dict[str, list[Renewal]] = {}
+        shortest_s = math.inf
+        for guest in self._guests.values():
+            if guest.phase in (RemotePhase.WAITING, RemotePhase.HERE):
+                shortest_s = min(shortest_s, guest.lease_s)
+                batches.setdefault(guest.home, []).append(self._renewal(guest))
+        for home, batch in batches.items():
+            for first in range(0, len(batch), RENEWALS_MAX):
+                self._state.send(home, Renew(tuple(batch[first : first + RENEWALS_MAX])))
+        if shortest_s < math.inf:
+            self._renew_within(shortest_s / RENEWALS_PER_LEASE)
+
+    def renew_one(self, guest: RemoteTask) -> None:
+        """Send one renewal out of turn: its home has asked, or should know."""
+        devices = guest.devices if guest.phase is RemotePhase.HERE else ()
+        self._state.send(guest.home, Renew((self._renewal(guest, devices),)))
+
+    def _renewal(self, guest: RemoteTask, devices: tuple[str, ...] = ()) -> Renewal:
+        now_s = self._state.now.boot_s
+        ran_s = max(now_s - guest.started_s, 0.0) if guest.spec.lease_auto and guest.running_at else 0.0
+        deadline_ts = 0.0 if guest.is_parked else guest.ts
+        return Renewal(guest.task, guest.uid, guest.attempt, now_s, guest.running_at, deadline_ts, ran_s, devices)
+
+    def extend(self, guest: RemoteTask, extension: LeaseExtension) -> bool:
+        """Give an attempt more time, counted from when this node asked for it. True if its home had parked it."""
+        if extension.ts <= guest.ts:
+            return False
+        was_parked = guest.is_parked
+        guest.ts = extension.ts
+        guest.deadline_s = extension.ts + extension.lease_s
+        guest.is_parked = False
+        if extension.lease_s < guest.lease_s:
+            self._renew_within(extension.lease_s / RENEWALS_PER_LEASE)
+        guest.lease_s = extension.lease_s
+        if guest.phase is RemotePhase.HERE:
+            self._state.actions.append(SetLease(guest.key, guest.deadline_s, guest.ts))
+        return was_parked
+
+    def park(self, guest: RemoteTask, ts: float) -> None:
+        """Park an attempt: its home goes away, and there is no deadline until it is back. This is ignored if it is older
+        than the last answer of the home; of the same age it counts, since the home sent it after its answer."""
+        if ts < guest.ts or guest.phase not in (RemotePhase.WAITING, RemotePhase.HERE):
+            return
+        guest.ts = ts
+        guest.deadline_s = math.inf
+        guest.is_parked = True
+        if guest.phase is RemotePhase.HERE:
+            self._state.actions.append(SetLease(guest.key, 0.0, guest.ts))
+
+
+class ExecutorResults:
+    """The results of the attempts on one node; its timers are ``result``."""
+
+    def __init__(self, state: CoreState, ledger: Ledger, fences: AttemptFences, table: RemoteTaskTable) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._fences = fences
+        self._table = table
+
+    def ended(self, guest: RemoteTask, exit_: Exit) -> None:
+        """Make a RESULT durable, then send it until it is acknowledged."""
+        if guest.phase is RemotePhase.ENDED:
+            return
+        if guest.is_revoked:  # that it was killed is nobody's result
+            self.died(guest, "it was ended there: its home was shut out of the cluster")
+            self._state.actions.append(ForgetTask(guest.key, output=True))
+            return
+        guest.enter(RemotePhase.ENDED)
+        guest.exit = exit_
+        self._state.history.learn(guest.spec, exit_)
+        guest.repeat_s = self._state.config.repeat_s
+        if guest.spec.time_limit_s:
+            self._state.clear_timer(timers.TimeLimit(guest.key))
+        self._state.persist(PutExecution(guest.record(ExecutionState.RESULT)))
+        self._state.note_guest(guest, "ended", how_it_ended(exit_))
+        self.send(guest)
+
+    def send(self, guest: RemoteTask) -> None:
+        """Send a result, and again after a while."""
+        if guest.exit is not None:
+            self._state.actions.append(SendResult(guest.home, guest.task, guest.uid, guest.attempt, guest.exit))
+            self._state.set_timer_in(guest.repeat_s, timers.ResultTimeout(guest.key))
+
+    def repeat(self, key: str) -> None:
+        """Send a result again that is not acknowledged."""
+        guest = self._table.guests.get(key)
+        if guest is not None and guest.phase is RemotePhase.ENDED:
+            guest.repeat_s = min(guest.repeat_s * 2, self._state.config.repeat_s_max)
+            self.send(guest)
+
+    def acknowledged(self, guest: RemoteTask) -> None:
+        """Forget an attempt whose result is recorded at home; its fence stays."""
+        self._state.clear_timer(timers.ResultTimeout(guest.key))
+        self._state.persist(DropExecution(guest.uid, guest.attempt))
+        self._fences.noted(guest.uid, guest.attempt)
+        self._state.note_guest(guest, "delivered", "its home has the result")
+        self._state.actions.append(ForgetTask(guest.key, output=True))
+        self._table.remove(guest)
+
+    def died(self, guest: RemoteTask, reason: str) -> None:
+        """Report an attempt that was started, left no result, and whose processes are gone."""
+        self._ledger.end(guest.key)
+        self._state.persist(DropExecution(guest.uid, guest.attempt))
+        self._state.note_guest(guest, "lost", reason)
+        store = self._state.store
+        self._state.send(guest.home, Died(guest.task, guest.uid, guest.attempt, reason, store))
+        self._table.remove(guest)
+
+    def never_started(self, guest: RemoteTask, reason: str) -> None:
+        """Refuse an attempt whose START is durable: the launcher has confirmed that it never had a process, and will have none (D6)."""
+        self._ledger.end(guest.key)
+        refused = self._fences.row(guest.uid, guest.attempt, FenceKind.REFUSED, guest.home)
+        self._state.persist(DropExecution(guest.uid, guest.attempt), refused)
+        self._state.note_guest(guest, "refused", reason)
+        store = self._state.store
+        self._state.send(guest.home, NotStarted(guest.task, guest.uid, guest.attempt, reason, store))
+        self._table.remove(guest)
+
+
+DROPPED_AT_ONCE_MAX = 1000
+"""Floors that one event forgets: a row each in one commit."""
+DROP_AGAIN_S = 1.0
+
+
+class AttemptFence(NamedTuple):
+    """``at_s``: this node's clock when it was last of use; ``home``: whose task it is, "" if nobody knows."""
+
+    attempt: int
+    kind: FenceKind
+    at_s: float
+    home: str
+
+
+class AttemptFences:
+    """The fences by uid, the one that was longest of no use first; its timer is ``floors``. here: the attempts that are on
+    this node now, by uid."""
+
+    def __init__(self, state: CoreState, here: Mapping[bytes, RemoteTask]) -> None:
+        self._state = state
+        self._here = here
+        self._fences: dict[bytes, AttemptFence] = {}
+
+    def __contains__(self, uid: bytes) -> bool:
+        return uid in self._fences
+
+    def __len__(self) -> int:
+        return len(self._fences)
+
+    def restore(self, fences: Iterable[tuple[bytes, int, FenceKind, str]]) -> None:
+        """As they were durable, at start; each is kept as if it had been of use just now."""
+        now_s = self._state.now.boot_s
+        self._fences.update((uid, AttemptFence(attempt, kind, now_s, home)) for uid, attempt, kind, home in fences)
+
+    def attempt(self, uid: bytes) -> int:
+        """The fence itself; 0: there is none."""
+        fence = self._fences.get(uid)
+        return fence.attempt if fence is not None else 0
+
+    def home(self, uid: bytes) -> str:
+        """The home of the task; "": not known."""
+        fence = self._fences.get(uid)
+        return fence.home if fence is not None else ""
+
+    def was_refused(self, uid: bytes, attempt: int) -> bool:
+        """True if this very attempt was refused: then it has never started here."""
+        fence = self._fences.get(uid)
+        return fence is not None and fence.attempt == attempt and fence.kind is FenceKind.REFUSED
+
+    def row(self, uid: bytes, attempt: int, kind: FenceKind, home: str) -> PutFloor:
+        """Raise the fence (or say otherwise why it is there) → what is to be made durable. Where there are too many, the
+        oldest are forgotten."""
+        now = self._state.now
+        self._fences.pop(uid, None)  # so that it comes last
+        self._bound()
+        self._fences[uid] = AttemptFence(attempt, kind, now.boot_s, home)
+        return PutFloor(uid, attempt, now.wall_s, kind, home)
+
+    def raise_to(self, uid: bytes, attempt: int, kind: FenceKind, home: str) -> None:
+        """Raise the fence durably; it never sinks."""
+        if self.attempt(uid) < attempt:
+            self._state.persist(self.row(uid, attempt, kind, home))
+
+    def found_running(self, key: str) -> None:
+        """The launcher has an attempt that nobody here knows (the database was lost): it has started, whatever comes."""
+        uid, _, attempt = key.rpartition("-")
+        with contextlib.suppress(ValueError):
+            self.raise_to(bytes.fromhex(uid), int(attempt), FenceKind.STARTED, self.home(bytes.fromhex(uid)))
+
+    def noted(self, uid: bytes, attempt: int) -> None:
+        """The home has taken note of the end of an attempt that may run once only."""
+        fence = self._fences.get(uid)
+        if fence is not None and fence.attempt == attempt and fence.kind is FenceKind.STARTED_ONCE:
+            self._state.persist(self.row(uid, attempt, FenceKind.STARTED, fence.home))
+
+    def expire(self) -> None:
+        """Drop fences that have been of no use for floor_kept_s."""
+        now_s, kept_s = self._state.now.boot_s, self._state.config.floor_kept_s
+        self._drop(now_s - kept_s)
+        oldest = next(iter(self._fences.values()), None)
+        left_s = oldest.at_s + kept_s - now_s if oldest is not None else kept_s
+        self._state.set_timer_in(max(left_s, DROP_AGAIN_S), timers.Fences())
+
+    def _bound(self) -> None:
+        if len(self._fences) >= self._state.config.floors_kept_max + DROPPED_AT_ONCE_MAX:
+            self._drop(self._state.now.boot_s)
+
+    def _drop(self, before_s: float) -> None:
+        """Drop fences of no use since then, DROPPED_AT_ONCE_MAX at most; those that are still needed come last again."""
+        gone: list[bytes] = []
+        for _ in range(min(DROPPED_AT_ONCE_MAX, len(self._fences))):
+            uid, fence = next(iter(self._fences.items()))
+            if fence.at_s > before_s:
+                break
+            del self._fences[uid]
+            if fence.kind is FenceKind.STARTED_ONCE or uid in self._here:
+                self._fences[uid] = fence._replace(at_s=self._state.now.boot_s)
+            else:
+                gone.append(uid)
+        if gone:
+            self._state.persist(DropFloors(tuple(gone)))

@@ -4,23 +4,23 @@ Of each node counts the weightiest word (`MembershipUpdate.weight`): a later run
 the node about itself, and of words about the same the graver. So a node that is called dead only has to say that it is
 not. No clock is compared with another's, and the order in which words arrive makes no difference.
 
-The parts: `detector` (probing), `suspicion` (how long to refute), `rumours` (what is passed on), `contacts` (joining,
-exchanging everything, finding the lost again), `health`. Datagrams come in by `received`, exchanges over the peer link
-by `synced`, timers by `timer`.
+The parts: `Detector` (probing), `AntiEntropy` (joining, exchanging everything, finding the lost again), and what they share
+(`gossip_state.py`). Datagrams come in by `handle`, exchanges over the peer link by `synced`, timers by `timer`.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+from zlib import crc32
 
 import msgspec
 
-from peerload.core.membership.anti_entropy import AntiEntropy
-from peerload.core.membership.detector import Detector
-from peerload.core.membership.gossip_state import GossipMember, GossipState
-from peerload.core.membership.suspicion import Suspicion
+from peerload.core.membership.gossip_state import GossipMember, GossipState, Suspicion
 from peerload.model import metrics
+from peerload.model.actions import Dial, DialAddress
 from peerload.model.events import GossipReceived
 from peerload.model.gossip import (
     OUTDO_MAX,
@@ -33,17 +33,411 @@ from peerload.model.gossip import (
     MemberStatus,
     merged,
 )
-from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, RUMOURS_MAX, Sync
+from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, RUMOURS_MAX, Identity, Ping, Sync
 from peerload.model.timers import GossipTimerKind as Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from peerload.core.membership.gossip_state import GossipListener
     from peerload.core.state import CoreState
     from peerload.model.events import LoopLagged
     from peerload.model.gossip import GossipMessage
-    from peerload.model.load import LoadReport
-    from peerload.model.messages import Identity
-    from peerload.model.resources import Profile
+    from peerload.model.resources import LoadReport, Profile
+
+
+PROBES_MAX = 64
+"""Probes in flight; there are more than one where suspicions are followed up."""
+HELPED_MAX = 256
+"""Pings in flight on behalf of others."""
+NACK_SHARE = 0.8
+"""A helper says that it has heard nothing after this share of probe_timeout_s, so that the word is in time."""
+
+
+class _Probe:
+    """One in flight. helpers: those asked, and whether they gave a sign of life."""
+
+    __slots__ = ("helpers", "node", "started_s")
+
+    def __init__(self, node: str, started_s: float) -> None:
+        self.node = node
+        self.started_s = started_s
+        self.helpers: dict[str, bool] = {}
+
+
+class Detector:
+    """Probing: one member at a time is pinged, and those that answer nobody are suspected. ``suspect`` is called with one.
+
+    At every second turn it is the next on the ring of names: each node is probed by its neighbour every 2·probe_s whatever
+    chance does, and a loss waits no longer for its first probe. At the turns between it is the next of all, in an order
+    drawn anew for each round: however many are lost at once, somebody probes each of them.
+
+    A ping without an answer is followed by three helpers' pings and one over the peer link, where no datagram is lost. A
+    node that was not running itself draws no conclusions from answers it did not hear.
+    """
+
+    def __init__(self, shared: GossipState, suspect: Callable[[str], None]) -> None:
+        self._shared = shared
+        self._suspect = suspect
+        self._sequence = 0
+        self._probes: dict[int, _Probe] = {}
+        self._helped: dict[int, tuple[str, str, int]] = {}
+        self._order: list[str] = []
+        self._is_neighbours_turn = False
+        self._stalled_s = float("-inf")
+        self._is_stale = False
+
+    @property
+    def may_judge(self) -> bool:
+        """True if this node has run, and probed, since it last stood still."""
+        return not self._is_stale
+
+    # -- whose turn it is ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """There is somebody to probe: begin at a random moment, so that nodes that start together do not beat
+        together."""
+        shared = self._shared
+        if not shared.is_armed(Kind.TURN):
+            shared.arm(Kind.TURN, shared.preset.probe_s * shared.rng.random())
+
+    def turn(self) -> None:
+        """Every probe_s: probe the next."""
+        shared = self._shared
+        if not shared.there:
+            return
+        shared.arm(Kind.TURN, shared.preset.probe_s * shared.health.factor)
+        self._is_neighbours_turn = not self._is_neighbours_turn
+        self.probe(self._neighbour() if self._is_neighbours_turn else self._next())
+
+    def _neighbour(self) -> str:
+        """The next on the ring, where names lie in the order of a checksum, so that racks are mixed."""
+        shared = self._shared
+        ring = shared.ring
+        place = bisect_right(ring, ring_place(shared.core.node))
+        return ring[place % len(ring)][1]
+
+    def _next(self) -> str:
+        shared = self._shared
+        while self._order:
+            node = self._order.pop()
+            member = shared.members.get(node)
+            if member is not None and member.is_there:
+                return node
+        self._order = list(shared.there)
+        shared.rng.shuffle(self._order)
+        return self._order.pop()
+
+    def joined(self, node: str) -> None:
+        """A new member takes a random place in the rest of this round."""
+        if node not in self._order:
+            self._order.insert(self._shared.rng.randint(0, len(self._order)), node)
+
+    def gone(self, node: str) -> None:
+        """Remove a member from the ring."""
+        if node in self._order:
+            self._order.remove(node)
+
+    # -- one probe -----------------------------------------------------------------------------------------------------
+
+    def probe(self, node: str) -> None:
+        """Ping it, unless that is being done."""
+        shared = self._shared
+        if len(self._probes) >= PROBES_MAX or any(probe.node == node for probe in self._probes.values()):
+            return
+        self._sequence += 1
+        self._probes[self._sequence] = _Probe(node, shared.now_s)
+        self._ping(node, self._sequence)
+        shared.arm(Kind.ACK, shared.preset.probe_timeout_s * shared.health.factor, str(self._sequence))
+
+    def _ping(self, node: str, sequence: int, address: str = "") -> None:
+        member = self._shared.members.get(node)
+        ping = GossipPing(sequence, node)
+        if member is not None and member.rumour.standing:  # it is the first to hear what is said of it
+            self._shared.send(node, ping, member.rumour, address=address, with_load=True)
+        else:
+            self._shared.send(node, ping, address=address, with_load=True)
+
+    def unanswered(self, sequence: int) -> None:
+        """probe_timeout_s is over: others try, and the peer link."""
+        probe = self._probes.get(sequence)
+        if probe is None:
+            return
+        shared = self._shared
+        shared.core.count(metrics.INDIRECT_PROBES)
+        address = shared.members[probe.node].rumour.address if probe.node in shared.members else ""
+        for helper in shared.draw(shared.preset.helpers, without=probe.node):
+            probe.helpers[helper] = False
+            shared.send(helper, GossipPingRequest(sequence, probe.node, address))
+        shared.core.send(probe.node, Ping(sequence))
+        shared.arm(Kind.VERDICT, shared.preset.indirect_timeout_s * shared.health.factor, str(sequence))
+
+    def failed(self, sequence: int) -> None:
+        """End a probe that failed, indirect probes included."""
+        probe = self._probes.pop(sequence, None)
+        if probe is None:
+            return
+        self._concluded(probe)
+        silent = sum(not heard for heard in probe.helpers.values())
+        if silent or not probe.helpers:
+            self._shared.health.worse(max(silent, 1))
+        self._shared.core.count(metrics.MEMBER_PROBES_FAILED)
+        self._suspect(probe.node)
+
+    def _concluded(self, probe: _Probe) -> None:
+        if probe.started_s >= self._stalled_s:
+            self._is_stale = False
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def pinged(self, src: str, ping: GossipPing, address: str) -> None:
+        """Answer, if it is this node that is meant."""
+        if ping.to == self._shared.core.node:
+            self._shared.send(src, GossipAck(ping.sequence), address=address, with_load=True)
+
+    def acked(self, src: str, sequence: int) -> None:
+        """Note the answer of a member, to this node or to a helper."""
+        helped = self._helped.pop(sequence, None)
+        if helped is not None:
+            asker, address, asked = helped
+            self._shared.disarm(Kind.NACK, str(sequence))
+            self._shared.send(asker, GossipAck(asked), address=address)
+            return
+        probe = self._probes.get(sequence)
+        if probe is None or (src != probe.node and src not in probe.helpers):
+            return
+        del self._probes[sequence]
+        self._concluded(probe)
+        self._shared.disarm(Kind.ACK, str(sequence))
+        self._shared.disarm(Kind.VERDICT, str(sequence))
+        self._shared.health.better()
+
+    def nacked(self, src: str, sequence: int) -> None:
+        """A helper has heard nothing; but it is there itself."""
+        probe = self._probes.get(sequence)
+        if probe is not None and src in probe.helpers:
+            probe.helpers[src] = True
+
+    # -- helping others ------------------------------------------------------------------------------------------------
+
+    def asked(self, src: str, request: GossipPingRequest, address: str) -> None:
+        """Ping somebody on behalf of another."""
+        shared = self._shared
+        if len(self._helped) >= HELPED_MAX:
+            dropped = next(iter(self._helped))
+            del self._helped[dropped]
+            shared.disarm(Kind.NACK, str(dropped))
+        self._sequence += 1
+        self._helped[self._sequence] = (src, address, request.sequence)
+        self._ping(request.node, self._sequence, request.address)
+        shared.arm(Kind.NACK, shared.preset.probe_timeout_s * NACK_SHARE, str(self._sequence))
+
+    def nothing_heard(self, sequence: int) -> None:
+        """Say so; an ack that comes later is still passed on."""
+        helped = self._helped.get(sequence)
+        if helped is not None:
+            asker, address, asked = helped
+            self._shared.send(asker, GossipNack(asked), address=address)
+
+    # -- standing still ------------------------------------------------------------------------------------------------
+
+    def stalled(self) -> None:
+        """This node did not run for a while: what it has not heard proves nothing."""
+        shared = self._shared
+        if shared.now_s > self._stalled_s + shared.preset.lag_s:
+            shared.core.count(metrics.STALLS)
+            shared.health.worse()
+        self._stalled_s = shared.now_s
+        self._is_stale = True
+        for sequence in self._probes:
+            shared.disarm(Kind.ACK, str(sequence))
+            shared.disarm(Kind.VERDICT, str(sequence))
+        self._probes.clear()
+
+
+def ring_place(node: str) -> tuple[int, str]:
+    """Position of a name on the ring."""
+    return crc32(node.encode()), node
+
+
+Thing = TypeVar("Thing")
+
+SCALED_ABOVE = 32
+"""Members above which everything is exchanged less often."""
+JITTER = 0.1
+"""Exchanges come at sync_s ± this share, so that nodes that start together do not beat together."""
+
+
+class AntiEntropy:
+    """Joining, exchanging everything with one member now and then, and finding lost members again, for ever.
+
+    Datagrams go to the living only. So whoever was called dead, rightly or since the network had split, would stay dead for
+    ever if nobody tried: each node goes on trying its lost members, the members of its last start and its seeds, all
+    together about once in `reconnect_s` for each that is lost.
+
+    ``everything``: makes a `Sync`. known: members of earlier starts not met yet; seeds: addresses to try.
+    """
+
+    def __init__(self, shared: GossipState, everything: Callable[..., Sync], listener: GossipListener) -> None:
+        self._listener = listener
+        self._shared = shared
+        self._everything = everything
+        self.known: dict[str, Identity] = {}
+        self.seeds: tuple[str, ...] = ()
+        self._join_s = shared.preset.join_s
+        self._share = 1.0
+        """The share of all members that was lost when the next try was set."""
+
+    def start(self, known: Sequence[Identity], seeds: Sequence[str]) -> None:
+        """Take in the members that the agent remembers, and try some of them at once."""
+        for identity in known:
+            self.learn(identity)
+        self.seeds = tuple(seeds)
+        if self.known or self.seeds:
+            self._join()
+            self._look_again()
+
+    def learn(self, identity: Identity) -> None:
+        """A node that may be there."""
+        shared = self._shared
+        is_new = identity.node not in shared.members and identity.node != shared.core.node
+        if is_new and identity.address and len(self.known) < shared.core.config.peers_max:
+            self.known[identity.node] = identity
+
+    def changed(self, rumour: MembershipUpdate) -> None:
+        """Note that the belief about a member has changed."""
+        self.known.pop(rumour.node, None)
+        if rumour.standing is MemberStatus.ALIVE and not self._shared.is_armed(Kind.SYNC):
+            self._arm_sync()
+        elif rumour.standing is MemberStatus.DEAD:
+            self._look_again()
+
+    def linked(self, node: str) -> None:
+        """There is a new link to it: exchange everything, not too often unless it is believed to be gone."""
+        shared = self._shared
+        member = shared.members.get(node)
+        if member is None:
+            return
+        is_due = shared.now_s - member.synced_s >= min(shared.preset.reconnect_s, shared.preset.sync_s)
+        if is_due or member.rumour.standing is not MemberStatus.ALIVE:
+            self._exchange(node)
+
+    def _exchange(self, node: str) -> None:
+        self._shared.members[node].synced_s = self._shared.now_s
+        self._shared.core.send(node, self._everything(asks=True))
+
+    def timer(self, kind: str) -> None:
+        """One of its timers: join, sync or again."""
+        match kind:
+            case "join":
+                self._join()
+            case "sync":
+                self._sync()
+            case "again":
+                self._try_one()
+
+    # -- joining -------------------------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        """Try a few members that may be there, as long as none is known to be."""
+        shared = self._shared
+        if shared.there:
+            self._join_s = shared.preset.join_s
+            return
+        for identity in self._some(list(self.known.values())):
+            shared.core.actions.append(Dial(identity))
+        for address in self._some(list(self.seeds)):
+            shared.core.actions.append(DialAddress(address))
+        shared.arm(Kind.JOIN, self._join_s)
+        self._join_s = min(self._join_s * 2.0, shared.preset.reconnect_s)
+
+    def _some(self, things: list[Thing]) -> list[Thing]:
+        return self._shared.rng.sample(things, min(len(things), self._shared.preset.join_contacts))
+
+    # -- exchanging everything -----------------------------------------------------------------------------------------
+
+    def _arm_sync(self) -> None:
+        shared = self._shared
+        scale = math.ceil(math.log2(shared.size / SCALED_ABOVE)) + 1 if shared.size > SCALED_ABOVE else 1
+        shared.arm(Kind.SYNC, shared.preset.sync_s * scale * shared.rng.uniform(1.0 - JITTER, 1.0 + JITTER))
+
+    def _sync(self) -> None:
+        shared = self._shared
+        self._bury()
+        alive = [node for node in shared.there if shared.members[node].rumour.standing is MemberStatus.ALIVE]
+        if alive:
+            self._exchange(shared.rng.choice(alive))
+            self._arm_sync()
+
+    def _bury(self) -> None:
+        """Forget those that left long ago."""
+        shared = self._shared
+        until_s = shared.now_s - shared.preset.tombstone_s
+        for node in [name for name, member in shared.members.items() if member.is_gone]:
+            if shared.members[node].since_s < until_s:
+                del shared.members[node]
+                self._listener.member_forgotten(node)
+
+    # -- the lost ------------------------------------------------------------------------------------------------------
+
+    def _lost(self) -> list[Identity | str]:
+        """Members called dead, members of earlier starts not heard of since, seeds where nobody known is alive."""
+        members = self._shared.members.values()
+        addresses = {member.rumour.address for member in members if member.is_there}
+        dead = [identity_of(member.rumour) for member in members if member.rumour.standing is MemberStatus.DEAD]
+        seeds = [address for address in self.seeds if address not in addresses]
+        return [*dead, *self.known.values(), *seeds]
+
+    def _count_lost(self) -> int:
+        """How many `_lost` has: this is asked at every death, of which there may be many at once."""
+        members = self._shared.members.values()
+        dead = sum(member.rumour.standing is MemberStatus.DEAD for member in members)
+        there = {member.rumour.address for member in members if member.is_there} if self.seeds else ()
+        return dead + len(self.known) + sum(address not in there for address in self.seeds)
+
+    def _look_again(self) -> None:
+        """Set when one of the lost is tried next. Members of a half that was cut off are called dead one after the other:
+        what is left of the time then shrinks as their share grows, or the first of them alone would say how long it is."""
+        shared = self._shared
+        left_s = shared.left_s(Kind.AGAIN)
+        lost = self._count_lost()
+        if not lost:
+            return
+        share = lost / (lost + len(shared.there))
+        if left_s is None:
+            left_s = shared.preset.reconnect_s / share * shared.rng.uniform(0.5, 1.5)
+        elif share > self._share:
+            left_s *= self._share / share
+        else:
+            return
+        self._share = share
+        shared.arm(Kind.AGAIN, left_s)
+
+    def _try_one(self) -> None:
+        """One of the lost, at random."""
+        shared = self._shared
+        lost = self._lost()
+        if lost:
+            shared.core.count(metrics.LOST_MEMBERS_TRIED)
+            self._try(shared.rng.choice(lost))
+            self._look_again()
+
+    def _try(self, one: Identity | str) -> None:
+        actions = self._shared.core.actions
+        if isinstance(one, str):
+            actions.append(DialAddress(one))
+            return
+        actions.append(Dial(one))
+        member = self._shared.members.get(one.node)
+        if member is not None:
+            self._shared.send(one.node, member.rumour)  # if it is there, it says so
+            self._exchange(one.node)
+
+
+def identity_of(rumour: MembershipUpdate) -> Identity:
+    """The identity in an update."""
+    return Identity(rumour.node, rumour.boot, rumour.machine_boot, rumour.store, rumour.incarnation, rumour.address)
+
 
 LEAVE_TOLD_MAX = 16
 """Members that a node tells itself that it leaves; they tell the others."""

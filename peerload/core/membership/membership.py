@@ -3,7 +3,7 @@
 Gossip (`gossip.py`) finds out who is alive. What it says is advice: it stops probes and offers to whoever is suspected
 or called dead; no task is ever taken back because of it.
 
-Peers become known one by one (`meet`, and by gossip), or all at once through a shared directory (`meet_all`): then there
+Peers become known one by one (`meet`, and by gossip), or all at once through a shared `Directory` (`meet_all`): then there
 is no gossip, and nothing is kept here of those of whom nothing else was heard.
 """
 
@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import TYPE_CHECKING
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
 
 import msgspec
 
-from peerload.core.membership.anti_entropy import identity_of
-from peerload.core.membership.circuit_breaker import CircuitBreaker
-from peerload.core.membership.directory import ELIGIBLE_KEPT_MAX, NOBODY, HeardReport, NamesWithout
-from peerload.core.membership.gossip import Gossip, rumour_of
+from peerload.core.estimates import command_keys
+from peerload.core.membership.gossip import Gossip, identity_of, rumour_of
 from peerload.core.membership.waking import Waking
 from peerload.core.resources.admission import why_never
-from peerload.model import metrics
+from peerload.model import metrics, rules
 from peerload.model.actions import ForgetPeer
+from peerload.model.bounded import BoundedDict
 from peerload.model.gossip import Load, MemberStatus
 from peerload.model.messages import (
     DECLINES_LASTING,
@@ -36,22 +37,264 @@ from peerload.model.messages import (
     ProfileTold,
     decline_subject,
 )
-from peerload.model.resources import Profile
+from peerload.model.resources import GPU, LoadReport, PowerCurve, Profile
 from peerload.model.timers import GossipTimerKind as Kind
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from peerload.core.mediator import Mediator
-    from peerload.core.membership.directory import Directory
     from peerload.core.membership.gossip_state import GossipState
-    from peerload.core.state import CoreState
+    from peerload.core.resources.admission import Ledger
+    from peerload.core.state import CoreState, Mediator
     from peerload.core.work import HomeTask
     from peerload.model.gossip import MembershipUpdate
-    from peerload.model.load import LoadReport
     from peerload.model.messages import DirectoryTold, Identity, Ping
-    from peerload.model.task import TaskSpec
+    from peerload.model.resources import Device
+    from peerload.model.task import Exit, TaskSpec
+
+
+AHEAD_MAX = 1000
+"""Bound on reports that others tell of a node: they are no further ahead of the node's own word than this many reports, or it is not true."""
+
+
+class HeardReport(msgspec.Struct, frozen=True, gc=False):
+    """A report and the boot time when it came; by_itself: from the node that it is about."""
+
+    report: LoadReport
+    at_s: float
+    by_itself: bool = True
+
+    def gives_way_to(self, other: HeardReport, incarnation: int) -> bool:
+        """True if the other is to be believed instead: the newest (incarnation, sequence), but nothing that others tell
+        keeps the node's own word out for long. incarnation: that of the run that is believed in now."""
+        mine, its = self.report, other.report
+        if (its.incarnation, its.sequence) > (mine.incarnation, mine.sequence):
+            return True
+        if self.by_itself or not other.by_itself or its.incarnation != incarnation:
+            return False
+        return mine.incarnation > its.incarnation or mine.sequence > its.sequence + AHEAD_MAX
+
+
+ELIGIBLE_KEPT_MAX = 1024
+"""Distinct needs whose eligible nodes are remembered."""
+
+
+class NamesWithout(Sequence[str]):
+    """Names in order, without one of them, which costs nothing to leave out; that a name is in is found by bisection."""
+
+    __slots__ = ("_all", "_count", "_skipped")
+
+    def __init__(self, names: tuple[str, ...], without: str = "") -> None:
+        self._all = names
+        place = bisect_left(names, without)
+        self._skipped = place if place < len(names) and names[place] == without else len(names)
+        self._count = len(names) - (self._skipped < len(names))
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        if index < 0:
+            index += self._count
+            if index < 0:
+                raise IndexError(index)
+        return self._all[index if index < self._skipped else index + 1]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._all[: self._skipped]
+        yield from self._all[self._skipped + 1 :]
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        place = bisect_left(self._all, name)
+        return place < len(self._all) and self._all[place] == name and place != self._skipped
+
+
+class Directory:
+    """All nodes by name, which never change. announced: the report that each told everybody last.
+
+    In real life nodes meet one by one, and each keeps what it knows of each other: N² entries in all. Where N nodes live in
+    one process and were introduced before anything happened, they share one directory instead, and each keeps of its own
+    only what it has heard since. What a member tells everybody stands in the directory, once: only the nodes that do
+    something about it have to be told (`Sharing.heeds`).
+    """
+
+    __slots__ = ("_eligible", "announced", "members", "names")
+
+    def __init__(self, members: Iterable[tuple[Identity, Profile]]) -> None:
+        self.members: Mapping[str, tuple[Identity, Profile]] = {
+            identity.node: (identity, profile) for identity, profile in members
+        }
+        self.names = tuple(sorted(self.members))
+        self.announced: dict[str, HeardReport] = {}
+        self._eligible: dict[tuple[Need, str], tuple[str, ...]] = {}
+
+    def eligible(self, need: Need, home: str) -> tuple[str, ...]:
+        """The members that could ever run this, by name."""
+        key = (need, home if need.placement.local else "")
+        found = self._eligible.get(key)
+        if found is None:
+            found = tuple(name for name in self.names if _could_run(self.members[name][1], need, home))
+            if len(self._eligible) >= ELIGIBLE_KEPT_MAX:
+                self._eligible.clear()
+            self._eligible[key] = found
+        return found
+
+
+def _could_run(profile: Profile, need: Need, home: str) -> bool:
+    return not profile.drained and not why_never(profile, need.request, need.placement, home)
+
+
+NOBODY = Directory(())
+"""The directory of a node that meets its peers one by one."""
+
+
+COMMANDS_MAX = 1024
+"""Commands that have failed fast are remembered; the one that did so longest ago is forgotten first."""
+NODES_MAX = 1024
+"""Nodes of which something is counted, likewise."""
+TRANSIENT = ("room", "busy", "cannot")
+"""Declines that count: the others tell of something that its profile says, or soon will."""
+FAILED_ON_MANY = ""
+"""In place of the node of a command that has failed fast on more than one."""
+
+
+class CircuitBreaker:
+    """Circuit breaker of one home for all peers that draw tasks and do nothing with them: they refuse what they said they
+    would take, or fail all that they are given (P4).
+
+    A node that has not answered, or refused though it says that it takes tasks, refusals_max offers of this home in a row is
+    not asked again for skip_s (one that refuses and says that it is full is only late: others were faster). Nor is one on
+    which fast_failures_max tasks in a row have failed within fast_failure_s. That many fail of one command may be the
+    command's fault: as soon as it fails so on a second node, what it did on the first counts no more. Where nobody else could
+    run a task, its node is asked all the same.
+
+    eligible: what is remembered of the nodes that can be asked, which is cleared whenever a node is skipped from now on, or
+    no more.
+    """
+
+    def __init__(self, state: CoreState, eligible: dict[Need, NamesWithout]) -> None:
+        self._state = state
+        self._refusals: BoundedDict[str, int] = BoundedDict(NODES_MAX)
+        self._failures: BoundedDict[str, dict[bytes, int]] = BoundedDict(NODES_MAX)
+        self._failed_on: BoundedDict[bytes, str] = BoundedDict(COMMANDS_MAX)
+        self._skipped: dict[str, tuple[float, str]] = {}
+        self._eligible = eligible
+
+    def is_any(self) -> bool:
+        """True if any node is skipped now (the common case is no)."""
+        now_s = self._state.now.boot_s
+        over = [node for node, (until_s, _) in self._skipped.items() if until_s <= now_s]
+        for node in over:
+            del self._skipped[node]
+        if over:
+            self._eligible.clear()
+        return bool(self._skipped)
+
+    def why(self, node: str) -> str:
+        """The reason why this node is skipped now; "" if it is not."""
+        return self._skipped[node][1] if self._skipped and self.is_any() and node in self._skipped else ""
+
+    def accepted(self, node: str) -> None:
+        """Note an accepted offer."""
+        self._refusals.pop(node, None)
+
+    def started_anew(self, node: str) -> None:
+        """Another start of it: what the last one did is over."""
+        self._refusals.pop(node, None)
+        self._failures.pop(node, None)
+        if self._skipped.pop(node, None) is not None:
+            self._eligible.clear()
+
+    def declined(self, node: str, code: str, *, accepts: bool) -> None:
+        """Note a declined offer; ``accepts``: though the node says that it takes tasks."""
+        if accepts and code in TRANSIENT:
+            self.unanswered(node)
+
+    def unanswered(self, node: str) -> None:
+        """Note an offer without an answer."""
+        count = self._refusals[node] = self._refusals.get(node, 0) + 1
+        if count >= self._state.config.refusals_max:
+            self._refusals[node] = count - 1  # when it is asked again, one more is enough
+            self._skip(node, f"it refused {count} offers in a row, or did not answer them")
+
+    def ended(self, node: str, spec: TaskSpec, exit_: Exit) -> None:
+        """Note how a task that was given to a node has ended."""
+        if exit_.exit_code == 0 or exit_.ended_at - exit_.started_at >= self._state.config.fast_failure_s:
+            self._failures.pop(node, None)
+            return
+        command = command_keys(spec.argv, spec.directory)[0]
+        if not self._is_on_this_alone(command, node):
+            return
+        failures = self._failures[node] = self._failures.get(node) or {}
+        failures[command] = failures.get(command, 0) + 1
+        count = sum(failures.values())
+        if count >= self._state.config.fast_failures_max:
+            failures[command] -= 1  # as above
+            limit_s = self._state.config.fast_failure_s
+            self._skip(node, f"{count} tasks in a row failed there within {limit_s:g} s each")
+
+    def _is_on_this_alone(self, command: bytes, node: str) -> bool:
+        """Remember where a command failed fast. False: it did so elsewhere, too, so that it says nothing about the node."""
+        first = self._failed_on[command] = self._failed_on.get(command, node)
+        if first == node:
+            return True
+        self._failed_on[command] = FAILED_ON_MANY
+        for failures in self._failures.values():
+            failures.pop(command, None)
+        return False
+
+    def _skip(self, node: str, because: str) -> None:
+        if node == self._state.node:
+            return
+        is_new = node not in self._skipped
+        skip_s = self._state.config.skip_s
+        self._skipped[node] = self._state.now.boot_s + skip_s, f"skipped for {skip_s:g} s: {because}"
+        if is_new:
+            self._state.note("node", "skipped", node=node, reason=because)
+            self._state.broken(rules.CLAIMS_HARMLESS, node, because)
+            self._eligible.clear()
+
+
+class OwnProfile:
+    """Profile of this node: each change is another version, which peers fetch when they next look, or at once if the caller
+    has it told."""
+
+    def __init__(self, state: CoreState, ledger: Ledger) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._troubles: dict[str, str] = {}
+
+    def change(self, **changes: object) -> None:
+        """These fields are now so."""
+        profile = self._state.profile
+        if isinstance(power := changes.get("power"), PowerCurve):
+            changes["power"] = self._state.config.limited(power)
+        profile = msgspec.structs.replace(profile, version=profile.version + 1, **changes)
+        self._state.profile = self._ledger.profile = profile
+
+    def set_devices(self, devices: tuple[Device, ...]) -> None:
+        """These were found here."""
+        self._ledger.devices.set_devices(devices)
+        self.change(devices=self._ledger.devices.advertised(), gpus=sum(device.kind == GPU for device in devices))
+
+    def trouble(self, what: str, words: str) -> None:
+        """This node has some trouble with ``what``, or ("") no longer."""
+        troubles = {name: said for name, said in self._troubles.items() if name != what} | (
+            {what: words} if words else {}
+        )
+        if troubles != self._troubles:
+            self._troubles = troubles
+            self.change(trouble=", ".join(troubles.values()))
+
 
 LEAVING_SAID_MAX = 4
 """Members that are told over the peer link that this node stops, besides what gossip tells."""
@@ -116,7 +359,7 @@ GATHER_S = 0.05
 REPEAT_S = 1.0
 REPEAT_S_MAX = 60.0
 """A profile that was not told is asked for again after this, doubling up to the next."""
-ASKED_MAX = 16
+PROFILE_NODES_MAX = 16
 """Nodes asked at a time."""
 
 
@@ -165,7 +408,7 @@ class Profiles:
         shared = self._shared
         due: dict[str, list[str]] = {}
         for node, wanted in self._wanted.items():
-            if wanted.at_s > shared.now_s or (wanted.whom not in due and len(due) >= ASKED_MAX):
+            if wanted.at_s > shared.now_s or (wanted.whom not in due and len(due) >= PROFILE_NODES_MAX):
                 continue
             nodes = due.setdefault(wanted.whom, [])
             if len(nodes) >= PROFILES_MAX:

@@ -9,7 +9,7 @@ from peerload.core.resources.admission import why_never
 from peerload.energy.plan import slope_at
 from peerload.model import messages, timers
 from peerload.model.actions import WakePeer
-from peerload.model.power import estimated_curve
+from peerload.model.resources import estimated_curve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,32 +1,36 @@
-"""Admission: which nodes could ever run a task (by profile), and what fits on this node now (by the ledger). Pure."""
+"""Admission: which nodes could ever run a task (by profile), what fits on this node now (by the ledger), how a task that asks for
+GPUs sees other nodes, and the line of tasks that wait for devices.
+"""
 
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates.gpu_history import NOTHING_LEARNED
-from peerload.core.resources.backfill import Backfill
-from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import CROWDED, DeviceRequest
-from peerload.core.resources.placement import is_meant, place
+from peerload.core.estimates import ANY_MODEL, NOTHING_LEARNED
+from peerload.core.resources.devices import (
+    CROWDED,
+    EPSILON,
+    LEARNED_SHARE,
+    NEVER_S,
+    DeviceLedger,
+    DeviceRequest,
+    counted,
+)
+from peerload.core.resources.placement import Backfill, is_meant, place
+from peerload.core.work import HomeTask
 from peerload.model.config import GpuConfig
-from peerload.model.devices import GPU, Device, GpuShare, GpuWait
-from peerload.model.resources import BUILDERS, OVERCOMMIT_SHARE
+from peerload.model.resources import BUILDERS, GPU, MIB, OVERCOMMIT_SHARE, Device, GpuShare, GpuWait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from peerload.core.state import CoreState
     from peerload.core.work import Work
-    from peerload.model.power import PowerCurve
-    from peerload.model.resources import Placement, Profile, ResourceRequest
-
-EPSILON = 1e-9
-"""Fractions of a core are sums of floats; nobody is refused for a rounding error."""
-TRIED_MAX = 64
-"""Tasks that may wait for devices, or be on their way to them, before there is no room for one more."""
+    from peerload.model.resources import DeviceLoad, LoadReport, Placement, PowerCurve, Profile, ResourceRequest
 
 
 def why_never(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> str:
@@ -144,19 +148,15 @@ def asked_text(request: ResourceRequest, placement: Placement) -> str:
     """The request of a task beyond one core, as text."""
     parts = []
     if request.gpus:
-        share = f"{request.gpu_fraction:g} of a GPU" if request.gpu_fraction < 1 else _number(request.gpus, "GPU")
+        share = f"{request.gpu_fraction:g} of a GPU" if request.gpu_fraction < 1 else counted(request.gpus, "GPU")
         parts.append(share + (f" with {_gib(request.gpu_mem_bytes)}" if request.gpu_mem_bytes else ""))
-    parts += [_number(count, kind) for kind, count in request.devices]
+    parts += [counted(count, kind) for kind, count in request.devices]
     if request.cpus != 1:
         parts.append(f"{request.cpus:g} cpus")
     if request.mem_bytes:
         parts.append(f"{_gib(request.mem_bytes)} of memory")
     parts += [f"label {label}" for label in placement.labels]
     return " and ".join(parts)
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def needs_text(request: ResourceRequest, placement: Placement) -> str:
@@ -178,6 +178,105 @@ def gpus_text(gpus: Sequence[Device]) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.3g} GiB" if size >= 1 << 30 else f"{size / 2**20:.3g} MiB"
+
+
+def asked_of(state: CoreState, work: Work, profile: Profile | None = None) -> ResourceRequest:
+    """The effective request of work to other nodes, which may know nothing of its command: with the memory of each GPU that the
+    command needs where that was not stated but is known here. ``profile``: of the node that is asked, None = any; of one that
+    could not promise so much a GPU is asked for where nobody else is, as the request has it."""
+    request = work.spec.request
+    need_bytes = state.learned_gpu_bytes(work, (ANY_MODEL,)).get(ANY_MODEL, 0)
+    if not need_bytes:
+        return request
+    if profile is not None:
+        most_bytes = gpu_mem_bytes_max(profile, request, work.spec.placement, state.node)
+        if most_bytes is None or need_bytes > LEARNED_SHARE * most_bytes:
+            return request
+    return msgspec.structs.replace(request, gpu_mem_bytes=need_bytes)
+
+
+CROWD_MIN = 3
+"""A GPU with so many tasks is crowded, as far as other nodes know."""
+
+
+def seen_by(request: ResourceRequest, report: LoadReport) -> LoadReport:
+    """A node's report in the terms of this task. To one that asks for GPUs, loads are in GPUs instead of slots, and a node
+    accepts where it has room now: so every policy that compares nodes by their tasks and slots places such tasks by GPUs,
+    without knowing of any."""
+    if not request.gpus:
+        return report
+    return msgspec.structs.replace(
+        report,
+        load_tasks=report.gpu_tasks,
+        slots_foreign=0,
+        slots=report.gpus,
+        load=report.gpu_load,
+        accepts=has_room(request, report),
+    )
+
+
+def has_room(request: ResourceRequest, report: LoadReport) -> bool:
+    """True if a node has room for its GPUs and cores, as far as its report tells."""
+    if request.cpus > report.cpus_free + EPSILON:
+        return False
+    if report.gpus_free >= request.gpus:
+        return True
+    gpus = report.devices[: report.gpus]  # they come first
+    return sum(_could_join(request, device) for device in gpus) >= request.gpus
+
+
+def offers_good_gpus(request: ResourceRequest, profile: Profile, report: LoadReport | None) -> bool:
+    """True if another node has room on GPUs that are not crowded, and that are of those that the task prefers, if it prefers
+    any. A number is a preference among the GPUs of its home. ``report``: the node's load, None = not known: then it may."""
+    gpus = [device for device in profile.devices if device.kind == GPU]
+    if request.gpu_prefer:
+        names = [name for name in request.gpu_prefer if not name.isdecimal()]
+        gpus = [gpu for gpu in gpus if any(is_meant(gpu, name) for name in names)]
+    if len(gpus) < request.gpus or report is None or not report.devices:
+        return len(gpus) >= request.gpus
+    if request.cpus > report.cpus_free + EPSILON:
+        return False
+    loads = {load.mark: load for load in report.devices}
+    told = [loads[gpu.mark] for gpu in gpus if gpu.mark in loads]
+    return sum(load.tasks < CROWD_MIN and _could_join(request, load) for load in told) >= request.gpus
+
+
+def _could_join(request: ResourceRequest, device: DeviceLoad) -> bool:
+    """On a GPU that others use: only a task whose need is known, and that shares."""
+    if device.is_free:
+        return True
+    if request.gpu_share is GpuShare.EXCLUSIVE or device.free_mib * MIB < request.gpu_mem_bytes:
+        return False
+    if request.gpu_fraction < 1.0:
+        return device.free_percent >= math.ceil(request.gpu_fraction * 100)
+    return request.gpu_mem_bytes > 0 and device.free_slots > 0
+
+
+RISES_AT = 0.75
+"""Of one more slot, this share must be kept busy before it counts …"""
+FALLS_AT = 0.25
+"""… and only so little of a slot that counts may be kept busy before it does not any more."""
+
+
+def foreign_slots(before: int, cores: float, cpus: float, slots: int) -> int:
+    """The number of ``slots`` that foreign programs occupy if they keep ``cores`` of ``cpus`` busy; ``before``: as of the last time.
+
+    The sensors tell foreign load averaged over 15 s. Here it is rounded to slots with hysteresis, so that a load that hovers
+    around half a slot does not change what is told to others. Foreign slots count in n: in the load index, in the acceptance
+    test and in every report. They never keep a task of this node from starting here, else a busy workstation would hang.
+    """
+    if cpus <= 0 or slots <= 0:
+        return 0
+    exact = min(cores / cpus, 1.0) * slots
+    if exact >= before + RISES_AT:
+        return min(math.floor(exact + 1.0 - RISES_AT), slots)
+    if exact <= before - 1 + FALLS_AT:
+        return max(math.ceil(exact - FALLS_AT), 0)
+    return min(before, slots)
+
+
+TRIED_MAX = 64
+"""Tasks that may wait for devices, or be on their way to them, before there is no room for one more."""
 
 
 class Ledger:
@@ -238,7 +337,7 @@ class Ledger:
         self.cpus_requested = 0.0
         """Cores asked for by all of them, but for those that wait for devices."""
         self.foreign_slots = 0
-        """Slots that foreign programs occupy (`foreign_load.py`)."""
+        """Slots that foreign programs occupy (`foreign_slots`)."""
         self.load_tasks = 0
         """n: running + waiting + inbound, in slots, and the foreign slots."""
         self.version = 0
@@ -463,3 +562,132 @@ class Ledger:
         self.cpus_inbound = self.cpus_inbound - self.cores_of(request) if self.inbound else 0.0
         self._changed()
         return True
+
+
+LOOKED_AT_MAX = 32
+"""Different requests of one scope that are tried one after the other: of those that wait for the same GPUs, or for any."""
+LOOKED_AT_IN_ALL_MAX = 256
+PASSED_MAX = 1024
+"""Tasks of one scope that are looked at in all; those that ask the same as one before are passed by."""
+SKIPPED_MAX = 16_384
+"""Tasks in line that are gone through in all: those of a scope that was looked at for long enough are skipped."""
+LineScope = tuple[tuple[str, ...] | None, tuple[str, ...]]
+"""The GPUs that it waits for, () = any, None = it takes none; and its other kinds of devices."""
+ANY_GPU: LineScope = ((), ())
+
+
+class DeviceQueue:
+    """Order in which tasks that wait for devices start, and what is kept for whom. One per queue.
+
+    They are looked at in order. One that fits starts; for one that does not, devices are reserved (`Backfill`), and later ones
+    start only where that does no harm. One whose devices are free but not the cores that it asks for has the next cores that
+    come free.
+
+    due_s: when a task that waits for certain GPUs will take others, infinite = never; lacks_cores: of
+    each priority the first whose devices are free, but not the cores that it asks for; depends_on_cores: whether one might
+    start if there were others.
+    """
+
+    __slots__ = ("_failed", "_ledger", "_looked_at", "_state", "depends_on_cores", "due_s", "lacks_cores")
+
+    def __init__(self, state: CoreState, ledger: Ledger) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._failed: set[tuple[object, ...]] = set()
+        self._looked_at: dict[LineScope, int] = {}
+        self.due_s = NEVER_S
+        self.lacks_cores: dict[int, Work] = {}
+        self.depends_on_cores = False
+
+    def begin(self) -> None:
+        """A new look at all that waits; nothing is reserved so far."""
+        self._ledger.kept = Backfill(self._ledger.devices, self._ledger.now_s)
+        self._failed.clear()
+        self._looked_at.clear()
+        self.lacks_cores.clear()
+        self.depends_on_cores = False
+        self.due_s = NEVER_S
+
+    def is_overdue(self, work: Work) -> bool:
+        """True if it has waited so long that nobody may overtake it."""
+        return self._ledger.now_s - work.arrived_s >= self._ledger.devices.config.starve_after_s
+
+    def first_that_fits(self, priority: int, line: Iterable[Work], before: Work | None) -> Work | None:
+        """The first that may start now, with its devices. ``before``: only those that came earlier than this one may
+        start."""
+        failed, now_s = self._failed, self._ledger.now_s
+        self._ledger.kept.now_s = now_s
+        passed: dict[LineScope, int] = {}
+        for work in islice(line, SKIPPED_MAX):
+            lacking = self.lacks_cores.get(priority)
+            if len(failed) >= LOOKED_AT_IN_ALL_MAX or (lacking is not None and self.is_overdue(lacking)):
+                break
+            if before is not None and work.order > before.order:
+                self.depends_on_cores = True
+                continue
+            scope = self._scope(work)
+            passed[scope] = passed.get(scope, 0) + 1
+            is_done = passed[scope] > PASSED_MAX or self._looked_at.get(scope, 0) >= LOOKED_AT_MAX
+            if is_done and scope == ANY_GPU:
+                break
+            key, run_s, learned = self._asks(work) if not is_done else (None, 0.0, {})
+            if key is None or (key in failed and not self._may_reserve(work, run_s, is_soft_too=False)):
+                continue
+            if self._fits(work, run_s, learned):
+                if self._ledger.has_cores(work.spec.request):
+                    return work
+                self.depends_on_cores = True
+                if lacking is None:
+                    self.lacks_cores[priority] = work
+            if key not in failed:
+                failed.add(key)
+                self._looked_at[scope] = self._looked_at.get(scope, 0) + 1
+        return None
+
+    def _waits_for_those(self, work: Work) -> bool:
+        """True if it wants certain GPUs and no others, by now."""
+        request = work.spec.request
+        waits_s = request.gpu_wait_s_max
+        is_over = bool(waits_s) and self._ledger.now_s - work.arrived_s >= waits_s
+        return request.gpu_wait is GpuWait.QUEUE and bool(request.gpu_prefer) and not is_over
+
+    def _scope(self, work: Work) -> LineScope:
+        request = work.spec.request
+        prefer = request.gpu_prefer if self._waits_for_those(work) else ()
+        return prefer if request.gpus else None, tuple(kind for kind, _ in request.devices)
+
+    def _asks(self, work: Work) -> tuple[tuple[object, ...], float, Mapping[str, int]]:
+        """Key of its request, alike for all that ask the same now; how long it runs at most, as far as that is known; what is
+        known of its need."""
+        request, models = work.spec.request, self._ledger.devices.models
+        run_s = self._state.run_s_max(work, models)
+        learned = self._state.learned_gpu_bytes(work, models)
+        waits_s = request.gpu_wait_s_max
+        is_over = bool(waits_s) and self._ledger.now_s - work.arrived_s >= waits_s
+        return (request, run_s, is_over, tuple(learned.items())), run_s, learned
+
+    def _may_reserve(self, work: Work, run_s: float, *, is_soft_too: bool = True) -> bool:
+        """True if something may be kept for it: what has hardened stays."""
+        kept = self._ledger.kept
+        is_hard = kept.is_hard(run_s, self._ledger.now_s - work.arrived_s)
+        return bool(work.reserved) or ((is_hard or is_soft_too) and kept.may_reserve(is_hard=is_hard))
+
+    def _fits(self, work: Work, run_s: float, learned: Mapping[str, int]) -> bool:
+        """True if its devices are free; if not, some are kept for it."""
+        request, now_s = work.spec.request, self._ledger.now_s
+        waited_s = now_s - work.arrived_s
+        owner = self._ledger.devices.mps_owner(work.spec, is_local=isinstance(work, HomeTask))
+        ask = DeviceRequest(request, self._ledger.devices.config, learned, run_s, owner)
+        if len(self._ledger.kept.seen) < PASSED_MAX:
+            self._ledger.kept.seen[work.task] = self._ledger.kept.number
+        names = place(self._ledger.devices, request, ask, now_s, waited_s, self._ledger.kept.allows)
+        if names is not None:
+            work.devices = names
+            return True
+        kept = None
+        if self._may_reserve(work, run_s):
+            kept = self._ledger.kept.reserve(request, ask, waited_s, work.reserved, work.task)
+        work.reserved = kept.devices if kept is not None and kept.is_hard else ()
+        if request.gpu_wait_s_max and waited_s < request.gpu_wait_s_max:
+            self.due_s = min(self.due_s, work.arrived_s + request.gpu_wait_s_max)
+        return False

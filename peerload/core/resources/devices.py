@@ -1,10 +1,9 @@
-"""A device of this node: who holds it, what was last read of it, and whether a task fits beside the others.
+"""The devices of this node: who holds each, what was last read of it, and whether a task fits beside the others. Pure.
 
 What is claimed of a GPU's memory is the sum of max(promised, most seen) of its grants and of what foreign processes need:
 the most that those that are there now have lately used. A process that has left claims nothing. A task fits (`why_not`) if
 the device is sound, has a slot left, enough memory by promise and by reading, and does not get more work than the config
-allows. Pure; `device_ledger.py` keeps all of them, `placement.py` chooses among those that fit, `backfill.py` keeps room for
-whoever waits.
+allows. `DeviceLedger` keeps all devices; `placement.py` chooses among those that fit, and keeps room for whoever waits.
 """
 
 from __future__ import annotations
@@ -12,18 +11,63 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.core.estimates.gpu_history import NOTHING_LEARNED
-from peerload.core.resources.mps_degree import MpsDegree
-from peerload.model.devices import GPU, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
-from peerload.model.devices import MIB as _MIB
+import msgspec
+
+from peerload.core.estimates import NOTHING_LEARNED
+from peerload.model.bounded import BoundedDict
+from peerload.model.resources import GPU, MIB, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
+from peerload.model.task import TIME_LIMIT_EXIT_CODE, how_it_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from peerload.model.config import GpuConfig
-    from peerload.model.resources import ResourceRequest
+    from peerload.model.resources import Profile, ResourceRequest
+    from peerload.model.task import Exit, TaskSpec
+
+
+START = 4
+GAIN_MIN, LOSS_MAX = 1.03, 0.90
+NEWEST_SHARE = 0.3
+"""Weight of the newest run in the average."""
+COMMANDS_MAX = 64
+
+
+class MpsDegree:
+    """Co-run degree of a GPU under MPS: how many tasks pay off at a time (limit), learned from the run times of the same
+    command.
+
+    Additive increase, multiplicative decrease: the limit grows by one when k runs at a time got at least GAIN_MIN more done
+    than fewer, and is halved when they got LOSS_MAX less done, as tasks that contend for memory bandwidth do.
+    """
+
+    __slots__ = ("_most", "_seconds", "limit")
+
+    def __init__(self, most: int) -> None:
+        self.limit = min(START, most)
+        self._most = most
+        self._seconds: BoundedDict[tuple[bytes, ...], dict[int, float]] = BoundedDict(COMMANDS_MAX)
+
+    def ended(self, command: tuple[bytes, ...], degree: int, seconds: float) -> None:
+        """Learn from a run that has ended well, with so many at a time, itself counted."""
+        if seconds <= 0.0:
+            return
+        of_degree = self._seconds.setdefault(command, {})
+        before = of_degree.get(degree)
+        of_degree[degree] = seconds if before is None else before + NEWEST_SHARE * (seconds - before)
+        fewer = max((one for one in of_degree if one < degree), default=0)
+        if degree != self.limit:
+            return
+        # Where nothing is known of fewer at a time, one more is tried.
+        gain = (degree / of_degree[degree]) / (fewer / of_degree[fewer]) if fewer else GAIN_MIN
+        if gain >= GAIN_MIN:
+            self.limit = min(self.limit + 1, self._most)
+        elif gain <= LOSS_MAX:
+            self.limit = max(self.limit // 2, 1)
+
 
 EPSILON = 1e-9
+"""Cores and parts of devices are sums of floats; nobody is refused for a rounding error."""
 NEVER_S = math.inf
 STABLE_READINGS = 2
 """Memory that is the same in so many readings, one after the other, stands still."""
@@ -231,7 +275,7 @@ class DeviceState:
         if any(grant.ask.owner != ask.owner for grant in others):
             return "another user has its MPS"
         if len(others) >= self.degree.limit:
-            return f"{_number(len(others), 'task')} under MPS; more have not paid off"
+            return f"{counted(len(others), 'task')} under MPS; more have not paid off"
         pct, pct_max = sum(grant.ask.pct for grant in others), 100.0 * self._config.pct_oversubscribe
         if pct + ask.pct > pct_max + EPSILON:
             return f"{pct:g} % of its multiprocessors promised, asked {ask.pct:g} of {pct_max:g}"
@@ -313,9 +357,9 @@ class DeviceState:
         if any(grant.ask.is_exclusive for grant in others):
             return "held by a task that shares it with nobody"
         if ask.wants_empty_on(self.device) and (count or foreign):
-            return f"{_number(count, 'task')} on it" if count else "others use it"
+            return f"{counted(count, 'task')} on it" if count else "others use it"
         if count + foreign >= config.tasks_max:
-            return f"{_number(count + foreign, 'task')} on it, at most {config.tasks_max}"
+            return f"{counted(count + foreign, 'task')} on it, at most {config.tasks_max}"
         if not self.device.mem_bytes:  # nothing is known of it: parts of it, as they add up
             taken = sum(grant.ask.fraction for grant in others)
             return f"{taken:g} of it taken" if taken + ask.fraction > 1.0 + EPSILON else ""
@@ -341,13 +385,13 @@ class DeviceState:
         return DeviceLoad(
             self.device.mark,
             min(self.mode, DeviceMode.TIME),
-            free_mib=min(self.free_bytes(now_s) // _MIB, SMALL_MAX) if usable else 0,
+            free_mib=min(self.free_bytes(now_s) // MIB, SMALL_MAX) if usable else 0,
             free_slots=slots,
             eta_s=min(max(math.ceil(ends_s - now_s), 1), SMALL_MAX) if ends_s < NEVER_S else 0,
             health=reading.health,
             busy_percent=round(reading.busy * 100),
-            used_mib=min(reading.mem_used_bytes // _MIB, SMALL_MAX),
-            foreign_mib=min((reading.mem_foreign_bytes + self.unknown_bytes) // _MIB, SMALL_MAX),
+            used_mib=min(reading.mem_used_bytes // MIB, SMALL_MAX),
+            foreign_mib=min((reading.mem_foreign_bytes + self.unknown_bytes) // MIB, SMALL_MAX),
             tasks=count,
             free_percent=int(share * 100 + EPSILON),
             temperature_c=min(reading.temperature_c, 255),
@@ -366,5 +410,327 @@ class DeviceState:
         return min(slots, int(work / config.activity_unknown + EPSILON)), max(share, 0.0)
 
 
-def _number(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """A number of things, as text."""
     return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+STRAYS_MAX = 1024
+MPS_FAULTS_MAX = 2
+
+
+class DeviceLedger:
+    """All devices of this node, in the order in which they are numbered; `holding` names the devices of an attempt.
+    version grows with whatever may give a waiting task room."""
+
+    def __init__(self, profile: Profile, config: GpuConfig) -> None:
+        self.config = config
+        self.states: dict[str, DeviceState] = {}
+        self.holding: dict[str, tuple[str, ...]] = {}
+        self.version = 0
+        self.was_left = False
+        """An attempt is over whose devices have to be read."""
+        self.strays: dict[tuple[str, str], None] = {}
+        """(execution key, device id) of attempts seen on devices that they were not given, as long as they hold others or
+        none: the newest STRAYS_MAX."""
+        self.kept: Mapping[str, object] = {}
+        """Ids of those that are kept for somebody who waits for them."""
+        self._leaving: dict[str, float] = {}
+        self._present: tuple[str, ...] = ()
+        self._mps_faults: BoundedDict[tuple[bytes, ...], int] = BoundedDict(STRAYS_MAX)
+        """By command: attempts under which MPS has failed."""
+        self.models: tuple[str, ...] = ()
+        """Of the GPUs that are there."""
+        self._told: tuple[tuple[int, int, tuple[str, ...]], tuple[DeviceLoad, ...]] = (-1, 0, ()), ()
+        self.set_devices(
+            profile.devices or tuple(Device(f"gpu:{number}", index=number) for number in range(profile.gpus))
+        )
+
+    def set_devices(self, devices: Iterable[Device]) -> None:
+        """These are the node's devices. One that is gone but was given to somebody stays, and is not given again."""
+        before, self.states = self.states, {}
+        for device in devices:
+            state = before.pop(device.id, None)
+            if state is None:
+                state = DeviceState(device, self.config)
+            elif device.id not in self._present:  # it is back: what was said of it holds no more
+                state.reading = DeviceState(device, self.config).reading
+            state.device = device
+            self.states[device.id] = state
+        self._present = tuple(self.states)
+        self.models = tuple(dict.fromkeys(state.device.model for state in self.of_kind(GPU)))
+        for state in before.values():
+            if state.grants:
+                self.states[state.id] = self._gone(state)
+        self.version += 1
+
+    def _gone(self, state: DeviceState) -> DeviceState:
+        state.reading = DeviceReading(state.id, Health.SICK, "it is not there (any more)")
+        return state
+
+    def of_grant(self, key: str) -> list[DeviceState]:
+        """The GPUs that this attempt holds, in the order granted."""
+        held = (self.states[name] for name in self.holding.get(key, ()))
+        return [state for state in held if state.device.kind == GPU]
+
+    def of_kind(self, kind: str) -> list[DeviceState]:
+        """The devices of one kind, in order."""
+        return [state for state in self.states.values() if state.device.kind == kind]
+
+    def read(self, readings: Iterable[DeviceReading], read_s: float) -> list[tuple[str, str]]:
+        """Take in the readings of ``read_s``; grants of attempts that are over end when nothing is seen of them any more. → who is
+        seen where it has no business for the first time, as (execution key, device id)."""
+        strays = []
+        for reading in readings:
+            state = self.states.get(reading.id)
+            if state is None:
+                continue
+            state.read(reading)
+            strays += [
+                (key, reading.id)
+                for key, _ in reading.ours
+                if (key, reading.id) not in self.strays and key not in state.grants
+            ]
+        for stray in strays:
+            self.strays[stray] = None
+            if len(self.strays) > STRAYS_MAX:
+                del self.strays[next(iter(self.strays))]
+        for key in [key for key, left_s in self._leaving.items() if read_s >= left_s and not self._is_seen(key)]:
+            self._release(key)
+        self.version += 1
+        return strays
+
+    def _is_seen(self, key: str) -> bool:
+        """True if its processes are on a device still, or nobody can tell."""
+        states = [self.states[name] for name in self.holding[key]]
+        return any(
+            state.reading.health is Health.UNKNOWN or any(key == seen for seen, _ in state.reading.ours)
+            for state in states
+        )
+
+    # -- grants --------------------------------------------------------------------------------------------------------
+
+    def grant(self, key: str, names: Sequence[str], ask: DeviceRequest, now_s: float) -> None:
+        """These devices are this attempt's from now on; one that is not there (any more) is noted all the same."""
+        for name in names:
+            state = self.states.get(name)
+            if state is None:
+                state = self.states[name] = self._gone(DeviceState(Device(name, kind=_kind_of(name)), self.config))
+            mode, others = state.mode_for(ask), len(state.grants)
+            state.grants[key] = DeviceGrant(key, ask, state.device, now_s, mode, others)
+        if names:
+            self.version += 1
+            self.holding[key] = tuple(names)
+            self._leaving.pop(key, None)
+
+    def take_back(self, key: str) -> None:
+        """Undo a grant of a trial."""
+        self.version += 1
+        for name in self.holding.pop(key, ()):
+            del self.states[name].grants[key]
+
+    def end(self, key: str, now_s: float) -> None:
+        """The attempt is over. A device that is read is given away when a reading shows nothing of it there any more."""
+        names = self.holding.get(key, ())
+        if not any(self.states[name].device.is_read for name in names):
+            self._release(key)
+            return
+        self._leaving[key] = now_s
+        self.was_left = True
+        for name in names:
+            self.states[name].grants[key].leaves_s = now_s
+
+    def _release(self, key: str) -> None:
+        self.version += key in self.holding
+        for name in self.holding.pop(key, ()):
+            state = self.states[name]
+            state.grants.pop(key, None)
+            if not state.grants and state.reading.health is Health.SICK and not state.device.is_read:
+                del self.states[name]
+        self._leaving.pop(key, None)
+
+    def expire(self, now_s: float) -> None:
+        """Time has passed: what an ended attempt has left on a device counts as foreign from now on."""
+        for key in [key for key, left_s in self._leaving.items() if now_s >= left_s + self.config.release_s_max]:
+            self._release(key)
+        self.version += 1
+
+    def due_s(self, now_s: float) -> float:
+        """The time at which time alone will have changed something; infinite = never."""
+        if not self._leaving and not self.states:
+            return NEVER_S  # asked after every event
+        dues = [left_s + self.config.release_s_max for left_s in self._leaving.values()]
+        for state in self.states.values():
+            dues += [
+                grant.since_s + self.config.settle_s
+                for grant in state.grants.values()
+                if not grant.is_settled(now_s, self.config.settle_s)
+            ]
+        return min(dues, default=NEVER_S)
+
+    # -- MPS -----------------------------------------------------------------------------------------------------------
+
+    def mps_owner(self, spec: TaskSpec, *, is_local: bool) -> str | None:
+        """Owner of the MPS daemon that a task could use. None: there is no such daemon, or its command has broken MPS before and it
+        does not ask for MPS."""
+        if self.config.mps_by_user and not is_local:
+            return None
+        is_broken = self._mps_faults.get(spec.argv, 0) >= MPS_FAULTS_MAX and spec.request.gpu_share is not GpuShare.MPS
+        return None if is_broken else spec.user if self.config.mps_by_user else ""
+
+    def mps_reported(self, name: str, why: str, *, is_fault: bool) -> None:
+        """MPS of a device works, or not. Tasks that wait for its daemon, and can do without, share in turns."""
+        state = self.states.get(name)
+        if state is None:
+            return
+        state.mps_why = why
+        self.version += 1
+        for grant in state.grants.values() if why else ():
+            if grant.mode is DeviceMode.MPS and is_fault:
+                grant.fault = why
+            elif grant.ask.share is GpuShare.AUTO and grant.mode is DeviceMode.MPS:
+                grant.mode = DeviceMode.TIME
+
+    def mps_ended(self, key: str, command: tuple[bytes, ...], exit_: Exit) -> None:
+        """Learn from the end of an attempt that still holds its devices."""
+        for state in self.of_grant(key):
+            grant = state.grants[key]
+            if grant.mode is DeviceMode.MPS and grant.fault and exit_.failed_device:
+                self._mps_faults[command] = self._mps_faults.get(command, 0) + 1
+            elif grant.mode is DeviceMode.MPS and not exit_.exit_code:
+                degree = round((grant.others + 1 + len(state.grants)) / 2)
+                state.degree.ended(command, degree, exit_.ended_at - exit_.started_at)
+
+    # -- summed up -----------------------------------------------------------------------------------------------------
+
+    def advertised(self) -> tuple[Device, ...]:
+        """All devices, as the profile of this node tells them."""
+        return tuple(self.states[name].device.advertised(self.states[name].grantable_bytes) for name in self._present)
+
+    def loads(self, now_s: float) -> tuple[DeviceLoad, ...]:
+        """The state of each device, as load reports tell it; worked out anew once a second, or when something has changed. One that is kept
+        for somebody has no room for others."""
+        moment = self.version, int(now_s), tuple(self.kept)
+        if self._told[0] != moment:
+            self._told = moment, tuple(self._load(state, now_s) for state in self.states.values())
+        return self._told[1]
+
+    def _load(self, state: DeviceState, now_s: float) -> DeviceLoad:
+        load = state.load(now_s)
+        return (
+            load
+            if state.id not in self.kept
+            else msgspec.structs.replace(load, free_mib=0, free_slots=0, free_percent=0)
+        )
+
+    @property
+    def gpus_busy(self) -> float:
+        """GPUs kept busy by anybody: of each the share of its time, or of its memory, whichever is larger."""
+        return sum(_busy(state) for state in self.of_kind(GPU))
+
+    @property
+    def gpus_foreign(self) -> float:
+        """GPUs that foreign programs keep busy."""
+        return sum(_busy(state) for state in self.of_kind(GPU) if state.foreign and not state.grants)
+
+    def gpus_free(self) -> int:
+        """GPUs that one more task could have for itself now."""
+        return sum(
+            state.mode is DeviceMode.FREE and state.reading.health.is_usable and state.id not in self.kept
+            for state in self.of_kind(GPU)
+        )
+
+
+def _busy(state: DeviceState) -> float:
+    size = state.device.mem_bytes
+    return max(state.reading.busy, min(state.reading.mem_used_bytes / size, 1.0) if size else 0.0)
+
+
+def _kind_of(name: str) -> str:
+    maker = name.partition(":")[0]
+    return GPU if maker in ("nvidia", "amd", "intel", GPU) else maker
+
+
+OUT_OF_GPU_MEMORY = "gpu memory"
+NEARLY_ALL = 0.97
+"""Others who have left this share of a promise free have not taken it."""
+STOPPED_BY = (1, 2, 9, 15)
+"""Signals that somebody else sends; what they end has not failed."""
+MODEL_CHARS_MAX = 96
+REASON_CHARS_MAX = 512
+DEVICE_CHARS_MAX = 128
+
+
+def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request: ResourceRequest, exit_: Exit) -> Exit:
+    """The exit of an attempt that still holds ``names``, with what it has used, and what it had too little of. After a
+    start of the agent what was read before is not known any more; of an attempt that ended meanwhile nothing is.
+
+    The most memory of each grant is what the readings have shown while it ran. An attempt has run out of GPU memory only if
+    the last words of its stderr say that an allocation was refused (the agent looks: `Exit.out_of`). How much it had used is
+    no evidence: a task that uses all that it was promised may fail for any reason. An attempt that failed on a card that is
+    sick by now, which it was not when it was given, or under MPS whose server has ended, failed because of that.
+    """
+    states = [state for name in names if (state := devices.states.get(name)) is not None and state.device.kind == GPU]
+    if not states:
+        return msgspec.structs.replace(exit_, out_of="") if exit_.out_of == OUT_OF_GPU_MEMORY else exit_
+    state = max(states, key=lambda one: _peak_bytes(one.grants.get(key)))  # of equal ones the first that was given
+    grant = state.grants.get(key)
+    peak_bytes = _peak_bytes(grant)
+    usage = msgspec.structs.replace(
+        exit_.usage, gpu_memory_bytes_max=peak_bytes, gpu_model=state.device.model[:MODEL_CHARS_MAX]
+    )
+    exit_ = msgspec.structs.replace(exit_, usage=usage)
+    if _has_failed(exit_):
+        for one in states:
+            if one.reading.health is Health.SICK:
+                return _by_device(exit_, one, one.reading.why or "it is sick")
+            if key in one.grants and one.grants[key].fault:
+                return _by_device(exit_, one, f"MPS: {one.grants[key].fault}")
+    promised_bytes = grant.promised_bytes if grant is not None else request.gpu_mem_bytes or None
+    limit_bytes = promised_bytes or state.device.mem_bytes
+    if exit_.out_of != OUT_OF_GPU_MEMORY or not _has_failed(exit_):
+        return msgspec.structs.replace(exit_, out_of="") if exit_.out_of == OUT_OF_GPU_MEMORY else exit_
+    words = _words(state, limit_bytes, peak_bytes)
+    return msgspec.structs.replace(
+        exit_,
+        out_of=OUT_OF_GPU_MEMORY,
+        had_bytes=_had_bytes(state, grant, promised_bytes),
+        reason=(f"{words}; {exit_.reason}" if exit_.reason else words)[:REASON_CHARS_MAX],
+    )
+
+
+def _has_failed(exit_: Exit) -> bool:
+    """By itself: nobody has stopped it, it was not over its time, and the machine had memory for it."""
+    is_stopped = exit_.exit_code == TIME_LIMIT_EXIT_CODE or exit_.signal in STOPPED_BY
+    return exit_.exit_code != 0 and not is_stopped and exit_.out_of in ("", OUT_OF_GPU_MEMORY)
+
+
+def _by_device(exit_: Exit, state: DeviceState, why: str) -> Exit:
+    """The exit of an attempt that failed because this card did, or its MPS."""
+    name = f"GPU {state.device.index}" + (f" ({state.device.model})" if state.device.model else "")
+    return msgspec.structs.replace(
+        exit_,
+        out_of="",
+        failed_device=name[:DEVICE_CHARS_MAX],
+        reason=f"{name} failed under it: {why}; {how_it_ended(exit_)}"[:REASON_CHARS_MAX],
+    )
+
+
+def _peak_bytes(grant: DeviceGrant | None) -> int:
+    return grant.peak_bytes if grant is not None else 0
+
+
+def _had_bytes(state: DeviceState, grant: DeviceGrant | None, promised_bytes: int | None) -> int:
+    """The memory of the card that it could have had; 0 if others have taken what was promised to it, or was to be its own."""
+    others_bytes = max(state.reading.mem_used_bytes - (grant.now_bytes if grant is not None else 0), 0)
+    left_bytes = max(state.device.mem_bytes - others_bytes, 0)
+    if promised_bytes is not None:
+        return promised_bytes if not state.device.mem_bytes or left_bytes >= NEARLY_ALL * promised_bytes else 0
+    was_alone = grant is not None and grant.ask.wants_empty_on(state.device)
+    return 0 if was_alone and left_bytes < NEARLY_ALL * state.device.mem_bytes else left_bytes
+
+
+def _words(state: DeviceState, limit_bytes: int, peak_bytes: int) -> str:
+    limit = f"limit {limit_bytes / 2**30:.1f} GiB" if limit_bytes else "limit not known"
+    peak = f"peak {peak_bytes / 2**30:.1f}" if peak_bytes else "peak not seen"
+    return f"out of GPU memory on gpu{state.device.index}: {limit}, {peak}"

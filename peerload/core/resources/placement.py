@@ -1,29 +1,27 @@
-"""Which devices of this node a task gets, all that it asks for or none: the preferred ones first, then the best of the
-others.
+"""Placement on the devices of this node: which of them a task gets, all that it asks for or none, and which are kept for whoever
+waits for some (`Backfill`). Pure.
 
-`queue` waits for exactly the preferred GPUs; `schedule` takes any that fit. Among those, in this order: an empty one for a
-task that may keep it busy, one that is not crowded, the one that has the least memory left over, of several GPUs those that are nearest to each
-other, the cooler, the lower number. Pure.
+The preferred ones come first, then the best of the others. `queue` waits for exactly the preferred GPUs; `schedule` takes any
+that fit. Among those, in this order: an empty one for a task that may keep it busy, one that is not crowded, the one that has
+the least memory left over, of several GPUs those that are nearest to each other, the cooler, the lower number.
 """
 
 from __future__ import annotations
 
+import math
 from fnmatch import fnmatchcase
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from peerload.core.resources.devices import ACTIVITY_HALF, CROWDED
-from peerload.model.devices import GPU, GpuWait, Nearness
+from peerload.core.resources.devices import ACTIVITY_HALF, CROWDED, NEVER_S
+from peerload.model.resources import GPU, GpuWait, Nearness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.core.resources.device_ledger import DeviceLedger
-    from peerload.core.resources.devices import DeviceRequest, DeviceState
-    from peerload.model.devices import Device
-    from peerload.model.resources import ResourceRequest
+    from peerload.core.resources.devices import DeviceLedger, DeviceRequest, DeviceState
+    from peerload.model.resources import Device, ResourceRequest
 
-    Rank = Callable[[DeviceState], tuple[float, ...]]
 
 COMBINATIONS_MAX = 2000
 """Sets of GPUs that are compared by how near they are; more than this, and they are gathered around each GPU in turn."""
@@ -77,7 +75,9 @@ def place(
     return None if gpus is None else (*gpus, *names)
 
 
-def _gpus(scope: Scope, count: int, fits: Callable[[DeviceState], bool], rank: Rank) -> tuple[str, ...] | None:
+def _gpus(
+    scope: Scope, count: int, fits: Callable[[DeviceState], bool], rank: Callable[[DeviceState], tuple[float, ...]]
+) -> tuple[str, ...] | None:
     wanted = [state for state in scope.preferred if fits(state)]
     if len(wanted) >= count:
         return tuple(state.id for state in wanted[:count])
@@ -90,7 +90,7 @@ def _gpus(scope: Scope, count: int, fits: Callable[[DeviceState], bool], rank: R
     return tuple(state.id for state in [*wanted, *nearest(wanted, ranked, count - len(wanted))])
 
 
-def _rank(ask: DeviceRequest, now_s: float) -> Rank:
+def _rank(ask: DeviceRequest, now_s: float) -> Callable[[DeviceState], tuple[float, ...]]:
     """The smallest is the best."""
 
     def key(state: DeviceState) -> tuple[float, ...]:
@@ -154,3 +154,165 @@ def is_meant(device: Device, name: str) -> bool:
     if device.name.lower().startswith(name.lower()):
         return True
     return fnmatchcase(device.model.lower(), name.lower()) or fnmatchcase(device.model.lower(), f"* {name.lower()}")
+
+
+STARVES_AFTER_RUNS = 3
+RESERVED_MAX = 4
+"""So many in line have something kept for them that is not hard yet: of these the first alone is what keeps it from
+starving. Of those that nobody may overtake any more, as many as there are devices: more could not start."""
+
+
+class Reservation:
+    """Devices (ids) kept for the task that asks this, from ``starts_s`` on. number: how many were made before."""
+
+    __slots__ = ("ask", "devices", "is_hard", "number", "starts_s", "task")
+
+    def __init__(
+        self, ask: DeviceRequest, devices: tuple[str, ...], starts_s: float, number: int, task: str, *, is_hard: bool
+    ) -> None:
+        self.ask = ask
+        self.number = number
+        self.task = task
+        self.devices = devices
+        self.starts_s = starts_s
+        self.is_hard = is_hard
+
+
+class Backfill:
+    """Room kept for whoever waits for devices, so that nobody starves: EASY backfilling, per device. The reservations at one
+    moment, made in the order in which tasks wait.
+
+    The first task in line that does not fit *reserves* the devices that will be the first to have room for it, at the time S
+    at which the tasks there are expected to have ended nearly for sure (p90; infinite where that is not known). A later task
+    may start beside a reservation if it does not touch its devices, or ends before S, or takes only what is left over at S.
+    After ``starve_after_s`` (or three times its own duration, if that is known and longer) the reservation *hardens*: nothing
+    new starts on its devices, so that from then on nobody waits longer than the longest task that runs there. A task that
+    waits for certain GPUs reserves those only. A device is kept for the first that waits for it, until the first that hardens
+    takes its place.
+
+    number: of the reservations made so far; seen: how many there were when a task was looked at.
+    """
+
+    __slots__ = ("_by_device", "_hard", "_ledger", "_replaced", "_soft", "now_s", "number", "seen")
+
+    def __init__(self, ledger: DeviceLedger, now_s: float) -> None:
+        self._ledger = ledger
+        self.now_s = now_s
+        self.number = 0
+        self.seen: dict[str, int] = {}
+        self._by_device: dict[str, Reservation] = {}
+        self._replaced: dict[str, Reservation] = {}
+        """By device: the reservation that a hard one took the place of, which kept the device from all looked at before."""
+        self._soft = self._hard = 0
+        ledger.kept = self._by_device
+
+    def may_reserve(self, *, is_hard: bool) -> bool:
+        """True if one more that waits may have something kept for it."""
+        devices = len(self._ledger.states)
+        return self._hard < devices if is_hard else self._soft < RESERVED_MAX and len(self._by_device) < devices
+
+    def kept(self, device: str, task: str) -> Reservation | None:
+        """For whom this device was kept when the task was last looked at, if for anybody else."""
+        seen = self.seen.get(task, self.number)
+        for kept in (self._by_device.get(device), self._replaced.get(device)):
+            if kept is not None and kept.task != task and kept.number < seen:
+                return kept
+        return None
+
+    def allows(self, state: DeviceState, ask: DeviceRequest, task: str = "") -> bool:
+        """True if a later task may start on this device; if its name is given, as when it was last looked at."""
+        kept = self.kept(state.id, task) if task else self._by_device.get(state.id)
+        if kept is None:
+            return True
+        if kept.is_hard:
+            return False
+        if self.now_s + ask.run_s <= kept.starts_s:
+            return ask.run_s < NEVER_S
+        return kept.starts_s < NEVER_S and self._leaves_room(state, kept, ask)
+
+    def _leaves_room(self, state: DeviceState, kept: Reservation, ask: DeviceRequest) -> bool:
+        """True if at S there is room for both."""
+        if (
+            state.device.kind != GPU
+            or kept.ask.wants_empty_on(state.device)
+            or ask.wants_empty_on(state.device)
+            or not state.device.mem_bytes
+        ):
+            return False
+        over = [key for key, grant in state.grants.items() if grant.ends_s <= kept.starts_s]
+        config = self._ledger.config
+        needs = [one.bytes_of(state.device) for one in (kept.ask, ask)]
+        if None in needs:
+            return False
+        staying = [grant for key, grant in state.grants.items() if key not in over]
+        count = len(staying) + state.foreign + 2
+        activity = sum(grant.ask.activity for grant in staying) + kept.ask.activity + ask.activity
+        is_small = sum(need or 0 for need in needs) <= state.free_bytes(self.now_s, over)
+        return is_small and count <= config.tasks_max and activity <= config.activity_max
+
+    def reserve(
+        self, request: ResourceRequest, ask: DeviceRequest, waited_s: float, held: tuple[str, ...] = (), task: str = ""
+    ) -> Reservation | None:
+        """Keep room for a task that does not fit, on those of its devices that are not kept for another yet. ``held``: what
+        it had reserved when that hardened. None if not enough devices are sound."""
+        is_hard = self.is_hard(ask.run_s, waited_s)
+        if is_hard and held and all(self._is_sound(name) for name in held):
+            devices, starts_s = held, self.now_s
+        else:
+            found = self._soonest(request, ask, waited_s)
+            if found is None:
+                return None
+            devices, starts_s = found
+        reservation = Reservation(ask, devices, starts_s, self.number, task, is_hard=is_hard)
+        self.number += 1
+        if is_hard:
+            self._hard += 1
+        else:
+            self._soft += 1
+        for name in devices:
+            before = self._by_device.setdefault(name, reservation)
+            if is_hard and not before.is_hard:  # who came before is looked at before, all the same
+                self._by_device[name] = reservation
+                self._replaced[name] = before
+        return reservation
+
+    def is_hard(self, run_s: float, waited_s: float) -> bool:
+        """True if what is kept for a task has hardened: it will run for ``run_s`` and has waited for ``waited_s``."""
+        own_s = STARVES_AFTER_RUNS * run_s if run_s < NEVER_S else 0.0
+        return waited_s >= max(self._ledger.config.starve_after_s, own_s)
+
+    def _is_sound(self, name: str) -> bool:
+        state = self._ledger.states.get(name)
+        return state is not None and state.reading.health.is_usable
+
+    def _soonest(
+        self, request: ResourceRequest, ask: DeviceRequest, waited_s: float
+    ) -> tuple[tuple[str, ...], float] | None:
+        """The devices that have room first, of equal ones those that nobody waits for, and when."""
+        chosen: list[str] = []
+        starts_s = self.now_s
+        wanted = [(self._ledger.of_kind(kind), count) for kind, count in request.devices]
+        if request.gpus:
+            wanted.append((Scope(self._ledger, request, waited_s).all, request.gpus))
+        for states, count in wanted:
+            times = sorted(
+                (self._room_at_s(state, ask), state.id in self._by_device, place, state.id)
+                for place, state in enumerate(states)
+                if self._is_sound(state.id)
+            )
+            if len(times) < count:
+                return None
+            chosen += [name for *_, name in times[:count]]
+            starts_s = max(starts_s, times[count - 1][0])
+        return tuple(chosen), starts_s
+
+    def _room_at_s(self, state: DeviceState, ask: DeviceRequest) -> float:
+        """The time at which enough of its tasks are expected to have ended."""
+        if not state.why_not(ask, self.now_s):
+            return self.now_s
+        over: list[str] = []
+        for grant in sorted(state.grants.values(), key=lambda grant: (grant.ends_s, grant.key)):
+            over.append(grant.key)
+            if not state.why_not(ask, self.now_s, over):
+                return max(grant.ends_s, self.now_s)
+        return math.inf

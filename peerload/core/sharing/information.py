@@ -1,4 +1,7 @@
-"""Load information of this node: the load index, the thresholds, the region, the report, announcements.
+"""Load information: what this node knows of its own load and of its peers' room, and what it tells of it.
+
+In reading order: hints about peers, the views that policies get, the load index with thresholds, region, report and
+announcements (`Information`), and admission control for tasks of other homes (`RemoteAdmission`).
 
 The information policy says what it watches: the load region, n, or nothing. A load region, or that there is a task to
 give by now, is told when it has held for settle_s and the information policy says so, and besides at the policy's
@@ -9,33 +12,413 @@ or once for all if they are steady.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import chain, islice
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peerload.core.resources.foreign_load import foreign_slots
-from peerload.core.sharing.view import Observed, View
+from peerload.core.resources.admission import foreign_slots, seen_by, why_never
+from peerload.core.tasks.queue import MOVABLE
 from peerload.energy.price import price_at
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce
 from peerload.model.events import LoadSampled
-from peerload.model.load import LoadReport, Region, Thresholds
-from peerload.model.messages import UNASKED, State, StateAnswer
-from peerload.policy.api import KnownReport
-from peerload.policy.validation import valid_answer, valid_audience, valid_thresholds
+from peerload.model.messages import UNASKED, Need, ProbeReply, ProbeRequest, State, StateAnswer
+from peerload.model.resources import LoadReport, Region, Thresholds
+from peerload.model.task import task_home
+from peerload.policy.api import (
+    ANY_LOAD,
+    KnownReport,
+    TaskView,
+    remaining_s,
+    valid_answer,
+    valid_audience,
+    valid_load,
+    valid_thresholds,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Sized
+    from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 
-    from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
-    from peerload.core.sharing.peer_hints import PeerHints
-    from peerload.core.state import CoreState
+    from peerload.core.resources.admission import Ledger
+    from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work
-    from peerload.model.instant import Instant
+    from peerload.model.events import Instant
+    from peerload.model.messages import Offer
     from peerload.model.resources import Profile, ResourceRequest
     from peerload.policy.api import TransferPolicy
 
-    Standing = tuple[Region, bool, bool]
+
+NAMES_MAX = 16
+"""Names on each list; a further one drops the oldest."""
+
+
+class PeerHints:
+    """Hints of which peer was last seen with room, and which with work, after the sender and receiver lists of [SK90]:
+    newest last. Where the preset has no memory both lists stay empty.
+
+    A search that found nothing leaves its node's name with those it asked at random: a sender's on the busy list, a
+    receiver's on the idle list. Where reports guide probing, a node that refuses remembers the searcher at once instead,
+    which costs no message. A name is only a hint: it is taken off when it is asked.
+    """
+
+    __slots__ = ("_busy", "_idle", "_is_on", "leaves_footprints")
+
+    def __init__(self, *, is_on: bool, by_refusal: bool = False) -> None:
+        self._is_on = is_on
+        self.leaves_footprints = is_on and not by_refusal
+        """True if a search that found nothing tells those whom it asked."""
+        self._idle: list[str] = []
+        self._busy: list[str] = []
+
+    @property
+    def idle(self) -> Sequence[str]:
+        """Nodes that searched for work in vain."""
+        return self._idle
+
+    @property
+    def busy(self) -> Sequence[str]:
+        """Nodes that searched for room in vain, or say that they have too much."""
+        return self._busy
+
+    def is_idle(self, node: str) -> None:
+        """Note a node that searched here for work in vain."""
+        self._put(self._idle, node)
+
+    def is_busy(self, node: str) -> None:
+        """Note a node that searched here for room in vain."""
+        self._put(self._busy, node)
+
+    def refused_work(self, node: str) -> None:
+        """Note a node that searched for work, which this node had none of."""
+        if not self.leaves_footprints:
+            self.is_idle(node)
+
+    def refused_room(self, node: str) -> None:
+        """Note a node that searched for room, which this node had none of."""
+        if not self.leaves_footprints:
+            self.is_busy(node)
+
+    def take_idle(self, node: str) -> bool:
+        """Take a node that is asked now off the idle list → whether it was on it."""
+        return _taken(self._idle, node)
+
+    def take_busy(self, node: str) -> bool:
+        """Take a node that is asked now off the busy list → whether it was on it."""
+        return _taken(self._busy, node)
+
+    def _put(self, names: list[str], node: str) -> None:
+        if not self._is_on:
+            return
+        _taken(names, node)
+        names.append(node)
+        del names[:-NAMES_MAX]
+
+
+def _taken(names: list[str], node: str) -> bool:
+    if node not in names:
+        return False
+    names.remove(node)
+    return True
+
+
+SLACK = {"time": 0.0, "balanced": 0.1, "energy": 0.5}
+"""Share by which a task may end later for the sake of its joules, by what its user prefers."""
+WAITING_LOOKED_AT_MAX = 1000
+"""Waiting tasks at either end of the queue that are held against a node that asks for work: some milliseconds."""
+ANYTHING = Need()
+"""The need that every node with slots can meet."""
+
+
+class Observed(NamedTuple):
+    """The machines of a node that a view reads."""
+
+    state: CoreState
+    queue: WaitingQueue
+    membership: Membership
+    hints: PeerHints
+    mediator: Mediator
+    stranded: Sized
+
+
+class View:
+    """`policy.api.NodeView` over the machines of one node; made anew for each question, it copies nothing."""
+
+    __slots__ = (
+        "_hints",
+        "_ledger",
+        "_mediator",
+        "_membership",
+        "_peers",
+        "_queue",
+        "_state",
+        "_stranded",
+        "_uncounted",
+        "asleep",
+        "for_request",
+        "sensed",
+        "starts_here",
+        "thresholds",
+        "told",
+    )
+
+    def __init__(
+        self, observed: Observed, sensed: LoadSampled, peers: Sequence[str] | None, uncounted: Work | None
+    ) -> None:
+        """peers: None = all that are usable; uncounted: a waiting task that is left out. `for_request`: that of the task in question,
+        if it asks for GPUs: then loads are in GPUs (`seen_by`)."""
+        self._state, self._queue, self._membership, self._hints, self._mediator, self._stranded = observed
+        self._ledger = observed.queue.ledger
+        self._peers = peers
+        self._uncounted = uncounted
+        self.sensed = sensed
+        self.for_request: ResourceRequest | None = None
+        self.thresholds: Thresholds
+        self.told: KnownReport | None = None
+        self.starts_here = False
+        self.asleep: Mapping[str, float] = {}
+
+    @property
+    def node(self) -> str:
+        """This node's name."""
+        return self._state.node
+
+    @property
+    def peers(self) -> Sequence[str]:
+        """Nodes that may be asked."""
+        return self._membership.eligible(ANYTHING, "") if self._peers is None else self._peers
+
+    @property
+    def reports_guide_probing(self) -> bool:
+        """The information policy's word."""
+        return self._state.policies.information.reports_guide_probing
+
+    @property
+    def load(self) -> float:
+        """The load policy's word."""
+        if self.for_request is not None:
+            return self.gpu_load
+        try:
+            return valid_load(self._state.policies.load.load(self))
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count(metrics.POLICY_ERRORS)
+            return self.load_tasks / max(self.slots, 1) * self.load_unit
+
+    @property
+    def load_unit(self) -> float:
+        """The load index of one task per slot."""
+        is_in_seconds = self.for_request is None and getattr(self._state.policies.load, "in_seconds", False)
+        return self.mean_s or 1.0 if is_in_seconds else 1.0
+
+    @property
+    def gpu_load(self) -> float:
+        """Load index of the GPUs."""
+        policy_load = getattr(self._state.policies.load, "gpu_load", None)
+        if policy_load is not None:
+            try:
+                return valid_load(policy_load(self))
+            except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+                self._state.count(metrics.POLICY_ERRORS)
+        return self.gpu_tasks / max(self.gpus, 1)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of this node."""
+        return self._ledger.profile.gpus
+
+    @property
+    def gpu_tasks(self) -> int:
+        """n in GPUs."""
+        return self._ledger.gpu_tasks
+
+    @property
+    def gpus_busy(self) -> float:
+        """GPUs kept busy."""
+        return self._ledger.devices.gpus_busy
+
+    @property
+    def gpus_foreign(self) -> float:
+        """By others."""
+        return self._ledger.devices.gpus_foreign
+
+    @property
+    def load_tasks(self) -> int:
+        """n."""
+        if self.for_request is not None:
+            own = self.for_request.gpus if self._uncounted is not None else 0
+            return max(self.gpu_tasks - own, 0)
+        n = self._ledger.load_tasks
+        return n if self._uncounted is None else max(n - 1, 0)
+
+    @property
+    def slots(self) -> int:
+        """c."""
+        return self.gpus if self.for_request is not None else self._ledger.profile.slots
+
+    @property
+    def cpus(self) -> float:
+        """Cores of this node."""
+        return self._ledger.profile.cpus
+
+    @property
+    def cpus_busy(self) -> float:
+        """Cores kept busy by anybody."""
+        return self.sensed.cpus_busy
+
+    @property
+    def cpus_foreign(self) -> float:
+        """By others than tasks of this node, if that counts."""
+        return self.sensed.cpus_busy_foreign if self._state.config.counts_foreign else 0.0
+
+    @property
+    def foreign_slots(self) -> int:
+        """The slots that those occupy."""
+        return 0 if self.for_request is not None else self._ledger.foreign_slots
+
+    @property
+    def cpus_requested(self) -> float:
+        """Cores asked for by the tasks here."""
+        own = 0.0 if self._uncounted is None else self._uncounted.spec.request.cpus
+        return max(self._ledger.cpus_requested - own, 0.0)
+
+    @property
+    def speed(self) -> float:
+        """How fast this node works."""
+        return self._ledger.profile.speed
+
+    @property
+    def mean_s(self) -> float:
+        """The mean of the last durations seen, here."""
+        return self._state.history.mean_s / self.speed
+
+    @property
+    def waiting_s(self) -> float:
+        """The durations expected of what waits and is on its way, together."""
+        history = self._state.history
+        work_s = self._queue.expected_s + len(self._ledger.inbound) * history.mean_s
+        if self._uncounted is not None:
+            work_s = max(work_s - (history.expected_s(history.keys_of(self._uncounted)) or history.mean_s), 0.0)
+        return work_s / self.speed
+
+    @property
+    def running(self) -> Sequence[RunningTasksView]:
+        """The running attempts."""
+        return tuple(RunningTasksView(work, self._state) for work in self._mediator.running_tasks())
+
+    @property
+    def idle_list(self) -> Sequence[str]:
+        """Empty where the preset has no memory."""
+        return self._hints.idle
+
+    @property
+    def busy_list(self) -> Sequence[str]:
+        """Empty where the preset has no memory."""
+        return self._hints.busy
+
+    @property
+    def cpus_started(self) -> float:
+        """Cores that what runs or comes has."""
+        return self._ledger.cpus_running + self._ledger.cpus_inbound
+
+    @property
+    def backlog(self) -> int:
+        """Tasks that wait here, and tasks that have no place."""
+        return len(self._queue) + len(self._stranded)
+
+    @property
+    def price(self) -> float | None:
+        """Of a kWh here now."""
+        return price_at(self._state.prices, self._state.now.wall_s)
+
+    def profile(self, node: str) -> Profile | None:
+        """That of this node, or of a peer."""
+        if node == self._state.node:
+            return self._ledger.profile
+        peer = self._membership.get(node)
+        return peer.profile if peer is not None else None
+
+    def report(self, node: str) -> KnownReport | None:
+        """The newest unexpired report of a peer; this node's own is the one it told last."""
+        known = self.told if node == self._state.node else self._membership.report(node)
+        if known is None or self.for_request is None:
+            return known
+        return KnownReport(seen_by(self.for_request, known.report), known.age_s)
+
+    def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
+        """Those of the peers."""
+        known = self._membership.reports(self.peers, age_s_max)
+        request = self.for_request
+        return known if request is None else ((node, seen_by(request, report)) for node, report in known)
+
+
+class RunningTasksView:
+    """`policy.api.RunningView`: an attempt that has room here."""
+
+    __slots__ = ("_state", "_work")
+
+    def __init__(self, work: Work, state: CoreState) -> None:
+        self._work = work
+        self._state = state
+
+    @property
+    def used_s(self) -> float:
+        """Since it took its room."""
+        return max(self._state.now.boot_s - self._work.started_s, 0.0)
+
+    @property
+    def durations(self) -> Sequence[float]:
+        """Of its command, else of all."""
+        history = self._state.history
+        past = history.past(history.keys_of(self._work)) or history.all
+        return past.ascending(self._state.profile.speed)
+
+
+class MovableTasksView:
+    """`policy.api.WaitingView`: the waiting work that ``may_go`` lets go, as task views; of the first WAITING_LOOKED_AT_MAX,
+    and if there are more, of as many from the other end: what a node asks for does not take longer where more waits."""
+
+    __slots__ = ("_may_go", "_queue", "_state", "works")
+
+    def __init__(self, queue: WaitingQueue, may_go: Callable[[Work], bool], state: CoreState) -> None:
+        self._queue = queue
+        self._may_go = may_go
+        self._state = state
+        self.works: dict[str, Work] = {}
+
+    def oldest_first(self) -> Iterator[TaskView]:
+        """In the order of arrival."""
+        return self._views(self._queue.oldest_first(MOVABLE), self._queue.newest_first(MOVABLE))
+
+    def newest_first(self) -> Iterator[TaskView]:
+        """The reverse."""
+        return self._views(self._queue.newest_first(MOVABLE), self._queue.oldest_first(MOVABLE))
+
+    def _views(self, works: Iterator[Work], other_end: Iterator[Work]) -> Iterator[TaskView]:
+        if len(self._queue) > 2 * WAITING_LOOKED_AT_MAX:
+            works = chain(islice(works, WAITING_LOOKED_AT_MAX), islice(other_end, WAITING_LOOKED_AT_MAX))
+        for work in works:
+            if self._may_go(work):
+                self.works[work.task] = work
+                yield task_view(work, self._state)
+
+
+def task_view(work: Work, state: CoreState) -> TaskView:
+    """A waiting task as policies see it on this node."""
+    spec, history = work.spec, state.history
+    return TaskView(
+        work.task,
+        spec.request,
+        spec.placement,
+        work.moves(),
+        state.now.boot_s - work.arrived_s,
+        (spec.est_s or history.expected_s(history.keys(spec))) / state.profile.speed,
+        sum(map(len, spec.argv)) + len(spec.environment) + len(spec.directory),
+        SLACK.get(spec.prefer),
+    )
+
+
+Standing = tuple[Region, bool, bool]
 
 THRESHOLDS_AT_FIRST = Thresholds(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
 """Until the transfer policy has spoken, and while it fails."""
@@ -382,3 +765,71 @@ class Information:
         period_s = self._state.policies.information.period_s
         if period_s:
             self._state.set_timer_in(max(period_s, self._state.config.tell_s_min), timers.Period())
+
+
+class RemoteAdmission:
+    """Admission control for tasks of other homes: whether this node would take one now, and at which price. One per node.
+
+    The answer to a probe is advice: nothing is reserved. The same question is asked again when an offer comes.
+    """
+
+    def __init__(
+        self, state: CoreState, ledger: Ledger, membership: Membership, information: Information, hints: PeerHints
+    ) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._membership = membership
+        self._information = information
+        self._hints = hints
+
+    def probe_received(self, src: str, probe: ProbeRequest) -> None:
+        """Answer a probe with advice: whether this node would accept the task now; nothing is reserved."""
+        self._membership.report_received(src, probe.report)
+        accepts = self.would_accept(src, probe.need)
+        if not accepts:
+            self._hints.refused_room(src)
+        self._state.send(
+            src, ProbeReply(probe.search, accepts, self._information.report(), self.price_s(probe.expected_s))
+        )
+
+    def price_s(self, expected_s: float) -> float:
+        """The bid of this node: the expected completion of a task here, in seconds from now. expected_s: its duration on the
+        reference machine; 0: no bid is wanted, and the price is 0.
+
+        With a slot free it starts at once. Else it waits until the first of the running tasks ends, which is a c-th of
+        their mean rest for c slots (exact for exponential durations), and until all c slots have done what waits. A slot
+        that foreign programs occupy counts as a running task of the mean duration.
+        """
+        if not expected_s:
+            return 0.0
+        view = self._information.view()
+        slots, mean_s = max(view.slots, 1), view.mean_s
+        wait_s = 0.0
+        if view.load_tasks >= slots:
+            running_s = sum(remaining_s(task, mean_s) for task in view.running) + view.foreign_slots * mean_s
+            wait_s = (running_s / slots + view.waiting_s) / slots
+        return wait_s + expected_s / view.speed
+
+    def accepts_offer(self, offer: Offer) -> bool:
+        """True if this node accepts the task of an offer."""
+        home, need = task_home(offer.task), Need(offer.spec.request, offer.spec.placement)
+        return self.would_accept(home, need, offer.load_tasks_max)
+
+    def would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
+        """True if this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its thresholds
+        say."""
+        profile = self._state.profile
+        if not self._state.takes_guests:
+            return False
+        if why_never(profile, need.request, need.placement, home):
+            return False
+        if need.request.takes_devices:
+            is_little = need.request.gpus > 0 and self._ledger.gpu_tasks <= load_tasks_max < ANY_LOAD
+            return is_little or self._ledger.fits_beside_all(need.request)
+        if self._ledger.load_tasks <= load_tasks_max:
+            return True
+        if need.request.overcommit and profile.enforces_cores:
+            return self._ledger.fits_beside_all(need.request)
+        if not self._information.accepts():
+            return False
+        return self._information.thresholds().accept_below > 1.0 or self._ledger.fits_beside_all(need.request)

@@ -1,7 +1,10 @@
-"""Sender-initiated sharing: a home looks for a place for a task, and a node that is asked says whether it accepts.
+"""Searches, and sender-initiated sharing: a home looks for a place for a task.
 
-Searches wait for their turn: at most searches_in_flight_max at a time. A task that its home cannot run is *stranded*:
-it is asked about again, less and less often, until it has a place, and beyond what the policy proposes.
+A search, a sender's for a place or a receiver's for work, asks nodes, waits for replies and decides. A node that has not
+answered within probe_timeout_s counts as one that does not accept. A search ends exactly once.
+
+Searches of a sender wait for their turn: at most searches_in_flight_max at a time. A task that its home cannot run is
+*stranded*: it is asked about again, less and less often, until it has a place, and beyond what the policy proposes.
 A place is only proposed here: the offer, and what becomes of it, is the handoff's.
 """
 
@@ -11,32 +14,182 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from peerload.core.resources import gpu_terms
-from peerload.core.resources.effective_request import asked_of
-from peerload.core.sharing.search import STEPS_MAX
-from peerload.core.sharing.view import task_view
+import msgspec
+
+from peerload.core.resources.admission import asked_of, has_room, offers_good_gpus, seen_by
+from peerload.core.sharing.information import task_view
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import metrics, timers
-from peerload.model.devices import GpuWait
-from peerload.model.messages import SOURCES_MAX, Need, ProbeReply, ProbeRequest
-from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
-from peerload.policy.api import Probe as ProbeStep
-from peerload.policy.validation import valid_step
+from peerload.model.actions import Announce, Decided
+from peerload.model.messages import SOURCES_MAX, Enough, Footprint, Need, ProbeReply, ProbeRequest, StateRequest
+from peerload.model.resources import GpuWait, TaskCost
+from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Probe, Reply, Transfer, valid_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from peerload.core.handoff.home import HomeHandoff
     from peerload.core.membership.membership import Membership
-    from peerload.core.sharing.information import Information
-    from peerload.core.sharing.search import Search, Searches
+    from peerload.core.sharing.information import Information, PeerHints
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Offering, UntouchedMembers
-    from peerload.model.load import LoadReport
     from peerload.model.messages import StateAnswer
-    from peerload.model.resources import ResourceRequest
+    from peerload.model.resources import LoadReport, ResourceRequest
+
+
+Step = Probe | Broadcast | Transfer | Keep
+STEPS_MAX = 256
+"""Questions a policy is asked in one search; one that never ends is cut off here."""
+
+
+class Search(msgspec.Struct, eq=False):
+    """One search for a place for ``task``, or (None) a receiver's for work."""
+
+    id: int
+    task: HomeTask | None
+    probes_max: int | None
+    """Nodes that a receiver may ask; None: as the policy says."""
+    replies: list[Reply] = []
+    pending: dict[str, float] = {}
+    """Nodes that were asked and have not answered, and when."""
+    inputs: list[tuple[str, float, float]] = []
+    """What the decision rests on: (node, load, age in s)."""
+    offered: set[str] = set()
+    """Nodes that were offered the task."""
+    remembered: set[str] = set()
+    """Nodes that were asked because memory named them."""
+    steps: int = 0
+    asks_others: bool = True
+    """True if a receiver's goes on after the first answer."""
+    holds: bool = False
+    """True if the task could start at home and must not, since its home sends although it has room (``send_at`` below one task
+    per slot), or has no GPU for it that is as good as another node's."""
+    wants_good_gpus: bool = False
+    """True if it looks for such GPUs."""
+    because: str = ""
+    """Why the node that was offered the task was chosen before all others."""
+    is_broadcast: bool = False
+    """True if everybody was asked at once …"""
+    is_late: bool = False
+    """… and time is up for answers."""
+    compared: tuple[TaskCost, ...] = ()
+    """Costs that the policy's last step rests on."""
+
+    def add(self, node: str, *, accepts: bool, report: LoadReport | None = None, price_s: float = 0.0) -> None:
+        """Add an answer, or that there was none."""
+        self.replies.append(Reply(node, accepts, report, node in self.remembered, price_s))
+        self.inputs.append((node, report.load if report is not None else -1.0, 0.0))
+
+
+class Searches:
+    """The open searches of one node; each waits with a timer ``probe`` of its own."""
+
+    def __init__(self, state: CoreState, hints: PeerHints) -> None:
+        self._state = state
+        self.hints = hints
+        self._open: dict[int, Search] = {}
+        self._last = 0
+
+    def open(self, task: HomeTask | None, probes_max: int | None = None) -> Search:
+        """A new search."""
+        search = Search(self.next_id(), task, probes_max)
+        self._open[search.id] = search
+        return search
+
+    def next_id(self) -> int:
+        """A number that no search or request of this start of the agent has had."""
+        self._last += 1
+        return self._last
+
+    def get(self, search_id: int) -> Search | None:
+        """The open search of this number."""
+        return self._open.get(search_id)
+
+    def of(self, task: HomeTask) -> Search | None:
+        """The open search for a place for this task."""
+        return self._open.get(task.search or -1)
+
+    def askable(self, search: Search, step: Probe, peers: Sequence[str]) -> list[str]:
+        """Nodes to ask: named by the policy, eligible, not asked yet, and within the bound."""
+        room = self._state.config.probes_per_search_max - len(search.replies)
+        asked = {reply.node for reply in search.replies}
+        return [node for node in step.nodes if node in peers and node not in asked][: max(room, 0)]
+
+    def asked(self, search: Search, node: str) -> None:
+        """A question is on its way to this node."""
+        search.pending[node] = self._state.now.boot_s
+        if self.hints.take_idle(node) if search.task is not None else self.hints.take_busy(node):
+            search.remembered.add(node)
+
+    def wait(self, search: Search) -> None:
+        """Wait for those asked, but not for ever; longer each time for a task that has no other choice, since answers may
+        take long."""
+        patience_s = search.task.backoff_s if search.task is not None and search.task.stranded_because else 0.0
+        self._state.set_timer_in(max(self._state.config.probe_timeout_s, patience_s), timers.ProbeTimeout.of(search.id))
+
+    def broadcast(self, search: Search, need: Need, report: LoadReport, expected_s: float) -> None:
+        """Ask everybody at once; those that accept answer. expected_s: for their bids, 0 = none are wanted."""
+        search.is_broadcast = True
+        self._state.count(metrics.REQUESTS_BROADCAST)
+        self._state.actions.append(Announce(StateRequest(search.id, report, need, expected_s)))
+        self._state.set_timer_in(self._state.config.answer_wait_s, timers.ProbeTimeout.of(search.id))
+
+    def answered(self, search_id: int, node: str) -> Search | None:
+        """The search that this node was asked in and has now answered; None if it comes too late."""
+        search = self._open.get(search_id)
+        if search is None or search.pending.pop(node, None) is None:
+            return None
+        return search
+
+    def wait_no_more(self, search: Search) -> None:
+        """Stop waiting: everybody has answered."""
+        self._state.clear_timer(timers.ProbeTimeout.of(search.id))
+
+    def timed_out(self, search_id: int) -> Search | None:
+        """Take all that have not answered by now for refusals."""
+        search = self._open.get(search_id)
+        if search is None:
+            return None
+        for node in search.pending:
+            self._state.count(metrics.PROBES_UNANSWERED)
+            search.add(node, accepts=False)
+        search.pending.clear()
+        search.is_late = True
+        return search
+
+    def decide(self, search: Search, choice: str, reason: str) -> None:
+        """Record the outcome of a search, and the reason."""
+        task = search.task
+        kind = "location.receiver" if task is None else "location.sender"
+        policy = self._state.policies.names[kind]
+        self._state.actions.append(
+            Decided(
+                task.task if task is not None else "", policy, tuple(search.inputs), choice, reason, search.compared
+            )
+        )
+
+    def leave_footprints(self, search: Search) -> None:
+        """Leave a hint with nodes that were asked at random that a search was in vain, where the preset wants that."""
+        if not self.hints.leaves_footprints:
+            return
+        answered = (reply.node for reply in search.replies if reply.report is not None and not reply.remembered)
+        for node in dict.fromkeys(answered):
+            self._state.send(node, Footprint(has_room=search.task is None))
+            self._state.count(metrics.FOOTPRINTS_LEFT)
+
+    def close(self, search: Search) -> bool:
+        """Close a search; False if it was closed before."""
+        if self._open.pop(search.id, None) is None:
+            return False
+        waits = search.is_broadcast and not search.is_late
+        if waits:
+            self._state.actions.append(Announce(Enough(search.id)))
+        if search.pending or waits:
+            self.wait_no_more(search)
+        return True
+
 
 STRANDED_ASKED_MAX = 64
 """Stranded tasks looked at when a report says that its node has room; the others have their timers."""
@@ -48,7 +201,7 @@ each of 100,000 would hold up the agent for seconds."""
 
 
 class Sender:
-    """One per node; its timers are ``probe`` and ``stranded``."""
+    """Finds places for tasks of this home. One per node; its timers are ``probe`` and ``stranded``."""
 
     def __init__(
         self,
@@ -71,6 +224,8 @@ class Sender:
         self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
         self.places_all = bool(getattr(state.policies.sender, "places_all", False))
         """True if the policy looks for a place for each task."""
+        self.passes_on = bool(getattr(state.policies.sender, "passes_on", False))
+        """True if the policy places without asking, so that its test comes where the task is."""
         self._waiting: deque[HomeTask | str] = deque()
         """Tasks, and names of uniform arrays, that wait for their turn."""
         self._full: dict[str, dict[ResourceRequest, tuple[float, float]]] = {}
@@ -88,16 +243,28 @@ class Sender:
 
     def sends(self, task: HomeTask | UntouchedMembers) -> bool:
         """True if an arriving task (not counted itself), or the next of these members, should go elsewhere."""
-        if not self.may_send(task):
-            return False
+        return self.may_send(task) and self._goes(task, self._ledger.fits_beside_all, None)
+
+    def still_sends(self, task: HomeTask | UntouchedMembers) -> bool:
+        """True if a waiting task, or the next of these members, should go elsewhere."""
+        return self._goes(task, self._ledger.fits, task)
+
+    def _goes(
+        self,
+        task: HomeTask | UntouchedMembers,
+        fits: Callable[[ResourceRequest], bool],
+        uncounted: HomeTask | UntouchedMembers | None,
+    ) -> bool:
         if self.places_all:
             return True
         if task.spec.request.takes_devices and isinstance(task, HomeTask):
-            fits = self._ledger.fits_beside_all(asked_of(self._state, task, self._state.profile))
-            return not fits or bool(self._with_good_gpus(task))
-        if self._information.sends():
+            return not fits(self._asked_here(task)) or bool(self._with_good_gpus(task))
+        if self._information.sends(uncounted):
             return True
-        return self._information.thresholds().send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
+        return self._information.thresholds().send_at <= 1.0 and not fits(task.spec.request)
+
+    def _asked_here(self, task: HomeTask) -> ResourceRequest:
+        return asked_of(self._state, task, self._state.profile)
 
     def strand(self, task: HomeTask, reason: str, *, searches: bool = True) -> None:
         """Strand a task that its home cannot run: it is placed elsewhere, and looked for again until it is. ``searches``: at once, too."""
@@ -187,8 +354,8 @@ class Sender:
             tasks += [task for task in islice(waiting, STRANDED_ASKED_MAX) if self._home.may_migrate(task)]
         for task in tasks:
             request = asked_of(self._state, task)
-            has_room = gpu_terms.has_room(request, report) if request.gpus else report.accepts
-            if has_room and task.search is None and node in self._candidates(task):
+            fits = has_room(request, report) if request.gpus else report.accepts
+            if fits and task.search is None and node in self._candidates(task):
                 self.search_for(task)
 
     def _without_place(self) -> Iterator[HomeTask]:
@@ -245,25 +412,12 @@ class Sender:
                 task.search = None
                 continue
             search = self._searches.open(task)
-            search.holds = not task.stranded_because and (
-                self.places_all or self._ledger.fits(asked_of(self._state, task, self._state.profile))
-            )
+            search.holds = not task.stranded_because and (self.places_all or self._ledger.fits(self._asked_here(task)))
             search.wants_good_gpus = search.holds and task.spec.request.takes_devices and not self.places_all
             task.search = search.id
             self._in_flight += 1
             self._state.count(metrics.SENDER_SEARCHES)
             self.step(search, task)
-
-    def still_sends(self, task: HomeTask | UntouchedMembers) -> bool:
-        """True if a waiting task, or the next of these members, should go elsewhere."""
-        if self.places_all:
-            return True
-        if task.spec.request.takes_devices and isinstance(task, HomeTask):
-            fits = self._ledger.fits(asked_of(self._state, task, self._state.profile))
-            return not fits or bool(self._with_good_gpus(task))
-        if self._information.sends(uncounted=task):
-            return True
-        return self._information.thresholds().send_at <= 1.0 and not self._ledger.fits(task.spec.request)
 
     def _with_good_gpus(self, task: HomeTask) -> list[str]:
         """The nodes that have better GPUs for it than this one now: such as it prefers, and that are not crowded. None if it can
@@ -271,16 +425,14 @@ class Sender:
         request = task.spec.request
         if not request.gpus or request.gpu_wait is GpuWait.QUEUE:
             return []
-        if self._ledger.has_good_devices(asked_of(self._state, task, self._state.profile)):
+        if self._ledger.has_good_devices(self._asked_here(task)):
             return []
         known = ((node, self._membership.report(node)) for node in self._candidates(task))
         return [node for node, told in known if self._has_good_gpus(node, task, told.report if told else None)]
 
     def _has_good_gpus(self, node: str, task: HomeTask, report: LoadReport | None) -> bool:
         peer = self._membership.get(node)
-        return peer is not None and gpu_terms.offers_good_gpus(
-            asked_of(self._state, task, peer.profile), peer.profile, report
-        )
+        return peer is not None and offers_good_gpus(asked_of(self._state, task, peer.profile), peer.profile, report)
 
     # -- a search ------------------------------------------------------------------------------------------------------
 
@@ -304,7 +456,13 @@ class Sender:
             step = beyond or step
         if isinstance(step, (Transfer, Keep)):
             search.compared = step.compared
-        if isinstance(step, Transfer) and step.load_tasks_max >= 0 and self._has_joined_a_crowd(task):
+        if (
+            isinstance(step, Transfer)
+            and step.load_tasks_max >= 0
+            and task.spec.request.takes_devices
+            and task.record.migrations > 0
+            and not task.stranded_because
+        ):  # what it may move is not spent on going from one crowd to the next
             step = Keep("it waits for devices, and has gone to a lesser crowd once")
         if isinstance(step, Transfer) and step.to in peers:
             search.offered.add(step.to)
@@ -319,7 +477,7 @@ class Sender:
         elif isinstance(step, Broadcast) and peers and not search.is_late:
             if not search.is_broadcast:
                 self._searches.broadcast(search, task.need(), self._information.report(), self._expected_s(task))
-        elif isinstance(step, ProbeStep) and (nodes := self._searches.askable(search, step, peers)):
+        elif isinstance(step, Probe) and (nodes := self._searches.askable(search, step, peers)):
             self._probe(search, task, nodes)
         else:
             reason = _why(step, peers)
@@ -328,25 +486,23 @@ class Sender:
             self._end(search)
             self._wake_for(task, step)
 
-    def _wake_for(self, task: HomeTask, step: ProbeStep | Broadcast | Transfer | Keep) -> None:
+    def _wake_for(self, task: HomeTask, step: Step) -> None:
         """Nobody takes a task: wake a node for it, unless it can start here; or it waits for a node that was asleep."""
         if isinstance(step, Keep) and step.wakes and self._queue.remove(task):
             self._home.rest(task, self._membership.waking.for_joules(task, step.wakes))
-        elif task.stranded_because or not self._ledger.fits(asked_of(self._state, task, self._state.profile)):
+        elif task.stranded_because or not self._ledger.fits(self._asked_here(task)):
             self._membership.wake_for(task)
 
-    def _choose(self, search: Search, task: HomeTask, peers: Sequence[str]) -> ProbeStep | Broadcast | Transfer | Keep:
+    def _choose(self, search: Search, task: HomeTask, peers: Sequence[str]) -> Step:
         search.because = ""
         if search.wants_good_gpus:
             return self._place_well(search, task)
         return self._place_by_files(search, task, peers) or self._ask_policy(search, task, peers)
 
-    def _ask_policy(
-        self, search: Search, task: HomeTask, peers: Sequence[str]
-    ) -> ProbeStep | Broadcast | Transfer | Keep:
+    def _ask_policy(self, search: Search, task: HomeTask, peers: Sequence[str]) -> Step:
         uncounted = None if task.stranded_because else task
         view = self._information.view(peers, uncounted, asked_of(self._state, task))
-        view.starts_here = search.holds and self._ledger.fits(asked_of(self._state, task, self._state.profile))
+        view.starts_here = search.holds and self._ledger.fits(self._asked_here(task))
         if self.places_all and search.holds:
             view.asleep = self._membership.waking.could_run(task)
         shown = task_view(task, self._state)
@@ -360,7 +516,7 @@ class Sender:
             step = step.otherwise
         return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
 
-    def _stays(self, search: Search, step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> bool:
+    def _stays(self, search: Search, step: Step, peers: Sequence[str]) -> bool:
         """True if the task would stay, also because the policy names nobody who could run it."""
         if isinstance(step, Transfer):
             return step.to not in peers
@@ -368,12 +524,7 @@ class Sender:
             return search.is_late or not peers
         return isinstance(step, Keep) or not self._searches.askable(search, step, peers)
 
-    def _has_joined_a_crowd(self, task: HomeTask) -> bool:
-        """True if a task that waits for devices has been moved before. From then on it goes only where it can start: what
-        it may move is not spent on going from one crowd to the next."""
-        return task.spec.request.takes_devices and task.record.migrations > 0 and not task.stranded_because
-
-    def _place_stranded(self, search: Search, peers: Sequence[str]) -> ProbeStep | Transfer | None:
+    def _place_stranded(self, search: Search, peers: Sequence[str]) -> Probe | Transfer | None:
         """Beyond the policy, for a task that home cannot run at all: where only one node could ever run it there is
         nothing to choose, so it waits there; else everybody not asked yet is asked."""
         if len(peers) == 1:
@@ -381,7 +532,7 @@ class Sender:
         asked = {reply.node for reply in search.replies}
         left = tuple(peer for peer in peers if peer not in asked)
         if left:
-            return ProbeStep(left[: self._state.config.probes_per_search_max])
+            return Probe(left[: self._state.config.probes_per_search_max])
         willing = [reply.node for reply in search.replies if reply.accepts and reply.node not in search.offered]
         return Transfer(willing[0]) if willing else self._beside_foreign_load(search)
 
@@ -404,14 +555,14 @@ class Sender:
         _, node, load_tasks = min(room)
         return Transfer(node, load_tasks)
 
-    def _place_well(self, search: Search, task: HomeTask) -> ProbeStep | Transfer | Keep:
+    def _place_well(self, search: Search, task: HomeTask) -> Probe | Transfer | Keep:
         """For a task that could start here, but not on GPUs as good as another node's: those nodes are asked in the order in
         which they are known, and the first that accepts takes it. If none does it starts here. That is not the policy's to
         choose, which compares loads and knows no GPUs."""
         asked = {reply.node for reply in search.replies}
         left = tuple(node for node in self._with_good_gpus(task) if node not in asked)
         if left and len(asked) < self._state.config.probes_per_search_max:
-            return ProbeStep(left)
+            return Probe(left)
         willing = [
             reply.node
             for reply in search.replies
@@ -421,7 +572,7 @@ class Sender:
         ]
         return Transfer(willing[0]) if willing else Keep("no other node has better GPUs for it now")
 
-    def _place_by_files(self, search: Search, task: HomeTask, peers: Sequence[str]) -> ProbeStep | Transfer | None:
+    def _place_by_files(self, search: Search, task: HomeTask, peers: Sequence[str]) -> Probe | Transfer | None:
         """For a task whose files take long to travel: nodes that have them are asked before the policy is, and the one where it
         would start first takes it, unless it would wait there longer than the transfer takes. None: the policy chooses."""
         saved_s = self._handoff.holders.saved_s(task)
@@ -431,7 +582,7 @@ class Sender:
         asked = {reply.node for reply in search.replies}
         left = tuple(node for node in holders if node not in asked)
         if left and len(asked) < SOURCES_MAX:
-            return ProbeStep(left[: SOURCES_MAX - len(asked)])
+            return Probe(left[: SOURCES_MAX - len(asked)])
         waits_s = {
             reply.node: max(reply.report.load_tasks - reply.report.slots + 1, 0)
             / max(reply.report.slots, 1)
@@ -465,7 +616,7 @@ class Sender:
         """An answer to a probe; one that comes after its time is only a report."""
         search = self._searches.answered(reply.search, src)
         if search is not None and search.task is not None:
-            seen = gpu_terms.seen_by(asked_of(self._state, search.task), reply.report)
+            seen = seen_by(asked_of(self._state, search.task), reply.report)
             search.add(src, accepts=reply.accepts, report=seen, price_s=reply.price_s)
             if reply.accepts:
                 self._full.pop(src, None)
@@ -482,7 +633,7 @@ class Sender:
         if search is None or search.task is None or not search.is_broadcast:
             return False
         if len(search.replies) < self._state.config.probes_per_search_max:
-            seen = gpu_terms.seen_by(asked_of(self._state, search.task), answer.report)
+            seen = seen_by(asked_of(self._state, search.task), answer.report)
             search.add(src, accepts=True, report=seen, price_s=answer.price_s)
             if search.task.phase is not HomePhase.OFFERED:
                 self.step(search, search.task)
@@ -540,11 +691,6 @@ class Sender:
 
     # -- tasks that go to a certain node -------------------------------------------------------------------------------
 
-    @property
-    def passes_on(self) -> bool:
-        """True if the policy places without asking, so that its test comes where the task is."""
-        return bool(getattr(self._state.policies.sender, "passes_on", False))
-
     def forward(self, task: HomeTask, to: str) -> None:
         """A task of this home has come back with the name of a better node, which has asked for it or is to take it as it
         is: offered there at once."""
@@ -557,7 +703,7 @@ class Sender:
         self._handoff.offer(task, to, voluntary=voluntary, search=False, load_tasks_max=ANY_LOAD)
 
 
-def _why(step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> str:
+def _why(step: Step, peers: Sequence[str]) -> str:
     """The reason why a search ends."""
     match step:
         case Keep():

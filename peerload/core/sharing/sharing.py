@@ -1,15 +1,8 @@
-"""Drives the policies. Its parts, each a file of its own:
+"""Load sharing of one node: composes its parts, acts on reports, and answers who asks everybody at once.
 
-    information.py         what this node tells of its load: report, thresholds, load region, announcements
-    remote_admission.py    whether this node would take a task of another home, and at which price
-    sender.py              a home looks for a place for a task
-    receiver.py            a node with room asks for work, and gives its own to others
-    pairing.py             two nodes even out their loads
-    search.py              what the searches of sender and receiver have in common
-    peer_hints.py          whom they may ask first
-    task_donor.py          which waiting task goes, and how; what was promised to this node
-    requests.py            asking everybody at once, and who answers
-    retry_rate.py          how often something is done again
+    information.py  what this node tells of its load, hints and views; whether it would take a task of another home
+    sender.py       a home looks for a place for a task
+    receiver.py     a node with room asks for work, gives its own to others, or pairs with another
 
 Policies propose; these own the time-outs, the bounds, the migration limit and the rules for live systems
 (docs/policies.md, "live rules"). Whatever a policy does wrong counts as "keep the task here".
@@ -20,30 +13,108 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.core.sharing.information import Information
-from peerload.core.sharing.pairing import PairProtocol
-from peerload.core.sharing.peer_hints import PeerHints
-from peerload.core.sharing.receiver import Receiver
-from peerload.core.sharing.remote_admission import RemoteAdmission
-from peerload.core.sharing.requests import StateRequests
-from peerload.core.sharing.retry_rate import RetryRate
-from peerload.core.sharing.search import Searches
-from peerload.core.sharing.sender import Sender
-from peerload.core.sharing.task_donor import TaskDonor
-from peerload.model import metrics
+from peerload.core.sharing.information import Information, PeerHints, RemoteAdmission, task_view
+from peerload.core.sharing.receiver import PairProtocol, Receiver, RetryRate, TaskDonor
+from peerload.core.sharing.sender import Searches, Sender
+from peerload.model import metrics, timers
+from peerload.model.actions import Announce, Decided
+from peerload.model.messages import UNASKED, Enough, Need, StateAnswer, StateRequest
+from peerload.policy.api import Transfer, valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.handoff.home import HomeHandoff
-    from peerload.core.mediator import Mediator
     from peerload.core.membership.membership import Membership
-    from peerload.core.state import CoreState
+    from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.model.load import LoadReport
-    from peerload.model.messages import Footprint, StateAnswer
+    from peerload.core.work import RemoteTask
+    from peerload.model.messages import Footprint
+    from peerload.model.resources import LoadReport
+
+
+class StateRequests:
+    """Asks everybody at once who is useful to this node, and answers such requests. One per node; its timer is ``answer``.
+
+    Only the useful answer, each after a random pause, until the asker says that it has enough. The information policy asks
+    for load; a sender's search may ask for room for one task (its answers are that search's).
+    """
+
+    def __init__(
+        self,
+        state: CoreState,
+        membership: Membership,
+        information: Information,
+        searches: Searches,
+        admission: RemoteAdmission,
+        receiver: Receiver,
+    ) -> None:
+        self._state = state
+        self._membership = membership
+        self._information = information
+        self._searches = searches
+        self._admission = admission
+        self._receiver = receiver
+        self._asked = 0
+        self._answers_left = 0
+        self._to_answer: dict[str, tuple[str, StateRequest]] = {}
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def ask(self, report: LoadReport) -> None:
+        """Ask everybody for their load; a request before this one is over."""
+        self._asked = self._searches.next_id()
+        self._answers_left = self._state.config.answers_enough
+        self._state.count(metrics.REQUESTS_BROADCAST)
+        self._state.actions.append(Announce(StateRequest(self._asked, report)))
+
+    def answer_received(self, answer: StateAnswer) -> None:
+        """A useful node has answered: there is enough once so many have, or this node needs no more."""
+        if answer.request == UNASKED or answer.request != self._asked or not self._answers_left:
+            return
+        self._answers_left -= 1
+        # More nodes like this one help: busy ones while there is room here, idle ones while there is none.
+        helps = self._receiver.wants_more() if answer.report.gives else not self._information.shown().accepts
+        if not self._answers_left or not helps:
+            self._answers_left = 0
+            self._state.actions.append(Announce(Enough(answer.request)))
+
+    # -- being asked ---------------------------------------------------------------------------------------------------
+
+    def request_received(self, src: str, request: StateRequest) -> None:
+        """Answer after a pause, if this node is useful to the asker."""
+        self._membership.report_received(src, request.report)
+        if not self._membership.is_usable(src) or not self._is_useful(src, request):
+            return
+        if len(self._to_answer) >= self._state.config.answers_pending_max:
+            self._state.count(metrics.REQUESTS_UNANSWERED)
+            return
+        key = f"{src} {request.request}"
+        self._to_answer[key] = (src, request)
+        pause_s = self._state.rng.random() * self._state.config.answer_backoff_s
+        self._state.set_timer_in(pause_s, timers.AnswerDue(key))
+
+    def answer(self, key: str) -> None:
+        """The pause is over: answer if that is still true."""
+        src, request = self._to_answer.pop(key, ("", None))
+        if request is not None and self._is_useful(src, request):
+            self._state.count(metrics.REQUESTS_ANSWERED)
+            price_s = self._admission.price_s(request.expected_s)
+            self._state.send(src, StateAnswer(request.request, self._information.report(), price_s))
+
+    def enough_received(self, src: str, message: Enough) -> None:
+        """No more answers, please."""
+        key = f"{src} {message.request}"
+        if self._to_answer.pop(key, None) is not None:
+            self._state.clear_timer(timers.AnswerDue(key))
+
+    def _is_useful(self, src: str, request: StateRequest) -> bool:
+        if request.need is not None:
+            return self._admission.would_accept(src, request.need)
+        own = self._information.shown()
+        return own.gives if request.report.accepts else own.accepts
 
 
 class Attention(NamedTuple):
@@ -57,7 +128,7 @@ class Attention(NamedTuple):
 
 
 class Sharing:
-    """One per node."""
+    """All of load sharing, for the rest of the core. One per node."""
 
     def __init__(
         self,
@@ -71,6 +142,7 @@ class Sharing:
     ) -> None:
         self._state = state
         self._membership = membership
+        self._executor = executor
         by_refusal = state.policies.information.reports_guide_probing
         self._hints = hints = PeerHints(is_on=state.policies.memory, by_refusal=by_refusal)
         self._searches = searches = Searches(state, hints)
@@ -85,7 +157,7 @@ class Sharing:
         self.information = information = Information(state, queue, membership, hints, home.stranded, mediator)
         self.admission = RemoteAdmission(state, queue.ledger, membership, information, hints)
         self.sender = Sender(state, queue, membership, home, handoff, information, searches)
-        self.donor = TaskDonor(state, queue, membership, home, executor, handoff.holders, information, self.sender)
+        self.donor = TaskDonor(state, queue, membership, home, executor, handoff.holders, self.sender)
         self.receiver = Receiver(state, queue.ledger, membership, information, searches, self.donor, retry_rate)
         self.pairing = PairProtocol(state, membership, information, self.donor, retry_rate)
         self.requests = StateRequests(state, membership, information, searches, self.admission, self.receiver)
@@ -110,6 +182,25 @@ class Sharing:
         for settle in self._paced:
             settle()
         self.information.settle()
+
+    def guest_arrived(self, guest: RemoteTask) -> None:
+        """A policy that places without asking applies its test here, too: the task may go on, until its limit."""
+        if not self.sender.passes_on or not guest.may_move or not self.information.sends(uncounted=guest):
+            return
+        view = self.information.view(
+            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=guest
+        )
+        shown = task_view(guest, self._state)
+        try:
+            step = valid_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count(metrics.POLICY_ERRORS)
+            return
+        if isinstance(step, Transfer) and step.to in view.peers:
+            self._state.count(metrics.TASKS_PASSED_ON)
+            name = self._state.policies.names["location.sender"]
+            self._state.actions.append(Decided(guest.task, name, (), step.to, f"{self._state.node} passes it on"))
+            self._executor.give_back(guest, f"{self._state.node} passes it on", to=step.to)
 
     def completed(self) -> None:
         """Ask for another task, if wanted: one has ended here, and the next one has been started."""
@@ -171,7 +262,7 @@ class Sharing:
         if self.sender.answer_received(src, answer):
             return
         self._announced(src, answer.report, to_all=False)
-        self._act_on(src, answer.report, asks=self.receiver.ask_first)
+        self._act_on(src, answer.report, asks=lambda node, _report: self.receiver.pull(first=node))
         self.requests.answer_received(answer)
 
     def _announced(self, src: str, report: LoadReport, *, to_all: bool) -> None:

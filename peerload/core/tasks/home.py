@@ -8,7 +8,6 @@ lost is `lost_attempts.py`; only what a user wants of a running task, a cancel o
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from peerload.model.actions import (
     SpawnTask,
     TaskChanged,
 )
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Revoke, Signal
 from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_ended, submission_of
@@ -34,9 +34,7 @@ from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_en
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from peerload.core.mediator import Mediator
-    from peerload.core.resources.admission import Ledger
-    from peerload.core.state import CoreState
+    from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import UntouchedMembers
     from peerload.model.task import Exit, TaskRecord
@@ -78,10 +76,9 @@ class Home:
     """The unfinished tasks of this home by uid; each ends exactly once. ``elsewhere``: those that another node has, or had
     when it was last heard of, by that node; ``stranded``: those that this home cannot run and that have no place elsewhere, by uid. Its timer is ``rest``."""
 
-    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, mediator: Mediator) -> None:
+    def __init__(self, state: CoreState, queue: WaitingQueue, mediator: Mediator) -> None:
         self._state = state
         self._queue = queue
-        self._ledger = ledger
         self.tasks: dict[bytes, HomeTask] = {}
         self.states = dict.fromkeys(TaskState, 0)
         """Number of `tasks` in each state."""
@@ -95,7 +92,7 @@ class Home:
         self.stranded: dict[bytes, HomeTask] = {}
         self._being_made: dict[str, None] = {}
         self.elsewhere: dict[str, dict[bytes, HomeTask]] = {}
-        self._obeying: OrderedDict[str, float] = OrderedDict()
+        self._obeying: BoundedDict[str, float] = BoundedDict(OBEYING_MAX)
         self.mediator = mediator
 
     # -- the tasks -----------------------------------------------------------------------------------------------------
@@ -318,9 +315,10 @@ class Home:
             self.rest(task, rests_s)
             return
         task.enter(HomePhase.WAITING)
-        self._queue.add(task)
         if arrives:
-            self.mediator.task_requeued(task, reason)
+            self.mediator.task_arrives(task)
+        else:
+            self._queue.add(task)
 
     def _cannot_repeat(self, task: HomeTask, reason: str) -> bool:
         """True if it has failed, since its input was read and is not kept: nothing is run on half an input."""
@@ -346,8 +344,7 @@ class Home:
         """End the pause of a task: it arrives."""
         if task.phase is HomePhase.RESTING:
             task.enter(HomePhase.WAITING)
-            self._queue.add(task)
-            self.mediator.task_requeued(task, task.record.reason)
+            self.mediator.task_arrives(task)
 
     def prioritize(self, task: HomeTask, priority: int) -> None:
         """Change the priority of a task: it goes before tasks of lower priority, behind those that have this one already."""
@@ -400,8 +397,7 @@ class Home:
                 task.enter(HomePhase.HELD)
             case _:
                 task.enter(HomePhase.WAITING)
-                self._queue.add(task)
-                self.mediator.task_requeued(task, task.record.reason)
+                self.mediator.task_arrives(task)
 
     def hold(self, task: HomeTask, reason: str, **changes: object) -> None:
         """Hold a task that waits, or that another node had."""
@@ -461,8 +457,6 @@ class Home:
             devices=task.devices,
         )
         self._state.count(PLACED_HERE)
-        if not after:
-            self.holds_room(task)
         spawn = SpawnTask(
             task.key,
             task.task,
@@ -474,24 +468,10 @@ class Home:
         )
         self._state.actions.append(spawn)
 
-    def holds_room(self, task: HomeTask) -> None:
-        """Reserve room for a task that runs here, with the devices that its record names."""
-        run_s = self._state.run_s_max(task, self._ledger.devices.models) if task.record.devices else 0.0
-        learned = self._state.learned_gpu_bytes(task, self._ledger.devices.models) if task.record.devices else {}
-        self._ledger.start(
-            task.key,
-            task.spec.request,
-            is_local=True,
-            devices=task.record.devices,
-            run_s=run_s,
-            learned=learned,
-            owner=self._ledger.devices.mps_owner(task.spec, is_local=True),
-        )
-
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
         """Note that the launcher has started the process of a task."""
         task.running_at = started_at
-        self._arm_time_limit(task, started_at)
+        self._state.set_time_limit(task.key, task.spec.time_limit_s, started_at)
         self._state.actions.append(
             TaskChanged(msgspec.structs.replace(task.record, started_at=started_at), running=True, reason="started")
         )
@@ -537,11 +517,6 @@ class Home:
         """Forget a cancelled task whose process is gone."""
         self._forget(task)
         self.mediator.process_gone(task.key)
-
-    def _arm_time_limit(self, task: HomeTask, started_at: float) -> None:
-        if task.spec.time_limit_s:
-            left_s = started_at + task.spec.time_limit_s - self._state.now.wall_s
-            self._state.set_timer_in(max(min(left_s, task.spec.time_limit_s), 0.0), timers.TimeLimit(task.key))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -625,14 +600,9 @@ class Home:
         if is_elsewhere or is_superseded:
             self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, reason))
             if first != SIGKILL:
-                self._obeys(key)
+                self._obeying[key] = self._state.now.boot_s + self._state.config.kill_after_s
         self._forget(task)
         return True
-
-    def _obeys(self, key: str) -> None:
-        self._obeying[key] = self._state.now.boot_s + self._state.config.kill_after_s
-        if len(self._obeying) > OBEYING_MAX:
-            self._obeying.popitem(last=False)
 
     def may_obey(self, uid: bytes, attempt: int) -> bool:
         """True if the processes of this attempt elsewhere, which was cancelled, still have time to obey: a node that renews

@@ -2,7 +2,7 @@
 
 Tasks of this home and guests wait side by side. A task whose offer is out stays in its place but is withheld. The head
 of the line is never overtaken by a later task of its class that would fit: it would starve. Tasks that take devices have a
-line of their own (`device_queue.py`), so that nobody waits for cores behind a task that waits for a GPU, nor the reverse.
+line of their own (`DeviceQueue`), so that nobody waits for cores behind a task that waits for a GPU, nor the reverse.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates.history import BacklogEstimate
-from peerload.core.resources.device_queue import DeviceQueue
+from peerload.core.estimates import BacklogEstimate
+from peerload.core.resources.admission import DeviceQueue
 from peerload.core.work import UntouchedMembers
 from peerload.model import metrics
 
@@ -112,19 +112,6 @@ class Line:
 class WaitingQueue:
     """Linked lists per user priority and class; everything is O(1) but a look past withheld work, and at work that takes
     devices."""
-
-    __slots__ = (
-        "_arrived",
-        "_backlog",
-        "_devices",
-        "_levels",
-        "_next_order",
-        "_no_room_at",
-        "_nothing_startable_at",
-        "_number",
-        "_state",
-        "ledger",
-    )
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state

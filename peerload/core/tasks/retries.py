@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING
 
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import gpu_mem_bytes_max
-from peerload.core.resources.gpu_use import OUT_OF_GPU_MEMORY
+from peerload.core.resources.devices import OUT_OF_GPU_MEMORY
 from peerload.core.work import HomePhase, with_more_memory
 from peerload.model import metrics, timers
-from peerload.model.devices import GpuShare
+from peerload.model.resources import GpuShare
 from peerload.model.task import Guarantee, TaskState, how_it_ended
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class LostAttempts:
             return False
         pause_s = max(unsure_s, self._pause_s(record.losses) if record.losses else 0.0)
         if record.failures:
-            pause_s = max(pause_s, failure_pause_s(self._state.config, record.failures))
+            pause_s = max(pause_s, _failure_pause_s(self._state.config, record.failures))
         self._home.rest(task, pause_s)
         return True
 
@@ -170,34 +170,59 @@ class LostAttempts:
         )
 
     def _pause_s(self, losses: int) -> float:
-        config = self._state.config
-        doublings = min(losses - 1, 30)
-        return min(config.loss_backoff_s * 2.0**doublings, config.loss_backoff_s_max)
+        return _backoff_s(self._state.config.loss_backoff_s, self._state.config.loss_backoff_s_max, losses)
 
     def _hears_others(self, node: str) -> bool:
         """True if a node that is silent is so alone: else it may be this home that nobody hears."""
         return any(peer.state is PeerState.ALIVE and peer.identity.node != node for peer in self._membership)
 
 
-class MemoryRetries:
+class Retries:
     """One per node; it keeps nothing of its own."""
 
-    def __init__(self, state: CoreState, membership: Membership, home: Home) -> None:
+    def __init__(self, state: CoreState, membership: Membership, home: Home, lost_attempts: LostAttempts) -> None:
         self._state = state
         self._membership = membership
         self._home = home
+        self._lost_attempts = lost_attempts
 
-    @staticmethod
-    def concerns(task: HomeTask, exit_: Exit) -> bool:
-        """True if it is a task that is tried again at all when it ran out of GPU memory, as it did."""
-        request = task.spec.request
-        is_repeatable = task.spec.guarantee is not Guarantee.ONCE and request.gpus > 0 and request.gpu_oom_retries > 0
-        return is_repeatable and exit_.out_of == OUT_OF_GPU_MEMORY
+    def concerns(self, task: HomeTask, exit_: Exit) -> bool:
+        """True if it is a task that is tried again at all when it has ended so."""
+        is_failure = exit_.exit_code != 0 and (task.terms.retries > 0 or bool(exit_.failed_device))
+        return is_failure or _lacked_memory(task, exit_)
 
     def again(self, task: HomeTask, exit_: Exit) -> str:
         """Queue it again, durably, if its current attempt ended so and it may be tried again: → "". Else why this is its
         result, in words (" " where there is nothing to say)."""
-        if not self.concerns(task, exit_):
+        if exit_.exit_code and task.record.input_is_cut and self.concerns(task, exit_):
+            return CUT
+        if exit_.exit_code and _was_meant(task, exit_):
+            return MEANT if task.terms.retries else " "
+        if exit_.failed_device:
+            return self._lost_attempts.device_failed(task, exit_)
+        why = self._with_more_memory(task, exit_)
+        retries = task.terms.retries
+        if not why or not retries or not exit_.exit_code:
+            return why
+        failures = task.record.failures + 1
+        if failures > retries:
+            return f"it was tried {failures} times"
+        self._state.count(metrics.ATTEMPTS_RETRIED)
+        pause_s = _failure_pause_s(self._state.config, failures)
+        record = task.record
+        self._home.mediator.task_kept_back(task)
+        self._home.requeue(
+            task,
+            f"attempt {record.attempt} on {record.node} failed ({how_it_ended(exit_)}); again in {pause_s:g} s,"
+            f" retry {failures} of {retries}",
+            rests_s=pause_s,
+            failures=failures,
+        )
+        return ""
+
+    def _with_more_memory(self, task: HomeTask, exit_: Exit) -> str:
+        """As `again`, of an attempt that ran out of GPU memory."""
+        if not _lacked_memory(task, exit_):
             return " "
         request, record = task.spec.request, task.record
         is_alone = request.gpu_share is GpuShare.EXCLUSIVE
@@ -246,48 +271,11 @@ class MemoryRetries:
         return None if None in sizes else max(size for size in sizes if size is not None)
 
 
-class Retries:
-    """One per node; it keeps nothing of its own."""
-
-    def __init__(self, state: CoreState, home: Home, memory: MemoryRetries, lost_attempts: LostAttempts) -> None:
-        self._state = state
-        self._home = home
-        self._memory = memory
-        self._lost_attempts = lost_attempts
-
-    def concerns(self, task: HomeTask, exit_: Exit) -> bool:
-        """True if it is a task that is tried again at all when it has ended so."""
-        is_failure = exit_.exit_code != 0 and (task.terms.retries > 0 or bool(exit_.failed_device))
-        return is_failure or self._memory.concerns(task, exit_)
-
-    def again(self, task: HomeTask, exit_: Exit) -> str:
-        """Queue it again, durably, if its current attempt ended so and it may be tried again: → "". Else why this is its
-        result, in words (" " where there is nothing to say)."""
-        if exit_.exit_code and task.record.input_is_cut and self.concerns(task, exit_):
-            return CUT
-        if exit_.exit_code and _was_meant(task, exit_):
-            return MEANT if task.terms.retries else " "
-        if exit_.failed_device:
-            return self._lost_attempts.device_failed(task, exit_)
-        why = self._memory.again(task, exit_)
-        retries = task.terms.retries
-        if not why or not retries or not exit_.exit_code:
-            return why
-        failures = task.record.failures + 1
-        if failures > retries:
-            return f"it was tried {failures} times"
-        self._state.count(metrics.ATTEMPTS_RETRIED)
-        pause_s = failure_pause_s(self._state.config, failures)
-        record = task.record
-        self._home.mediator.task_kept_back(task)
-        self._home.requeue(
-            task,
-            f"attempt {record.attempt} on {record.node} failed ({how_it_ended(exit_)}); again in {pause_s:g} s,"
-            f" retry {failures} of {retries}",
-            rests_s=pause_s,
-            failures=failures,
-        )
-        return ""
+def _lacked_memory(task: HomeTask, exit_: Exit) -> bool:
+    """True if it ran out of GPU memory, and is a task that is tried again then."""
+    request = task.spec.request
+    is_repeatable = task.spec.guarantee is not Guarantee.ONCE and request.gpus > 0 and request.gpu_oom_retries > 0
+    return is_repeatable and exit_.out_of == OUT_OF_GPU_MEMORY
 
 
 def _was_meant(task: HomeTask, exit_: Exit) -> bool:
@@ -296,7 +284,10 @@ def _was_meant(task: HomeTask, exit_: Exit) -> bool:
     return attempt == task.record.attempt and (exit_.signal or exit_.exit_code - SIGNAL_BASE) in signals
 
 
-def failure_pause_s(config: CoreConfig, failures: int) -> float:
-    """How long a task rests that has failed so often."""
-    doublings = min(failures - 1, DOUBLINGS_MAX)
-    return min(config.failure_backoff_s * 2.0**doublings, config.failure_backoff_s_max)
+def _failure_pause_s(config: CoreConfig, failures: int) -> float:
+    return _backoff_s(config.failure_backoff_s, config.failure_backoff_s_max, failures)
+
+
+def _backoff_s(first_s: float, most_s: float, times: int) -> float:
+    """The pause after so many losses or failures: it doubles with each."""
+    return min(first_s * 2.0 ** min(times - 1, DOUBLINGS_MAX), most_s)

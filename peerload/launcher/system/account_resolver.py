@@ -1,8 +1,8 @@
 """The account resolver asks the account database of the machine for a launcher that runs as root. The launcher must
 never wait for that database: it may be at the other end of a network, and hang.
 
-A child without any rights asks each question, and is killed if it takes too long. What needs the answer waits
-(deferred_requests.py), while leases, exits and everything else go on. Used by such a launcher alone.
+A child without any rights asks each question, and is killed if it takes too long. What needs the answer waits in
+`DeferredRequests`, while leases, exits and everything else go on. Used by such a launcher alone.
 """
 
 from __future__ import annotations
@@ -14,15 +14,34 @@ import time
 import msgpack
 
 from peerload.launcher.process import SpawnRefused
+from peerload.launcher.protocol import (
+    REQUEST_FAILURES,
+    DirectoryCheck,
+    FileAppend,
+    FileCheck,
+    FilesJob,
+    LauncherProtocolError,
+    LeaseRequest,
+    ListenRequest,
+    ListRequest,
+    PingRequest,
+    SignalRequest,
+    SpawnRequest,
+    StopRequest,
+    UsageRequest,
+)
 from peerload.launcher.record_log import log_line
 from peerload.launcher.system.accounts import Entry, LauncherAccount, is_unassigned, look_up
 from peerload.launcher.system.settings_rules import UID_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-    from peerload.launcher.system.user_helpers import UserHelpers
+    from peerload.launcher.protocol import Request
+    from peerload.launcher.system.fork_server import UserHelpers
+
 
 ANSWER_S_MAX = 10.0
 """Timeout of a question; well within the time of a lease."""
@@ -214,3 +233,82 @@ def agent_ids(user: str) -> tuple[int, int]:
     except KeyError:
         raise ProcessLookupError(f"there is no user {user}, as whom the agent is to run") from None
     return entry.pw_uid, entry.pw_gid
+
+
+Key = tuple[str, str | int]
+"""An attempt, or a user request by its number."""
+WAITING_MAX = 4096
+"""Bound on deferred attempts and user requests; one more costs the agent its connection."""
+
+
+class _Waiting:
+    __slots__ = ("later", "question", "request")
+
+    def __init__(self, request: Request, question: Question) -> None:
+        self.request = request
+        self.question = question
+        self.later: dict[tuple[type, int], Request] = {}
+
+
+class DeferredRequests:
+    """Requests that wait for the account database. Each is carried out from its beginning once there is an answer; later
+    requests about the same attempt follow it. ``carry_out`` raises AccountPending before it has done anything.
+
+    An agent that asks for the list has started anew: it takes what is not in the list for never started, so deferred
+    requests are dropped then.
+    """
+
+    def __init__(self, carry_out: Callable[[Request], None]) -> None:
+        self._carry_out = carry_out
+        self._waiting: dict[Key, _Waiting] = {}
+
+    def __call__(self, request: Request) -> None:
+        """Carry it out, now or later. Raises what ``carry_out`` does."""
+        key = _key(request)
+        waiting = self._waiting.get(key) if key is not None else None
+        match request:
+            case ListRequest():
+                self._waiting.clear()
+                self._try(request)
+            case _ if waiting is None:
+                self._try(request)
+            case LeaseRequest(_, deadline_s, ts) if isinstance(waiting.request, SpawnRequest):
+                waiting.request = waiting.request.replace(deadline_s=deadline_s, ts=ts)
+            case SpawnRequest():  # it waits already
+                pass
+            case _:  # of each kind the newest, of signals each
+                which = type(request), request.signal if isinstance(request, SignalRequest) else 0
+                waiting.later.pop(which, None)
+                waiting.later[which] = request
+
+    def _try(self, request: Request) -> None:
+        try:
+            self._carry_out(request)
+        except AccountPending as wait:
+            key = _key(request)
+            if key is None or len(self._waiting) >= WAITING_MAX:
+                raise LauncherProtocolError("too many requests wait for the account database") from None
+            self._waiting[key] = _Waiting(request, wait.question)
+
+    def resume(self, answered: set[Question]) -> None:
+        """Carry out what has waited for these questions."""
+        if not answered:
+            return
+        for key in [key for key, waiting in self._waiting.items() if waiting.question in answered]:
+            waiting = self._waiting.pop(key)
+            for request in (waiting.request, *waiting.later.values()):
+                try:
+                    self(request)
+                except REQUEST_FAILURES as error:
+                    log_line(f"deferred request failed: key={key[1]} error={error}")
+
+
+def _key(request: Request) -> Key | None:
+    """Requests with the same key wait together; None for requests that never wait."""
+    match request:
+        case DirectoryCheck() | FileCheck() | FileAppend() | FilesJob():
+            return "user", request.id
+        case ListRequest() | PingRequest() | UsageRequest() | ListenRequest() | StopRequest():
+            return None
+        case _:
+            return "attempt", request.key

@@ -1,8 +1,8 @@
 """The account that a task runs as, where the launcher serves all users: a function of the node's own policy.
 
-Nobody but root writes that policy, and whatever it says, no task runs as uid 0 or as a system account. Accounts are
-looked up by name or by number; from then on only numbers count: a name made of digits is a name. Used by the launcher,
-and by the agent to predict the launcher's decision; the imports are few.
+`PolicyFiles` reads that policy from root's configuration files; those that others could have written are refused. Whatever it says, no
+task runs as uid 0 or as a system account. Accounts are looked up by name or by number; from then on only numbers count: a name made
+of digits is a name. Used by the launcher, and by the agent to predict the launcher's decision; the imports are few.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import stat
+import time
 
 from peerload.launcher.process import SpawnRefused
+from peerload.launcher.record_log import log_line
 from peerload.launcher.system.settings_rules import GUEST, SAME_NAME, SETTINGS, UID_MAX, USER_UID_MIN, objection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
+
 
 GUEST_UIDS = (61_184, 65_519)
 """The range that systemd reserves for transient users."""
@@ -267,3 +271,97 @@ def policy_of(settings: Mapping[str, Any]) -> UsersPolicy:
     """The policy in the settings of a configuration file; most of them are not the launcher's. Raises ValueError, which
     names the setting."""
     return UsersPolicy(**{name: value for name, value in settings.items() if name in SETTINGS})
+
+
+FILE = "/etc/peerload/peerload.toml"
+DIRECTORY = "/etc/peerload/conf.d"
+CHECK_EVERY_S = 1.0
+"""Interval at which changed files are looked for, with the next task."""
+BYTES_MAX = 1 << 20
+
+
+class PolicyError(Exception):
+    """A file is not root's own, or its content is invalid; names the file."""
+
+
+class PolicyFiles:
+    """The policy in ``file`` and all ``*.toml`` of ``directory``; later files override; all may be absent."""
+
+    def __init__(self, file: str = FILE, directory: str = DIRECTORY) -> None:
+        self._file = file
+        self._directory = directory
+        self._seen: Any = None
+        self._is_missing = False
+        self._checked_s = 0.0
+        self._policy = UsersPolicy()
+
+    def read(self) -> UsersPolicy:
+        """Read the policy. Raises PolicyError."""
+        self._seen = self._file_stats()
+        settings: dict[str, Any] = {}
+        for path, *_ in self._seen:
+            settings |= _settings(path)
+        try:
+            self._policy = policy_of(settings)
+        except (ValueError, TypeError) as error:
+            raise PolicyError(f"{self._file}: {error}") from None
+        self._checked_s = time.monotonic()
+        return self._policy
+
+    def current(self) -> UsersPolicy:
+        """The policy in force, read again if a file has changed. Invalid files change nothing, and are logged once."""
+        if time.monotonic() >= self._checked_s + CHECK_EVERY_S:
+            self._checked_s = time.monotonic()
+            found = self._file_stats()
+            is_missing = not {path for path, *_ in self._seen or ()} <= {path for path, *_ in found}
+            was_missing, self._is_missing = self._is_missing, is_missing
+            if (
+                is_missing and not was_missing
+            ):  # an editor may be about to put it back: its rules stay in force until then
+                return self._policy
+            if found != self._seen:
+                try:
+                    self.read()
+                    log_line("policy about users reloaded")
+                except PolicyError as error:
+                    log_line(f"policy about users not reloaded: error={error}")
+        return self._policy
+
+    def _file_stats(self) -> list[tuple[str, int, int, int]]:
+        """The files, each with what changes when it does."""
+        try:
+            names = sorted(name for name in os.listdir(self._directory) if name.endswith(".toml"))
+        except OSError:
+            names = []
+        found = []
+        for path in (self._file, *(f"{self._directory}/{name}" for name in names)):
+            try:
+                status = os.stat(path)
+            except OSError:
+                continue
+            found.append((path, status.st_ino, status.st_mtime_ns, status.st_size))
+        return found
+
+
+def check_root_owned(path: str) -> None:
+    """Raises PolicyError if anybody but root could write to this file or directory, or replace it."""
+    at = os.path.realpath(path)
+    while True:
+        status = os.stat(at)
+        is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        if status.st_uid != 0 or (status.st_mode & 0o022 and not is_sticky):
+            raise PolicyError(f"{path} is refused: others than root can write to {at}")
+        if at == "/":
+            return
+        at = os.path.dirname(at)
+
+
+def _settings(path: str) -> dict[str, Any]:
+    import tomllib  # noqa: PLC0415 -- it costs memory, and is needed once
+
+    try:
+        check_root_owned(path)
+        with open(path, "rb") as file:
+            return tomllib.loads(file.read(BYTES_MAX).decode())
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"{path}: {error}") from None

@@ -4,7 +4,8 @@ alone.
 The child opens the agent's files with the credentials of the agent's user, makes the sandbox of a guest, drops all
 privileges, verifies that, and only then touches anything of its user: the working directory, the program. It reports
 failures through one pipe that all children share. The launcher never waits for a child, since a user's directory may
-hang.
+hang. `UserHelpers` are children that do a small job as one user: they check directories and files, write output, and
+remove what a task has left.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import fnmatch
 import os
 import select
 import signal
+import socket
 import stat
+import sys
 import termios
+import time
 
 from peerload.launcher.process import (
     NEVER_STARTED,
     NOT_EXECUTABLE,
+    PATH_DEFAULT,
     REASON_CHARS_MAX,
     SHORTAGES,
     SIGNALS_DEFAULT,
@@ -30,7 +35,9 @@ from peerload.launcher.process import (
     raise_shortage,
     text,
 )
-from peerload.launcher.system import drop_privileges, sandbox
+from peerload.launcher.protocol import UserReply
+from peerload.launcher.record_log import log_line
+from peerload.launcher.system import sandbox, write_as_user
 from peerload.launcher.system.write_as_user import Unwritable
 
 TYPE_CHECKING = False
@@ -38,10 +45,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
-    from peerload.launcher.fs_credentials import AgentCredentials
-    from peerload.launcher.protocol import SpawnRequest
+    from peerload.launcher.process import AgentCredentials
+    from peerload.launcher.protocol import FileAppend, LauncherEvent, SpawnRequest
     from peerload.launcher.system.accounts import LauncherAccount, UsersPolicy
-    from peerload.launcher.system.syscalls import Syscalls
+    from peerload.launcher.system.sandbox import Syscalls
+
 
 FAILED_BEFORE = 126
 """Exit code of a child that failed before the command; its report says why."""
@@ -149,8 +157,8 @@ class ForkServer:
 
     def become(self, account: LauncherAccount) -> None:
         """Drop all privileges in a helper that acts for a user. Raises OSError, DropFailed."""
-        drop_privileges.limit(account, drop_privileges.HELPER_PROCESSES_MAX)
-        drop_privileges.drop(account, self.kernel)
+        sandbox.limit(account, sandbox.HELPER_PROCESSES_MAX)
+        sandbox.drop(account, self.kernel)
         self.kernel.die_with_parent()  # it may hang in a directory of its user's
         if os.getppid() != self._pid:
             os._exit(FAILED_BEFORE)
@@ -172,7 +180,7 @@ class ForkServer:
         os.umask(0)
         self._standard_files(order)
         os.umask(order.umask | (0o077 if account.is_guest else 0))
-        drop_privileges.limit(account, policy.task_processes_max)
+        sandbox.limit(account, policy.task_processes_max)
         if account.is_guest and not policy.guest_network:
             sandbox.isolate_network(kernel)
         if order.hidden is not None:
@@ -180,9 +188,9 @@ class ForkServer:
             sandbox.enter(kernel, policy.guest_bytes_max, order.hidden, has_devices=devices, staged=order.staged)
         kernel.close_on_exec(3)
         os.chdir("/")
-        drop_privileges.drop(account, kernel)
+        sandbox.drop(account, kernel)
         if order.makes_scratch:
-            os.mkdir(order.directory, 0o700)  # noqa: PTH102 -- pathlib costs the launcher a megabyte
+            os.mkdir(order.directory, 0o700)
         _enter(order.directory)
         program = find_program(order.argv[0], order.environment)
         if order.allowed is not None:
@@ -223,7 +231,7 @@ class ForkServer:
                 fd = os.open(path, _CAPTURE, 0o600)
         except OSError as error:
             raise_shortage(error)
-            folder = os.path.dirname(path)  # noqa: PTH120 -- pathlib costs the launcher a megabyte
+            folder = os.path.dirname(path)
             raise CannotStart(NOT_EXECUTABLE, f"its output cannot be written to {folder}: {error.strerror}") from None
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != self.access.uid or found.st_nlink != 1:
@@ -291,3 +299,217 @@ def _checked(program: bytes, allowed: tuple[str, ...]) -> bytes:
     if not any(fnmatch.fnmatchcase(path, pattern) for pattern in allowed):
         raise SpawnRefused(f"policy: tasks of other nodes may not run {path} here")
     return os.fsencode(path)
+
+
+AT_A_TIME_MAX = 64
+OF_A_USER_MAX = 8
+"""Helpers at a time for one user, or for all users of another node, so that hanging directories delay nobody else."""
+LOOK_S_MAX = 30.0
+"""Timeout of a check: the user's directory hangs, or the user has stopped the helper."""
+SECONDS_MAX = 300.0
+"""Timeout of what writes or removes files; it is killed then."""
+FILES_S_MAX = 21_600.0
+"""Timeout of a job with the files of a task; the agent ends it sooner when nothing moves."""
+KILL_AGAIN_S = 60.0
+"""Pause before it is killed again, if it hangs where nothing can be killed."""
+FILES_MAX = 4
+PARTS_MAX = 1024
+_NOT_THERE = "there is no such directory here, or it may not be entered"
+
+
+class HelperRequest:
+    """The origin of a job. number: the agent's, 0 = the launcher's own job. quota_key: a user of this node, or another
+    node; never a guest's uid, which is new each time."""
+
+    __slots__ = ("number", "quota_key")
+
+    def __init__(self, number: int, quota_key: str) -> None:
+        self.number = number
+        self.quota_key = quota_key
+
+
+OWN = HelperRequest(0, "")
+
+
+class UserHelper:
+    """A running helper. until_s: when it is killed, after ``seconds_max``."""
+
+    __slots__ = ("done", "is_overdue", "origin", "pid", "seconds_max", "uid", "until_s")
+
+    def __init__(self, origin: HelperRequest, pid: int, uid: int, done: Callable[[], None], seconds_max: float) -> None:
+        self.origin = origin
+        self.pid = pid
+        self.uid = uid
+        self.done = done
+        self.is_overdue = False
+        self.seconds_max = seconds_max
+        self.until_s = time.monotonic() + seconds_max
+
+
+class UserHelpers:
+    """Starts helpers. ``events`` collects what the agent is told; ``pids``: of the helpers."""
+
+    def __init__(
+        self, epoll: select.epoll, events: list[LauncherEvent], fork_server: ForkServer, pids: set[int]
+    ) -> None:
+        self._epoll = epoll
+        self._events = events
+        self._fork_server = fork_server
+        self._by_pidfd: dict[int, UserHelper] = {}
+        self.pids = pids
+
+    def check_directory(
+        self,
+        origin: HelperRequest,
+        account: LauncherAccount,
+        directory: bytes,
+        hidden: tuple[str, ...] | None,
+        done: Callable[[], None],
+    ) -> None:
+        """Check that the account may enter this directory, in the sandbox of its tasks."""
+
+        def work() -> None:
+            if hidden is not None:
+                sandbox.enter(self._fork_server.kernel, 1 << 20, hidden, has_devices=False)
+            self._fork_server.become(account)
+            try:
+                os.chdir(directory)
+            except (OSError, ValueError):
+                raise SpawnRefused(_NOT_THERE) from None
+
+        self._begin(origin, account, work, done, LOOK_S_MAX)
+
+    def check_files(self, origin: HelperRequest, account: LauncherAccount, patterns: list[bytes]) -> None:
+        """Check that the account can write files of these names."""
+
+        def work() -> None:
+            self._fork_server.become(account)
+            for pattern in patterns[:FILES_MAX]:
+                write_as_user.check(pattern)
+
+        self._begin(origin, account, work, seconds_max=LOOK_S_MAX)
+
+    def append(self, origin: HelperRequest, account: LauncherAccount, request: FileAppend) -> None:
+        """Write parts of captured output into a file of the account."""
+        parts, umask = request.parts[:PARTS_MAX], request.umask & 0o777
+
+        def work() -> None:
+            with self._fork_server.access:
+                sources = {name: write_as_user.source(name) for name, _, _ in parts}
+            self._fork_server.become(account)
+            segments = [(sources[name], first, end) for name, first, end in parts if sources[name] >= 0]
+            write_as_user.append(request.path, segments, umask, request.at, ends=request.ends)
+
+        self._begin(origin, account, work)
+
+    def work_with_files(
+        self, origin: HelperRequest, account: LauncherAccount, path: str, directory: bytes, done: Callable[[], None]
+    ) -> None:
+        """Run `peerload.files.as_user` as the account in this directory; its standard input is the agent's socket ``path``."""
+
+        def work() -> None:
+            with socket.socket(socket.AF_UNIX) as agent, self._fork_server.access:
+                above = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
+                agent.connect(f"/proc/self/fd/{above}/{os.path.basename(path)}")
+                os.dup2(agent.fileno(), 0)
+            null = os.open("/dev/null", os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            self._fork_server.become(account)
+            self._fork_server.kernel.close_on_exec(3)
+            try:
+                os.chdir(directory)
+            except (OSError, ValueError):
+                raise SpawnRefused(_NOT_THERE) from None
+            variables = {"PATH": PATH_DEFAULT.decode(), "LANG": "C.UTF-8"}
+            os.execve(sys.executable, [sys.executable, "-I", "-m", "peerload.files.as_user"], variables)  # noqa: S606
+
+        self._begin(origin, account, work, done, FILES_S_MAX)
+
+    def empty(self, path: str, account: LauncherAccount, done: Callable[[], None]) -> None:
+        """Empty a directory of the account; its parent is root's."""
+
+        def work() -> None:
+            self._fork_server.become(account)
+            write_as_user.empty(path)
+
+        self._begin(OWN, account, work, done)
+
+    def run(
+        self,
+        account: LauncherAccount,
+        work: Callable[[], None],
+        done: Callable[[], None],
+        seconds_max: float,
+        keeps: Sequence[int] = (),
+    ) -> None:
+        """Do work as the account that may hang, such as a question to the account database. done: called when it has
+        ended or was killed. keeps: descriptors that it needs."""
+
+        def as_account() -> None:
+            self._fork_server.become(account)
+            work()
+
+        self._begin(OWN, account, as_account, done, seconds_max, keeps)
+
+    def reply(self, number: int, why: str) -> None:
+        """Answer a request of the agent: why it was not done, "" if it was."""
+        if number:
+            self._events.append(UserReply(number, why))
+
+    def _begin(
+        self,
+        origin: HelperRequest,
+        account: LauncherAccount,
+        work: Callable[[], None],
+        done: Callable[[], None] = lambda: None,
+        seconds_max: float = SECONDS_MAX,
+        keeps: Sequence[int] = (),
+    ) -> None:
+        number = origin.number
+        of_user = sum(helper.origin.quota_key == origin.quota_key for helper in self._by_pidfd.values())
+        if number and (len(self._by_pidfd) >= AT_A_TIME_MAX or of_user >= OF_A_USER_MAX):
+            self.reply(number, "busy: too many requests of this user are under way")
+            done()
+            return
+        try:
+            pid = self._fork_server.fork(work, keeps=keeps)
+        except OSError as error:
+            self.reply(number, f"busy: no process can be made: {error.strerror}")
+            done()
+            return
+        pidfd = os.pidfd_open(pid)
+        self._epoll.register(pidfd, select.EPOLLIN)
+        self._by_pidfd[pidfd] = UserHelper(origin, pid, account.uid, done, seconds_max)
+        self.pids.add(pid)
+
+    def ready(self, masks: dict[int, int]) -> None:
+        """Handle helpers that have ended, as epoll reported."""
+        for pidfd in [fd for fd in masks if fd in self._by_pidfd]:
+            helper = self._by_pidfd.pop(pidfd)
+            self._epoll.unregister(pidfd)
+            os.close(pidfd)
+            _, status = os.waitpid(helper.pid, 0)
+            self.pids.discard(helper.pid)
+            failure = self._fork_server.reports.failure_of(helper.pid)
+            why = failure[1] if failure is not None else "" if not status else f"it was ended ({status})"
+            if helper.is_overdue and status:
+                why = f"it was not done within {helper.seconds_max:g} s"
+            if helper.origin.number:
+                self.reply(helper.origin.number, why)
+            elif why:
+                log_line(f"user helper failed: uid={helper.uid} error={why}")
+            helper.done()
+
+    def kill_overdue(self) -> None:
+        """Kill helpers that take too long; they are answered when their process is gone."""
+        now_s = time.monotonic()
+        for helper in self._by_pidfd.values():
+            if now_s >= helper.until_s:
+                helper.until_s = now_s + KILL_AGAIN_S
+                helper.is_overdue = True
+                os.kill(helper.pid, signal.SIGKILL)
+
+    def due_s(self) -> float | None:
+        """When `kill_overdue` has to be called, by the monotonic clock; None: no helper runs."""
+        return min((helper.until_s for helper in self._by_pidfd.values()), default=None)

@@ -13,21 +13,41 @@ import struct
 import sys
 
 from peerload.launcher.cgroup_limits import CgroupLimits
-from peerload.launcher.fs_credentials import AgentCredentials
 from peerload.launcher.powercap import PLACE, Powercap
-from peerload.launcher.process import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, SpawnRefused, raise_shortage
+from peerload.launcher.process import (
+    NOT_EXECUTABLE,
+    PATH_DEFAULT,
+    AgentCredentials,
+    CannotStart,
+    SpawnRefused,
+    raise_shortage,
+)
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck, FilesJob, LauncherProtocolError
 from peerload.launcher.record_log import log_line
 from peerload.launcher.server import ignore_signals, locked_launcher
 from peerload.launcher.system import sandbox
-from peerload.launcher.system.account_resolver import AccountResolver, AccountUnanswered, agent_ids
-from peerload.launcher.system.accounts import Entry, GuestIds, LauncherAccount, account_named, check_uid
-from peerload.launcher.system.deferred_requests import DeferredRequests
-from peerload.launcher.system.fork_server import DESCRIPTORS_MAX, ChildReports, ForkServer, SpawnOrder
-from peerload.launcher.system.seccomp import guest_filter
-from peerload.launcher.system.syscalls import MS_NODEV, MS_NOSUID, Syscalls
-from peerload.launcher.system.user_helpers import HelperRequest, UserHelpers
-from peerload.launcher.system.user_policy import DIRECTORY, FILE, PolicyError, PolicyFiles, check_root_owned
+from peerload.launcher.system.account_resolver import AccountResolver, AccountUnanswered, DeferredRequests, agent_ids
+from peerload.launcher.system.accounts import (
+    DIRECTORY,
+    FILE,
+    Entry,
+    GuestIds,
+    LauncherAccount,
+    PolicyError,
+    PolicyFiles,
+    account_named,
+    check_root_owned,
+    check_uid,
+)
+from peerload.launcher.system.fork_server import (
+    DESCRIPTORS_MAX,
+    ChildReports,
+    ForkServer,
+    HelperRequest,
+    SpawnOrder,
+    UserHelpers,
+)
+from peerload.launcher.system.sandbox import MS_NODEV, MS_NOSUID, Syscalls, guest_filter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -140,16 +160,16 @@ class MultiUserService:
 
     def _make_scratch_place(self, kept: Collection[str]) -> None:
         self.scratch = f"{self._directory}/{SCRATCH_NAME}"
-        os.makedirs(self.scratch, mode=0o711, exist_ok=True)  # noqa: PTH103 -- pathlib costs the launcher a megabyte
-        os.chmod(self.scratch, 0o711)  # noqa: PTH101, S103 -- as above; users pass through to what is theirs
+        os.makedirs(self.scratch, mode=0o711, exist_ok=True)
+        os.chmod(self.scratch, 0o711)  # noqa: S103 -- as above; users pass through to what is theirs
         self._remove_leftovers(kept)
-        os.chmod(self._directory, 0o711)  # noqa: PTH101, S103 -- as above
+        os.chmod(self._directory, 0o711)  # noqa: S103 -- as above
 
     def _remove_leftovers(self, kept: Collection[str]) -> None:
         """Remove what tasks of a killed launcher have left, each directory as its owner, but for those that ended before and
         whose outputs the agent may not have yet."""
         least, most = self._policies.current().guest_uids
-        for name in os.listdir(self.scratch):  # noqa: PTH208 -- as above
+        for name in os.listdir(self.scratch):
             path = f"{self.scratch}/{name}"
             status = os.lstat(path)
             uid, gid = status.st_uid, status.st_gid
@@ -309,7 +329,7 @@ class MultiUserService:
         if account.is_guest:
             order.seccomp = self._seccomp
             if self._has_sandbox:
-                order.hidden = (*self._hidden_paths, os.path.dirname(os.path.dirname(request.stdout)))  # noqa: PTH120 -- as above
+                order.hidden = (*self._hidden_paths, os.path.dirname(os.path.dirname(request.stdout)))
         home = account.home
         if order.directory == SCRATCH:
             if order.hidden is not None:
@@ -338,7 +358,7 @@ class MultiUserService:
         """Make a fresh directory for the user, inside one of root's."""
         path = f"{self.scratch}/{key}"
         try:
-            os.mkdir(path, 0o700)  # noqa: PTH102 -- as above
+            os.mkdir(path, 0o700)
         except FileExistsError:
             if key not in self._scratches:  # an earlier attempt's, which could not be removed
                 raise CannotStart(NOT_EXECUTABLE, "its scratch directory cannot be made: one is there") from None
@@ -380,7 +400,7 @@ class MultiUserService:
     def _scratch_emptied(self, key: str, path: str) -> None:
         try:
             self._kernel.unmount(path)
-            os.rmdir(path)  # noqa: PTH106 -- as above
+            os.rmdir(path)
         except OSError as error:
             log_line(
                 f"cannot remove a scratch directory: path={path} error={error.strerror}"
@@ -432,9 +452,9 @@ def prepared(directory: str, sockets: str, user: str, files: PolicyFiles, powerc
     PolicyError if somebody else could write there, ProcessLookupError if there is no such user, OSError."""
     ids = agent_ids(user)
     for path, mode in ((directory, 0o711), (sockets, 0o755)):
-        os.makedirs(path, mode=mode, exist_ok=True)  # noqa: PTH103 -- as above
+        os.makedirs(path, mode=mode, exist_ok=True)
         check_root_owned(path)
-        os.chmod(path, mode)  # noqa: PTH101 -- as above
+        os.chmod(path, mode)
     return MultiUserService(directory, sockets, ids, files, powercap)
 
 
@@ -447,14 +467,14 @@ def main() -> None:
     if os.getuid() != 0 or os.geteuid() != 0:
         sys.exit("the launcher of all users runs as root")
     given = {**FLAGS, **flags}
-    directory = os.path.abspath(given["--directory"])  # noqa: PTH100 -- as above
+    directory = os.path.abspath(given["--directory"])
     files = PolicyFiles(given["--config"], given["--config-directory"])
     os.umask(0o022)
     os.setgroups(())
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, DESCRIPTORS_MAX), hard))
     try:
-        sockets = os.path.abspath(given["--sockets"])  # noqa: PTH100 -- as above
+        sockets = os.path.abspath(given["--sockets"])
         system = prepared(directory, sockets, given["--agent-user"], files, given["--powercap"])
     except (PolicyError, OSError) as error:
         sys.exit(f"the launcher does not start: {error}")

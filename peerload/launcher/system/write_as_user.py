@@ -1,5 +1,5 @@
 """Writing output to a file of a user: by a child of a launcher that runs as root, after it has become the user, and by
-the agent of one user (output_files.py, which follows links to files first; here they are not followed).
+the agent of one user (agent/accounts.py, which follows links to files first; here they are not followed).
 
 The user opens the directory once; everything else happens beneath it, by names without a slash.
 """
@@ -146,7 +146,7 @@ def empty(path: bytes | str) -> None:
     top = _directory(path)
     try:
         number = 0
-        while names := os.listdir(top):  # noqa: PTH208 -- pathlib costs the launcher a megabyte
+        while names := os.listdir(top):
             for name in names:
                 number = _removed(top, name, number)
     finally:
@@ -162,7 +162,7 @@ def _removed(top: int, name: str, number: int) -> int:
     else:
         return number
     try:
-        for below in os.listdir(within):  # noqa: PTH208 -- as above
+        for below in os.listdir(within):
             try:
                 os.unlink(below, dir_fd=within)
             except (IsADirectoryError, PermissionError):

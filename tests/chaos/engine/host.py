@@ -15,7 +15,7 @@ import msgspec
 
 from peerload.core.node import Node
 from peerload.model import actions, events, timers
-from peerload.model.instant import Instant
+from peerload.model.events import Instant
 from peerload.model.messages import Commit, Identity, NotStarted, Offer, Result, Return
 from peerload.model.task import Exit, execution_key
 from tests.chaos.engine.launcher import SimLauncher, SimProcess

@@ -25,14 +25,12 @@ from peerload.model.actions import (
     PutTask,
 )
 from peerload.model.events import AgentStarted, MembersRow, TaskFound, TaskRow
-from peerload.model.submit_options import failed_words
-from peerload.model.task import TaskRecord, TaskState, execution_key, member_of, member_record
+from peerload.model.task import TaskRecord, TaskState, execution_key, failed_words, member_of, member_record
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row
     from peerload.model.events import Running, Submission
-    from peerload.model.submit_options import GroupSettings, TaskOutcome
-    from peerload.model.task import ExecutionRecord, Exit, FenceKind
+    from peerload.model.task import ExecutionRecord, Exit, FenceKind, GroupSettings, TaskOutcome
 
 
 class SimStore:

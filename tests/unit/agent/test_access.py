@@ -11,16 +11,14 @@ from typing import Any, cast, get_args
 import msgspec
 import pytest
 
-from peerload.agent.accounts.accounts import Account, Accounts
-from peerload.agent.control import local_socket
-from peerload.agent.control.authorization import NOBODY, RIGHTS, Authorization, Right, display_user
-from peerload.agent.control.quotas import Quotas
-from peerload.agent.node_info import AgentInfo
+from peerload.agent.accounts import Account, Accounts
+from peerload.agent.control import connection
+from peerload.agent.control.authorization import NOBODY, RIGHTS, Authorization, Quotas, Right, display_user
+from peerload.agent.runtime import AgentInfo
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, PeerloadError, SlowDown
 from peerload.model.messages import Forward
-from peerload.model.submit_options import NO_TERMS, SubmitOptions, owner_key
-from peerload.model.task import TaskSpec
+from peerload.model.task import NO_TERMS, SubmitOptions, TaskSpec, owner_key
 from peerload.wire import control
 from tests.each import each
 
@@ -313,12 +311,12 @@ def test_nobody_owns_nothing() -> None:
 
 
 def listened(path: Path, **settings: Any) -> None:
-    local_socket.listen(AgentConfig(node="n", state="s", socket=str(path), **settings)).close()
+    connection.listen(AgentConfig(node="n", state="s", socket=str(path), **settings)).close()
 
 
 @pytest.mark.rule("L1")
 def test_where_the_socket_of_a_system_agent_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_socket, "group_number", lambda _name: os.getgid())
+    monkeypatch.setattr(connection, "group_number", lambda _name: os.getgid())
     good = tmp_path / "run"
     listened(good / "sock", mode="system")
     assert (good.stat().st_mode & 0o777, (good / "sock").stat().st_mode & 0o777) == (0o755, 0o660)
@@ -330,7 +328,7 @@ def test_where_the_socket_of_a_system_agent_may_be(tmp_path: Path, monkeypatch: 
     for directory in ("link", "open", "file"):
         with pytest.raises(ConfigError):
             listened(tmp_path / directory / "sock", mode="system")
-    monkeypatch.setattr(local_socket, "group_number", lambda _name: None)
+    monkeypatch.setattr(connection, "group_number", lambda _name: None)
     with pytest.raises(ConfigError):
         listened(good / "sock", mode="system")
     listened(tmp_path / "own" / "sock")
@@ -342,7 +340,7 @@ def test_a_reload_changes_how_many_clients_there_may_be(made: Any) -> None:
     config = AgentConfig(node="n1", state="/s", socket="/k", clients_max=1)
     info = AgentInfo(config, cast("Any", None))
     quotas, server, launcher = Quotas(config, access._store, access._security), cast("Any", None), cast("Any", None)
-    clients = local_socket.LocalSocket(info, server, access, quotas, access._security, launcher)
+    clients = connection.LocalSocket(info, server, access, quotas, access._security, launcher)
 
     class Client:
         uid, caller = os.getuid(), NOBODY

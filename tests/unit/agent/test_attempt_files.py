@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.accounts.as_user import TaskUser
+from peerload.agent.accounts import TaskUser
 from peerload.agent.files import attempts
 from peerload.agent.files.attempts import AttemptFiles, AttemptNote
 from peerload.agent.files.transfer import Fetch
@@ -23,8 +23,7 @@ from peerload.model.actions import KeepOutput, StageFiles
 from peerload.model.errors import PeerloadError
 from peerload.model.events import OutputComing
 from peerload.model.messages import Blocks, BlocksEnd, BlocksRequest
-from peerload.model.submit_options import SubmitOptions
-from peerload.model.task import SCRATCH, Exit, Staged, TaskFiles, TaskSpec
+from peerload.model.task import SCRATCH, Exit, Staged, SubmitOptions, TaskFiles, TaskSpec
 from tests.support import PATIENCE_S
 
 UID = bytes(16)

@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from peerload.agent import event_loop
+from peerload.agent import runtime
 from peerload.agent.control.connection import LocalConnection
-from peerload.agent.event_loop import CHECK_EVERY_S, CHECKS_MAX, PROGRESS_BYTES_MIN, ReadTimeout
 from peerload.agent.joining import JoinServer
 from peerload.agent.peers import connection
 from peerload.agent.peers import links as peer_listen
 from peerload.agent.peers.connection import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, PeerBackpressure, PeerConnection
 from peerload.agent.peers.links import Listener
+from peerload.agent.runtime import CHECK_EVERY_S, CHECKS_MAX, PROGRESS_BYTES_MIN, ReadTimeout
 from peerload.model import metrics
 from tests.each import each
 from tests.fuzz.more_targets import Deaf, feed
@@ -130,13 +130,13 @@ class _Links:
 @pytest.mark.rule("P1")
 @each("door", ["link", "client"])
 def test_a_connection_with_a_frame_that_does_not_go_on_is_closed(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_loop, "CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(runtime, "CHECK_EVERY_S", 0.01)
 
     async def story() -> None:
         links, transport = _Links(), Deaf()
         connection: Any
         if door == "link":
-            connection = PeerConnection(cast("Any", links), cast("Any", None), dialled=False)
+            connection = PeerConnection(cast("Any", links), cast("Any", None), cast("Any", None), dialled=False)
         else:
             connection = LocalConnection(cast("Any", links), cast("Any", links))
         connection._transport = transport
@@ -182,7 +182,7 @@ class _Counting(_Links):
 
 def held_back(owner: _Counting) -> tuple[PeerConnection, _Transport]:
     transport = _Transport()
-    connection = PeerConnection(cast("Any", owner), cast("Any", None), dialled=False)
+    connection = PeerConnection(cast("Any", owner), cast("Any", None), cast("Any", None), dialled=False)
     connection._transport = transport
     return connection, transport
 

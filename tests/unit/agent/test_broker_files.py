@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.model.errors import BadRequest
-from peerload.security import certificates, mosquitto_config
+from peerload.security import broker, certificates
 from peerload.security.tls import node_of
 from tests.each import each
 from tests.support import PATIENCE_S, cluster_of, credentials_of
@@ -25,15 +25,15 @@ NOW = datetime.now(UTC)
 
 
 def made(place: Path, *hosts: str) -> Path:
-    mosquitto_config.make(cluster_of(), place, hosts or ("broker.lab", "192.0.2.7"), NOW)
+    broker.make_mosquitto_files(cluster_of(), place, hosts or ("broker.lab", "192.0.2.7"), NOW)
     return place
 
 
 @pytest.mark.rule("M1")
 def test_what_lies_in_deploy_is_what_is_made() -> None:
-    assert (ROOT / "deploy" / "mosquitto-tls.conf").read_text(encoding="utf-8") == mosquitto_config.CONFIGURATION
-    assert (ROOT / "deploy" / "mosquitto.acl").read_text(encoding="utf-8") == mosquitto_config.ACL
-    rights = [line.split() for line in mosquitto_config.ACL.splitlines() if line and not line.startswith("#")]
+    assert (ROOT / "deploy" / "mosquitto-tls.conf").read_text(encoding="utf-8") == broker.MOSQUITTO_CONFIGURATION
+    assert (ROOT / "deploy" / "mosquitto.acl").read_text(encoding="utf-8") == broker.MOSQUITTO_ACL
+    rights = [line.split() for line in broker.MOSQUITTO_ACL.splitlines() if line and not line.startswith("#")]
     assert [words[2] for words in rights if words[1] != "read"] == ["peerload/+/+/%u/#"], "one thing may be written"
 
 
@@ -130,5 +130,5 @@ class _Shown:
 
 
 def test_how_long_it_lasts(tmp_path: Path) -> None:
-    until = mosquitto_config.make(cluster_of(), tmp_path / "broker", ["b"], NOW)
+    until = broker.make_mosquitto_files(cluster_of(), tmp_path / "broker", ["b"], NOW)
     assert abs(until - NOW - timedelta(days=730)) < timedelta(minutes=1)

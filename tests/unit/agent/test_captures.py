@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.launcher.fs_credentials import OwnCredentials
-from peerload.launcher.process import Capture, HolePuncher
+from peerload.launcher.process import Capture, HolePuncher, OwnCredentials
 from tests.each import each
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from peerload.model.task import execution_key
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from peerload.agent.store.pruning import MaintenanceRow
+    from peerload.agent.store.maintenance import MaintenanceRow
 
 ASKED = {"tasks": [], "older_s": 0.0, "keep": 0, "states": [], "outputs_only": False, "dry_run": False}
 

@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import tempfile
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -63,7 +63,7 @@ def ask(serve: Callable[[LocalConnection, int], object], ask_: Callable[[AgentCo
 
     async def story() -> Any:
         loop = asyncio.get_running_loop()
-        listener = await loop.create_unix_server(lambda: LocalConnection(server, server), f"{directory}/s")
+        listener = await loop.create_unix_server(lambda: LocalConnection(server, cast("Any", server)), f"{directory}/s")
         try:
             return await asyncio.to_thread(client)
         finally:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.accounts import as_user
-from peerload.agent.accounts.as_user import (
+from peerload.agent import accounts
+from peerload.agent.accounts import (
     ANSWERS_KEPT_MAX,
     KEPT_MAX,
     LOOKS_MAX,
@@ -20,7 +20,7 @@ from peerload.agent.accounts.as_user import (
     DirectoryQueries,
     FileSystemStalled,
 )
-from peerload.agent.event_loop import STEP_S
+from peerload.agent.runtime import STEP_S
 from peerload.model.errors import SlowDown, SnapshotWanted
 from peerload.model.messages import DirectoryRequest, DirectoryTold, Message
 from peerload.model.task import SCRATCH, TaskSpec
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, what is there is found in time, and was seen lately."""
-    monkeypatch.setattr(as_user, "CHECK_S_MAX", PATIENCE_S)
-    monkeypatch.setattr(as_user, "SEEN_S", PATIENCE_S)
+    monkeypatch.setattr(accounts, "CHECK_S_MAX", PATIENCE_S)
+    monkeypatch.setattr(accounts, "SEEN_S", PATIENCE_S)
 
 
 @each(
@@ -81,7 +81,7 @@ def fixture_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     for thread in looks():  # of the test before, which have told already
         thread.join(PATIENCE_S)
     back = threading.Event()
-    monkeypatch.setattr(as_user, "_may_enter", lambda _: back.wait(2 * PATIENCE_S))
+    monkeypatch.setattr(accounts, "_may_enter", lambda _: back.wait(2 * PATIENCE_S))
     yield back
     back.set()
     for thread in looks():
@@ -110,7 +110,7 @@ def test_a_burst_for_one_slow_directory_shares_one_look(back: threading.Event) -
 def test_a_loop_that_stood_still_holds_that_against_no_directory(
     back: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(as_user, "CHECK_S_MAX", 2 * STEP_S)
+    monkeypatch.setattr(accounts, "CHECK_S_MAX", 2 * STEP_S)
 
     async def story() -> None:
         seen = DirectoryCache()
@@ -126,7 +126,7 @@ def test_a_loop_that_stood_still_holds_that_against_no_directory(
 def test_a_dead_mount_is_told_apart_from_a_missing_directory_and_stops_nobody(
     back: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(as_user, "CHECK_S_MAX", 0.05)
+    monkeypatch.setattr(accounts, "CHECK_S_MAX", 0.05)
 
     late: list[bytes] = []
 
@@ -142,7 +142,7 @@ def test_a_dead_mount_is_told_apart_from_a_missing_directory_and_stops_nobody(
         assert await seen.look(SCRATCH)
         assert len(looks()) == LOOKS_MAX
         assert await asyncio.to_thread(lambda: "other work") == "other work"
-        monkeypatch.setattr(as_user, "CHECK_S_MAX", PATIENCE_S)
+        monkeypatch.setattr(accounts, "CHECK_S_MAX", PATIENCE_S)
         back.set()
         for thread in looks():  # who has ended has told before
             await asyncio.to_thread(thread.join, PATIENCE_S)
@@ -177,8 +177,8 @@ class Asked:
 
 
 def test_nodes_are_asked_once_while_their_answers_are_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(as_user, "ANSWER_S_MAX", PATIENCE_S)
-    monkeypatch.setattr(as_user, "MISSING_S", 0.0)
+    monkeypatch.setattr(accounts, "ANSWER_S_MAX", PATIENCE_S)
+    monkeypatch.setattr(accounts, "MISSING_S", 0.0)
 
     async def story() -> None:
         others = Asked(y="", z="directory")
@@ -191,13 +191,13 @@ def test_nodes_are_asked_once_while_their_answers_are_fresh(monkeypatch: pytest.
 
 
 def test_a_silent_node_holds_up_one_submission_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(as_user, "MISSING_S", PATIENCE_S)
+    monkeypatch.setattr(accounts, "MISSING_S", PATIENCE_S)
 
     async def story() -> None:
         others = Asked(y="")
-        monkeypatch.setattr(as_user, "ANSWER_S_MAX", 0.01)
+        monkeypatch.setattr(accounts, "ANSWER_S_MAX", 0.01)
         assert await others.about(b"/data") == ["y", "z"]
-        monkeypatch.setattr(as_user, "ANSWER_S_MAX", PATIENCE_S)
+        monkeypatch.setattr(accounts, "ANSWER_S_MAX", PATIENCE_S)
         async with asyncio.timeout(PATIENCE_S / 2):
             assert await others.about(b"/data") == []
         assert others.nodes.answer_received("z", DirectoryTold(b"/data")), "a late answer counts"

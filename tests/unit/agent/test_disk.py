@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from peerload.agent.runtime import RunState
 from peerload.agent.store import disk_space
 from peerload.agent.store.disk_space import ADMIT_BYTES, SLICE_BYTES, DiskReserve, DiskSpace
 from peerload.model.errors import DiskFull
@@ -30,11 +31,8 @@ class Small(DiskSpace):
     def changed(self, state: str, _reason: str) -> None:
         self.told.append(state)
 
-    def lost(self, why: str) -> None:
-        raise AssertionError(why)
-
     def look_again(self) -> None:
-        self.look(self)
+        self.look(self.changed)
 
     def free_bytes(self) -> int:
         return max(self.without_reserve - self.reserve.size_bytes, 0)
@@ -108,7 +106,7 @@ def test_others_have_their_turn_while_the_reserve_is_filled(tmp_path: Path, monk
 
     async def watched() -> None:
         small = Small(tmp_path, 100)
-        watch = asyncio.create_task(small.watch(small))
+        watch = asyncio.create_task(small.watch(small.changed, RunState()))
         async with asyncio.timeout(PATIENCE_S):
             while not began.is_set():  # noqa: ASYNC110 -- it is for the loop to run meanwhile
                 await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.accounts.as_user import TaskUser
+from peerload.agent.accounts import TaskUser
 from peerload.agent.files import environments
 from peerload.agent.files.environments import BuildFailed, Environments
 from peerload.agent.output.spool import Spool

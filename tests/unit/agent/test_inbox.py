@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import uvloop
 
-from peerload.agent.inbox import TURN_EVENTS_MAX, Inbox
+from peerload.agent.runtime import TURN_EVENTS_MAX, Inbox
 from peerload.model import timers
 from peerload.model.events import Event, LoadSampled, MessageReceived, TimerExpired
-from peerload.model.load import LoadReport
 from peerload.model.messages import GiveReply
+from peerload.model.resources import LoadReport
 from tests.each import each
 from tests.support import PATIENCE_S
 
@@ -44,12 +44,24 @@ class Turns:
         return [event for turn in self.turns for event in turn]
 
 
+async def consumed(inbox: Inbox, take: Callable[[list[Event]], None]) -> asyncio.Task[None]:
+    """Have a consumer take the events of an inbox, and wait until it does."""
+
+    async def run() -> None:
+        while True:
+            take(await inbox.turn())
+
+    task = asyncio.get_running_loop().create_task(run())
+    await asyncio.sleep(0)
+    return task
+
+
 @each("loop_factory", LOOPS)
 def test_order_and_bounded_turns(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def story() -> None:
         turns = Turns()
-        inbox = Inbox(asyncio.get_running_loop(), 10_000)
-        inbox.start(turns.take)
+        inbox = Inbox(10_000)
+        consumer = await consumed(inbox, turns.take)
         sent = [timer(number) for number in range(1000)]
         between: list[int] = []
         for event in sent:
@@ -60,6 +72,7 @@ def test_order_and_bounded_turns(loop_factory: Callable[[], asyncio.AbstractEven
         assert turns.events == sent
         assert max(map(len, turns.turns)) == TURN_EVENTS_MAX
         assert between == [TURN_EVENTS_MAX], "others get their turn between two"
+        consumer.cancel()
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(story())
@@ -74,11 +87,12 @@ def test_what_is_put_while_a_turn_is_taken_comes_in_the_next() -> None:
             if len(turns.turns) < 4:
                 inbox.put(timer(len(turns.turns)))
 
-        inbox = Inbox(asyncio.get_running_loop(), 10)
-        inbox.start(take)
+        inbox = Inbox(10)
+        consumer = await consumed(inbox, take)
         inbox.put(timer(0))
         await turns.until(4)
         assert turns.turns == [[timer(number)] for number in range(4)]
+        consumer.cancel()
 
     asyncio.run(story())
 
@@ -86,8 +100,8 @@ def test_what_is_put_while_a_turn_is_taken_comes_in_the_next() -> None:
 def test_a_full_inbox_drops_advice_and_samples_alone() -> None:
     async def story() -> None:
         turns = Turns()
-        inbox = Inbox(asyncio.get_running_loop(), 2)
-        inbox.start(turns.take)
+        inbox = Inbox(2)
+        consumer = await consumed(inbox, turns.take)
         advice = MessageReceived("n2", GiveReply(1, LoadReport()))
         for event in (advice, LoadSampled(1.0, 1.0, 1), advice, LoadSampled(2.0, 2.0, 2), timer(1), timer(2)):
             inbox.put(event)
@@ -96,6 +110,7 @@ def test_a_full_inbox_drops_advice_and_samples_alone() -> None:
         assert turns.events == [advice, LoadSampled(1.0, 1.0, 1), timer(1), timer(2)]
         inbox.put(advice)
         assert (inbox.dropped, len(inbox)) == (2, 1)
+        consumer.cancel()
 
     asyncio.run(story())
 
@@ -103,12 +118,13 @@ def test_a_full_inbox_drops_advice_and_samples_alone() -> None:
 def test_what_comes_before_the_start_is_handed_over_first() -> None:
     async def story() -> None:
         turns = Turns()
-        inbox = Inbox(asyncio.get_running_loop(), 10)
+        inbox = Inbox(10)
         inbox.put(timer(1))
         await asyncio.sleep(0)
-        inbox.start(turns.take)
+        consumer = await consumed(inbox, turns.take)
         inbox.put(timer(2))
         await turns.until(2)
         assert turns.events == [timer(1), timer(2)]
+        consumer.cancel()
 
     asyncio.run(story())

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from peerload.agent.requests.exec_in_task import COMMANDS_MAX, Command, ExecRequests, InsideCommands
+from peerload.agent.requests.attach import COMMANDS_MAX, Command, ExecRequests, InsideCommands
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 from peerload.model.events import LauncherReady, TaskEnded
 from peerload.model.task import Exit

@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from peerload.agent.run_state import RunState
-from peerload.agent.store.event_log import EventLog
-from peerload.agent.store.write_ahead import Outbox
+from peerload.agent.runtime import RunState
+from peerload.agent.store.write_ahead import EventLog, Outbox
 from peerload.cli.verbs.ls import WHAT
 from peerload.model.actions import EVENTS, PutEvent, PutFloor, Row
 from peerload.model.errors import StoreError

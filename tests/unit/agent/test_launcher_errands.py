@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.launcher.fs_credentials import AgentCredentials
-from peerload.launcher.system import user_helpers
+from peerload.launcher.process import AgentCredentials
+from peerload.launcher.system import fork_server
 from peerload.launcher.system.accounts import LauncherAccount
-from peerload.launcher.system.fork_server import ChildReports, ForkServer
-from peerload.launcher.system.syscalls import Syscalls
-from peerload.launcher.system.user_helpers import OF_A_USER_MAX, HelperRequest, UserHelpers
+from peerload.launcher.system.fork_server import OF_A_USER_MAX, ChildReports, ForkServer, HelperRequest, UserHelpers
+from peerload.launcher.system.sandbox import Syscalls
 from tests.security.users import needs_root
 from tests.support import stands_still, wait_until
 
@@ -55,7 +54,7 @@ def test_one_that_its_user_stops_is_given_up(
     made: tuple[UserHelpers, select.epoll, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errands, epoll, events = made
-    monkeypatch.setattr(user_helpers, "LOOK_S_MAX", 0.2)
+    monkeypatch.setattr(fork_server, "LOOK_S_MAX", 0.2)
     assert errands.due_s() is None
     for number in range(1, OF_A_USER_MAX + 2):
         errands.check_directory(HelperRequest(number, "alice"), ALICE, b"/", None, lambda: None)

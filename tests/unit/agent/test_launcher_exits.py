@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.launcher.exit_records import Exits
 from peerload.launcher.protocol import EndedEvent, ExitRecord
-from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, whole_records
+from peerload.launcher.record_log import LOG_BYTES_MAX, Exits, RecordLog, whole_records
 from tests.support import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:

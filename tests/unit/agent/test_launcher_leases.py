@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from peerload.launcher import leases
-from peerload.launcher.leases import LeaseTimers
+from peerload.launcher import task
 from peerload.launcher.protocol import FrozenEvent, LauncherEvent, ThawedEvent
+from peerload.launcher.task import LeaseTimers
 
 KEY = "ab-1"
 
@@ -21,7 +21,7 @@ class Held:
         self.now_s = 100.0
         self.did: list[str] = []
         self.events: list[LauncherEvent] = []
-        monkeypatch.setattr(leases, "boot_s", lambda: self.now_s)
+        monkeypatch.setattr(task, "boot_s", lambda: self.now_s)
         self.task: Any = SimpleNamespace(
             key=KEY,
             deadline_s=0.0,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.launcher.connect import exit_of
-from peerload.launcher import cgroups
-from peerload.launcher.memory_limits import Cgroup2Memory, MemoryUse
-from peerload.launcher.oom_detection import with_shortage
+from peerload.agent.launcher.client import exit_of
+from peerload.launcher import containment
+from peerload.launcher.containment import Cgroup2Memory, MemoryUse
 from peerload.launcher.protocol import ExitRecord, ResourceUsage, decode_exit
+from peerload.launcher.task import with_shortage
 from tests.each import each
 
 if TYPE_CHECKING:
@@ -85,13 +85,13 @@ def test_who_was_killed_for_whose_limit(
 def test_memory_is_divided_beside_the_agent_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, system: str) -> None:
     """A cgroup with processes in it cannot be divided: plain files stand for the kernel's."""
     service = tmp_path / "peerload.service"
-    own = service / cgroups.SUBGROUP if system == "with a cgroup for the agent" else service
+    own = service / containment.SUBGROUP if system == "with a cgroup for the agent" else service
     own.mkdir(parents=True)
     (service / "cgroup.procs").write_text("" if own != service else "17\n")
     (service / "cgroup.controllers").write_text("pids" if system.endswith("had") else "memory pids")
     if own != service:
         (service / "cgroup.subtree_control").touch()
-    made = cgroups.Cgroup2.__new__(cgroups.Cgroup2)
+    made = containment.Cgroup2.__new__(containment.Cgroup2)
     assert made._place(str(own)) == str(service)
     assert made.has_memory is (own != service)
     assert own == service or (service / "cgroup.subtree_control").read_text() == "+memory"

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from peerload.agent.launcher import heartbeat
-from peerload.agent.launcher.heartbeat import Heartbeat
+from peerload.agent.launcher import client
+from peerload.agent.launcher.client import Heartbeat
 from tests.support import PATIENCE_S
 
 
@@ -79,7 +79,7 @@ def test_an_agent_that_did_not_run_itself_waits_again() -> None:
         launcher.answers = False
         asked = launcher.asked
         await launcher.until(lambda: launcher.asked > asked)
-        threading.Event().wait(heartbeat.LATE_S + 0.2)  # the loop stands still
+        threading.Event().wait(client.LATE_S + 0.2)  # the loop stands still
         asyncio.get_running_loop().call_later(0.001, launcher.pulse.received)  # its answer lay unread
         await launcher.until(lambda: launcher.asked > asked + 1)
         assert launcher.said == []

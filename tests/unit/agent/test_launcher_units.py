@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.launcher import cgroups as units
+from peerload.launcher import containment as units
 from tests.each import each
 
 if TYPE_CHECKING:

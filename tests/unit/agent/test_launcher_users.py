@@ -11,9 +11,18 @@ import pytest
 
 from peerload.config.loader import converted_value, mistakes_in
 from peerload.launcher.process import SpawnRefused
-from peerload.launcher.system.accounts import Entry, GuestIds, UsersPolicy, account_named, check_uid, policy_of
-from peerload.launcher.system.seccomp import guest_filter
-from peerload.launcher.system.user_policy import PolicyError, PolicyFiles, check_root_owned
+from peerload.launcher.system.accounts import (
+    Entry,
+    GuestIds,
+    PolicyError,
+    PolicyFiles,
+    UsersPolicy,
+    account_named,
+    check_root_owned,
+    check_uid,
+    policy_of,
+)
+from peerload.launcher.system.sandbox import guest_filter
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 from tests.each import each
@@ -227,7 +236,7 @@ def test_a_file_that_others_could_write_is_not_believed(tmp_path: Path) -> None:
 
 @needs_root
 def test_a_change_that_cannot_be_used_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peerload.launcher.system.user_policy.CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("peerload.launcher.system.accounts.CHECK_EVERY_S", 0.0)
     file = tmp_path / "peerload.toml"
     file.write_text("accept_foreign = false\n")
     files = PolicyFiles(str(file), str(tmp_path / "conf.d"))
@@ -242,7 +251,7 @@ def test_a_change_that_cannot_be_used_changes_nothing(tmp_path: Path, monkeypatc
 @pytest.mark.rule("X2")
 def test_a_file_that_is_away_for_a_moment_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some editors take a file away before they put it back."""
-    monkeypatch.setattr("peerload.launcher.system.user_policy.CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr("peerload.launcher.system.accounts.CHECK_EVERY_S", 0.0)
     file = tmp_path / "peerload.toml"
     file.write_text("accept_foreign = false\n")
     files = PolicyFiles(str(file), str(tmp_path / "conf.d"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from peerload.agent import memory
+from peerload.agent import daemon
 from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ def _as_it_was() -> Iterator[None]:
 def test_many_tasks_are_frozen_and_memory_is_given_back_once_when_most_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "LOOK_EVERY_S", 0.001)
-    monkeypatch.setattr(memory, "TASKS_MIN", 100)
+    monkeypatch.setattr(daemon, "MEMORY_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(daemon, "TASKS_FROZEN_MIN", 100)
     tasks: dict[int, Cyclic] = {}
     shrunk: list[int] = []
     node = SimpleNamespace(home=SimpleNamespace(tasks=tasks), shrink=lambda: shrunk.append(len(tasks)))
 
     async def scenario() -> None:
-        watching = asyncio.get_running_loop().create_task(memory.watch(cast("Any", node)))
+        watching = asyncio.get_running_loop().create_task(daemon.watch_memory(cast("Any", node)))
         before = gc.get_freeze_count()
         tasks.update((number, Cyclic()) for number in range(1000))
         while gc.get_freeze_count() < before + 1000:  # noqa: ASYNC110 -- nothing tells of it

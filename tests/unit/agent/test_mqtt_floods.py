@@ -74,7 +74,7 @@ def test_what_a_muted_publisher_says_is_dropped_before_it_is_looked_at() -> None
     floods = Floods()
     floods.now_s = time.monotonic() - WINDOW_S
     assert not floods.window("m", 0, FLOOD_MAX)
-    queue: Received[Any] = Received(floods.counters, floods.filter)
+    queue: Any = Received(floods.counters, floods.filter)
     for publisher, retain in (("m", False), ("a", False), ("m", True)):
         topic = f"peerload/c/s/{publisher}/to/me"
         queue.put_nowait(SimpleNamespace(topic=topic, payload=b"x", retain=retain))

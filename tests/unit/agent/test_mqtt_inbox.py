@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from peerload.agent.mqtt import AdviceFilter, Topics
-from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity, ProbeReply, State
-from peerload.model.resources import Profile
+from peerload.model.resources import LoadReport, Profile
 from peerload.wire import peer
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.each import each

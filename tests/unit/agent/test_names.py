@@ -11,7 +11,7 @@ import pytest
 from peerload.agent import joining
 from peerload.agent.joining import Enrollment
 from peerload.core.membership.membership import PeerState
-from peerload.model.instant import Instant
+from peerload.model.events import Instant
 from tests.each import each
 
 

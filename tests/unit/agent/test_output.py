@@ -21,7 +21,7 @@ from peerload.agent.output import output as output_module
 from peerload.agent.output import spool as spool_module
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
-from peerload.agent.run_state import RunState
+from peerload.agent.runtime import RunState
 from peerload.core.work import RemotePhase
 from peerload.model import events
 from peerload.model.actions import FetchOutput, KeepOutput

@@ -6,7 +6,7 @@ import socket
 
 from peerload.agent.peers.links import SEGMENT_BYTES_MAX, _listening
 from peerload.model.gossip import MESSAGES_BYTES_MAX, GossipMessage, Load, size_bytes
-from peerload.model.load import LoadReport
+from peerload.model.resources import LoadReport
 from peerload.wire import peer
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.each import each

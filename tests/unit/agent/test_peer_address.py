@@ -7,13 +7,14 @@ import os
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import uvloop
 
-from peerload.agent.peers.connection import PeerConnection, dial
+from peerload.agent.peers.connection import ConnectionRegistry
 from peerload.model.errors import ConfigError, LinkUnavailable
 from peerload.security.address import is_loopback, join_address, parse_address, plain_host, resolve_one
 from tests.conftest import require_program
@@ -106,13 +107,9 @@ def test_dialling_what_no_host_can_be_called_is_a_link_that_is_not_there(
     make: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     async def test() -> None:
+        registry = ConnectionRegistry(credentials_of("x"), cast("Any", None), Counter())
         with pytest.raises(LinkUnavailable):
-            await dial(
-                "a..b:7117",
-                "y",
-                credentials_of("x"),
-                lambda: PeerConnection(cast("Owner", None), credentials_of("x"), dialled=True),
-            )
+            await registry.open("a..b:7117", "y", cast("Owner", None))
         with pytest.raises(OSError, match=r"a\.\.b|name"):
             await resolve_one("a..b")
 

@@ -10,14 +10,13 @@ from typing import Any, cast
 from peerload.agent.effects import FOUND_AT_A_TIME, PeerEffects, RecordEffects, TaskStarter, Timers
 from peerload.agent.event_sources import BusPeers
 from peerload.agent.mqtt import SOURCES_MAX
-from peerload.agent.run_state import RunState
+from peerload.agent.runtime import RunState
 from peerload.model import actions, events, timers
 from peerload.model.errors import StoreError
-from peerload.model.events import TaskFound
-from peerload.model.instant import Instant
-from peerload.model.load import LoadReport
+from peerload.model.events import Instant, TaskFound
 from peerload.model.messages import Envelope, Message, ProbeReply
 from peerload.model.metrics import SPAWNS_DROPPED
+from peerload.model.resources import LoadReport
 from tests.core.given import Given, offer
 from tests.core.test_executor import KEY, commit
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from peerload.agent.control.authorization import Principal
-from peerload.agent.control.quotas import (
+from peerload.agent.control.authorization import (
     WAITED_BY_NODE_MAX,
     WAITED_MAX,
+    Principal,
     Quotas,
     TokenBucket,
     WaitCharge,
@@ -73,8 +73,7 @@ def test_what_is_waited_for_has_a_bound_of_each_user_and_of_each_node(*, is_syst
     waited, _ = quotas("system" if is_system else "user")
 
     def asks(who: str, tasks: int, node: str = "") -> WaitCharge:
-        client: Any = SimpleNamespace(from_node=node, caller=Principal(who, uid=1, node=node))
-        return waited.charge(client, tasks)
+        return waited.charge(Principal(who, uid=1, node=node), tasks)
 
     charges = [asks("1000", WAITED_MAX - 10)]
     asks("1000", 10).end()

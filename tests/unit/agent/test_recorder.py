@@ -10,7 +10,7 @@ from peerload.agent import recorder
 from peerload.agent.recorder import Recorder
 from peerload.model import actions, events, timers
 from peerload.model.errors import ConfigError
-from peerload.model.instant import Instant
+from peerload.model.events import Instant
 from peerload.wire import recording
 from tests.wire.test_recording import begun
 

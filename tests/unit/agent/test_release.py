@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerload.agent.run_state import RunState
+from peerload.agent.runtime import RunState
 from peerload.agent.store.write_ahead import ROWS_AHEAD_MAX, Outbox
 from peerload.model.actions import PutFloor, PutTask, Row
 from peerload.model.errors import StoreError

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from peerload.agent.completion.retention import DATE_KEPT_EVERY_S, Retention, TaskRemover
-from peerload.agent.run_state import RunState
+from peerload.agent.runtime import RunState
 from peerload.agent.store import schema
-from peerload.agent.store.pruning import MaintenanceRow
-from peerload.agent.store.rows import SINGLE
-from peerload.agent.store.trusted_date import DateAnchor, TrustedDate
+from peerload.agent.store.maintenance import MaintenanceRow
+from peerload.agent.store.schema import SINGLE
+from peerload.agent.store.store import DateAnchor, TrustedDate
 from peerload.model.actions import Row
 from peerload.model.task import Exit, TaskState, execution_key
 from tests.each import each

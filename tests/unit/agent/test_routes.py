@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.forwarding.client import FRAMES_WAITING_MAX, ResponseQueue
-from peerload.agent.forwarding.response_validation import merged
+from peerload.agent.forwarding.request_router import merged
+from peerload.agent.forwarding.tunnels import FRAMES_WAITING_MAX, ResponseQueue
 from peerload.model.errors import LinkUnavailable
 from tests.each import each
 from tests.support import PATIENCE_S

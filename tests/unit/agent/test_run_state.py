@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from peerload.agent.run_state import Ending, RunState
+from peerload.agent.runtime import Ending, RunState
 from peerload.model.errors import ConfigError
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from peerload.agent.node_info import now
-from peerload.agent.views.samples import KEYS, SAMPLES_MAX, Samples
+from peerload.agent.runtime import now
+from peerload.agent.views.agent import KEYS, SAMPLES_MAX, Samples
 from peerload.core.membership.membership import PeerState
-from peerload.model.devices import GPU, Device, DeviceLoad
-from peerload.model.load import LoadReport
+from peerload.model.resources import GPU, Device, DeviceLoad, LoadReport
 
 
 @dataclasses.dataclass

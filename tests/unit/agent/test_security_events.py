@@ -9,8 +9,7 @@ from typing import cast
 import pytest
 
 from peerload.agent.main import LogLines
-from peerload.agent.security_events import CULPRITS_MAX, NOTED_MAX, NOTICE_EVERY_S, SecurityEvents
-from peerload.agent.store.event_log import EventLog
+from peerload.agent.store.write_ahead import CULPRITS_MAX, NOTED_MAX, NOTICE_EVERY_S, EventLog, SecurityEvents
 from peerload.model.rules import SECURITY_RULES
 from tests.security.rules import IDS
 

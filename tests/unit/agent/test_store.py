@@ -15,9 +15,9 @@ from typing import Any, Self
 import pytest
 
 from peerload.agent.store import reader, store
-from peerload.agent.store import rows as store_rows
+from peerload.agent.store import schema as store_rows
 from peerload.agent.store.disk_space import DiskReserve
-from peerload.agent.store.pruning import MaintenanceRow
+from peerload.agent.store.maintenance import MaintenanceRow
 from peerload.agent.store.store import Store
 from peerload.model.actions import (
     DropExecution,

@@ -13,7 +13,7 @@ import pytest
 
 from peerload.agent import preflight
 from peerload.agent.preflight import claim, end_strange_launcher
-from peerload.launcher.control_socket import claim_store
+from peerload.launcher.server import claim_store
 from peerload.model.errors import StoreError
 
 if TYPE_CHECKING:

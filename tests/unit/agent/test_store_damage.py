@@ -17,9 +17,8 @@ import msgspec
 import pytest
 
 from peerload.agent.store.disk_space import DiskReserve
-from peerload.agent.store.high_water import GAP
 from peerload.agent.store.recovery import FLOOR_MAX
-from peerload.agent.store.store import Store
+from peerload.agent.store.store import GAP, Store
 from peerload.model.actions import PutEvent, PutExecution, PutFloor, PutSubmission, Row
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission

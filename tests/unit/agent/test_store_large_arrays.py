@@ -11,11 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from peerload.agent.store.jobs import put_jobs
-from peerload.agent.store.selector import Criteria
+from peerload.agent.store.maintenance import put_jobs
+from peerload.agent.store.reader import Criteria
 from peerload.model.actions import PutChores, PutSubmission
-from peerload.model.submit_options import NO_TERMS, CompletionJob, SubmitOptions
-from peerload.model.task import TaskState
+from peerload.model.task import NO_TERMS, CompletionJob, SubmitOptions, TaskState
 from tests.support import steps_of
 from tests.unit.agent.test_store import Opened, put, submission
 

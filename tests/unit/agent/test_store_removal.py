@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from peerload.agent.store.pruning import (
+from peerload.agent.store.maintenance import (
     EndedTask,
     FilesRemoved,
     Prune,
@@ -21,11 +21,10 @@ from peerload.agent.store.pruning import (
     RemoveTasks,
     keys_of,
 )
-from peerload.agent.store.rows import MEMBER_MAX, SINGLE
+from peerload.agent.store.schema import MEMBER_MAX, SINGLE
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
-from peerload.model.submit_options import CompletionJob
-from peerload.model.task import Exit, TaskState
+from peerload.model.task import CompletionJob, Exit, TaskState
 from tests.support import steps_of
 from tests.unit.agent.test_store import SPEC, Opened, put, submission, uid
 

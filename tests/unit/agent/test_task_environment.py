@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from peerload.agent.launcher.task_environment import Given, given, variables
-from peerload.core.resources.device_ledger import DeviceLedger
-from peerload.core.resources.devices import DeviceRequest
+from peerload.core.resources.devices import DeviceLedger, DeviceRequest
 from peerload.model.config import DeviceConfig, GpuConfig
-from peerload.model.devices import Device, DeviceMode, GpuShare
-from peerload.model.resources import Profile, ResourceRequest
+from peerload.model.resources import Device, DeviceMode, GpuShare, Profile, ResourceRequest
 from tests.each import each
 
 GIB = 1 << 30

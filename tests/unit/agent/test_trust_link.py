@@ -30,7 +30,7 @@ def _links(sent: list[tuple[str, messages.Message]]) -> Any:
     return SimpleNamespace(
         send=lambda node, message: sent.append((node, message)),
         certificate_of=lambda _node: b"",
-        close_revoked=lambda: None,
+        connections=SimpleNamespace(close_revoked=lambda: None),
     )
 
 

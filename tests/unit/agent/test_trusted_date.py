@@ -12,17 +12,15 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.launcher import connect
-from peerload.agent.store import jobs
-from peerload.agent.store.pruning import JobPostponed
-from peerload.agent.store.rows import SINGLE
-from peerload.agent.store.trusted_date import SLACK_S, DateAnchor, TrustedDate, anchor_of
+from peerload.agent.launcher import client
+from peerload.agent.store.maintenance import JobPostponed, due_jobs
+from peerload.agent.store.schema import SINGLE
+from peerload.agent.store.store import SLACK_S, DateAnchor, TrustedDate, anchor_of
 from peerload.launcher import protocol
 from peerload.launcher.task import LaunchedTask
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
-from peerload.model.submit_options import CompletionJob
-from peerload.model.task import Exit, TaskState
+from peerload.model.task import CompletionJob, Exit, TaskState
 from tests.each import each
 from tests.unit.agent.test_retention import left, retention_of
 from tests.unit.agent.test_store import SPEC, Opened, put, submission
@@ -162,12 +160,12 @@ def test_a_chore_postponed_under_a_date_ahead_is_due_again(tmp_path: Path) -> No
     now = time.time()
     with Opened(tmp_path / "db") as opened:
         opened.keep(submission(1), put(1, TaskState.DONE, ended_at=now), PutChores("ws1/1", (CompletionJob.FILES,)))
-        (owed,) = jobs.due(opened.store, CompletionJob.FILES, now, 9, ())
+        (owed,) = due_jobs(opened.store, CompletionJob.FILES, now, 9, ())
         opened.keep(JobPostponed(owed.number, 1, now + 30.0, "no room"))
-        assert jobs.due(opened.store, CompletionJob.FILES, now, 9, ()) == []
-        assert len(jobs.due(opened.store, CompletionJob.FILES, now + 30.0, 9, ())) == 1
+        assert due_jobs(opened.store, CompletionJob.FILES, now, 9, ()) == []
+        assert len(due_jobs(opened.store, CompletionJob.FILES, now + 30.0, 9, ())) == 1
         opened.keep(JobPostponed(owed.number, 2, now + 40 * DAY_S, "no room"))
-        assert len(jobs.due(opened.store, CompletionJob.FILES, now, 9, ())) == 1
+        assert len(due_jobs(opened.store, CompletionJob.FILES, now, 9, ())) == 1
 
 
 # -- how long tasks run ------------------------------------------------------------------------------------------------
@@ -191,11 +189,11 @@ async def _listed(ran_s: float = 0.0) -> tuple[str, float, float]:
     task = protocol.ListedTask("a-1", WALL_S, 7.0, 0.0, False, ran_s)
     event = protocol.ListedEvent(1, False, [task], [], protocol.VERSION, "r1", "bare", [], "rlimit", False)
     body = protocol.frame([protocol.encode(event)])
-    frames = connect.EventFrames()
+    frames = client.EventFrames()
     transport: Any = SimpleNamespace(write=lambda _frame: None)
     frames.connection_made(transport)
     frames.data_received(body)
-    ready = await connect.fetch_list(frames, lambda _event: None)
+    ready = await client.fetch_list(frames, lambda _event: None)
     (running,) = ready.running
     return running
 

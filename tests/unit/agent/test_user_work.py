@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
-from peerload.agent.accounts.as_user import TaskUser
+from peerload.agent.accounts import TaskUser
 from peerload.agent.files import attempts
 from peerload.agent.files.attempts import UserWork, WorkLost
 from peerload.agent.files.transfer import FileCache, FileCaches

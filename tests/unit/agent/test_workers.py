@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.event_loop import Workers
+from peerload.agent.runtime import Workers
 from peerload.agent.store.disk_space import DiskReserve
-from peerload.agent.store.pruning import CommitProbe
+from peerload.agent.store.maintenance import CommitProbe
 from peerload.agent.store.store import Store
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from peerload.cli.common import options
 from peerload.cli.common.command import command_options, task_name
 from peerload.cli.verbs import VERBS, load
 from peerload.cli.verbs.submit import array_ranges
-from peerload.client.environment import captured, looks_secret, packed
+from peerload.client.submission import captured_variables, looks_secret, packed_variables
 from peerload.model.errors import BadRequest, UsageError
 from peerload.text.units import duration, size
 from tests.each import each
@@ -141,34 +141,34 @@ ENVIRONMENT = {
 
 @pytest.mark.rule("X5")
 def test_environment_less_login_and_secrets() -> None:
-    kept, secret = captured(ENVIRONMENT, [], [], moved=False)
+    kept, secret = captured_variables(ENVIRONMENT, [], [], moved=False)
     assert kept == {b"PATH": b"/bin", b"PWD": b"/here", b"ODD": b"\xff"}
     assert secret == ["API_KEY", "AWS_PROFILE", "GITHUB_TOKEN", "db_password"]
-    assert b"PWD" not in captured(ENVIRONMENT, [], [], moved=True)[0]
+    assert b"PWD" not in captured_variables(ENVIRONMENT, [], [], moved=True)[0]
 
 
 def test_export_adds_and_none_empties() -> None:
-    kept, secret = captured(ENVIRONMENT, ["API_KEY,DISPLAY"], ["A=1=2"], moved=False)
+    kept, secret = captured_variables(ENVIRONMENT, ["API_KEY,DISPLAY"], ["A=1=2"], moved=False)
     assert kept[b"API_KEY"] == b"k"
     assert kept[b"DISPLAY"] == b":0"
     assert kept[b"A"] == b"1=2"
     assert "API_KEY" not in secret
-    assert captured(ENVIRONMENT, ["none"], [], moved=False) == ({}, [])
-    assert captured(ENVIRONMENT, ["none,PATH"], ["B=c"], moved=False) == ({b"PATH": b"/bin", b"B": b"c"}, [])
+    assert captured_variables(ENVIRONMENT, ["none"], [], moved=False) == ({}, [])
+    assert captured_variables(ENVIRONMENT, ["none,PATH"], ["B=c"], moved=False) == ({b"PATH": b"/bin", b"B": b"c"}, [])
 
 
 def test_export_mistakes() -> None:
     with pytest.raises(BadRequest, match="not set here"):
-        captured({}, ["NOPE"], [], moved=False)
+        captured_variables({}, ["NOPE"], [], moved=False)
     with pytest.raises(UsageError, match="takes names"):
-        captured({}, ["A=b"], [], moved=False)
+        captured_variables({}, ["A=b"], [], moved=False)
     with pytest.raises(UsageError, match="NAME=VALUE"):
-        captured({}, [], ["A"], moved=False)
+        captured_variables({}, [], ["A"], moved=False)
 
 
 def test_environment_too_large_names_the_largest() -> None:
     with pytest.raises(BadRequest, match=r"the largest: BIG \(300 KiB\), SMALL"):
-        packed({b"SMALL": b"x", b"BIG": b"x" * (300 << 10)})
+        packed_variables({b"SMALL": b"x", b"BIG": b"x" * (300 << 10)})
 
 
 def test_secret_names() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from peerload.agent.sensors.nvml import GpuProcess, Nvml
 from peerload.cli.demo.gpu_agent import LAG_S, PlayedNvml
-from peerload.model.devices import Health
+from peerload.model.resources import Health
 
 GIB = 1 << 30
 GONE = 1 << 30

@@ -8,7 +8,7 @@ import pytest
 
 from peerload.model.errors import ConfigError
 from peerload.policy import describe
-from peerload.policy.preset_loader import PRESET_BYTES_MAX
+from peerload.policy.preset import PRESET_BYTES_MAX
 from peerload.policy.registry import build_preset, load_preset
 from tests.each import each
 

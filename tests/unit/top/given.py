@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from peerload.top import lines as draw
-from peerload.top.detail import Tail
 from peerload.top.model import TopModel, TopSample
-from peerload.top.panes import Painter
+from peerload.top.panes import Painter, Tail
 from peerload.top.view_state import ViewState
 
 NOW = 1_700_000_000.0

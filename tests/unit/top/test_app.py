@@ -57,8 +57,8 @@ class Scripted:
 
 def screen(app: TopApp) -> list[str]:
     """What the program shows, line by line, as its panes have it."""
+    from peerload.top.app import Page
     from peerload.top.lines import LineList
-    from peerload.top.pages import Page
 
     width, height = app.size
     if isinstance(app.screen, Page):
@@ -133,7 +133,7 @@ def test_another_size_is_filled_too() -> None:
 
 
 def test_every_key_does_something_or_says_why_not() -> None:
-    from peerload.top.pages import Page
+    from peerload.top.app import Page
 
     async def body(app: TopApp, pilot: Pilot[int]) -> None:
         for key in KEYS:
@@ -307,7 +307,7 @@ def test_every_style_that_is_used_is_there() -> None:
 
 
 def test_output_is_fetched_for_what_is_chosen(agent: FakeAgent) -> None:
-    from peerload.top.pages import Page
+    from peerload.top.app import Page
 
     def output(request: Any, reply: Reply) -> None:
         reply.more(stream=1, offset=0, data=f"this is {request.task}\n".encode())

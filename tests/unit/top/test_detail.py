@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peerload.top.detail import TAIL_BYTES, TAIL_LINES_KEPT, Tail, tail_lines
 from peerload.top.lines import as_text
+from peerload.top.panes import TAIL_BYTES, TAIL_LINES_KEPT, Tail, tail_lines
 from tests.unit.top.given import ESCAPES, NOW, gpu, node, painter, pane, sample, task
 
 

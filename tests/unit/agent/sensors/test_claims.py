@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from peerload.agent.sensors.gpus import DeviceLocks
-from peerload.model.devices import Device
+from peerload.model.resources import Device
 from tests.each import each
 
 CARDS = tuple(Device(f"nvidia:GPU-fake-{number}", index=number) for number in range(2))

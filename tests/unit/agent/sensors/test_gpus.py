@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from peerload.agent.sensors import gpus as module
 from peerload.agent.sensors import nvml
 from peerload.agent.sensors.gpus import Gpus
 from peerload.agent.sensors.nvml import WAS_LOST
-from peerload.model.devices import Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
+from peerload.model.resources import Device, DeviceReading, Health
 from tests.fakes.nvml import GIB, Machine, load
 from tests.support import PATIENCE_S
 
@@ -43,7 +44,7 @@ class Bench:
         self.owners = FakeOwners()
         self.granted: dict[str, tuple[str, ...]] = {}
         self.happened: list[tuple[str, str]] = []
-        self._wants_gpus = wants_gpus
+        self.waits_for_devices = wants_gpus
         self.gpus = Gpus(
             self.events.append,  # type: ignore[arg-type]
             library,
@@ -51,11 +52,14 @@ class Bench:
             **more,
         )
 
-    def holding(self) -> dict[str, tuple[str, ...]]:
-        return self.granted
+    @property
+    def ledger(self) -> Any:
+        """What stands for the ledger of the node."""
+        return self
 
-    def wants_gpus(self) -> bool:
-        return self._wants_gpus
+    @property
+    def devices(self) -> SimpleNamespace:
+        return SimpleNamespace(holding=self.granted)
 
     def gpu_changed(self, state: str, words: str) -> None:
         self.happened.append((state, words))
@@ -63,7 +67,7 @@ class Bench:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         await self.gpus.find()
-        task = asyncio.create_task(self.gpus.run(self))
+        task = asyncio.create_task(self.gpus.run(self.ledger, self.gpu_changed))
         try:
             yield
         finally:
@@ -194,7 +198,7 @@ def test_gpus_that_were_late_at_the_start_are_told_when_they_come(machine: Machi
     async def test() -> None:
         bench = Bench(pynvml)
         assert await bench.gpus.find(0.05) == ()
-        task = asyncio.create_task(bench.gpus.run(bench))
+        task = asyncio.create_task(bench.gpus.run(bench.ledger, bench.gpu_changed))
         await asyncio.sleep(0.1)
         assert bench.events == []
         machine.unsay("hang")

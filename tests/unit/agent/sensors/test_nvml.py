@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from peerload.agent.sensors.nvml import HELD_DOWN_S, RECOVERED_S, CardReading, GpuFaults, GpuProcess, Nvml, SessionOver
-from peerload.model.devices import Health, Nearness
+from peerload.model.resources import Health, Nearness
 from tests.fakes.nvml import GIB, Machine, load
 
 MIB = 1 << 20

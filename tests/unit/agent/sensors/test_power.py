@@ -18,7 +18,7 @@ from peerload.launcher import powercap
 from peerload.launcher.powercap import Powercap
 from peerload.model.config import EnergySettings
 from peerload.model.events import LoadSampled
-from peerload.model.power import Quality, estimated_curve
+from peerload.model.resources import Quality, estimated_curve
 from tests.core.given import Given
 from tests.each import each
 from tests.fakes.power_tree import PowerTree

@@ -17,7 +17,7 @@ from peerload.agent.sensors.nvml import (
     GpuUsage,
     memory_by_owner,
 )
-from peerload.model.devices import Device, DeviceReading
+from peerload.model.resources import Device, DeviceReading
 from tests.each import each
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -1,0 +1,543 @@
+"""Accounts of this machine, and the work that the agent does for the user of a task: checks of directories, and output files.
+
+In system mode the launcher, which is root, checks and writes as the user; the agent of one user does both itself. A thread
+looks at a directory of this node, since a dead network mount hangs. Other nodes are asked over the peer link when a task is
+submitted, so that its user learns at once which of them cannot take it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import grp
+import os
+import pwd
+import re
+import stat
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from peerload.agent.output.spool import open_output
+from peerload.agent.runtime import done_within, in_own_thread
+from peerload.agent.store.schema import SINGLE
+from peerload.files import mounts
+from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck
+from peerload.launcher.system import write_as_user
+from peerload.launcher.system.write_as_user import GONE, FileChanged, Unwritable
+from peerload.model.bounded import BoundedDict
+from peerload.model.errors import BadRequest, PeerloadError, SlowDown, SnapshotWanted
+from peerload.model.messages import DirectoryRequest
+from peerload.model.task import SCRATCH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.runtime import AgentInfo
+    from peerload.agent.store.write_ahead import SecurityEvents
+    from peerload.model.messages import DirectoryTold, Message
+    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
+
+
+KEPT_S = 10.0
+"""An answer of the database counts for so long: it may be far away, and the loop waits for it."""
+ACCOUNTS_KEPT_MAX = 1024
+SYSTEM_UIDS_BELOW = 1000
+"""Accounts below are those of the system and its services, not of people."""
+CHECK_S_MAX = 2.0
+"""Timeout of a look; then the file system does not answer."""
+SEEN_S = 2.0
+"""Lifetime of an existing directory in the cache, so that a burst of tasks looks once."""
+KEPT_MAX = 256
+LOOKS_MAX = 32
+"""Bound on concurrent looks. A look that hangs in a dead mount keeps its thread. A request for one more directory is
+refused meanwhile, and nothing else waits: neither the threads of other work nor the end of the agent."""
+NODES_ASKED_MAX = 64
+"""Bound on the nodes that are asked about the directory of one submission."""
+ANSWER_S_MAX = 0.5
+"""Timeout of their answers; a later answer counts for the next submission."""
+HERE_S = 60.0
+"""Time for which a node that has the directory is not asked again."""
+MISSING_S = 2.0
+"""Time for which a node that lacks the directory, or has not answered, is not asked again."""
+ANSWERS_KEPT_MAX = 4096
+POLICY = "policy: "
+"""Prefix of the launcher's answers that this node does not run tasks of a user."""
+BUSY = "busy: "
+LATE = "it was not done within "
+ANSWER_KEPT_S = 2.0
+"""Lifetime of an answer, so that a burst of tasks asks once."""
+USER_ANSWERS_KEPT_MAX = 4096
+FILE_CHECK_S_MAX = 2.0
+"""A directory that cannot be looked at for so long is refused."""
+FILE_CHECKS_MAX = 32
+NULL = os.makedev(1, 3)
+"""`/dev/null`: what goes there need not be written."""
+_LETTERS = re.compile(rb"%(.?)", re.DOTALL)
+_KNOWN = b"jAaxN%"
+_SAYS = (
+    "%j is the number of the task, %A that of its array, %a its member's, %x its name, %N the node it ran on, %% a %"
+)
+
+
+class Account(NamedTuple):
+    """One account. name: "" where the database has none for this uid; groups: their numbers, the primary one too."""
+
+    uid: int
+    name: str
+    groups: frozenset[int]
+
+
+class Accounts:
+    """Looks accounts up, by number alone, since that is what the operating system vouches for; for one thread alone.
+
+    The groups are those that the database gives the account now, not those that a process has: a user who was taken out of a group
+    is out of it here within KEPT_S, whatever is still running, and one who was put in need not log in anew.
+    """
+
+    def __init__(self) -> None:
+        self._kept: BoundedDict[int, tuple[float, Account]] = BoundedDict(ACCOUNTS_KEPT_MAX)
+
+    def of(self, uid: int) -> Account:
+        """The account of a uid."""
+        now_s = time.monotonic()
+        kept = self._kept.get(uid)
+        if kept is not None and now_s - kept[0] < KEPT_S:
+            return kept[1]
+        account = _looked_up(uid)
+        self._kept[uid] = now_s, account
+        return account
+
+    def named(self, name: str) -> Account | None:
+        """The account of this very name; None if there is none."""
+        try:
+            found = pwd.getpwnam(name)
+        except (KeyError, ValueError, UnicodeError):  # ValueError: a NUL byte in it
+            return None
+        account = self.of(found.pw_uid)
+        return account if account.name == name == found.pw_name else None
+
+
+def group_number(name: str) -> int | None:
+    """The number of a group; None if there is none of this name."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except (KeyError, ValueError, UnicodeError):
+        return None
+
+
+def group_members(group: str) -> frozenset[str]:
+    """The members of a group, as the database lists them."""
+    try:
+        return frozenset(grp.getgrnam(group).gr_mem)
+    except (KeyError, ValueError, UnicodeError):
+        return frozenset()
+
+
+def _looked_up(uid: int) -> Account:
+    try:
+        found = pwd.getpwuid(uid)
+    except (KeyError, OverflowError):
+        return Account(uid, "", frozenset())
+    return Account(uid, found.pw_name, frozenset(os.getgrouplist(found.pw_name, found.pw_gid)))
+
+
+# -- directories -------------------------------------------------------------------------------------------------------
+
+
+class FileSystemStalled(SlowDown):
+    """A file system did not answer whether a directory is there."""
+
+
+class DirectoryCache:
+    """Looks at directories, one look at a time for each, and remembers existing ones for a moment."""
+
+    def __init__(self, found_late: Callable[[bytes], None] = lambda _directory: None) -> None:
+        """found_late: called with a directory that turns out to exist after its look has timed out."""
+        self._found_late = found_late
+        self._late: set[bytes] = set()
+        self._seen: dict[bytes, float] = {}
+        self._identities: BoundedDict[bytes, str] = BoundedDict(KEPT_MAX)
+        self._looks: dict[bytes, asyncio.Future[str | None]] = {}
+
+    def seen_lately(self, directory: bytes) -> bool:
+        """True if it was there a moment ago; SCRATCH always is."""
+        seen_s = self._seen.get(directory)
+        return directory == SCRATCH or (seen_s is not None and time.monotonic() - seen_s < SEEN_S)
+
+    async def look(self, directory: bytes) -> bool:
+        """Look whether the directory exists here and may be entered. Raises SlowDown, which says nothing about the
+        directory, if too many others are being looked at or no thread can be made; FileSystemStalled if the file
+        system does not answer."""
+        if directory == SCRATCH:
+            return True
+        found = self._looks.get(directory)
+        if found is None:
+            if len(self._looks) >= LOOKS_MAX:
+                raise SlowDown("too many working directories at once", why=f"{LOOKS_MAX} are being looked for")
+            found = self._start(directory)
+        if not await done_within(found, CHECK_S_MAX):  # others may wait for the same look
+            self._late.add(directory)
+            raise stalled(directory)
+        return found.result() is not None
+
+    def identity_of(self, directory: bytes) -> str:
+        """Identity that distinguishes it from a directory of that name elsewhere, as it was at the last look; "" = not known."""
+        return self._identities.get(directory, "")
+
+    def _start(self, directory: bytes) -> asyncio.Future[str | None]:
+        try:
+            found = in_own_thread(lambda: mounts.identity_of(directory) if _may_enter(directory) else None)
+        except BlockingIOError:
+            why = "the limit of processes is reached"
+            raise SlowDown("working directories cannot be looked at: no thread can be made", why=why) from None
+        self._looks[directory] = found
+        found.add_done_callback(lambda found: self._looked(directory, found.result()))
+        return found
+
+    def _looked(self, directory: bytes, identity: str | None) -> None:
+        del self._looks[directory]
+        if identity is not None:
+            self._identities[directory] = identity
+            if len(self._seen) >= KEPT_MAX:
+                self._seen.clear()
+            self._seen[directory] = time.monotonic()
+        if directory in self._late:
+            self._late.discard(directory)
+            if identity is not None:
+                self._found_late(directory)
+
+
+def stalled(directory: bytes) -> FileSystemStalled:
+    """The error for a file system that does not answer."""
+    return FileSystemStalled(
+        "the working directory cannot be looked at now",
+        why=f"the file system of {directory.decode(errors='replace')} does not answer",
+    )
+
+
+class DirectoryQueries:
+    """Asks other nodes whether they would run tasks in a directory, and remembers for a moment which were asked.
+
+    ``send(node, message)`` sends questions and answers. What a node answers is for the core to remember (`Membership`).
+    """
+
+    def __init__(self, send: Callable[[str, Message], None], *, freezes: bool = False) -> None:
+        """freezes: a directory that differs on other nodes is to travel with the task."""
+        self._send = send
+        self._freezes = freezes
+        self._fresh_until_s: BoundedDict[tuple[str, bytes, str], float] = BoundedDict(ANSWERS_KEPT_MAX)
+        self._asked: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
+        self._told: BoundedDict[tuple[str, bytes, str], DirectoryTold] = BoundedDict(ANSWERS_KEPT_MAX)
+
+    async def ask(self, nodes: Sequence[str], directory: bytes, user: str) -> None:
+        """Ask those of these nodes whose answer is not fresh. Returns when all have answered, after ANSWER_S_MAX at
+        the latest."""
+        if directory == SCRATCH:
+            return
+        now_s = time.monotonic()
+        keys = [(node, directory, user) for node in nodes[:NODES_ASKED_MAX]]
+        for key in keys:
+            if self._fresh_until_s.get(key, 0.0) <= now_s:
+                self._asked.setdefault(key, asyncio.get_running_loop().create_future())
+                self._keep(key, MISSING_S)
+                self._send(key[0], DirectoryRequest(directory, user))
+        if waits_for := [self._asked[key] for key in keys if key in self._asked]:
+            await asyncio.wait(waits_for, timeout=ANSWER_S_MAX)
+            for key in keys:  # who is silent is not waited for again
+                self._asked.pop(key, None)
+
+    def answer(self, node: str, answer: DirectoryTold) -> None:
+        """Answer the question of another node."""
+        self._send(node, answer)
+
+    def answer_received(self, node: str, answer: DirectoryTold) -> bool:
+        """A node has answered. False if it was not asked lately."""
+        key = (node, answer.directory, answer.user)
+        if key not in self._fresh_until_s:
+            return False
+        self._keep(key, MISSING_S if answer.code else HERE_S)
+        self._told[key] = answer
+        if (asked := self._asked.pop(key, None)) is not None:
+            asked.set_result(None)
+        return True
+
+    def check_same(self, nodes: Sequence[str], spec: TaskSpec, identity: str) -> None:
+        """Check the working directory of a task that could run on these nodes. identity: of the directory here. Raises
+        SnapshotWanted if it is to travel where it differs, and one of the nodes has said that it does."""
+        for node in nodes[:NODES_ASKED_MAX] if self._freezes and spec.directory != SCRATCH else ():
+            told = self._told.get((node, spec.directory, spec.user))
+            if told is not None and (told.code == "directory" or ("" != told.identity != identity != "")):
+                why = f"{node} does not have {spec.directory.decode(errors='replace')} of this machine"
+                raise SnapshotWanted("the working directory has to travel", why=why, hint="--snapshot")
+
+    def _keep(self, key: tuple[str, bytes, str], seconds: float) -> None:
+        self._fresh_until_s[key] = time.monotonic() + seconds
+
+
+def _may_enter(directory: bytes) -> bool:
+    # Not Path.is_dir: that raises where the path is too long or a directory above it may not be searched.
+    return os.path.isdir(directory) and os.access(directory, os.X_OK)  # noqa: PTH112
+
+
+# -- the user of a task ------------------------------------------------------------------------------------------------
+
+
+class TaskUser(NamedTuple):
+    """A task's user: the home, what that calls its submitter, and the uid of that there; -1 where it is not known."""
+
+    home: str
+    user: str
+    uid: int = -1
+
+
+class UserServices:
+    """One per agent."""
+
+    def __init__(
+        self, info: AgentInfo, launcher: LauncherLink, directories: DirectoryCache, security: SecurityEvents
+    ) -> None:
+        self._info = info
+        self._launcher = launcher
+        self._directories = directories
+        self._security = security
+        self.is_system = info.config.mode == "system"
+        self._checks = WritableChecks()
+        self._told: dict[tuple[TaskUser, bytes], tuple[float, str]] = {}
+
+    def submitter(self, spec: TaskSpec, terms: SubmitOptions) -> TaskUser:
+        """The user of a task of this home."""
+        return TaskUser(self._info.config.node, spec.user, terms.owner)
+
+    def seen_lately(self, whose: TaskUser, directory: bytes) -> bool:
+        """True if `objection` had none a moment ago."""
+        if not self.is_system:
+            return self._directories.seen_lately(directory)
+        found = self._told.get((whose, directory))
+        return found is not None and not found[1] and time.monotonic() - found[0] < ANSWER_KEPT_S
+
+    async def objection(self, whose: TaskUser, directory: bytes) -> tuple[str, bool]:
+        """The reason why this node runs no tasks of that user ("" = it does), and whether the directory is there for
+        it. Raises SlowDown if neither is known now; FileSystemStalled if the file system of the directory does not
+        answer."""
+        if not self.is_system:
+            return "", await self._directories.look(directory)
+        found = self._told.get((whose, directory))
+        if found is None or time.monotonic() - found[0] >= ANSWER_KEPT_S:
+            why = await self._launcher.ask(DirectoryCheck(directory, *whose))
+            if why.startswith(BUSY):
+                raise SlowDown("the working directory cannot be looked at now", why=why.removeprefix(BUSY))
+            if len(self._told) >= USER_ANSWERS_KEPT_MAX:
+                self._told.clear()
+            found = self._told[whose, directory] = time.monotonic(), why
+            if why.startswith(POLICY) and whose.home != self._info.config.node:
+                self._security.report("X1", f"{whose.user}@{whose.home}", why.removeprefix(POLICY))
+        why = found[1]
+        if why.startswith(LATE):
+            raise stalled(directory)
+        if why.startswith(POLICY):
+            return why.removeprefix(POLICY), directory == SCRATCH
+        return "", not why
+
+    def identity_of(self, directory: bytes) -> str:
+        """The identity of a directory of this node that was looked at; "" = not known."""
+        return self._directories.identity_of(directory)
+
+    async def admitted(self, spec: TaskSpec, terms: SubmitOptions) -> bool:
+        """True if the directory of a submitted task is there for its user, or was a moment ago. False also if this node
+        does not run tasks of that user, or the file system does not answer: other nodes may run the task."""
+        submitter = self.submitter(spec, terms)
+        try:
+            return self.seen_lately(submitter, spec.directory) or (await self.objection(submitter, spec.directory))[1]
+        except FileSystemStalled:
+            return False
+
+    async def check_files(self, spec: TaskSpec, terms: SubmitOptions) -> None:
+        """Raises BadRequest if the files that the output is wanted in cannot be written by who submits the task."""
+        wanted = output_patterns(terms)
+        if not wanted:
+            return
+        if not self.is_system:
+            await self._checks.look(terms)
+            return
+        why = await self._launcher.ask(FileCheck(wanted, *self.submitter(spec, terms)))
+        if why.startswith(BUSY):
+            raise SlowDown("the files cannot be looked at now", why=why.removeprefix(BUSY))
+        if why:
+            shown = wanted[0].decode("utf-8", "backslashreplace")
+            raise BadRequest(f"{shown} cannot be written", why=why.removeprefix(POLICY))
+
+    async def append(
+        self, spec: TaskSpec, terms: SubmitOptions, path: bytes, segments: Sequence[Segment], at: int, *, ends: bool
+    ) -> None:
+        """Put parts of captured files into a file of the submitter's, from the place ``at`` on (`append_output`). Raises
+        FileChanged, OSError, PeerloadError."""
+        if not self.is_system:
+            await in_own_thread(lambda: append_output(path, segments, spec.umask, at, ends=ends))
+            return
+        parts = [(str(source), first, end) for source, first, end in segments]
+        request = FileAppend(path, parts, spec.umask, at, ends, *self.submitter(spec, terms))
+        why = await self._launcher.ask(request)
+        if why == GONE:
+            raise FileChanged(why)
+        if why:
+            raise PeerloadError(why.removeprefix(POLICY).removeprefix(BUSY))
+
+
+Segment = tuple["Path", int, int]
+"""A part of a captured file: the file, and from where to where."""
+
+
+# -- output files: `submit -o FILE -e FILE` ----------------------------------------------------------------------------
+# They grow while the task runs (`saving.py`). A link is followed, as a shell's ``>`` would; what was in a file is cut off, and its
+# permissions are kept.
+
+
+def output_path(pattern: bytes, counter: int, member: int, name: str, node: str) -> bytes:
+    """The path that a pattern stands for. In names from elsewhere a ``/`` becomes ``_``, so that none leads elsewhere."""
+    array = str(counter)
+    values = {
+        b"j": array if member == SINGLE else f"{array}.{member}",
+        b"A": array,
+        b"a": "" if member == SINGLE else str(member),
+        b"x": name.replace("/", "_").replace("\0", "_"),
+        b"N": node.replace("/", "_"),
+        b"%": "%",
+    }
+    return _LETTERS.sub(lambda found: os.fsencode(values.get(found[1], "")), pattern)
+
+
+def output_patterns(terms: SubmitOptions) -> list[bytes]:
+    """The patterns that are given, each once."""
+    return list(dict.fromkeys(filter(None, (terms.output_file, terms.error_file))))
+
+
+def check_output_patterns(terms: SubmitOptions, members: int) -> None:
+    """Raises BadRequest for what no file can be called. members: how many tasks there are, 0 = one that is in no array."""
+    for pattern in output_patterns(terms):
+        shown = pattern.decode("utf-8", "backslashreplace")
+        directory, slash, name = pattern.rpartition(b"/")
+        if not pattern.startswith(b"/") or b"\0" in pattern:
+            raise BadRequest(f"the file {shown} is no absolute path")
+        letters = _LETTERS.findall(pattern)
+        if unknown := [letter for letter in letters if not letter or letter not in _KNOWN]:
+            what = (b"%" + unknown[0]).decode("utf-8", "backslashreplace")
+            raise BadRequest(f"{what} in {shown} stands for nothing", why=_SAYS)
+        if set(_LETTERS.findall(directory)) - {b"%"}:
+            raise BadRequest(
+                f"the directory of {shown} is named by a placeholder", why="only the file's own name may have them"
+            )
+        if slash and name in (b"", b".", b".."):
+            raise BadRequest(f"{shown} is a directory", hint=f"name a file in it:  {shown.rstrip('/.')}/out-%j")
+        if members > 1 and not {b"a", b"j"} & set(letters):
+            raise BadRequest(
+                f"all {members} members would write {shown}, one over the other",
+                hint="put %a into its name: the number of the member",
+            )
+        if not members and b"a" in letters:
+            raise BadRequest(
+                f"%a in {shown} stands for a member of an array, and this is none", hint="%j  is its number"
+            )
+
+
+# -- checks -------------------------------------------------------------------------------------------------------------
+
+
+class WritableChecks:
+    """Looks whether files can be written, a bounded number at a time."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+
+    async def look(self, terms: SubmitOptions) -> None:
+        """Raises BadRequest, if the directory of a file is not there or may not be written to, or a file that has no
+        placeholder in its name is none; SlowDown if too many are being looked at."""
+        wanted = output_patterns(terms)
+        if not wanted:
+            return
+        if self._under_way >= FILE_CHECKS_MAX:
+            raise SlowDown("too many files at once", why=f"{FILE_CHECKS_MAX} are being looked at")
+        try:
+            check = in_own_thread(lambda: _check(wanted))
+        except BlockingIOError as error:
+            raise SlowDown("files cannot be looked at", why=str(error.strerror)) from None
+        self._under_way += 1
+        try:
+            if not await done_within(check, FILE_CHECK_S_MAX):
+                shown = wanted[0].decode("utf-8", "backslashreplace")
+                raise BadRequest(f"{shown} cannot be written", why="its directory does not answer")
+            check.result()
+        finally:
+            check.cancel()
+            self._under_way -= 1
+
+
+def _check(wanted: Sequence[bytes]) -> None:
+    for pattern in wanted:
+        path = pattern.replace(b"%%", b"%")
+        shown, directory = pattern.decode("utf-8", "backslashreplace"), os.path.dirname(path)  # noqa: PTH120 -- bytes
+        where = directory.decode("utf-8", "backslashreplace")
+        if not os.path.isdir(directory):  # noqa: PTH112
+            raise BadRequest(
+                f"{shown} cannot be written", why=f"there is no directory {where}", hint=f"mkdir -p {where}"
+            )
+        try:
+            target = _target(path)
+        except OSError as error:
+            raise BadRequest(f"{shown} cannot be written", why=str(error.strerror)) from None
+        if target is not None and not os.access(os.path.dirname(target), os.W_OK | os.X_OK):  # noqa: PTH120
+            raise BadRequest(f"{shown} cannot be written", why=f"you may not write to {where}")
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def append_output(path: bytes, segments: Sequence[Segment], umask: int, at: int, *, ends: bool) -> None:
+    """Put these parts of captured files into the file ``path``, as `write_as_user.append` does. Raises FileChanged, OSError."""
+    target = _target(path)
+    if target is None:
+        return
+    with contextlib.ExitStack() as opened:
+        parts: list[tuple[int, int, int]] = []
+        for source, first, end in segments:
+            captured = open_output(source)
+            opened.callback(os.close, captured)
+            parts.append((captured, first, end))
+        try:
+            write_as_user.append(target, parts, umask, at, ends=ends)
+        except FileChanged:
+            raise
+        except Unwritable as error:
+            raise PeerloadError(str(error)) from None
+
+
+def _target(path: bytes) -> bytes | None:
+    """The file itself, links followed; None where nothing need be written. Raises OSError if it is none that may be."""
+    target = os.path.realpath(path)
+    try:
+        found = os.stat(target)  # noqa: PTH116
+    except FileNotFoundError:
+        return target
+    if stat.S_ISCHR(found.st_mode) and found.st_rdev == NULL:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EISDIR, "it is a directory")
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    if not os.access(target, os.W_OK):
+        raise OSError(errno.EACCES, "the file that is there may not be written to")
+    return target
+
+
+def output_targets(
+    terms: SubmitOptions, record: TaskRecord, spec: TaskSpec, place: tuple[int, int]
+) -> dict[bytes, list[int]]:
+    """The files of a task, and the streams that go to each, stdout first."""
+    found: dict[bytes, list[int]] = {}
+    for stream, pattern in ((1, terms.output_file), (2, terms.error_file)):
+        if pattern:
+            path = output_path(pattern, *place, spec.name, record.node or record.last_node)
+            found.setdefault(path, []).append(stream)
+    return found

@@ -1,1 +1,0 @@
-"""Users of the machine: accounts, their directories and environment, files written as a user."""

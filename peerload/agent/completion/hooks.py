@@ -1,0 +1,369 @@
+"""Hooks: commands and messages at the end of tasks; those of the node (`[hooks]`), and those of users (`--notify CMD`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from peerload import notification
+from peerload.agent.launcher.task_environment import variables_of
+from peerload.agent.runtime import child_environment
+from peerload.agent.store.maintenance import pending_notifications
+from peerload.agent.store.schema import SINGLE, order_of
+from peerload.model import metrics
+from peerload.model.actions import SpawnTask
+from peerload.model.errors import BadRequest, PeerloadError
+from peerload.model.events import LauncherReady, TaskEnded, TaskLost
+from peerload.model.metrics import labelled
+from peerload.model.task import SCRATCH, Exit, TaskSpec, TaskState, how_it_ended
+
+if TYPE_CHECKING:
+    from peerload.agent.accounts import UserServices
+    from peerload.agent.launcher.client import LauncherLink
+    from peerload.agent.output.spool import Spool
+    from peerload.agent.runtime import AgentInfo
+    from peerload.agent.store.maintenance import DueJob
+    from peerload.agent.store.reader import StoreReader
+    from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import EventLog
+    from peerload.model.actions import PutEvent, TaskChanged
+    from peerload.model.config import HooksSettings
+    from peerload.model.events import Event
+    from peerload.model.task import TaskRecord
+
+
+log = logging.getLogger("peerload.agent")
+
+WAITING_MAX = 256
+"""Notifications that wait; beyond this they are dropped."""
+AT_A_TIME = 4
+TRIES_MAX = 5
+PAUSE_S = 2.0
+"""Pause before the second try; it doubles."""
+TIME_S_MAX = 60.0
+"""Time limit of a try; then it is killed."""
+SAID_BYTES_MAX = 400
+DELIVER = (sys.executable, "-E", "-P", "-m", "peerload.notification")
+PREFIX = "notify-"
+NOTICE_S_MAX = 300.0
+"""Time limit of a command; then it is killed."""
+KILLED_WITHIN_S = 10.0
+TAIL_BYTES = 400
+"""Bound on the end of a command's output that is reported."""
+SIGKILL = 9
+
+
+def outcome_of(record: TaskRecord) -> dict[str, str]:
+    """The outcome of a task as PEERLOAD_… variables."""
+    told = {"NODE": record.node, "REASON": record.reason[:1000], "STATE": record.state.value}
+    told |= {"STARTED_AT": f"{record.started_at:.3f}", "ENDED_AT": f"{record.ended_at:.3f}"}
+    if record.exit is not None:
+        told |= {"EXIT_CODE": str(record.exit.exit_code), "SIGNAL": str(record.exit.signal or "")}
+    return told
+
+
+def delivery_variables(settings: HooksSettings, target: str, *, signs: bool = True) -> dict[str, str]:
+    """The variables that `notification` reads besides the facts. signs: webhooks are signed."""
+    found = {"TARGET": target, "SECRET_FILE": settings.secret_file if signs else "", "SENDMAIL": settings.sendmail}
+    return {f"PEERLOAD_NOTIFY_{name}": value for name, value in found.items()}
+
+
+class NodeHooks:
+    """Hooks of the node: commands and messages when any task of this home has ended or failed, or a node is dead.
+
+    They run as children of the agent, with its rights, beside its work: a bounded queue, some at a time, each try with a time
+    limit, some tries. What cannot be delivered, or does not fit into the queue, is an event and is counted. Nothing is kept for the
+    next agent, unlike what `--notify` owes a user. From the loop's thread only.
+    """
+
+    def __init__(self, info: AgentInfo, store: Store, journal: EventLog) -> None:
+        self._info = info
+        self._store = store
+        self._journal = journal
+        self._settings = info.config.hooks
+        self._waiting: asyncio.Queue[tuple[str, str, dict[str, str]]] = asyncio.Queue(WAITING_MAX)
+        self._is_full = False
+        if self._settings.on_node_dead:
+            journal.on_note(self._noted)
+
+    @property
+    def hears_ends(self) -> bool:
+        """True if a hook is run at the end of tasks."""
+        return bool(self._settings.on_end or self._settings.on_fail)
+
+    def changed(self, action: TaskChanged) -> None:
+        """A task of this home has a new record."""
+        record = action.record
+        if not record.state.is_final or not self.hears_ends:
+            return
+        facts = outcome_of(record) | {"TASK_ID": record.task}
+        self._put("on_end", facts)
+        if record.state is TaskState.FAILED:
+            self._put("on_fail", facts)
+
+    def _noted(self, event: PutEvent) -> None:
+        if event.what == "node" and event.state == "dead":
+            self._put("on_node_dead", {"NODE": event.node, "STATE": "dead", "REASON": event.reason})
+
+    def _put(self, hook: str, facts: dict[str, str]) -> None:
+        for target in getattr(self._settings, hook):
+            try:
+                self._waiting.put_nowait((hook, target, facts | {"EVENT": hook}))
+            except asyncio.QueueFull:
+                self._count("dropped")
+                if not self._is_full:
+                    self._tell("dropped", hook, target, facts, f"{WAITING_MAX} wait already; more may be dropped")
+                self._is_full = True
+
+    def _count(self, outcome: str) -> None:
+        self._info.counters[labelled(metrics.HOOKS, outcome=outcome)] += 1
+
+    def _tell(self, state: str, hook: str, target: str, facts: dict[str, str], why: str) -> None:
+        reason = f"{hook}: {notification.shown(target)}: {why}".replace("\n", " ")
+        log.warning("hook %s: task=%s %s", state, facts.get("TASK_ID", ""), reason)
+        task, node = facts.get("TASK_ID", ""), "" if "TASK_ID" in facts else facts["NODE"]
+        self._journal.record("hook", state, task=task, node=node, reason=reason)
+
+    async def run(self) -> None:
+        """Deliver what comes, until cancelled."""
+        if not self._settings.targets():
+            return
+        async with asyncio.TaskGroup() as group:
+            for _ in range(AT_A_TIME):
+                group.create_task(self._deliver_all())
+
+    async def _deliver_all(self) -> None:
+        while True:
+            hook, target, facts = await self._waiting.get()
+            self._is_full = self._is_full and not self._waiting.empty()
+            code, said = await self._deliver(target, facts)
+            self._count("failed" if code else "delivered")
+            if code:
+                self._tell("failed", hook, target, facts, said or f"exit code {code}")
+
+    async def _deliver(self, target: str, facts: dict[str, str]) -> tuple[int, str]:
+        """Deliver one, in some tries → 0, or the exit code of the last, and what it printed."""
+        code, said = 0, ""
+        for tries in range(TRIES_MAX):
+            if tries:
+                await asyncio.sleep(PAUSE_S * 2.0 ** (tries - 1))
+            try:
+                code, said = await self._try(target, self._variables(target, facts))
+            except OSError as error:
+                code, said = notification.LATER, f"cannot be started: {error.strerror}"
+            if code != notification.LATER:
+                break
+        return code, said
+
+    def _variables(self, target: str, facts: dict[str, str]) -> dict[str, str]:
+        config, own = self._info.config, child_environment()
+        facts = {"HOME": config.node, **facts}
+        if "TASK_ID" in facts:
+            with contextlib.suppress(PeerloadError):  # it may have been removed meanwhile
+                spec = self._store.spec(order_of(facts["TASK_ID"])[0])
+                facts |= {"NAME": spec.name, "USER": spec.user}
+        own |= {f"PEERLOAD_{name}": value.replace("\0", " ") for name, value in facts.items()}
+        own |= {"PEERLOAD_SOCKET": config.socket}
+        return own | delivery_variables(config.hooks, target)
+
+    async def _try(self, target: str, variables: dict[str, str]) -> tuple[int, str]:
+        words = DELIVER if notification.kind_of(target) else ("/bin/sh", "-c", target)
+        null = asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=null, stderr=null, env=variables, cwd="/", start_new_session=True,
+            stdout=asyncio.subprocess.PIPE if words is DELIVER else null,
+        )  # fmt: skip
+        said = b""
+        try:
+            async with asyncio.timeout(TIME_S_MAX):
+                if process.stdout is not None:
+                    said = await process.stdout.read(SAID_BYTES_MAX)
+                await process.wait()
+        except TimeoutError:
+            return notification.LATER, f"killed after {TIME_S_MAX:g} s"
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        return process.returncode or 0, said.decode("utf-8", "backslashreplace").strip().partition(": ")[2]
+
+
+# -- of users ----------------------------------------------------------------------------------------------------------
+
+
+class NotificationLost(PeerloadError):
+    """The launcher went away while the command was to start or was running, or the command could not be started."""
+
+    code = "notice-lost"
+
+
+class NotifyHooks:
+    """Notification hook: a user's command that runs at home when a task, or the last member of an array, has ended.
+
+    The launcher starts the command, as it starts tasks, under a key of its own. So the command outlives the agent, and the next
+    agent finds it again. It is started at least once; a command that has ended is not started again.
+    """
+
+    def __init__(
+        self, info: AgentInfo, store: StoreReader, launcher: LauncherLink, spool: Spool, users: UserServices
+    ) -> None:
+        self._info = info
+        self._store = store
+        self._launcher = launcher
+        self._spool = spool
+        self._users = users
+        self._waiting: dict[str, asyncio.Future[Exit]] = {}
+        self._running: set[str] = set()
+        self._ended: dict[str, Exit] = {}
+
+    # -- the launcher --------------------------------------------------------------------------------------------------
+
+    def heard(self, event: Event) -> bool:
+        """Take an event about one of these commands. False if it is about something else."""
+        key = getattr(event, "key", "")
+        if not isinstance(key, str) or not key.startswith(PREFIX):
+            return False
+        if isinstance(event, TaskEnded):
+            self._end(key, event.exit)
+        elif isinstance(event, TaskLost):
+            self._lose(key, event.reason)
+        return True
+
+    def listed(self, ready: LauncherReady) -> LauncherReady:
+        """The list of a launcher without these commands; their states are noted."""
+        mine = {key for key, *_ in ready.running if key.startswith(PREFIX)}
+        ended = {key: exit_ for key, exit_ in ready.ended if key.startswith(PREFIX)}
+        self._running = mine
+        self._ended = {key: exit_ for key, exit_ in ended.items() if key not in self._waiting}
+        for key in list(self._waiting):
+            if key in ended:
+                self._end(key, ended[key])
+            elif key not in mine:
+                self._lose(key, "the launcher went away")
+        return ready.without(mine | ended.keys())
+
+    def forget_strangers(self) -> None:
+        """Forget the commands without a job: they were done, and an earlier agent was killed before it forgot them."""
+        job = {_key(number, tries) for number, tries in pending_notifications(self._store)}
+        for key in (*self._running, *self._ended):
+            if key not in job:
+                self._launcher.signal(key, SIGKILL)
+                self._let_go(key)
+
+    def _end(self, key: str, exit_: Exit) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(exit_)
+
+    def _lose(self, key: str, reason: str) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(NotificationLost(reason))
+
+    def _let_go(self, key: str) -> None:
+        self._running.discard(key)
+        self._ended.pop(key, None)
+        self._launcher.forget(key)
+        self._spool.drop(key)
+
+    # -- one notice ----------------------------------------------------------------------------------------------------
+
+    async def carry_out(self, job: DueJob) -> tuple[str, str]:
+        """Run the command of a job, or wait for the one that runs already → the state and the reason of the event
+        about it. Raises NotificationLost, StoreError."""
+        key = _key(job.number, job.tries)
+        exit_ = self._ended.get(key)
+        late = ""
+        if exit_ is None:
+            ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+            self._waiting[key] = ended
+            try:
+                if key not in self._running:
+                    await self._start(key, job)
+                exit_, late = await self._await_end(key, ended)
+            finally:
+                del self._waiting[key]
+        last = self._spool.read_tail(key, 2, TAIL_BYTES) or self._spool.read_tail(key, 1, TAIL_BYTES)
+        self._let_go(key)
+        how = late or how_it_ended(exit_)
+        said = last.decode("utf-8", "backslashreplace").strip()
+        if notification.kind_of(self._store.terms(job.counter).notify.decode("utf-8", "replace")):
+            if late or exit_.exit_code == notification.LATER:
+                raise NotificationLost(said or how)
+            return "abandoned" if exit_.exit_code else "notified", f"the notice: {said or how}"
+        return "notified", f"the notice: {how}" + (f"; it said: {said}" if said else "")
+
+    async def _await_end(self, key: str, ended: asyncio.Future[Exit]) -> tuple[Exit, str]:
+        try:
+            async with asyncio.timeout(NOTICE_S_MAX):
+                return await asyncio.shield(ended), ""
+        except TimeoutError:
+            self._launcher.signal(key, SIGKILL)
+        async with asyncio.timeout(KILLED_WITHIN_S):
+            return await ended, f"killed after {NOTICE_S_MAX:g} s"
+
+    async def _start(self, key: str, job: DueJob) -> None:
+        home = self._info.config.node
+        spec = self._store.spec(job.counter)
+        terms = self._store.terms(job.counter)
+        directory = spec.directory
+        if directory == SCRATCH or not await self._users.admitted(spec, terms):
+            directory = b"/"
+        target = terms.notify.decode("utf-8", "surrogateescape")
+        is_target = notification.kind_of(target) != ""
+        command = tuple(map(os.fsencode, DELIVER)) if is_target else (b"/bin/sh", b"-c", terms.notify)
+        notice = TaskSpec(command, directory, spec.environment, user=spec.user, named=spec.named)
+        try:
+            variables_of(spec.environment)
+        except BadRequest as error:
+            raise NotificationLost(str(error)) from None
+        name = f"{home}/{job.counter}" + (f".{job.member}" if job.member != SINGLE else "")
+        action = SpawnTask(key, name, 1, home, notice)
+        extra = {
+            f"PEERLOAD_{variable}".encode(): value.replace("\0", " ").encode("utf-8", "replace")
+            for variable, value in (self._of_all(job) | {"NAME": spec.name, "HOME": home, "TASK_ID": name}).items()
+        }
+        if is_target:  # the secret belongs to the agent's user
+            signs = self._info.config.mode != "system"
+            own = delivery_variables(self._info.config.hooks, target, signs=signs)
+            extra |= {name.encode(): os.fsencode(value) for name, value in own.items()}
+        self._spool.drop(key)
+        stdout, stderr = self._spool.paths(key)
+        self._running.add(key)
+        self._launcher.spawn(action, stdout, stderr, extra, owner=terms.owner)
+
+    def _of_all(self, job: DueJob) -> dict[str, str]:
+        """The outcome as variables; of an array: that all members are done, or the outcome of the first that is not."""
+        store = self._store
+        counts = {
+            str(state): int(count)
+            for state, count in store.rows(
+                "SELECT state, count(*) FROM tasks WHERE counter = ? GROUP BY state", (job.counter,)
+            )
+        }
+        states = [state for state in (TaskState.FAILED, TaskState.CANCELLED) if counts.get(state.value)]
+        worst = states[0] if states else TaskState.DONE
+        members = store.rows(
+            "SELECT member FROM tasks WHERE counter = ? AND state = ? ORDER BY member LIMIT 1",
+            (job.counter, worst.value),
+        )
+        records = store.page(job.counter, members[0][0] - 1, members[0][0], 1) if members else []
+        told = {"STATE": worst.value, "EXIT_CODE": "", "SIGNAL": "", "NODE": "", "REASON": ""}
+        if records:
+            told |= outcome_of(records[0])
+        total = sum(counts.values())
+        if total > 1 or (members and members[0][0] != SINGLE):
+            told["MEMBERS"] = str(total)
+            told |= {state.upper(): str(counts.get(state, 0)) for state in ("done", "failed", "cancelled")}
+        return told
+
+
+def _key(number: int, tries: int) -> str:
+    """The launcher's key of a command: another for each try."""
+    return f"{PREFIX}{number}-{tries}"

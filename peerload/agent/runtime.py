@@ -1,0 +1,447 @@
+"""The runtime of an agent, which all its parts share: facts, run state, inbox, background tasks, timeouts and threads.
+
+An agent is one event loop. Whatever happens is put into the one inbox, and one consumer hands it to the `Node`, in order. A bug
+in a background task stops the agent (crash-only). Timeouts do not count event-loop lag: while a busy loop or machine stood still,
+nothing is held against who answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import enum
+import errno
+import logging
+import os
+import queue
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from peerload.model.events import GossipReceived, Instant, LoadSampled, MessageReceived
+from peerload.model.messages import ADVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from peerload.model.config import AgentConfig
+    from peerload.model.errors import PeerloadError
+    from peerload.model.events import Event
+    from peerload.model.messages import Identity
+
+
+log = logging.getLogger("peerload.agent")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+REFUSED_BY_MAX = 16
+"""Bound on the addresses in `AgentInfo.refused_by`; the latest are kept."""
+TURN_EVENTS_MAX = 256
+"""Events handled before sockets and timers get their turn."""
+STEP_S = 0.1
+"""Bound on the time of one turn of the loop that counts for a timeout."""
+CHECK_EVERY_S = 3.0
+CHECKS_MAX = 3
+"""Checks without progress after which the connection is closed: 9 s."""
+PROGRESS_BYTES_MIN = 1024
+"""Bytes between two checks that count as progress; the end of a frame does, too."""
+THREADS = 8
+_NOT_FOR_CHILDREN = ("PEERLOAD_", "NOTIFY_", "LISTEN_", "WATCHDOG_", "CREDENTIALS_")
+
+
+# -- facts -------------------------------------------------------------------------------------------------------------
+
+
+def child_environment() -> dict[str, str]:
+    """The variables of this process for its children: without its settings, which have passwords, and those of its service
+    manager."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_CHILDREN)}
+
+
+def now() -> Instant:
+    """The present moment, on the boot clock and by the machine's date."""
+    return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+
+class AgentInfo:
+    """Plain values; from the loop's thread only. A reload replaces ``config``, so read it where it is used."""
+
+    def __init__(self, config: AgentConfig, identity: Identity, origins: Mapping[str, str] | None = None) -> None:
+        self.config = config
+        self.identity = identity
+        """Name, boot and address of this node. The address is empty until the peer links listen."""
+        self.origins = dict(origins or {})
+        """Source of each setting (flag, variable, file), as far as it is known."""
+        self.counters: collections.Counter[str] = collections.Counter()
+        self.notices: list[str] = []
+        """Sentences about the state of this node for whoever starts or looks at the agent."""
+        self.refused_by: tuple[str, ...] = ()
+        """Addresses of the last peers that refused this node, because another has its name."""
+        self.started_at = time.time()
+        self._started_s = now().boot_s
+
+    def up_s(self) -> float:
+        """Uptime of this agent, in seconds."""
+        return now().boot_s - self._started_s
+
+    def add_refusal(self, address: str) -> None:
+        """Note that the peer at this address refuses this node."""
+        self.refused_by = (*self.refused_by, address)[-REFUSED_BY_MAX:]
+
+
+class Histogram:
+    """Histogram of a quantity, as Prometheus has them: counts in fixed buckets, and the sum.
+
+    bounds: the upper bounds of the buckets, ascending; what exceeds the last is counted in one more.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, so often. From one thread only; another may read."""
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def told(self) -> dict[str, object]:
+        """As the answer to `stats` has it: bounds, counts of each bucket (one more than bounds), sum."""
+        return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
+
+
+# -- run state ---------------------------------------------------------------------------------------------------------
+
+
+class Ending(enum.IntEnum):
+    """Ending of an agent. Where there is more than one, all are carried out, and the greatest says how it is reported."""
+
+    RESTART = enum.auto()
+    """The agent stops, and the same process starts it again."""
+    STOP = enum.auto()
+    """The agent stops; running tasks run on."""
+    LEAVE = enum.auto()
+    """The agent stops, and its next start knows no peer."""
+    END_TASKS = enum.auto()
+    """The agent ends its running tasks, and stops."""
+    FAILED = enum.auto()
+    """The agent decides nothing more: what was acknowledged is on disk, and going on could break a promise."""
+    REFUSED = enum.auto()
+    """The agent may not run here: it ends its tasks, and leaves without a message to anybody."""
+
+
+class RunState:
+    """The run state of one agent, from its start until it has stopped."""
+
+    def __init__(self) -> None:
+        self._endings: set[Ending] = set()
+        self.refusal: PeerloadError | None = None
+        """The error because of which this agent may not run here; `Daemon.run` raises it."""
+        self._stopping = asyncio.Event()
+
+    @property
+    def ending(self) -> Ending | None:
+        """The greatest of its endings; None while it runs."""
+        return max(self._endings, default=None)
+
+    @property
+    def is_stopping(self) -> bool:
+        """True once it has begun to stop."""
+        return bool(self._endings)
+
+    @property
+    def has_failed(self) -> bool:
+        """True once it decides nothing more."""
+        return not self._endings.isdisjoint({Ending.FAILED, Ending.REFUSED})
+
+    @property
+    def ends_tasks(self) -> bool:
+        """True if running tasks end with it, also where it fails meanwhile."""
+        return not self._endings.isdisjoint({Ending.END_TASKS, Ending.REFUSED})
+
+    @property
+    def leaves(self) -> bool:
+        """True if its next start is to know no peer."""
+        return Ending.LEAVE in self._endings
+
+    async def stopping(self) -> None:
+        """Return when it begins to stop."""
+        await self._stopping.wait()
+
+    def stop(self, ending: Ending = Ending.STOP) -> None:
+        """Begin to stop."""
+        self._endings.add(ending)
+        self._stopping.set()
+
+    def fail(self, why: str) -> None:
+        """Stop after something that must not be survived, and log why."""
+        log.critical("%s; the agent stops", why)
+        self.stop(Ending.FAILED)
+
+    def refuse(self, error: PeerloadError) -> None:
+        """Stop, since this agent may not run here at all."""
+        self.refusal = error
+        self.stop(Ending.REFUSED)
+
+
+# -- inbox -------------------------------------------------------------------------------------------------------------
+
+
+class Inbox:
+    """The events of one agent, in order. Its one consumer takes them a `turn` at a time.
+
+    A full inbox drops advice, gossip and samples, which may be lost, and counts them; everything else is bounded where it
+    comes from (tasks, peers, clients) and is kept.
+    """
+
+    def __init__(self, events_max: int) -> None:
+        self._events_max = events_max
+        self._events: deque[Event] = deque()
+        self._news = asyncio.Event()
+        self.dropped = 0
+        self.put_count = self.taken_count = 0
+        """Number of events that were ever queued, and of those that were handed over."""
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, event: Event) -> None:
+        """Queue an event. From the loop's thread only."""
+        if len(self._events) >= self._events_max and _may_be_lost(event):
+            self.dropped += 1
+            return
+        self._events.append(event)
+        self.put_count += 1
+        self._news.set()
+
+    async def turn(self) -> list[Event]:
+        """Wait for events → those that have come, at most TURN_EVENTS_MAX. Sockets and timers get their turn before."""
+        if self._events:
+            await asyncio.sleep(0)
+        else:
+            self._news.clear()
+            await self._news.wait()
+        events = [self._events.popleft() for _ in range(min(len(self._events), TURN_EVENTS_MAX))]
+        self.taken_count += len(events)
+        return events
+
+
+def _may_be_lost(event: Event) -> bool:
+    return isinstance(event, LoadSampled | GossipReceived) or (
+        isinstance(event, MessageReceived) and isinstance(event.message, ADVICE)
+    )
+
+
+# -- background tasks and timeouts -------------------------------------------------------------------------------------
+
+
+async def next_tick(every_s: float) -> None:
+    """Sleep until the next multiple of ``every_s`` on the loop's clock. Periodic work whose intervals are multiples of one
+    another wakes the process together: an idle agent pays for each wake-up, not for what it looks at."""
+    now_s = asyncio.get_running_loop().time()
+    await asyncio.sleep(every_s - now_s % every_s)
+
+
+class BackgroundTasks:
+    """The tasks of one owner. `close` cancels those that are left."""
+
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin this work."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("bug in a background task", exc_info=error)
+            self._run.fail(f"a bug: {error!r}")
+
+    async def close(self) -> None:
+        """Cancel all, and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def done_within(answer: asyncio.Future[Any], seconds: float) -> bool:
+    """Wait for an answer, which is neither taken nor cancelled → whether it is there, after ``seconds`` at the latest in which
+    the loop could have seen it."""
+    left_s = seconds
+    while left_s > 0:
+        done, _ = await asyncio.wait({answer}, timeout=min(left_s, STEP_S))
+        if done:
+            return True
+        left_s -= STEP_S
+    return answer.done()
+
+
+class ReadTimeout:
+    """The read timeout of one connection. ``expired()`` is called once, when a frame does not continue."""
+
+    __slots__ = ("_bytes", "_checked_bytes", "_checks", "_expired", "_is_partial", "_is_paused", "_loop", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[], None]) -> None:
+        self._loop = loop
+        self._expired = expired
+        self._bytes = self._checked_bytes = self._checks = 0
+        self._is_partial = self._is_paused = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def received(self, count: int, *, is_whole: bool, is_partial: bool) -> None:
+        """Count received bytes. is_whole: they completed a frame. is_partial: an incomplete frame is left."""
+        self._bytes += PROGRESS_BYTES_MIN if is_whole else count
+        self._is_partial = is_partial
+        if is_partial and self._timer is None:
+            self._restart()
+
+    def pause(self, *, paused: bool) -> None:
+        """Reading is paused (nothing can come), or goes on."""
+        self._is_paused = paused
+
+    def stop(self) -> None:
+        """The connection is closed."""
+        self._is_partial = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _restart(self) -> None:
+        self._checked_bytes, self._checks = self._bytes, 0
+        self._timer = self._loop.call_later(CHECK_EVERY_S, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        if not self._is_partial:
+            return
+        if self._is_paused or self._bytes - self._checked_bytes >= PROGRESS_BYTES_MIN:
+            self._restart()
+            return
+        self._checks += 1
+        self._checked_bytes = self._bytes
+        if self._checks >= CHECKS_MAX:
+            self._is_partial = False
+            self._expired()
+        else:
+            self._timer = self._loop.call_later(CHECK_EVERY_S, self._check)
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+class Workers(Executor):
+    """The thread pool of one event loop, whose thread alone submits. ``count``: the number of threads.
+
+    The threads are made when the agent starts, since none can be made later where the limit of processes is reached, as a fork bomb
+    among the tasks does. What could not be made is tried again with each call. As long as there is none at all, a call holds up the
+    event loop: that is slow, and the agent lives and can end the task.
+    """
+
+    def __init__(self, count: int = THREADS) -> None:
+        self._count = count
+        self._work: queue.SimpleQueue[tuple[Future[object], Callable[[], object]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._is_short = False
+        self._grow()
+
+    def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """See `Executor`."""
+        future: Future[R] = Future()
+        self._grow()
+        work = (future, lambda: function(*args, **kwargs))
+        if self._threads:
+            self._work.put(work)  # type: ignore[arg-type]
+        else:
+            _carry_out(*work)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """See `Executor`."""
+        del cancel_futures
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+        self._threads.clear()
+        self._count = 0
+
+    def _grow(self) -> None:
+        while len(self._threads) < self._count:
+            # A daemon: an agent that fails while it starts, before anybody shuts its threads down, ends.
+            thread = threading.Thread(target=self._run, name="worker", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if not self._is_short:
+                    log.warning(
+                        "cannot start a thread: running=%d wanted=%d error=%s", len(self._threads), self._count, error
+                    )
+                self._is_short = True
+                return
+            self._threads.append(thread)
+        self._is_short = False
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            _carry_out(*work)
+
+
+def _carry_out(future: Future[R], work: Callable[[], R]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001 -- it is the caller's
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def in_own_thread(work: Callable[[], R]) -> asyncio.Future[R]:
+    """Do blocking work that may hang (a dead network mount) in a thread of its own, which holds up neither other work nor
+    the end of the agent. Raises BlockingIOError if no thread can be made."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[R] = loop.create_future()
+
+    def settle(result: list[R], error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(result[0])
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        result: list[R] = []
+        error: Exception | None = None
+        try:
+            result.append(work())
+        except Exception as raised:  # noqa: BLE001 -- it is raised where it is waited for
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    try:
+        threading.Thread(target=run, name="own thread", daemon=True).start()
+    except RuntimeError:
+        raise BlockingIOError(errno.EAGAIN, "no thread can be made: the limit of processes is reached") from None
+    return done
+
+
+def call_in_loop(loop: asyncio.AbstractEventLoop, calls: Sequence[Callable[[], object]]) -> None:
+    """Make these calls in the loop's thread, from another one, in one turn; a loop that is closed already needs them no more."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(lambda: [call() for call in calls])

@@ -1,0 +1,405 @@
+"""Estimates of durations and of GPU memory: what commands took wherever this node saw them end, and what is expected of the next.
+
+A command is known at three levels: the very command line in its directory; the program (or the script of an
+interpreter) with the names of its flags, there; the program or script, anywhere. What is expected of a task is the mean
+of the last runs at the most specific level that has RUNS_KNOWN_MIN of them, else at the most specific that has any.
+
+Durations are kept in seconds of the reference machine (``Profile.speed`` 1.0): a run on a node of speed 2 counts for
+twice what it took. A task that waits for something other than the processor is therefore taken for longer on a fast node
+than it is; the mean over nodes evens that out.
+
+GPU memory is known at the same levels, for GPUs of one model and for any model. A need is what nearly all of the last runs
+stayed below, plus a margin: of fewer than RUNS_MANY the most, else nearly all (p95).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections import deque
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from peerload.model.bounded import BoundedDict
+from peerload.model.resources import MIB
+from peerload.model.task import TIME_LIMIT_EXIT_CODE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from peerload.core.work import Work
+    from peerload.model.task import Exit, TaskSpec
+
+
+NEARLY_ALL = 0.9
+NEWEST_SHARE = 0.3
+"""Of the average of the logarithms of durations so much is the newest run's."""
+DEVIATION_MIN = 0.25
+"""Runs are taken to differ by at least this factor's logarithm (a quarter), however alike the last ones were."""
+DEVIATIONS = 1.28
+"""Nine of ten lie below the mean and so many standard deviations, where logarithms are distributed normally."""
+
+
+class PastDurations:
+    """The durations of the last runs of one command, at most ``kept_max``. What they sum up to is kept, and how they are
+    in order, since both are asked for more often than they change."""
+
+    __slots__ = ("_ascending", "_durations", "_kept_max", "_mean_log", "_oldest", "_sum_s", "_variance_log")
+
+    def __init__(self, kept_max: int) -> None:
+        self._durations = array("d")
+        self._ascending: tuple[float, tuple[float, ...]] | None = None
+        self._kept_max = kept_max
+        self._oldest = 0
+        self._sum_s = 0.0
+        self._mean_log = 0.0
+        self._variance_log = 0.0
+
+    def __len__(self) -> int:
+        return len(self._durations)
+
+    def add(self, duration_s: float) -> None:
+        """One more, > 0; the oldest goes if there are too many."""
+        durations, oldest = self._durations, self._oldest
+        self._follow(math.log(duration_s), is_first=not durations)
+        self._ascending = None
+        if len(durations) < self._kept_max:
+            durations.append(duration_s)
+            self._sum_s += duration_s
+            return
+        self._sum_s += duration_s - durations[oldest]
+        durations[oldest] = duration_s
+        self._oldest = (oldest + 1) % self._kept_max
+        if not self._oldest:  # once a round, so that the errors of many sums do not pile up
+            self._sum_s = math.fsum(durations)
+
+    @property
+    def mean_s(self) -> float:
+        """Their mean. There must be one."""
+        return self._sum_s / len(self._durations)
+
+    def _follow(self, log_s: float, *, is_first: bool) -> None:
+        """The averages that forget."""
+        if is_first:
+            self._mean_log = log_s
+            return
+        off = log_s - self._mean_log
+        self._mean_log += NEWEST_SHARE * off
+        self._variance_log = (1.0 - NEWEST_SHARE) * (self._variance_log + NEWEST_SHARE * off * off)
+
+    def nearly_all_s(self, speed: float) -> float:
+        """The duration that nine of ten of the next runs will not exceed on a node of this speed: that of nine of ten of these, or,
+        if that is more, what their weighted average makes of it, which follows when runs become longer. There must be one."""
+        ascending = self.ascending(speed)
+        seen_s = ascending[min(int(NEARLY_ALL * len(ascending)), len(ascending) - 1)]
+        deviation = max(math.sqrt(self._variance_log), DEVIATION_MIN)
+        return max(seen_s, math.exp(self._mean_log + DEVIATIONS * deviation) / speed)
+
+    def ascending(self, speed: float) -> tuple[float, ...]:
+        """Their durations on a node of this speed, in order."""
+        if self._ascending is None or self._ascending[0] != speed:
+            self._ascending = speed, tuple(sorted(seen_s / speed for seen_s in self._durations))
+        return self._ascending[1]
+
+
+Keys = tuple[bytes, ...]
+"""Keys of a command, the most specific first; () = not worked out yet."""
+
+RUNS_KNOWN_MIN = 3
+"""Fewer runs than this of a very command line say less than more runs of commands like it."""
+DURATION_S_AT_FIRST = 1.0
+"""Expected duration of a task before any has ended."""
+FLAGS_READ_MAX = 64
+"""Words of a command line that are looked at for flags and a script."""
+KEY_BYTES = 16
+_INTERPRETER = re.compile(
+    rb"(python|pypy|bash|dash|sh|zsh|ksh|perl|ruby|node|julia|octave|Rscript|lua|php|java)[0-9.]*\Z"
+)
+
+
+class DurationEstimates:
+    """One per node. At most ``commands_kept_max`` keys (those not seen for longest are forgotten) with the last
+    ``durations_kept_max`` runs each; ``all``: the last runs of any; ``gpu``: what those took of GPUs. ``learned(keys)`` is called when a run was added."""
+
+    def __init__(self, commands_kept_max: int, durations_kept_max: int) -> None:
+        self._durations_kept_max = durations_kept_max
+        self._commands: BoundedDict[bytes, PastDurations] = BoundedDict(commands_kept_max)
+        self.all = PastDurations(durations_kept_max)
+        self.gpu = GpuHistory(commands_kept_max, durations_kept_max)
+        # All members of an array, and all tasks of many a simulation, share one spec: what was found for it is at hand.
+        self._keyed: tuple[TaskSpec | None, Keys] = (None, ())
+        self._taught: tuple[Keys, tuple[PastDurations, ...]] = ((), ())
+        self._asked: tuple[Keys, PastDurations | None] = ((), None)
+        self.learned: Callable[[Keys], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def learn(self, spec: TaskSpec, exit_: Exit) -> None:
+        """A run has ended. One that a signal ended (a cancel, say) teaches nothing, unless it was at its time limit; nor
+        does one that never got as far as running, that ran out of memory, or whose device failed."""
+        duration_s = (exit_.ended_at - exit_.started_at) * exit_.speed
+        is_cut = exit_.signal != 0 and exit_.exit_code != TIME_LIMIT_EXIT_CODE
+        if is_cut or exit_.out_of or exit_.failed_device or exit_.started_at <= 0 or duration_s <= 0:
+            return
+        self.all.add(duration_s)
+        keys = self.keys(spec)
+        self.gpu.learn(keys, exit_, duration_s)
+        if self._taught[0] is not keys:
+            self._taught = keys, tuple(self._newest(key) for key in keys)
+        for runs in self._taught[1]:
+            runs.add(duration_s)
+        if self.learned is not None:
+            self.learned(keys)
+
+    def past(self, keys: Keys) -> PastDurations | None:
+        """The runs that tell most of this command; None if nothing like it was seen."""
+        if not self._commands:
+            return None
+        if self._asked[0] is keys:
+            return self._asked[1]
+        some = None
+        for level, key in enumerate(keys):
+            runs = self._commands.get(key)
+            if runs is not None and len(runs) >= RUNS_KNOWN_MIN:
+                if level == 0:  # no run to come will change that
+                    self._asked = keys, runs
+                return runs
+            some = some or runs
+        return some
+
+    def _newest(self, key: bytes) -> PastDurations:
+        """The runs of a command, which is the last to be forgotten now; whatever was at hand may be forgotten."""
+        self._asked = (), None
+        runs = self._commands[key] = self._commands.get(key) or PastDurations(self._durations_kept_max)
+        return runs
+
+    def expected_s(self, keys: Keys) -> float:
+        """Expected duration of this command on the reference machine, 0 = not known."""
+        runs = self.past(keys)
+        return runs.mean_s if runs is not None else 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """The mean of the last ``durations_kept_max`` runs of all commands, DURATION_S_AT_FIRST before the first."""
+        return self.all.mean_s if len(self.all) else DURATION_S_AT_FIRST
+
+    def keys(self, spec: TaskSpec) -> Keys:
+        """Keys of the command of a spec, the most specific first."""
+        if self._keyed[0] is not spec:
+            self._keyed = spec, command_keys(spec.argv, spec.directory)
+        return self._keyed[1]
+
+    def keys_of(self, work: Work) -> Keys:
+        """Keys of the command of work, which keeps them."""
+        if not work.keys:
+            work.keys = self.keys(work.spec)
+        return work.keys
+
+
+def command_keys(argv: Sequence[bytes], directory: bytes) -> Keys:
+    """The keys of a command, the most specific first; equal on every node, and after every start."""
+    program = argv[0].rpartition(b"/")[2]
+    words = argv[1 : FLAGS_READ_MAX + 1]
+    script = b""
+    if _INTERPRETER.match(program):
+        script = next((word for word in words if not word.startswith(b"-")), b"")
+    flags = sorted({word.partition(b"=")[0] for word in words if _is_flag(word)})
+    shape = (directory, program, script, *flags)
+    return _key(b"line", (directory, *argv)), _key(b"shape", shape), _key(b"program", (program, script))
+
+
+def _is_flag(word: bytes) -> bool:
+    """``-5`` is a number."""
+    return word.startswith(b"-") and not word[1:2].isdigit()
+
+
+def _key(level: bytes, words: Sequence[bytes]) -> bytes:
+    """No word of a command line holds a NUL byte."""
+    return blake2b(b"\0".join((level, *words)), digest_size=KEY_BYTES).digest()
+
+
+class BacklogEstimate:
+    """Expected duration of all waiting work together, on the reference machine.
+
+    It is kept by command line, so that every change costs the same however much waits. What is expected of a command is
+    looked up again whenever one of it joins and whenever one of it has ended; one not known counts as the mean of all.
+    """
+
+    def __init__(self, history: DurationEstimates) -> None:
+        self._history = history
+        self._commands: dict[bytes, _Waiting] = {}
+        self._known_s = 0.0
+        self._unknown = 0
+        history.learned = self._learned
+
+    def add(self, work: Work) -> None:
+        """Work waits here."""
+        keys = self._history.keys_of(work)
+        command = self._commands.get(keys[0])
+        if command is None:
+            command = self._commands[keys[0]] = _Waiting()
+        self._take_out(command)
+        command.count += work.count
+        command.expected_s = self._history.expected_s(keys)
+        self._put_in(command)
+
+    def remove(self, work: Work, number: int = 1) -> None:
+        """Remove so many tasks that wait no longer."""
+        key = self._history.keys_of(work)[0]
+        command = self._commands[key]
+        self._take_out(command)
+        command.count -= number
+        if command.count:
+            self._put_in(command)
+        else:
+            del self._commands[key]
+            if not self._commands:
+                self._known_s = 0.0  # of sums of floats something would be left
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds on the reference machine."""
+        return max(self._known_s, 0.0) + self._unknown * self._history.mean_s
+
+    def _learned(self, keys: Keys) -> None:
+        command = self._commands.get(keys[0])
+        if command is not None:
+            self._take_out(command)
+            command.expected_s = self._history.expected_s(keys)
+            self._put_in(command)
+
+    def _take_out(self, command: _Waiting) -> None:
+        self._known_s -= command.count * command.expected_s
+        if not command.expected_s:
+            self._unknown -= command.count
+
+    def _put_in(self, command: _Waiting) -> None:
+        self._known_s += command.count * command.expected_s
+        if not command.expected_s:
+            self._unknown += command.count
+
+
+class _Waiting:
+    """Waiting tasks of one command line, and their expected duration (0 = not known)."""
+
+    __slots__ = ("count", "expected_s")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.expected_s = 0.0
+
+
+MARGIN, MARGIN_BYTES = 1.10, 256 * MIB
+"""A need is what was seen, times this, and so much."""
+RUNS_MANY = 10
+NEARLY_ALL_BYTES = 0.95
+"""Of so many runs or more, a need is what this share of them stayed below."""
+TYPICAL = 0.9
+"""A task of which nothing is known is taken to need what this share of all runs stayed below."""
+ANY_MODEL = ""
+NOTHING_LEARNED: Mapping[str, int] = MappingProxyType({})
+_Run = tuple[int, int]
+
+
+class GpuRuns:
+    """The last runs of one command on GPUs of one model, at most ``kept_max``."""
+
+    __slots__ = ("_bytes", "_runs", "durations", "need_bytes")
+
+    def __init__(self, kept_max: int) -> None:
+        self._runs: deque[_Run] = deque(maxlen=kept_max)
+        self.durations = PastDurations(kept_max)
+        self._bytes: list[int] = []
+        self.need_bytes = 0
+        """The memory of each GPU that the next run needs, for nearly sure; 0 before the first run."""
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, gpu_bytes: int, resident_bytes: int, run_s: float) -> None:
+        """One more; the oldest goes if there are too many. run_s: on the reference machine."""
+        self._runs.append((gpu_bytes, resident_bytes))
+        self.durations.add(run_s)
+        self._bytes = sorted(run[0] for run in self._runs)
+        seen = self._bytes[-1] if len(self._bytes) < RUNS_MANY else _share(self._bytes, NEARLY_ALL_BYTES)
+        self.need_bytes = int(seen * MARGIN) + MARGIN_BYTES
+
+    @property
+    def typical_bytes(self) -> int:
+        """The memory that TYPICAL of the runs stayed below, with the margin. There must be a run."""
+        return int(_share(self._bytes, TYPICAL) * MARGIN) + MARGIN_BYTES
+
+    @property
+    def resident_bytes(self) -> int:
+        """The largest resident set of any."""
+        return max(run[1] for run in self._runs)
+
+
+class GpuHistory:
+    """One per node. At most ``commands_kept_max`` pairs of command and model (those not seen for longest are forgotten),
+    with the last ``runs_kept_max`` runs each."""
+
+    def __init__(self, commands_kept_max: int, runs_kept_max: int) -> None:
+        self._commands_kept_max = commands_kept_max
+        self._runs_kept_max = runs_kept_max
+        self._commands: BoundedDict[tuple[bytes, str], GpuRuns] = BoundedDict(commands_kept_max)
+        self._all: dict[str, GpuRuns] = {}
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def learn(self, keys: Sequence[bytes], exit_: Exit, run_s: float) -> None:
+        """A run has ended. Only one that has done its work (or ran until its time limit) tells what that takes; nor does one
+        of which no memory was seen."""
+        usage = exit_.usage
+        is_whole = exit_.exit_code in (0, TIME_LIMIT_EXIT_CODE)
+        if not usage.gpu_memory_bytes_max or not usage.gpu_model or not is_whole:
+            return
+        seen = usage.gpu_memory_bytes_max, usage.memory_bytes_max, run_s
+        for model in (usage.gpu_model, ANY_MODEL):
+            for key in keys:
+                self._of(key, model).add(*seen)
+        for model in (usage.gpu_model, ANY_MODEL):
+            if model not in self._all and len(self._all) >= self._commands_kept_max:
+                continue
+            self._all.setdefault(model, GpuRuns(self._runs_kept_max)).add(*seen)
+
+    def past(self, keys: Sequence[bytes], model: str, runs_min: int) -> GpuRuns | None:
+        """The runs that tell most of this command on GPUs of this model: at the most specific level that has ``runs_min``
+        of them, there or else on any model; else at the most specific that has any at all."""
+        if not self._commands:
+            return None
+        places = [(key, one) for key in keys for one in (model, ANY_MODEL)]
+        found = [runs for place in places if (runs := self._commands.get(place)) is not None]
+        return next((runs for runs in found if len(runs) >= runs_min), found[0] if found else None)
+
+    def on(self, keys: Sequence[bytes], model: str, runs_min: int) -> GpuRuns | None:
+        """The runs at the most specific level that has ``runs_min`` of them on GPUs of this very model."""
+        found = (self._commands.get((key, model)) for key in keys)
+        return next((runs for runs in found if runs is not None and len(runs) >= runs_min), None)
+
+    def needs(self, keys: Sequence[bytes], models: Iterable[str], runs_min: int) -> dict[str, int]:
+        """The memory of a GPU of each of these models that the command needs, where that is known."""
+        found = ((model, self.past(keys, model, runs_min)) for model in models)
+        return {model: runs.need_bytes for model, runs in found if runs is not None}
+
+    def typical(self, models: Iterable[str], runs_min: int) -> dict[str, int]:
+        """The memory that any task is taken to need, where at least ``runs_min`` runs are known."""
+        needs = {}
+        for model in models:
+            some = (self._all.get(one) for one in (model, ANY_MODEL))
+            runs = next((runs for runs in some if runs is not None and len(runs) >= runs_min), None)
+            if runs is not None:
+                needs[model] = runs.typical_bytes
+        return needs
+
+    def _of(self, key: bytes, model: str) -> GpuRuns:
+        runs = self._commands[key, model] = self._commands.get((key, model)) or GpuRuns(self._runs_kept_max)
+        return runs
+
+
+def _share(ascending: Sequence[int], share: float) -> int:
+    return ascending[min(int(share * len(ascending)), len(ascending) - 1)]

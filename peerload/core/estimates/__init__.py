@@ -1,1 +1,0 @@
-"""Estimates from history: durations of tasks, and their GPU memory."""
