@@ -38,7 +38,7 @@ def test_features_tell_presets_apart(tmp_path: Path) -> None:
     assert all(0 < one.jain <= 1 + 1e-9 for one in found.values())
     assert found["central-fcfs"].thresholds is not None
     assert found["non-cooperative"].thresholds is None
-    text = page(list(found.values()))
+    text = page(list(found.values()), 60)
     assert {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| `")} == {
         "`none`*", "`adaptive`", "`central-fcfs`*", "`non-cooperative`*",
     }  # fmt: skip

@@ -26,7 +26,7 @@ import msgspec
 from peerload.sim.outcome import batch_half_width, half_width
 from peerload.sim.replication import CONTROL, WARM_UP_S, Sample
 from tests.theory.mapping import NotYet, Parameters, setup_of
-from tests.theory.replicate import REFERENCES, replicate
+from tests.theory.replicate import QUANTILES, REFERENCES, replicate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,11 +79,12 @@ def combine(samples: list[Sample]) -> dict[str, list[float]]:
             batches = [sample.batches.get(metric) or [sample.values[metric]] for sample in known]
             if metric in CONTROLLED:
                 names = [name for name in (CONTROL, *REFERENCES) if all(name in sample.batches for sample in known)]
-                errors = [list(zip(*(sample.batches[name] for name in names), strict=True)) for sample in known]
+                merge = _merged if metric in QUANTILES else list
+                errors = [list(zip(*(merge(sample.batches[name]) for name in names), strict=True)) for sample in known]
                 if names and all(len(run) == len(of_run) for run, of_run in zip(batches, errors, strict=True)):
                     plain, batches = batches, controlled(batches, errors)
                     value += fmean(one for run in batches for one in run) - fmean(one for run in plain for one in run)
-            half = batch_half_width([_merged(run) for run in batches])
+            half = batch_half_width(batches if metric in QUANTILES else [_merged(run) for run in batches])
         combined[metric] = [value, half]
     combined["tasks"] = [float(sum(sample.tasks for sample in samples)), 0.0]
     combined["tasks_per_cpu_s"] = [combined["tasks"][0] / max(sum(sample.cpu_s for sample in samples), 1e-6), 0.0]

@@ -351,3 +351,11 @@ def test_known_queues_narrow_the_interval_of_a_sharing_policy() -> None:
     plain = combine([replicate(setup, seed, tasks=4000, clock=time.process_time) for seed in (1, 2)])["mean_response"]
     narrow = measured(parameters, replications=2)["mean_response"]
     assert narrow[1] < plain[1] / 2
+
+
+def test_quantiles_come_from_longer_batches_than_means() -> None:
+    setup = setup_of({"N": 2, "c": 1, "rho": 0.5, "sender": "none"})
+    sample = replicate(setup, 1, tasks=4000, clock=time.process_time, service="exp")
+    assert (len(sample.batches["mean_response"]), len(sample.batches["p99"])) == (20, 10)
+    value, half = combine([sample])["p99"]
+    assert 0 < half < value

@@ -140,7 +140,8 @@ def reader() -> Options:
         "--precision",
         type=share,
         metavar="SHARE",
-        help="add replications until the interval of the mean response is within this share of it, such as 1%%",
+        help="add replications until the interval of the mean response is within this share of it, such as 1%% (default: as"
+        " narrow as --replications make it)",
     )
     options.flag("--seed", type=whole(0, 10**9), default=1, metavar="S", help="of all chance (default: %(default)s)")
     options.flag("--workers", type=whole(1, WORKERS_MAX), metavar="N", help="processes (default: one a cpu)")
