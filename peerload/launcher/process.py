@@ -12,25 +12,39 @@ import select
 import signal
 from typing import Any
 
-from peerload.launcher.protocol import StdinFed
+from peerload.launcher.protocol import LauncherProtocolError, StdinFed
 from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import socket
+    from collections.abc import Callable, Collection, Iterable
     from typing import NoReturn
 
-    from peerload.launcher.protocol import LauncherEvent, ResizeRequest, SpawnRequest, StdinRequest
+    from peerload.launcher.cgroup_limits import CgroupLimits
+    from peerload.launcher.containment import Units
+    from peerload.launcher.powercap import Reading
+    from peerload.launcher.protocol import (
+        LauncherEvent,
+        Request,
+        ResizeRequest,
+        SpawnRequest,
+        StdinRequest,
+        UserRequest,
+    )
 
 
 class OwnCredentials:
     """The launcher's own credentials, where it is the same user as its agent."""
 
+    uid = -1
+    """As chown takes it: the owner is not changed."""
+
     def __enter__(self) -> None:
-        """Do nothing."""
+        pass
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing."""
+        pass
 
 
 class AgentCredentials:
@@ -43,14 +57,12 @@ class AgentCredentials:
         self._depth = 0
 
     def __enter__(self) -> None:
-        """Take on the credentials."""
         self._depth += 1
         if self._depth == 1:
             os.setegid(self.gid)
             os.seteuid(self.uid)
 
     def __exit__(self, *_: object) -> None:
-        """Give them up."""
         self._depth -= 1
         if self._depth == 0:
             os.seteuid(0)
@@ -251,6 +263,98 @@ def _why(program: bytes, captures: list[str], error: OSError) -> str:
         if not os.access(folder, os.W_OK | os.X_OK):
             return f"{text(program)}: its output cannot be written to {folder}"
     return f"{text(program)}: {error.strerror}"
+
+
+class SingleUser:
+    """The users of a launcher: one, as whom it runs. `MultiUserService` is for all users of a machine, and overrides this.
+
+    sockets: directory of the launcher's socket. access: credentials for the agent's files. unenforced: sentences about
+    what cannot be enforced. cores: tasks get their shares of the processors, as far as possible.
+    """
+
+    serves_all = False
+    unenforced: tuple[str, ...] = ()
+    enforces_cores = False
+    access: Access = OwnCredentials()
+
+    def __init__(self, directory: str, *, cores: bool = False) -> None:
+        self.directory = self.sockets = directory
+        self._wants_cores = cores
+        self._limits: CgroupLimits | None = None
+
+    def open(
+        self,
+        epoll: select.epoll,  # noqa: ARG002 -- for all users
+        events: list[LauncherEvent],  # noqa: ARG002
+        units: Units,
+        root_name: str,
+        own_children: set[int],  # noqa: ARG002
+        kept: Collection[str],  # noqa: ARG002
+    ) -> None:
+        """Begin. events: collects what the agent is told. root_name: of the cgroups of the units. own_children: pids of
+        children that are no tasks, to be kept up to date. kept: ended attempts that the agent has not forgotten."""
+        if self._wants_cores:
+            from peerload.launcher.cgroup_limits import CPU, CgroupLimits  # noqa: PLC0415 -- only where it is wanted
+
+            self._limits = CgroupLimits(self.directory, units, root_name, (CPU,))
+            self.unenforced, self.enforces_cores = self._limits.unenforced, self._limits.enforces_cores
+
+    def close(self) -> None:
+        """Clean up; no task is left."""
+        if self._limits is not None:
+            self._limits.remove()
+
+    def admits(self, connection: socket.socket) -> bool:  # noqa: ARG002
+        """True if the agent is at the other end: here, whoever may open the directory."""
+        return True
+
+    def deferring(self, carry_out: Callable[[Request], None]) -> Callable[[Request], None]:
+        """``carry_out``, but requests that have to wait for the account database are carried out later."""
+        return carry_out
+
+    def carry_out(self, request: UserRequest) -> None:  # noqa: ARG002
+        """Do what is requested as a user. Raises LauncherProtocolError."""
+        raise LauncherProtocolError("this launcher serves one user")
+
+    def admit(self, request: SpawnRequest) -> SpawnRequest:
+        """Decide which account a task runs as → the request with that account's limits. Raises SpawnRefused."""
+        return request
+
+    def check_inside(self, key: str, inside: str) -> None:
+        """Raises SpawnRefused unless this attempt may run inside of that one."""
+
+    def spawn(self, request: SpawnRequest, reads: int | str, fork: Callable[[], int] | None) -> int:
+        """Start the process of an admitted task, see `spawn` → its pid. Raises CannotStart, or OSError for what is in
+        SHORTAGES."""
+        if self._limits is None or request.inside:
+            return spawn(request, reads, fork)
+        try:
+            self._limits.enter(request.key, 0, request.cpus, request.cpus_max)
+            return spawn(request, reads, fork)
+        finally:
+            self._limits.leave()
+
+    def failure_of(self, pid: int) -> tuple[int, str] | None:
+        """Exit code and reason of a process that has ended before it was its command; None if it was."""
+
+    def release(self, key: str) -> None:
+        """Release what an attempt had; nothing of it is left."""
+        if self._limits is not None:
+            self._limits.close(key)
+
+    def forget(self, key: str) -> None:
+        """Release the directory of an attempt with files, which the agent needs no longer."""
+
+    def counters(self) -> list[Reading]:
+        """The energy counters that only root may read."""
+        return []
+
+    def ready(self, masks: dict[int, int]) -> None:
+        """Handle what epoll reported of children, and what is due."""
+
+    def due_at_s(self) -> list[float]:
+        """When `ready` has something to do, by the monotonic clock."""
+        return []
 
 
 class Capture:

@@ -29,7 +29,7 @@ from peerload.launcher.process import (
     Capture,
     HolePuncher,
     LauncherStdin,
-    OwnCredentials,
+    SingleUser,
     SpawnRefused,
 )
 from peerload.launcher.protocol import (
@@ -89,9 +89,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.launcher.cgroup_limits import CgroupLimits
     from peerload.launcher.containment import Units
-    from peerload.launcher.multi_user import MultiUser
     from peerload.launcher.protocol import LauncherEvent, Request
 
 UNSENT_BYTES_MAX = 64 << 20
@@ -123,19 +121,12 @@ class AgentSocket:
     do first. Other connections change nothing.
 
     ``carry_out(request)`` gets each request; whatever of `REQUEST_FAILURES` it raises costs the connection. listed: the
-    agent has asked for the list, and gets events. system: decides who is the agent; None: whoever may open the
-    directory.
+    agent has asked for the list, and gets events. users: decides who is the agent.
     """
 
-    def __init__(
-        self,
-        directory: str,
-        epoll: select.epoll,
-        carry_out: Callable[[Request], None],
-        system: MultiUser | None = None,
-    ) -> None:
-        self._path = f"{directory}/{SOCKET_NAME}"
-        self._system = system
+    def __init__(self, epoll: select.epoll, carry_out: Callable[[Request], None], users: SingleUser) -> None:
+        self._path = f"{users.sockets}/{SOCKET_NAME}"
+        self._users = users
         self._epoll = epoll
         self._carry_out = carry_out
         self._agent: socket.socket | None = None
@@ -144,21 +135,19 @@ class AgentSocket:
         self._unsent = bytearray()
         self._writing = False
         self.listed = False
-        self._directory = directory
         self._listener = self._listening()
 
     def _listening(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
-            os.chdir(self._directory)  # a path within it is never too long for a socket
+            os.chdir(self._users.sockets)  # a path within it is never too long for a socket
             if os.path.lexists(SOCKET_NAME):
                 os.unlink(SOCKET_NAME)
             listener.bind(SOCKET_NAME)
             listener.listen(16)
             listener.setblocking(False)
-            if self._system is not None:
-                os.chown(SOCKET_NAME, self._system.access.uid, -1)
+            os.chown(SOCKET_NAME, self._users.access.uid, -1)
             self._epoll.register(listener, select.EPOLLIN)
         except OSError:
             listener.close()
@@ -227,7 +216,7 @@ class AgentSocket:
         except OSError as error:
             log_line(f"cannot accept a connection: error={error}")
             return
-        if self._system is not None and not self._system.admits(agent):
+        if not self._users.admits(agent):
             agent.close()
             return
         agent.setblocking(False)
@@ -345,37 +334,13 @@ LOCK_LOOK_S = 0.01
 
 
 class Launcher:
-    """The launcher's state and loop. directory: absolute. units, memory: the wanted backends, "" for the best that
-    work. system: the service for all users, None for one user. Raises BlockingIOError if another launcher has the
-    directory."""
+    """The launcher's state and loop, in a directory that is locked. units, memory: the wanted backends, "" for the best
+    that work. store: the id of the database that it starts tasks for, "" for several. It first kills what its predecessor
+    has left, then listens."""
 
-    def __init__(
-        self,
-        directory: str,
-        units: str = "",
-        memory: str = "",
-        system: MultiUser | None = None,
-        store: str = "",
-        *,
-        cores: bool = False,
-    ) -> None:
-        """store: the id of the database that it starts tasks for, "" for several. cores: they are enforced, as far as
-        possible; for all users they always are."""
-        self._directory = directory
-        self._store = store
-        self._claim: socket.socket | None = None
-        self._system = system
-        self._access = OwnCredentials() if system is None else system.access
-        self._units_wanted = units
-        self._memory_wanted = memory
-        self._cores: CgroupLimits | None = None
-        self._wants_cores = cores and system is None
-        self._lock = os.open(f"{directory}/launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise
+    def __init__(self, users: SingleUser, units: str = "", memory: str = "", store: str = "") -> None:
+        self._directory = users.directory
+        self._users = users
         self._holes = HolePuncher()
         self._lanes: Lanes[SpawnRequest] = Lanes()
         self._tasks: dict[str, LaunchedTask] = {}
@@ -392,30 +357,19 @@ class Launcher:
         self._limit_due_s = 0.0
         self._must_listen = False
         self._has_no_watchdog = False
-
-    # -- start ---------------------------------------------------------------------------------------------------
-
-    def open(self) -> None:
-        """Clean up after the predecessor, then listen."""
         self._exits = Exits(self._directory)
         kill_leftovers(self._directory, set(self._exits.ended))
         self._run = os.urandom(4).hex()
-        self._units = self._usable_units()
-        self._memory = memory_limits(self._memory_wanted, self._units, ROOT_PREFIX + self._run)
+        root_name = ROOT_PREFIX + self._run
+        self._units = self._usable_units(units, root_name)
+        self._memory = memory_limits(memory, self._units, root_name)
         note_units(self._directory, self._units.name, self._units.root, self._memory.root)
         self._epoll = select.epoll()
-        if self._system is not None:
-            kept, root_name = self._exits.ended.keys(), ROOT_PREFIX + self._run
-            self._system.open(self._epoll, self._events, self._units, root_name, self._own_children, kept)
-        self._input = LauncherStdin(self._epoll, self._events, self._access)
-        if self._wants_cores:
-            from peerload.launcher.cgroup_limits import CPU, CgroupLimits  # noqa: PLC0415 -- only where it is wanted
-
-            self._cores = CgroupLimits(self._directory, self._units, ROOT_PREFIX + self._run, (CPU,))
-        self._spawner = Spawner(
-            self._directory, self._run, self._tasks, self._units, self._memory, self._input, self._system, self._cores
-        )
-        self._reaper = Reaper(self._units, self._end, self._unit_closed)
+        kept = self._exits.ended.keys()
+        users.open(self._epoll, self._events, self._units, root_name, self._own_children, kept)
+        self._input = LauncherStdin(self._epoll, self._events, users.access)
+        self._spawner = Spawner(self._run, self._tasks, self._units, self._memory, self._input, users)
+        self._reaper = Reaper(self._units, self._end, users.release)
         self._leases = LeaseTimers(self._tasks, self._units, self._events)
         self._wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._exits.set_wake_fd(wake_end)
@@ -426,20 +380,14 @@ class Launcher:
             signal.signal(signal.SIGCHLD, lambda *_: None)  # orphans are reparented to us
         self._epoll.register(self._wake, select.EPOLLIN)
         self._start_watchdog()
-        if self._system is None:
-            self._agent = AgentSocket(self._directory, self._epoll, self._carry_out)
-        else:
-            carry_out = self._system.deferring(self._carry_out)
-            self._agent = AgentSocket(self._system.sockets, self._epoll, carry_out, self._system)
-        if self._store:
-            self._claim = claim_store(self._store)
+        self._agent = AgentSocket(self._epoll, users.deferring(self._carry_out), users)
+        self._claim = claim_store(store) if store else None
         fd = os.open(f"{self._directory}/launcher.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.write(fd, b"%d\n" % os.getpid())
         os.close(fd)
 
-    def _usable_units(self) -> Units:
-        """The wanted containment backend, or the best that works."""
-        units = cgroup_units(self._units_wanted, ROOT_PREFIX + self._run)
+    def _usable_units(self, wanted: str, root_name: str) -> Units:
+        units = cgroup_units(wanted, root_name)
         if units is not None:
             return units
         from peerload.launcher.proc_scan import ProcScan  # noqa: PLC0415 -- most launchers have no use for it
@@ -474,8 +422,7 @@ class Launcher:
                 elif self._watchdog is not None and fd == self._watchdog.pidfd:
                     self._replace_watchdog(self._watchdog)
             self._input.ready(masks)
-            if self._system is not None:
-                self._system.ready(masks)
+            self._users.ready(masks)
             self._agent.ready(masks)
             if self._must_listen:
                 self._must_listen = False
@@ -485,24 +432,21 @@ class Launcher:
             self._flush()
         self._agent.close()
         self._units.remove()
-        self._remove_cgroups()
-        if self._system is not None:
-            self._system.close()
+        self._memory.remove()
+        self._users.close()
         if self._watchdog is not None:
             os.kill(self._watchdog.pid, signal.SIGKILL)  # nothing is left to clean up
             self._watchdog.close()
 
     def _timeout_s(self) -> float | None:
         now_s = time.monotonic()
-        due_at_s = self._reaper.due_at_s()
+        due_at_s = self._reaper.due_at_s() + self._users.due_at_s()
         if self._kill_at_s:
             due_at_s.append(self._kill_at_s)
         if self._report_due_s:
             due_at_s.append(self._report_due_s)
         if self._tasks:
             due_at_s.append(now_s + LIMIT_EVERY_S)
-        if self._system is not None:
-            due_at_s += self._system.due_at_s()
         soonest_s = self._leases.soonest_s()
         if soonest_s is not None:
             due_at_s.append(now_s + min(soonest_s, CHECK_S))
@@ -543,7 +487,7 @@ class Launcher:
         del self._tasks[task.key]
         self._input.close(task.key)
         record = task.reap(self._holes)
-        failure = self._system.failure_of(task.pid) if self._system is not None else None
+        failure = self._users.failure_of(task.pid)
         if failure is not None:  # the process never became the command
             record = failed(task.started_at, *failure)
         self._memory.close(task.key)
@@ -572,18 +516,6 @@ class Launcher:
             for following in self._lanes.behind(key):
                 del self._lanes.waiting[following]
                 self._report_lost(following, "the task before it takes longer than expected", never_started=True)
-
-    def _unit_closed(self, key: str) -> None:
-        """Release what an attempt had; not even its unit is left."""
-        if self._system is not None:
-            self._system.release(key)
-        if self._cores is not None:
-            self._cores.close(key)
-
-    def _remove_cgroups(self) -> None:
-        self._memory.remove()
-        if self._cores is not None:
-            self._cores.remove()
 
     def _report_lost(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
         self._events.append(ExpiredEvent(key, reason, never_started, shortage))
@@ -616,8 +548,8 @@ class Launcher:
                 self._spawn(request)
             case ForgetRequest(key):
                 self._exits.forget(key)
-                if self._system is not None and key not in self._tasks:
-                    self._system.forget(key)
+                if key not in self._tasks:
+                    self._users.forget(key)
             case SignalRequest(key, number):
                 task = self._tasks.get(key)
                 if task is not None and not self._would_thaw(task, number):
@@ -641,7 +573,7 @@ class Launcher:
             case ResizeRequest():
                 self._input.resize(request)
             case UsageRequest():
-                counters = self._system.powercap.read() if request.counters and self._system is not None else []
+                counters = self._users.counters() if request.counters else []
                 self._events.append(usage_of(self._tasks, self._units, request, counters))
             case PingRequest():
                 self._events.append(PongEvent())
@@ -650,9 +582,7 @@ class Launcher:
             case StopRequest():
                 self._stop()
             case DirectoryCheck() | FileCheck() | FileAppend() | FilesJob():
-                if self._system is None:
-                    raise LauncherProtocolError("this launcher serves one user")
-                self._system.carry_out(request)
+                self._users.carry_out(request)
             case _:
                 assert_never(request)
 
@@ -692,10 +622,10 @@ class Launcher:
                 protocol=VERSION,
                 run=self._run,
                 units=self._units.name,
-                unenforced=[*self._units.unenforced, *self._memory.unenforced, *self._spawner.unenforced],
+                unenforced=[*self._units.unenforced, *self._memory.unenforced, *self._users.unenforced],
                 memory=self._memory.name,
-                system=self._system is not None,
-                cores=self._spawner.enforces_cores,
+                system=self._users.serves_all,
+                cores=self._users.enforces_cores,
             )
             self._agent.send([event])
 
@@ -740,11 +670,13 @@ class Launcher:
             self._report_lost(key, "its lease ran out before it could be started", never_started=True)
             return
         limit = request.output_bytes_max
-        captures = (Capture(request.stdout, limit, self._access), Capture(request.stderr, limit, self._access))
+        captures = (
+            Capture(request.stdout, limit, self._users.access),
+            Capture(request.stderr, limit, self._users.access),
+        )
         started_at = time.time()
         try:
-            if self._system is not None:
-                request = self._system.admit(request)
+            request = self._users.admit(request)
             pid = self._spawner.spawn(request)
         except (SpawnRefused, CannotStart, OSError) as why:
             self._not_started(request, started_at, captures, why)
@@ -773,7 +705,7 @@ class Launcher:
     ) -> None:
         """Report a task without a process: an exit if the task is at fault, else it never started."""
         key = request.key
-        self._unit_closed(key)
+        self._users.release(key)
         for capture in captures:
             capture.close(self._holes)
         if isinstance(why, CannotStart):
@@ -799,7 +731,7 @@ class Launcher:
         os.waitpid(pid, 0)
         self._memory.close(key)
         self._input.close(key)
-        self._unit_closed(key)
+        self._users.release(key)
         shortage = SHORTAGES.get(error.errno or 0, "")
         self._report_lost(key, f"its process cannot be watched: {error}", never_started=False, shortage=shortage)
 
@@ -891,20 +823,21 @@ def _request_socket(directory: str) -> None:
         return
 
 
-def locked_launcher(
-    directory: str, units: str, memory: str, system: MultiUser | None = None, store: str = "", *, cores: bool = False
-) -> Launcher:
-    """The launcher of this directory; ends this process if there is another."""
+def lock(directory: str) -> None:
+    """Lock this directory as long as this process lives; ends it if there is another launcher."""
+    fd = os.open(f"{directory}/launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     tries_until_s = time.monotonic() + LOCK_S_MAX
     while True:
         try:
-            return Launcher(directory, units, memory, system, store, cores=cores)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= tries_until_s:
                 _request_socket(directory)
                 sys.stderr.write(f"another launcher runs in {directory}\n")
                 sys.exit(ALREADY_RUNS)
             time.sleep(LOCK_LOOK_S)
+        else:
+            return
 
 
 def main() -> None:
@@ -917,13 +850,7 @@ def main() -> None:
         sys.exit("usage: launcher --directory DIR [--units KIND] [--memory KIND] [--store ID] [--cores enforce]")
     directory = os.path.abspath(flags["--directory"])
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    launcher = locked_launcher(
-        directory,
-        flags.get("--units", ""),
-        flags.get("--memory", ""),
-        store=flags.get("--store", ""),
-        cores="--cores" in flags,
-    )
+    lock(directory)
     _detach(directory)
-    launcher.open()
-    launcher.run()
+    users = SingleUser(directory, cores="--cores" in flags)
+    Launcher(users, flags.get("--units", ""), flags.get("--memory", ""), flags.get("--store", "")).run()

@@ -15,7 +15,7 @@ import time
 
 from peerload.launcher.containment import PREFIX, Cgroup2, read
 from peerload.launcher.orphan_cleanup import SPAWNS_NAME
-from peerload.launcher.process import NOT_EXECUTABLE, CannotStart, spawn
+from peerload.launcher.process import NOT_EXECUTABLE, CannotStart
 from peerload.launcher.protocol import (
     ExitRecord,
     FrozenEvent,
@@ -30,11 +30,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from peerload.launcher.cgroup_limits import CgroupLimits
     from peerload.launcher.containment import MemoryLimits, MemoryUse, Units
-    from peerload.launcher.multi_user import MultiUser
     from peerload.launcher.powercap import Reading
-    from peerload.launcher.process import Capture, HolePuncher, LauncherStdin
+    from peerload.launcher.process import Capture, HolePuncher, LauncherStdin, SingleUser
     from peerload.launcher.protocol import LauncherEvent, SpawnRequest, UsageRequest
 
 LIMIT_EVERY_S = 0.5
@@ -162,8 +160,7 @@ def _environment_of(pid: int) -> bytes:
 
 
 class Spawner:
-    """Starts the processes of ``tasks`` in their units. run: the name of this run of the launcher. system: the service for
-    all users.
+    """Starts the processes of ``tasks`` in their units. run: the name of this run of the launcher.
 
     For the process scan, a log records each spawn before and after it is made: if the launcher is killed in between,
     its successor kills what it was making.
@@ -171,29 +168,21 @@ class Spawner:
 
     def __init__(
         self,
-        directory: str,
         run: str,
         tasks: dict[str, LaunchedTask],
         units: Units,
         memory: MemoryLimits,
         standard_input: LauncherStdin,
-        system: MultiUser | None = None,
-        cores: CgroupLimits | None = None,
+        users: SingleUser,
     ) -> None:
-        """cores: enforces cores for a launcher of one user."""
         self._run = run
-        self._system = system
-        self._cores = cores
-        self.unenforced: tuple[str, ...] = () if system is None else system.unenforced
-        self.enforces_cores = system is not None and system.enforces_cores
-        if cores is not None:
-            self.unenforced, self.enforces_cores = cores.unenforced, cores.enforces_cores
+        self._users = users
         self._standard_input = standard_input
         self._tasks = tasks
         self._units = units
         self._memory = memory
         self._boot = machine_boot()
-        self._spawns = RecordLog(f"{directory}/{SPAWNS_NAME}")
+        self._spawns = RecordLog(f"{users.directory}/{SPAWNS_NAME}")
         descriptors = os.sysconf("SC_OPEN_MAX")
         self._tasks_max = max(descriptors - DESCRIPTORS_RESERVED, 1) if descriptors > 0 else sys.maxsize
 
@@ -221,7 +210,8 @@ class Spawner:
             self._spawns.append([[key, 0, 0, self._boot, [request.stdout, request.stderr], self._run]])
         try:
             units = self._units
-            forks = not request.after and self._system is None and isinstance(units, Cgroup2) and units.prefers_fork()
+            may_fork = not request.after and not self._users.serves_all
+            forks = may_fork and isinstance(units, Cgroup2) and units.prefers_fork()
             units.enter(key, is_fresh=limit_bytes > 0, inside=inside, forks=forks)
             try:
                 pid = self._start_process(request, units.fork if forks and isinstance(units, Cgroup2) else None)
@@ -246,8 +236,7 @@ class Spawner:
         task = self._tasks.get(request.inside)
         if task is None or task.ended_at:
             raise CannotStart(NOT_EXECUTABLE, "the task has ended")
-        if self._system is not None:
-            self._system.check_inside(request.key, request.inside)
+        self._users.check_inside(request.key, request.inside)
         raw = _environment_of(task.pid)
         if not raw:
             raise CannotStart(NOT_EXECUTABLE, "the environment of the task cannot be read")
@@ -259,14 +248,8 @@ class Spawner:
         reads = self._standard_input.open(request)
         try:
             self._memory.enter(request.key, request.memory_bytes_max, inside=request.inside)
-            if self._system is not None:
-                return self._system.spawn(request, reads)
-            if self._cores is not None and not request.inside:
-                self._cores.enter(request.key, 0, request.cpus, request.cpus_max)
-            return spawn(request, reads, fork)
+            return self._users.spawn(request, reads, fork)
         finally:
-            if self._cores is not None:
-                self._cores.leave()
             self._memory.leave()
 
     def _limit(self, key: str, pid: int, limit_bytes: int) -> None:

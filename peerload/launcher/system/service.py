@@ -19,12 +19,13 @@ from peerload.launcher.process import (
     PATH_DEFAULT,
     AgentCredentials,
     CannotStart,
+    SingleUser,
     SpawnRefused,
     raise_shortage,
 )
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck, FilesJob, LauncherProtocolError
 from peerload.launcher.record_log import log_line
-from peerload.launcher.server import ignore_signals, locked_launcher
+from peerload.launcher.server import Launcher, ignore_signals, lock
 from peerload.launcher.system import sandbox
 from peerload.launcher.system.account_resolver import AccountResolver, AccountUnanswered, DeferredRequests, agent_ids
 from peerload.launcher.system.accounts import (
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.launcher.containment import Units
+    from peerload.launcher.powercap import Reading
     from peerload.launcher.protocol import LauncherEvent, Request, SpawnRequest, UserRequest
 
 SCRATCH = b"-"
@@ -92,17 +94,21 @@ FLAGS = {
 NO_FILTER = "guests may make all system calls: there is no filter for this kind of machine"
 
 
-class MultiUserService:
+class MultiUserService(SingleUser):
     """directory, sockets: the launcher's own, owned by root. agent: uid and gid of the agent's user."""
+
+    serves_all = True
+    access: AgentCredentials
+    _limits: CgroupLimits
 
     def __init__(
         self, directory: str, sockets: str, agent: tuple[int, int], policies: PolicyFiles, powercap: str = PLACE
     ) -> None:
         """powercap: directory of the energy counters. Raises PolicyError."""
-        self.powercap = Powercap(powercap)
+        super().__init__(directory)
+        self._powercap = Powercap(powercap)
         self.sockets = sockets
         self.access = AgentCredentials(*agent)
-        self._directory = directory
         self._policies = policies
         self._hidden_paths = (directory, sockets)
         self._guests = GuestIds()
@@ -115,7 +121,6 @@ class MultiUserService:
         self._kernel = Syscalls()
         self._seccomp = guest_filter()
         self._has_sandbox = self._has_networks = False
-        self.unenforced: tuple[str, ...] = ()
         policies.read()
 
     def open(
@@ -127,8 +132,8 @@ class MultiUserService:
         own_children: set[int],
         kept: Collection[str],
     ) -> None:
-        """See `MultiUser`. Finds out what works here."""
-        self._limits = CgroupLimits(self._directory, units, root_name)
+        """See `SingleUser`. Finds out what works here."""
+        self._limits = CgroupLimits(self.directory, units, root_name)
         self.unenforced += self._limits.unenforced
         self.enforces_cores = self._limits.enforces_cores
         self.reports = ChildReports(epoll)
@@ -159,11 +164,11 @@ class MultiUserService:
         return failure[1] if failure is not None else "" if not status else f"it ended with {status}"
 
     def _make_scratch_place(self, kept: Collection[str]) -> None:
-        self.scratch = f"{self._directory}/{SCRATCH_NAME}"
+        self.scratch = f"{self.directory}/{SCRATCH_NAME}"
         os.makedirs(self.scratch, mode=0o711, exist_ok=True)
         os.chmod(self.scratch, 0o711)  # noqa: S103 -- as above; users pass through to what is theirs
         self._remove_leftovers(kept)
-        os.chmod(self._directory, 0o711)  # noqa: S103 -- as above
+        os.chmod(self.directory, 0o711)  # noqa: S103 -- as above
 
     def _remove_leftovers(self, kept: Collection[str]) -> None:
         """Remove what tasks of a killed launcher have left, each directory as its owner, but for those that ended before and
@@ -218,7 +223,7 @@ class MultiUserService:
         return self._guests.take(key, policy.guest_uids, self._resolver.is_unassigned)
 
     def carry_out(self, request: UserRequest) -> None:
-        """See `MultiUser`."""
+        """See `SingleUser`."""
         number = request.id
         origin, holder = HelperRequest(number, _quota_key(request)), f"helper {number}"
         if isinstance(request, FilesJob) and request.directory == SCRATCH:
@@ -284,12 +289,12 @@ class MultiUserService:
         self.helpers.check_directory(origin, account, directory, hidden, lambda: self._guests.give_back(holder))
 
     def deferring(self, carry_out: Callable[[Request], None]) -> DeferredRequests:
-        """See `MultiUser`."""
+        """See `SingleUser`."""
         self._deferred = DeferredRequests(carry_out)
         return self._deferred
 
     def ready(self, masks: dict[int, int]) -> None:
-        """See `MultiUser`."""
+        """See `SingleUser`."""
         if self.reports.fd in masks:
             self.reports.read()
         self.helpers.ready(masks)
@@ -297,13 +302,13 @@ class MultiUserService:
         self._deferred.resume(self._resolver.answered())
 
     def due_at_s(self) -> list[float]:
-        """See `MultiUser`."""
+        """See `SingleUser`."""
         return [due_s for due_s in (self.helpers.due_s(), self._resolver.due_s()) if due_s is not None]
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def admit(self, request: SpawnRequest) -> SpawnRequest:
-        """See `MultiUser`. Raises AccountPending, too."""
+        """See `SingleUser`. Raises AccountPending, too."""
         account = self.account(request, request.key)
         least, most = self._policies.current().guest_uids
         if not (account.is_guest and least <= account.uid <= most):
@@ -315,13 +320,13 @@ class MultiUserService:
         return request
 
     def check_inside(self, key: str, inside: str) -> None:
-        """See `MultiUser`. Both have to run as the same account, and not as guests, who have another each time."""
+        """See `SingleUser`. Both have to run as the same account, and not as guests, who have another each time."""
         own, other = self._accounts.get(key), self._accounts.get(inside)
         if own is None or other is None or own.is_guest or own.uid != other.uid:
             raise SpawnRefused("commands run only inside tasks of the same user, and not inside those of guests")
 
-    def spawn(self, request: SpawnRequest, reads: int | str) -> int:
-        """See `MultiUser`."""
+    def spawn(self, request: SpawnRequest, reads: int | str, fork: Callable[[], int] | None = None) -> int:  # noqa: ARG002 -- for one user
+        """See `SingleUser`."""
         key = request.key
         account, policy = self._accounts[key], self._policies.current()
         order = SpawnOrder(account, policy, request)
@@ -350,9 +355,9 @@ class MultiUserService:
         finally:
             self._limits.leave()
 
-    def close(self) -> None:
-        """See `MultiUser`."""
-        self._limits.remove()
+    def counters(self) -> list[Reading]:
+        """See `SingleUser`."""
+        return self._powercap.read()
 
     def _make_scratch(self, key: str, account: LauncherAccount) -> bytes:
         """Make a fresh directory for the user, inside one of root's."""
@@ -371,18 +376,18 @@ class MultiUserService:
         return path.encode()
 
     def failure_of(self, pid: int) -> tuple[int, str] | None:
-        """See `MultiUser`."""
+        """See `SingleUser`."""
         return self.reports.failure_of(pid)
 
     def release(self, key: str) -> None:
-        """See `MultiUser`. The uid of a guest is released."""
+        """See `SingleUser`. The uid of a guest is released."""
         self._accounts.pop(key, None)
-        self._limits.close(key)
+        super().release(key)
         if key not in self._staged:
             self._release_scratch(key)
 
     def forget(self, key: str) -> None:
-        """See `MultiUser`."""
+        """See `SingleUser`."""
         if self._staged.get(key):
             self._forgotten.add(key)
         elif self._staged.pop(key, None) is not None:
@@ -478,7 +483,6 @@ def main() -> None:
         system = prepared(directory, sockets, given["--agent-user"], files, given["--powercap"])
     except (PolicyError, OSError) as error:
         sys.exit(f"the launcher does not start: {error}")
-    launcher = locked_launcher(directory, given["--units"], given["--memory"], system)
+    lock(directory)
     ignore_signals()
-    launcher.open()
-    launcher.run()
+    Launcher(system, given["--units"], given["--memory"]).run()
