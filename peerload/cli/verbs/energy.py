@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.options import Options, node_name, past_instant
@@ -94,6 +93,8 @@ def _profile_lines(told: dict[str, Any]) -> list[str]:
 def _profile(client: AgentConnection, flags: Namespace) -> dict[str, Any]:
     """Measure, or read a file; have the agent keep it."""
     if flags.file:
+        from pathlib import Path
+
         try:
             with Path(flags.file).open("rb") as file:
                 return dict(client.call("power-profile", document=file.read(FILE_BYTES_MAX)))
@@ -117,6 +118,8 @@ def _profile(client: AgentConnection, flags: Namespace) -> dict[str, Any]:
 
 def restore(words: list[str]) -> int:
     """Run `power restore` in this process, which needs the rights to set power controls."""
+    from pathlib import Path
+
     from peerload.agent.energy import FILE, PowerControls
     from peerload.cli.common.agent_process import located
 

@@ -6,9 +6,7 @@ answer (SCM_CREDENTIALS), even if the service manager holds the socket, which SO
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 import shlex
 import socket
 import struct
@@ -17,9 +15,7 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
-from peerload import distribution
 from peerload.cli.common.agent_process import configured, located, make_private, restart, start
 from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.client.connection import ANSWERS_WITHIN_S, AgentConnection, default_socket_path
@@ -438,7 +434,7 @@ def _make_cluster(flags: Namespace, info: dict[str, Any]) -> None:
     if os.path.lexists(directory):
         made = cluster_dir.read(directory)  # of an earlier try, or for an agent that was started before it was there
     else:
-        name = flags.name or f"{node[: NODE_NAME_LENGTH_MAX - 5]}-{secrets.token_hex(2)}"
+        name = flags.name or f"{node[: NODE_NAME_LENGTH_MAX - 5]}-{os.urandom(2).hex()}"
         made = cluster_dir.make(directory, name)
     node_identity_file.write(
         Path(str(info["state"])), node_identity_file.NodeIdentityFile(str(directory), node, listen)
@@ -480,7 +476,10 @@ def install_lines(join: str, *, is_system: bool) -> list[InstallLine]:
     Installers record the origin of a distribution (`direct_url.json`, PEP 610). One from an index has no such file. A source tree or
     a file is on this machine only, so that line is typed here and copies it over ssh.
     """
+    import json
     from importlib.metadata import Distribution, packages_distributions
+
+    from peerload.distribution import kept_wheel
 
     name = packages_distributions().get(PACKAGE, [""])[0]
     if not name:
@@ -489,13 +488,17 @@ def install_lines(join: str, *, is_system: bool) -> list[InstallLine]:
     told = came_from.read_text("direct_url.json")
     direct_url = json.loads(told) if told else {}
     release = f"{name}=={came_from.version}"
-    return install_lines_for(join, release, direct_url, is_system=is_system, kept_wheel=distribution.kept_wheel())
+    return install_lines_for(join, release, direct_url, is_system=is_system, kept_wheel=kept_wheel())
 
 
 def install_lines_for(
     join: str, release: str, direct_url: dict[str, object], *, is_system: bool, kept_wheel: str = ""
 ) -> list[InstallLine]:
     """The lines for a distribution of this release with this origin. kept_wheel: the file that it was installed from, if it is kept."""
+    from urllib.parse import unquote, urlsplit
+
+    from peerload.distribution import IS_REGISTERED
+
     url = str(direct_url.get("url") or "")
     path = unquote(urlsplit(url).path) if url.startswith("file:") else ""
     if kept_wheel and not os.path.exists(path):  # noqa: PTH110 -- as the rest of the package
@@ -516,7 +519,7 @@ def install_lines_for(
             return [InstallLine(text + AS_ROOT.format(there=shlex.quote(installed)), is_typed_here=True)]
         ways = [f"cat > {file} && {install} ./{file} && {IN_HOME.format(join=join)}" for install in INSTALLERS]
         return [InstallLine(f"ssh OTHER {shlex.quote(way)} < {shlex.quote(path)}", is_typed_here=True) for way in ways]
-    if is_system or path or not (url or distribution.IS_REGISTERED):
+    if is_system or path or not (url or IS_REGISTERED):
         return []  # the service is made from a wheel or a source tree, and nobody knows where one is
     what = shlex.quote(_requirement(release, url, direct_url.get("vcs_info")))
     return [
