@@ -194,7 +194,8 @@ class AttachRequests:
 
     def changed(self, action: TaskChanged) -> None:
         """A task of this home has a new record."""
-        self._forwarding.changed(action)
+        if action.record.input:
+            self._forwarding.changed(action)
 
 
 # -- commands inside tasks ---------------------------------------------------------------------------------------------
