@@ -472,7 +472,7 @@ class TaskStarter:
             self._settler.not_started(action.key, "", error)
             return False
         try:
-            source = self._stdin.source(action)
+            source = self._stdin.source(action) if action.spec.takes_input else ""
         except (OSError, PeerloadError) as error:
             self._settler.not_started(action.key, "its standard input cannot be had", error)
             return False
@@ -493,13 +493,11 @@ class TaskStarter:
             b"PEERLOAD_TASK_ID": action.task.encode(),
             b"PEERLOAD_ATTEMPT": b"%d" % action.attempt,
             b"PEERLOAD_HOME": action.home.encode(),
-            **{
-                name.encode(): os.fsencode(value)
-                for name, value in (
-                    self._environments.variables(action.key, own) | self._mps.variables(action.key)
-                ).items()
-            },
+            **{name.encode(): os.fsencode(value) for name, value in self._mps.variables(action.key).items()},
         }
+        if action.spec.lock is not None:
+            found = self._environments.variables(action.key, own)
+            variables |= {name.encode(): os.fsencode(value) for name, value in found.items()}
         if trace := child_traceparent(own.get(TRACEPARENT, b""), action.key):
             variables[TRACEPARENT] = trace.encode()
         if index := action.task.partition(".")[2]:
@@ -547,12 +545,16 @@ class TaskEffects:
     def spawn(self, action: actions.SpawnTask) -> None:
         """Start an attempt."""
         spec = action.spec
-        if (spec.files is not None and not self._files.is_ready(action.key)) or not self._environments.is_ready(action):
+        if spec.is_staged and not self._are_staged(action):
             self._background.start(self._stage_own(action))
         elif self._mps.is_awaited(action.key):
             self._background.start(self._start_mps(action))
         elif self._starter.start(action) and action.devices:
             self._gpus.wake()
+
+    def _are_staged(self, action: actions.SpawnTask) -> bool:
+        has_files = action.spec.files is None or self._files.is_ready(action.key)
+        return has_files and self._environments.is_ready(action)
 
     async def _stage_own(self, action: actions.SpawnTask) -> None:
         """Start a task of this home when its files and its environment are in place."""

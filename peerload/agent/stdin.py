@@ -548,11 +548,8 @@ class StdinForwarding:
         self._asked_to_cut: set[bytes] = set()
 
     def source(self, action: SpawnTask) -> str:
-        """The file that the stdin of an attempt is to be fed from, "" = /dev/null. `begin` when it was ordered. Raises
-        OSError."""
-        spec = action.spec
-        if not spec.takes_input:
-            return ""
+        """The file that the stdin of an attempt that takes input is to be fed from; "" = /dev/null. `begin` when it was
+        ordered. Raises OSError."""
         task = self._node.home.by_id.get(action.task) if action.home == self._node.state.identity.node else None
         if task is not None:
             return str(self._inputs.get(task.record.input).path) if task.record.input else ""
@@ -644,10 +641,8 @@ class StdinForwarding:
             self._inbox.put(InputCame(record.uid))
 
     def changed(self, action: TaskChanged) -> None:
-        """A task of this home has another record: what was fed from its input is over if it does not run here any more."""
+        """A task of this home with an input has another record: what was fed is over if it does not run here any more."""
         record = action.record
-        if not record.input:
-            return
         if record.state.is_final:
             self._asked_to_cut.discard(record.uid)
             self._inputs.drop(record.input)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -74,6 +75,14 @@ class CoreState:
     def node(self) -> str:
         """This node's name."""
         return self.identity.node
+
+    @property
+    def price(self) -> float | None:
+        """The price of energy now; None where nothing is known of it."""
+        if not self.prices:
+            return None
+        value = self.prices[max(bisect_right(self.prices, self.now.wall_s, key=lambda one: one[0]) - 1, 0)][1]
+        return value if math.isfinite(value) else None
 
     def run_s_max(self, work: Work, models: Sequence[str] = ()) -> float:
         """How long it will run here nearly for sure, as far as it is limited, or its command is known; else infinite.

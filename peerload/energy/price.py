@@ -8,7 +8,6 @@ import csv
 import math
 from bisect import bisect_right
 from datetime import datetime, timedelta
-from math import isfinite
 from typing import TYPE_CHECKING
 
 from peerload.model.errors import ConfigError
@@ -30,14 +29,6 @@ def integral(price: Price, start_s: float, end_s: float) -> float:
         total += price[number][1] * (min(until_s, end_s) - start_s)
         start_s, number = min(until_s, end_s), number + 1
     return total
-
-
-def price_at(price: Price, at_s: float) -> float | None:
-    """Value at that time; None where nothing is known of it."""
-    if not price:
-        return None
-    value = price[max(bisect_right(price, at_s, key=lambda one: one[0]) - 1, 0)][1]
-    return value if isfinite(value) else None
 
 
 def cheapest_start(price: Price, earliest_s: float, latest_s: float, duration_s: float) -> float:

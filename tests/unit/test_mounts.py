@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from peerload.files.mounts import identity_in, identity_of
+from peerload.agent.accounts import identity_in, identity_of
 from tests.each import each
 
 ROOT = "22 1 8:1 / / rw - ext4 /dev/sda1 rw"

@@ -315,9 +315,7 @@ class AttemptFiles:
     # -- submissions ---------------------------------------------------------------------------------------------------
 
     async def check(self, spec: TaskSpec, terms: SubmitOptions) -> None:
-        """Check the files of a submission: they are all here, and on disk. Raises BadRequest."""
-        if not spec.is_staged:
-            return
+        """Check the files of a submission that has some: they are all here, and on disk. Raises BadRequest."""
         if spec.files is not None and (not terms.files_home.startswith(b"/") or spec.directory != SCRATCH):
             why = "files_home is an absolute path, and directory is -"
             raise BadRequest("a task with files has a fresh working directory, and a home for its outputs", why=why)

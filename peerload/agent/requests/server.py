@@ -137,7 +137,8 @@ class RequestServer:
                 # 7. Room on the disk of this node.
                 disk.admit(tasks, submission.size_bytes)
                 # 8. Its files, which are complete here.
-                await files.check(spec, terms)
+                if spec.is_staged:
+                    await files.check(spec, terms)
                 # 9. The working directory, on the other nodes and here. A task without one here may run elsewhere.
                 nodes = self._submissions.candidates(spec)
                 await directories.ask(nodes, spec.directory, spec.user)

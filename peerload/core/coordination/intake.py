@@ -15,7 +15,7 @@ import msgspec
 from peerload.core.membership.membership import PeerState
 from peerload.core.resources.admission import asked_text, lacks, seen_by, why_never
 from peerload.core.work import HomePhase, HomeTask, UntouchedMembers
-from peerload.energy.price import cheapest_start, integral, price_at
+from peerload.energy.price import cheapest_start, integral
 from peerload.model import metrics, timers
 from peerload.model.actions import Answer, PutMaking, PutMembers, PutSubmission, PutTask
 from peerload.model.bounded import BoundedDict
@@ -459,7 +459,7 @@ class TaskDispatch:
             return None
         duration_s, prices = self._duration_s(task), self._state.prices
         price = integral(prices, start_s, start_s + duration_s) / duration_s
-        return start_s, price, price_at(prices, self._state.now.wall_s)
+        return start_s, price, self._state.price
 
     def prices_changed(self, prices: tuple[tuple[float, float], ...]) -> None:
         """Other prices are known: tasks that are put off arrive again."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peerload.core.resources.admission import foreign_slots, seen_by, why_never
 from peerload.core.tasks.queue import MOVABLE
-from peerload.energy.price import price_at
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce
 from peerload.model.events import LoadSampled
@@ -329,7 +328,7 @@ class View:
     @property
     def price(self) -> float | None:
         """Of a kWh here now."""
-        return price_at(self._state.prices, self._state.now.wall_s)
+        return self._state.price
 
     def profile(self, node: str) -> Profile | None:
         """That of this node, or of a peer."""
@@ -620,7 +619,7 @@ class Information:
             slots_foreign=ledger.foreign_slots,
             is_asleep=self._state.is_asleep,
             watts=sensed.watts,
-            price=price_at(self._state.prices, self._state.now.wall_s),
+            price=self._state.price,
             **gpus,
         )
 
