@@ -3,16 +3,22 @@ garbage than Python does by itself, which in simulations is a seventh of all wor
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 INSTALL_TIMEOUT_S = 300
 SYSTEM_DIRECTORIES = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -95,3 +101,20 @@ def tmux() -> Path:
 def strace() -> Path:
     """The program that makes system calls fail."""
     return require_program("strace", "strace")
+
+
+@pytest.fixture(autouse=True)
+def _databases_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the databases that a test leaves open: Python 3.13 warns of them in whichever test its collector runs."""
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def connected(*arguments: Any, **named: Any) -> sqlite3.Connection:
+        opened.append(connect(*arguments, **named))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    yield
+    for connection in opened:
+        with contextlib.suppress(sqlite3.ProgrammingError):  # of another thread
+            connection.close()

@@ -226,6 +226,6 @@ class _Connection:
     async def _write(self, event: h11.Event) -> None:
         parts = self._http.send_with_data_passthrough(event)
         if parts:
-            self._writer.writelines(parts)
+            self._writer.write(b"".join(parts))  # `writelines` of Python 3.12 and 3.13.0 has no backpressure
             async with asyncio.timeout(UNREAD_S_MAX):
                 await self._writer.drain()
