@@ -18,7 +18,6 @@ from peerload.agent.accounts import TaskUser
 from peerload.agent.files.environments import BuildFailed
 from peerload.agent.launcher.client import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
-from peerload.agent.mqtt import SOURCES_MAX
 from peerload.agent.runtime import BackgroundTasks
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
@@ -64,6 +63,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 CANNOT_STAGE, CANNOT_EXECUTE = 125, 126
+PEERS_MAX = 4096
+"""Peers remembered from MQTT; the least recent is forgotten first."""
 ADVICE_UNANSWERED_MAX = 6
 """Bound on the advice sent to a peer over MQTT without an answer there; then the peer link is used until the peer is
 heard again."""
@@ -387,7 +388,7 @@ class BusPeers:
     """Which peers are on MQTT, as far as this node hears them there: advice for them may go that way."""
 
     def __init__(self) -> None:
-        self._peers: BoundedDict[str, tuple[str, int]] = BoundedDict(SOURCES_MAX)
+        self._peers: BoundedDict[str, tuple[str, int]] = BoundedDict(PEERS_MAX)
         """Boot id of each node, and the number of advice messages since it was heard."""
 
     def heard(self, envelope: Envelope) -> None:

@@ -155,11 +155,24 @@ def test_too_old_a_python_is_refused_in_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-def test_clients_start_without_heavy_modules() -> None:
-    heavy = {"asyncio", "cryptography", "dataclasses", "importlib.metadata", "msgspec", "rich", "ssl", "tomllib"}
-    program = "import sys, peerload.client.connection; print(' '.join(sys.modules))"
+@each(
+    ("module", "heavy"),
+    [
+        (
+            "peerload.client.connection",
+            {"asyncio", "cryptography", "dataclasses", "importlib.metadata", "msgspec", "rich", "ssl", "tomllib"},
+        ),
+        ("peerload.agent.daemon", {"aiomqtt", "h11", "http.client", "paho.mqtt", "prometheus_client"}),
+    ],
+)
+def test_programs_start_without_modules_that_few_need(module: str, heavy: set[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {program}"],
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            f"import sys; sys.path[:0] = {sys.path!r}; import {module}; print(' '.join(sys.modules))",
+        ],
         capture_output=True,
         text=True,
         check=True,
