@@ -50,7 +50,7 @@ BACKGROUND = (
     "peerload/agent/peers/membership.py",
     "peerload/agent/sensors/",
     "peerload/agent/systemd.py",
-    "peerload/agent/store/retention.py",
+    "peerload/agent/completion/retention.py",
 )
 
 

@@ -91,7 +91,7 @@ class Protocol:
 
     @property
     def wanted_bytes(self) -> int:
-        """How many bytes to read at most before `next_answer` is asked again."""
+        """Bound on the bytes to read before `next_answer` is asked again."""
         return min((frame.HEADER_BYTES if self._size is None else self._size) - len(self._buffer), READ_BYTES_MAX)
 
     def receive_data(self, data: bytes) -> None:

@@ -1,6 +1,6 @@
 # ruff: noqa: PTH109, PTH118, PTH119, PTH123
 # os.path, since directories are bytes, and it is quick.
-"""What travels with a submission: environment variables, a lock of an environment, and files.
+"""Environment and files that travel with a submission: variables, the lock of a software environment, and files.
 
 All variables of the submitter travel, except those of the login session and names that look like secrets. `--export` names
 variables that travel anyway; with `--export none` only named ones do.

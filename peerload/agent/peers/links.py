@@ -570,7 +570,7 @@ class Listener:
     ) -> None:
         self._tls = tls
         self._links = links
-        self.connections = connections
+        self._connections = connections
         self._newcomers = newcomers
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -627,7 +627,7 @@ class Listener:
                     accepted.close()
                     await asyncio.sleep(0)  # an accept that need not wait would never let other tasks run
                 else:
-                    connection = self.connections.make(self._links, dialled=False)
+                    connection = self._connections.make(self._links, dialled=False)
                     self.strangers[connection] = network
                     self._accepted.add(accepted)
                     self._spawn(self._handshake(accepted, address, connection), "handshake")

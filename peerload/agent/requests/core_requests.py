@@ -1,4 +1,4 @@
-"""What clients wait for: answers of the core, changes of tasks, and reads of the store that see every earlier decision."""
+"""Waits of clients: for answers of the core, for changes of tasks, and for reads of the store that see every earlier decision."""
 
 from __future__ import annotations
 

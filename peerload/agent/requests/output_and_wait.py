@@ -259,7 +259,7 @@ class TaskEnds:
     _output_bytes_max: int
 
     def describe(self, record: TaskRecord, *, with_output: bool) -> dict[str, object]:
-        """How a task ended, with its output if that is asked; or that it is unknown."""
+        """The object of an ended or unknown task, with the output if that is asked."""
         told = views.ended_object(record)
         if with_output:
             told |= views.error_line(self._spool, record)

@@ -86,7 +86,7 @@ class SubmissionInProgress:
         return (f"{self.name}.{index}" for index in self.event.indices) if self.event.indices else iter((self.name,))
 
     def left(self) -> int:
-        """How many are still to be made."""
+        """Number of members that are still to be made."""
         return max(len(self.event.indices), 1) - len(self.tasks)
 
     def clients(self) -> list[int]:
