@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import hashlib
 import itertools
 import json
@@ -23,21 +24,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from peerload.cli.simulate.work import GC_THRESHOLD
 from peerload.model import metrics
 from peerload.model.config import CoreConfig
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset, presets
-from peerload.sim.outcome import GREW_FACTOR, GREW_SHARE, mmc_response
+from peerload.sim.outcome import GREW_FACTOR, GREW_SHARE
 from peerload.sim.queueing_model import Arrival
 from peerload.sim.replication import Replication, growth, measure
 from peerload.sim.scenario import Scenario
 from peerload.sim.utilization import UtilizationMonitor
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
+from tests.theory.replicate import REFERENCES, References
 
 ROOT = Path(__file__).resolve().parents[1]
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 DOCS, KEPT = ROOT / "docs", ROOT / "build" / "comparison.json"
 SOURCES = ("peerload/core", "peerload/model", "peerload/policy", "peerload/sim", "policies", "tests/chaos/engine")
@@ -45,16 +48,20 @@ SOURCES = ("peerload/core", "peerload/model", "peerload/policy", "peerload/sim",
 NODES, LOAD, SEED = 20, 0.9, 1
 DELAYS = {"message_s": 0.005, "transfer_s": 0.02, "head_s": 0.002}
 """In mean service times: a message between nodes, the handover of a task, the work of a head node on a message."""
-SIZES, EACH = (10, 100, 1000), 4
-"""Numbers of nodes, and tasks for each at least, of which one fills it before the clock starts, and the last two are measured."""
+SIZES, EACH = (10, 100, 1000), 2
+"""Numbers of nodes, and tasks for each at least, of which one fills it before the clock starts; the last half is measured."""
+UNSTEADY_MAX = 100
+"""Most nodes with thresholds that each report changes: every node reads all reports at every report, so that the time grows with
+the cube of the nodes."""
 LOADS = (0.8, 0.9, 0.95, 0.98)
 OVERLOAD = 1.2
 THRESHOLDS, THRESHOLDS_LOAD, MOVES_MAX = (1.0, 2.0, 3.0, 4.0, 5.0), 0.95, 1.5
 """Thresholds that are tried in turn, at that load; moves of a task that count as thrashing, as unfinished tasks that grow do."""
 BURST, BURST_UNTIL_S, BURST_STEP_S, BUSY_SHARE = 10, 30.0, 0.02, 0.9
 """Tasks a slot that arrive at one node at once; how long and how often it is looked at; the share of slots that counts as all."""
-BASE = 50
-"""Times the shortest run: the one that gives the mean response, which M/M/1 at this load takes long to settle."""
+BASE = 20
+"""Times the shortest run: the one that gives the mean response, over that of the same tasks in one queue for all slots, so that
+what is chance in both does not count."""
 FLOOD = 10.0
 """Times the rate of the others at which tasks arrive at one home."""
 DOWN_S = 20.0
@@ -114,9 +121,15 @@ def scenario(policy: str, nodes: int, load: float, tasks: int, **others: Any) ->
 
 
 def played(
-    asked: Scenario, *, rates: list[float] | None = None, is_announced: bool = True, is_full: bool = False
+    asked: Scenario,
+    *,
+    rates: list[float] | None = None,
+    is_announced: bool = True,
+    is_full: bool = False,
+    seen: Callable[[Iterator[Arrival]], Iterator[Arrival]] = iter,
 ) -> tuple[Replication, Any]:
-    """Play a scenario; is_full: each node has a task from the start, as with the load that is to come."""
+    """Play a scenario; is_full: each node has a task from the start, as with the load that is to come; seen: what the arrivals go
+    through."""
     setup = asked.setup()
     if rates is not None:
         setup = msgspec.structs.replace(setup, rates=rates)
@@ -126,8 +139,17 @@ def played(
         rng = random.Random(SEED)
         begun = (Arrival(0.0, f"n{number}", setup.service(rng)) for number in range(1, asked.nodes + 1))
         player._arrivals = itertools.chain(begun, player._arrivals)
+    player._arrivals = seen(player._arrivals)
     player.play(asked.warm_up)
     return player, measure(player, asked.tasks - asked.warm_up, clock=lambda: 0.0, started_s=0.0)
+
+
+def over_one_queue(asked: Scenario, **others: Any) -> tuple[float, Any]:
+    """Mean response over that of the same tasks in one queue for all slots."""
+    queue = References(asked.setup(), "exp", ())
+    _, sample = played(asked, seen=queue.seen, **others)
+    first, last = asked.warm_up + 1, asked.tasks + 1
+    return sample.values["mean_response"] / fmean(queue.responses[REFERENCES[0]][first:last]), sample
 
 
 def reaction(policy: str) -> float:
@@ -198,8 +220,7 @@ def features(job: tuple[str, int]) -> Features:
     """Measure one preset; ``scale``: the base of the numbers of tasks."""
     name, scale = job
     preset = load_preset(name)
-    _, sample = played(scenario(name, NODES, LOAD, BASE * scale))
-    base = sample.values["mean_response"]
+    base, sample = over_one_queue(scenario(name, NODES, LOAD, BASE * scale))
     timed = _Timed(preset.receiver if preset.names["location.sender"] == "none" else preset.sender)
     side = "receiver" if preset.names["location.sender"] == "none" else "sender"
     setup = scenario(name, NODES, LOAD, scale).setup()
@@ -215,6 +236,9 @@ def features(job: tuple[str, int]) -> Features:
     _, over = played(scenario(name, NODES, OVERLOAD, scale))
     sizes = []
     for size in SIZES:
+        if size > UNSTEADY_MAX and not getattr(preset.transfer, "steady", False):
+            sizes.append(math.nan)
+            continue
         tasks = max(scale, EACH * size)
         _, full = played(scenario(name, size, LOAD, tasks, warm_up=tasks // 2), is_full=True)
         sizes.append(full.values["messages_per_task"])
@@ -223,13 +247,13 @@ def features(job: tuple[str, int]) -> Features:
     homes = [total / count for count, total in flooded.homes[:NODES] if count]
     unannounced = math.nan
     if (preset.information.watches != "nothing" or preset.information.period_s) and not preset.is_central:
-        _, silent = played(scenario(name, NODES, LOAD, 2 * scale), is_announced=False)
-        unannounced = silent.values["mean_response"] / base
+        silent, _ = over_one_queue(scenario(name, NODES, LOAD, 2 * scale), is_announced=False)
+        unannounced = silent / base
     head_down = math.nan
     if preset.is_central:
         half_s = scale / NODES
-        _, down = played(scenario(name, NODES, LOAD, 2 * scale, head_down=(half_s, DOWN_S)))
-        head_down = down.values["mean_response"] / base
+        down, _ = over_one_queue(scenario(name, NODES, LOAD, 2 * scale, head_down=(half_s, DOWN_S)))
+        head_down = down / base
     sender = preset.names["location.sender"]
     knows = KNOWLEDGE.get(sender, "")
     if getattr(preset.sender, "by", "") in RATES:
@@ -238,7 +262,7 @@ def features(job: tuple[str, int]) -> Features:
         name,
         preset.classes,
         knows or "-",
-        base / mmc_response(NODES, LOAD),
+        base,
         sample.values["messages_per_task"],
         searches / player.cluster.arrived,
         1e6 * timed.cpu_s / timed.calls if timed.calls else math.nan,
@@ -303,11 +327,11 @@ Every preset and baseline (*), measured by the simulator: `make comparison` writ
 
 ![A figure of each feature; baselines are orange](comparison.svg)
 
-- response: mean response over that of one queue for all slots; messages, decisions (searches): for each task; µs: of processor time for each call of the location policy.
+- response: mean response over that of the same tasks in one queue for all slots; messages, decisions (searches): for each task; µs: of processor time for each call of the location policy.
 - reaction: mean service times from a burst of {BURST * NODES} long tasks at one node until {BUSY_SHARE:.0%} of the slots are busy; "-": never.
 - stable to: the largest of the loads {", ".join(map(str, LOADS))} without growth within some thousand tasks (long queues take longer to settle, so that fixed splits, which are stable below load 1, seem to grow); moves: of each task at load {OVERLOAD}.
 - thresholds: those of {", ".join(f"{one:g}" for one in THRESHOLDS)} tasks at which, at load {THRESHOLDS_LOAD}, neither unfinished tasks grow nor a task moves more than {MOVES_MAX:g} times on average.
-- messages at {", ".join(map(str, SIZES))} nodes: growth of the cost.
+- messages at {", ".join(map(str, SIZES))} nodes: growth of the cost. "-": not played, since each report changes the thresholds of all nodes, whose cost grows with the cube of their number.
 - no broker: response when no announcement arrives, over that with them; head down: response with the head away for {DOWN_S:g} mean service times.
 - node lost: response of the tasks that come within {LOST_AROUND:g} mean service times of the loss of one of the nodes for good, at load {LOST_LOAD}, over that of the same tasks without the loss. What the node ran starts again after its lease, which is {CoreConfig().lease_s / LOST_UNIT_S:g} mean service times here ([guarantees.md](guarantees.md)); tasks of its own wait for its return.
 - Jain: index of the mean responses by home when one home gets {FLOOD:g} times the tasks of each other (1: all equal).
@@ -349,7 +373,8 @@ def draw(found: list[Features], path: Path) -> None:
             cost.annotate(one.name, (one.messages, one.response), (4, 2), textcoords="offset points", fontsize=5)
             counts = [max(count, 0.1) for count in one.messages_by_size]
             growth_of.plot(SIZES, counts, "-", color=colour, alpha=0.6)
-            growth_of.annotate(one.name, (SIZES[-1], counts[-1]), fontsize=5)
+            last = max(place for place, count in enumerate(counts) if not math.isnan(count))
+            growth_of.annotate(one.name, (SIZES[last], counts[last]), fontsize=5)
         cost.set(xlabel="messages a task", ylabel="mean response over one queue", yscale="log")
         growth_of.set(xlabel="nodes", ylabel="messages a task", xscale="log", yscale="log")
         for panel in unused:
@@ -378,7 +403,8 @@ def _kept() -> dict[str, Features]:
 
 def _measured(names: list[str], scale: int, jobs: int, budget_s: float | None) -> Iterator[Features]:
     """Measure presets side by side; those that are not begun after the budget are left out."""
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=gc.set_threshold, initargs=(GC_THRESHOLD,)) as pool:
         left: set[Future[Features]] = {pool.submit(features, (name, scale)) for name in names}
         try:
             for done in as_completed(list(left), budget_s):

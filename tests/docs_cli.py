@@ -12,8 +12,8 @@ import re
 import sys
 from pathlib import Path
 
-from peerload.cli import verbs
 from peerload.cli.common.options import Options
+from peerload.cli.verbs import GROUPS, VERBS, load
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 GENERAL = {"--help", "--socket", "--json"}
@@ -44,7 +44,7 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
     kept = Options.read, Options.read_command
     Options.read = Options.read_command = stop  # type: ignore[assignment,method-assign]
     try:
-        verbs.load(verb)([])
+        load(verb)([])
     except Read as read:
         return read.parser
     finally:
@@ -87,14 +87,14 @@ def head(verb: str, parser: argparse.ArgumentParser, shared: set[str]) -> str:
             if not action.option_strings
         ]
         usage = " ".join(["[flags]"] * bool(flags(parser)) + words)
-    purpose = verbs.VERBS[verb][:1].upper() + verbs.VERBS[verb][1:] + "."
+    purpose = VERBS[verb][:1].upper() + VERBS[verb][1:] + "."
     shown = f"`peerload {verb} {usage}`".replace(" `", "`").replace("\n", " ")
     return f"\n{purpose} {shown}\n" + table(parser, [name for name in flags(parser) if name not in shared])
 
 
 def generated() -> dict[str, str]:
     """Heading → what stands below it."""
-    parsers = {verb: parser_of(verb) for verb in verbs.VERBS}
+    parsers = {verb: parser_of(verb) for verb in VERBS}
     own = {verb: flags(parser) for verb, parser in parsers.items()}
     first = own[TASK_VERBS[0]]
     task = [name for name in first if all(name in own[verb] for verb in TASK_VERBS)]
@@ -103,7 +103,7 @@ def generated() -> dict[str, str]:
         TASK_HEADING: table(parsers["run"], task),
         SELECT_HEADING: table(parsers["cancel"], [name for name in SELECT if name in own["cancel"]]),
     }
-    for group, names in verbs.GROUPS.items():
+    for group, names in GROUPS.items():
         parts[f"## {group}"] = "\n" + " · ".join(f"[{verb}](#{verb})" for verb in names) + "\n"
     for verb, parser in parsers.items():
         shared = set(task) if verb in TASK_VERBS else set()

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from peerload.security.cluster_dir import ClusterDirectory
 
 
+PAUSE_S_MIN, PAUSE_S_MAX = 0.01, 0.1
+"""A wait asks often at first; later it would cost the agents that it asks more than what they do."""
 PATIENCE_S = 60.0
 """A busy machine stands still for longer than one would think; what is waited for for less than this is a matter of luck."""
 
@@ -41,10 +43,12 @@ def wait_until(predicate: Callable[[], object], timeout_s: float = PATIENCE_S, w
     timeout_s = max(timeout_s, PATIENCE_S)
     pause = threading.Event()
     deadline = time.monotonic() + timeout_s
+    pause_s = PAUSE_S_MIN
     while not predicate():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_s:g} s: {what or predicate}")
-        pause.wait(0.02)
+        pause.wait(pause_s)
+        pause_s = min(1.5 * pause_s, PAUSE_S_MAX)
 
 
 def own_loopback() -> str:

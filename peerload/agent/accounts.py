@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.output.spool import open_output
 from peerload.agent.runtime import done_within, in_own_thread
-from peerload.agent.store.schema import SINGLE
 from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck
 from peerload.launcher.system import write_as_user
 from peerload.launcher.system.write_as_user import GONE, FileChanged, Unwritable
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown, SnapshotWanted
 from peerload.model.messages import DirectoryRequest
-from peerload.model.task import SCRATCH
+from peerload.model.task import SCRATCH, SINGLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,7 +100,6 @@ class Accounts:
         self._kept: BoundedDict[int, tuple[float, Account]] = BoundedDict(ACCOUNTS_KEPT_MAX)
 
     def of(self, uid: int) -> Account:
-        """The account of a uid."""
         now_s = time.monotonic()
         kept = self._kept.get(uid)
         if kept is not None and now_s - kept[0] < KEPT_S:
@@ -111,7 +109,6 @@ class Accounts:
         return account
 
     def named(self, name: str) -> Account | None:
-        """The account of this very name; None if there is none."""
         try:
             found = pwd.getpwnam(name)
         except (KeyError, ValueError, UnicodeError):  # ValueError: a NUL byte in it
@@ -121,7 +118,6 @@ class Accounts:
 
 
 def group_number(name: str) -> int | None:
-    """The number of a group; None if there is none of this name."""
     try:
         return grp.getgrnam(name).gr_gid
     except (KeyError, ValueError, UnicodeError):
@@ -129,7 +125,6 @@ def group_number(name: str) -> int | None:
 
 
 def group_members(group: str) -> frozenset[str]:
-    """The members of a group, as the database lists them."""
     try:
         return frozenset(grp.getgrnam(group).gr_mem)
     except (KeyError, ValueError, UnicodeError):
@@ -250,7 +245,6 @@ class DirectoryQueries:
                 self._asked.pop(key, None)
 
     def answer(self, node: str, answer: DirectoryTold) -> None:
-        """Answer the question of another node."""
         self._send(node, answer)
 
     def answer_received(self, node: str, answer: DirectoryTold) -> bool:
@@ -308,11 +302,9 @@ class UserServices:
         self._told: dict[tuple[TaskUser, bytes], tuple[float, str]] = {}
 
     def submitter(self, spec: TaskSpec, terms: SubmitOptions) -> TaskUser:
-        """The user of a task of this home."""
         return TaskUser(self._info.config.node, spec.user, terms.owner)
 
     def seen_lately(self, whose: TaskUser, directory: bytes) -> bool:
-        """True if `objection` had none a moment ago."""
         if not self.is_system:
             return self._directories.seen_lately(directory)
         found = self._told.get((whose, directory))
@@ -410,7 +402,6 @@ def output_path(pattern: bytes, counter: int, member: int, name: str, node: str)
 
 
 def output_patterns(terms: SubmitOptions) -> list[bytes]:
-    """The patterns that are given, each once."""
     return list(dict.fromkeys(filter(None, (terms.output_file, terms.error_file))))
 
 

@@ -77,7 +77,7 @@ from peerload.agent.requests.overview import OverviewCache, OverviewViews, own_u
 from peerload.agent.requests.server import (
     ClientEvents,
     FileRequests,
-    Gates,
+    RequestChecks,
     RequestServer,
     Submissions,
     TaskFigures,
@@ -132,7 +132,6 @@ if TYPE_CHECKING:
 
     from peerload.agent.mqtt import MqttBus
     from peerload.agent.peers.streams import PieceServer
-    from peerload.agent.store.recovery import Recovered
     from peerload.agent.systemd import Load
     from peerload.model.config import AgentConfig
     from peerload.security.cluster_dir import ClusterDirectory
@@ -379,7 +378,7 @@ class Daemon:
         self.address_watch = AddressWatch(info, local, run, event_log)
         duplicates = DuplicateNames(info, node, run, event_log)
         self.peer_messages = PeerMessages(inbox, node, spool, users, queries, security, run)
-        peer_events = PeerEventSource(
+        self.peer_events = PeerEventSource(
             inbox, self.distribution, self.renewal, self.peer_messages, members, duplicates, info.counters, run
         )
         bus_peers = BusPeers()
@@ -443,8 +442,8 @@ class Daemon:
         submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
         self.forwards = ForwardedRequests(links, node.membership)
         router = RequestRouter(verbs, self.forwards, task_ids, access, store, node, run)
-        gates = Gates(quotas, access, router, users, disk, files, queries)
-        server = RequestServer(gates, submissions, verbs, security, run)
+        checks = RequestChecks(quotas, access, router, users, disk, files, queries)
+        server = RequestServer(checks, submissions, verbs, security, run)
         self.forward_server = ForwardServer(server, access)
         self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
@@ -478,8 +477,6 @@ class Daemon:
             clients,
             node.knows,
         )
-        launcher.report_to(self.launcher_events.received)
-        links.report_to(peer_events)
         pieces: dict[type[Message], PieceServer] = {
             OutputRequest: output.serve_output,
             BlocksRequest: files.serve,
@@ -503,7 +500,7 @@ class Daemon:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, started: recording.Started) -> None:
         assert self.launcher is not None
-        launcher = self.launcher_events.without_own(await self.launcher.start())
+        launcher = self.launcher_events.without_own(await self.launcher.start(self.launcher_events.received))
         ended = await self.exits.settled(launcher.ended)  # nobody may rely on a result before its output is on disk
         try:
             await self._serve_clients_and_peers(loop, msgspec.structs.replace(launcher, ended=ended), started)
@@ -518,7 +515,7 @@ class Daemon:
         self, loop: asyncio.AbstractEventLoop, launcher: events.LauncherReady, started: recording.Started
     ) -> None:
         kept = await self._recovered()
-        address = await self.members.listen()
+        address = await self.members.listen(self.peer_events)
         self.output.adopt(launcher.running)
         recorder: Recorder | None = None
         if self.config.record:
@@ -613,11 +610,11 @@ class Daemon:
     def _gpu_changed(self, state: str, words: str) -> None:
         self.event_log.record("gpu", state, reason=words)
 
-    async def _recovered(self) -> Recovered:
+    async def _recovered(self) -> events.AgentStarted:
         """Read what was durable, and whether the directories of waiting tasks are here now. A directory that cannot
         be checked, because too many others hang, counts as here: a start that fails reports it."""
         kept = self.store.recover()
-        self.info.notices += preflight.report_damage(self._damage, self.store, kept, self.event_log)
+        self.info.notices += preflight.report_damage(self._damage, self.store, self.event_log)
         here: dict[tuple[TaskUser, bytes], bool] = {}
         of: dict[tuple[int, int], tuple[TaskUser, bytes]] = {}  # most of a million have their spec and terms in common
         waiting: list[events.TaskRow | events.MembersRow] = [*kept.tasks, *kept.members]
@@ -641,28 +638,20 @@ class Daemon:
         members = (replace(row, directory_here=False) if is_away(row) else row for row in kept.members)
         return replace(kept, tasks=tuple(tasks), members=tuple(members))
 
-    def _begin(self, kept: Recovered, launcher: events.LauncherReady) -> None:
+    def _begin(self, kept: events.AgentStarted, launcher: events.LauncherReady) -> None:
         """Have the core take up what was durable, and what runs, as its first event."""
         self.inbox.put(
-            events.AgentStarted(
-                tasks=kept.tasks,
-                executions=kept.executions,
-                floors=kept.floors,
-                counter=kept.counter,
+            msgspec.structs.replace(
+                kept,
                 running=launcher.running,
                 ended=launcher.ended,
                 frozen=launcher.frozen,
-                past=kept.past,
-                drained=kept.drained,
                 known=self.members.known,
+                wake_s=tuple(self.members.kept.wake_s.items()),
+                asleep=self.members.kept.asleep,
                 seeds=self.config.peer,
-                fates=kept.fates,
-                groups=kept.groups,
                 commits_lost=self.store.lost is not None,
                 revoked=self.keyring.trust.revoked_nodes(),
-                attempts_from=kept.attempts_from,
-                attempts_up_to=kept.attempts_up_to,
-                members=kept.members,
             )
         )
         if self.launcher is not None and self.launcher.enforces_cores:
@@ -685,6 +674,8 @@ class Daemon:
                     await self.launcher.stop_all()
                 if not self.run_state.has_failed:
                     await self.performer.drained(self.inbox)
+                    if self.run_state.ending is not Ending.RESTART:
+                        self.launcher.retire()
         except TimeoutError:
             log.warning("stop timed out: limit_s=%g", STOP_S_MAX)
         self.samples.write()
@@ -721,7 +712,7 @@ def _core_config(config: AgentConfig) -> CoreConfig:
         lease_s=config.lease_s,
         gossip=PRESETS[config.gossip],
         counts_foreign=config.load.foreign == "count",
-        gpu=loader.gpu_config(config.gpu, by_user=config.mode == "system"),
+        gpu=loader.gpu_config(config.gpu, users=config.users if config.mode == "system" else None),
         cap_w=config.energy.cap_w,
         may_sleep=bool(config.energy.sleep_after),
         ahead_s=AHEAD_S,

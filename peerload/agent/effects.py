@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 
 from peerload.agent.files.environments import BuildFailed
-from peerload.agent.launcher.task_environment import TRACEPARENT, child_traceparent, given, variables_of
+from peerload.agent.launcher.task_environment import TRACEPARENT, child_traceparent, held_devices, variables_of
 from peerload.agent.launcher.task_environment import variables as task_variables
-from peerload.agent.runtime import BackgroundTasks, Histogram, now
+from peerload.agent.runtime import BackgroundTasks, Histogram, coalesced_s, now
 from peerload.agent.store.disk_space import cannot_write
 from peerload.model import actions, events, metrics, timers
 from peerload.model.errors import BadRequest, InvariantBroken, PeerloadError, StoreError
-from peerload.model.messages import ADVICE, Result, State
+from peerload.model.messages import ADVICE, RenewOk, Result, State
 from peerload.model.task import SCRATCH, Exit, execution_key
+from peerload.model.timers import GossipTimerKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -134,6 +135,8 @@ CLOCKS_DIFFER_S = 0.001
 ROWS_WITH_EFFECTS = frozenset((actions.PutChores, actions.DropExecution, actions.PutFloor))
 """Rows about which more is done than to keep them."""
 OUTWARD = frozenset(actions.OUTWARD)
+COALESCED = frozenset((GossipTimerKind.TURN, GossipTimerKind.SYNC, GossipTimerKind.AGAIN, GossipTimerKind.PROFILES))
+"""Periodic timers of gossip, which come with the agent's other periodic work; all that wait for an answer are exact."""
 BULK_TIMERS = (timers.Batch, timers.EligibilityDue)
 """Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
@@ -159,7 +162,8 @@ class Performer:
         for action in decided:
             if type(action) is actions.Persist:
                 self._persist(action.rows)
-            elif type(action) is actions.Send and (uids := actions.granted(action)):
+            elif type(action) is actions.Send and type(action.message) is RenewOk:
+                uids = tuple(extension.uid for extension in action.message.extensions)
                 self._outbox.renewal(uids, partial(self._outward, action))
             elif type(action) in OUTWARD:
                 self._outbox.when_durable(partial(self._outward, action))
@@ -281,9 +285,12 @@ class Timers:
         known = self._timers.get(action.timer)
         if known is not None:
             known.cancel()
-        delay_s = max(action.at_s - self._clock().boot_s, 0.0)
+        now_s = self._clock().boot_s
+        delay_s = max(action.at_s - now_s, 0.0)
+        if isinstance(action.timer, timers.GossipDue) and action.timer.kind in COALESCED:
+            delay_s = coalesced_s(delay_s)
         loop = asyncio.get_running_loop()
-        self._timers[action.timer] = loop.call_later(delay_s, self._expire, action.timer, action.at_s)
+        self._timers[action.timer] = loop.call_later(delay_s, self._expire, action.timer, now_s + delay_s)
 
     def clear(self, action: actions.ClearTimer) -> None:
         """Do not expire."""
@@ -429,9 +436,10 @@ class PeerEffects:
         self._links.dial(action.address)
 
     def forget(self, action: actions.ForgetPeer) -> None:
-        """Close the link to a peer."""
+        """Close the link to a peer, and look for it no more after a restart either."""
         self._links.forget(action.node)
         self._bus_peers.forget(action.node)
+        self._members.changed()
 
 
 @dataclass(eq=False, repr=False)
@@ -493,8 +501,10 @@ class TaskStarter:
             b"PEERLOAD_TASK_ID": action.task.encode(),
             b"PEERLOAD_ATTEMPT": b"%d" % action.attempt,
             b"PEERLOAD_HOME": action.home.encode(),
-            **{name.encode(): os.fsencode(value) for name, value in self._mps.variables(action.key).items()},
         }
+        if action.devices:
+            found = self._mps.variables(action.key)
+            variables |= {name.encode(): os.fsencode(value) for name, value in found.items()}
         if action.spec.lock is not None:
             found = self._environments.variables(action.key, own)
             variables |= {name.encode(): os.fsencode(value) for name, value in found.items()}
@@ -506,7 +516,7 @@ class TaskStarter:
 
     def _shared(self, action: actions.SpawnTask, devices: Sequence[str], own: dict[bytes, bytes]) -> dict[bytes, bytes]:
         """The variables that depend on the request and the devices of a task alone."""
-        held = given(action.key, devices, self._node.ledger.devices)
+        held = held_devices(action.key, devices, self._node.ledger.devices)
         added = task_variables(action.spec.request, held, self._info.config.device, own)
         return {
             name.encode(): value.encode() for name, value in (added | {"PEERLOAD_NODE": self._info.config.node}).items()
@@ -547,7 +557,7 @@ class TaskEffects:
         spec = action.spec
         if spec.is_staged and not self._are_staged(action):
             self._background.start(self._stage_own(action))
-        elif self._mps.is_awaited(action.key):
+        elif action.devices and self._mps.is_awaited(action.key):
             self._background.start(self._start_mps(action))
         elif self._starter.start(action) and action.devices:
             self._gpus.wake()
@@ -590,7 +600,7 @@ class TaskEffects:
 
     def dropped(self, row: Row) -> None:
         """End the outputs of attempts that are gone from here by this row."""
-        if isinstance(row, actions.DropExecution | actions.PutFloor):
+        if self._output.served and isinstance(row, actions.DropExecution | actions.PutFloor):
             self._output.remote_attempts_gone()
 
     def signal(self, action: actions.SignalTask) -> None:

@@ -17,20 +17,18 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import socket
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import psutil
-
-from peerload.agent.runtime import next_tick
+from peerload.agent.runtime import next_tick, run_command
 from peerload.agent.sensors.nvml import find_library, text
 from peerload.config.loader import load_prices
 from peerload.model.errors import ConfigError
 from peerload.model.events import MachineSleeping, MachineWoke, PricesRead
+from peerload.security.private_files import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -207,17 +205,7 @@ class PowerControls:
         if not changed:
             self._file.unlink(missing_ok=True)
             return
-        new = self._file.with_suffix(".new")
-        with new.open("w") as file:
-            json.dump(changed, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._file)
-        directory = os.open(self._file.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        write_private(self._file, json.dumps(changed).encode())
 
     @contextlib.contextmanager
     def _session(self, wants_gpus: bool) -> Iterator[None]:
@@ -299,6 +287,8 @@ def magic_packet(card: str) -> bytes:
 
 def _broadcasts() -> list[str]:
     """Broadcast addresses of the networks of this machine. That of "all" reaches only the one with the default route."""
+    import psutil  # noqa: PLC0415 -- costs memory, and few nodes wake others
+
     found = [one.broadcast for card in psutil.net_if_addrs().values() for one in card if one.family == socket.AF_INET]
     return sorted({"255.255.255.255", *filter(None, found)})[:NETWORKS_MAX]
 
@@ -405,30 +395,14 @@ class PowerDown:
 
 async def _run(command: str, variables: dict[str, str]) -> int:
     """Run a line in a shell → its exit code; NOT_RUN if it cannot be started, TIMED_OUT if it had to be killed."""
-    null = asyncio.subprocess.DEVNULL
     try:
-        process = await asyncio.create_subprocess_exec(
-            "/bin/sh",
-            "-c",
-            command,
-            env=os.environ | variables,
-            stdin=null,
-            stdout=null,
-            stderr=null,
-            start_new_session=True,
-        )
+        code, _ = await run_command(("/bin/sh", "-c", command), COMMAND_S_MAX, os.environ | variables)
+    except TimeoutError:
+        return TIMED_OUT
     except OSError as error:  # such as no process to be had
         log.warning("cannot start a command of [energy]: error=%s", error.strerror)
         return NOT_RUN
-    try:
-        return await asyncio.wait_for(process.wait(), COMMAND_S_MAX)
-    except TimeoutError:
-        return TIMED_OUT
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+    return code
 
 
 PRICES_EVERY_S = 10.0

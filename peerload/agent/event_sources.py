@@ -33,12 +33,14 @@ from peerload.model.messages import (
     DirectoryTold,
     Offer,
     State,
+    Sync,
     Trust,
 )
 from peerload.model.task import Exit, execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from peerload.agent.accounts import DirectoryQueries, UserServices
     from peerload.agent.files.attempts import AttemptFiles
@@ -124,10 +126,13 @@ class ExitSettler:
             or self._records.files.has(event.key)
             or (event.exit.exit_code and (self._records.disk.is_full or self._holds_devices(event.key)))
         ):
+            if event.with_start:
+                self._inbox.put(events.TaskStarted(event.key, event.exit.started_at))
             self._background.start(self._settle(event))
         else:
             self._output.attempts_ended(((event.key, event.exit),))
-            self._inbox.put(events.TaskEnded(event.key, self._records.with_energy(event.key, event.exit)))
+            exit_ = self._records.with_energy(event.key, event.exit)
+            self._inbox.put(events.TaskEnded(event.key, exit_, event.with_start))
 
     def _holds_devices(self, key: str) -> bool:
         return key in self._node.ledger.devices.holding
@@ -171,13 +176,15 @@ class ExitSettler:
 
 
 class OwnProcesses(Protocol):
-    """Processes of the agent's own that the launcher runs beside the tasks."""
+    """Processes of the agent's own that the launcher runs beside the tasks, under keys that begin with ``PREFIX``."""
 
-    def heard(self, event: Event, /) -> bool:
-        """Take an event about one of them. False if it is about something else."""
+    PREFIX: str
 
-    def listed(self, ready: events.LauncherReady, /) -> events.LauncherReady:
-        """The list of a launcher without them."""
+    def heard(self, event: Event, /) -> None:
+        """Take an event about one of them."""
+
+    def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit], /) -> None:
+        """Take those that a launcher has alive, and those that it has an exit record of."""
 
 
 class LauncherEvents:
@@ -188,6 +195,7 @@ class LauncherEvents:
         self._settler = settler
         self._stdin = stdin
         self._own = own
+        self._prefixes = tuple(one.PREFIX for one in own)
         self._early: list[Event] | None = []
         """Events that wait; None: no event needs to."""
 
@@ -197,9 +205,10 @@ class LauncherEvents:
             if self._early is None:  # else it is asked again, by `StdinForwarding.adopt`
                 self._stdin.fed(event.key, event.offset, is_closed=event.is_closed)
             return
-        for own in self._own:
-            if own.heard(event):
-                return
+        key = getattr(event, "key", "")
+        if key.startswith(self._prefixes):
+            next(own for own in self._own if key.startswith(own.PREFIX)).heard(event)
+            return
         if isinstance(event, events.LauncherReady):
             event = self.without_own(event)
         self._take(event)
@@ -207,7 +216,10 @@ class LauncherEvents:
     def without_own(self, ready: events.LauncherReady) -> events.LauncherReady:
         """The list of a launcher without the agent's own processes."""
         for own in self._own:
-            ready = own.listed(ready)
+            running = {key for key, *_ in ready.running if key.startswith(own.PREFIX)}
+            ended = {key: exit_ for key, exit_ in ready.ended if key.startswith(own.PREFIX)}
+            own.listed(running, ended)
+            ready = ready.without(running | ended.keys())
         return ready
 
     def _take(self, event: Event) -> None:
@@ -353,6 +365,8 @@ class PeerEventSource:
             case CertificateTold():
                 self._renewal.received(src, message)
             case _:
+                if isinstance(message, Sync):
+                    self._members.changed()
                 self._messages.received(src, message)
 
     def met(self, hello: Hello) -> None:
@@ -443,8 +457,7 @@ class BusEvents:
         self._bus_peers.heard(envelope)
         body = envelope.body
         if isinstance(body, State):
-            if body.identity.address:
-                self._links.learn(body.identity)
+            if body.identity.address and self._links.learn(body.identity):
                 self._members.changed()
             # However live, it may be late: only a Hello proves that a machine was started anew.
             self._inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=True))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from peerload.agent.runtime import now
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.model import messages, metrics, rules
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import BadRequest, ConfigError, ProtocolError, StoreError
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.runtime import AgentInfo, Inbox
     from peerload.agent.store.write_ahead import EventLog, SecurityEvents
-    from peerload.core.membership.membership import PeerInfo
+    from peerload.core.membership.peers import PeerInfo
     from peerload.core.node import Node
     from peerload.model.messages import Hello
     from peerload.security.invitations import Invitation
@@ -74,7 +74,6 @@ class Enrollment:
 
     @property
     def cluster_name(self) -> str:
-        """The name of the cluster."""
         return self._tls.cluster.name
 
     def check_issuer(self, verb: str, cannot: str) -> None:
@@ -210,7 +209,6 @@ class Refusals:
         return is_news
 
     def are_too_many(self, address: str, now_s: float) -> bool:
-        """True if this address is not to be served now."""
         times = self._at.get(network_of(address))
         return times is not None and len(times) == REFUSALS_MAX and now_s - times[0] < WITHIN_S
 
@@ -229,7 +227,6 @@ class JoinServer:
 
     @property
     def ca(self) -> bytes:
-        """The cluster's CA certificate (PEM)."""
         return self._tls.cluster.authority.certificate
 
     @property
@@ -242,7 +239,6 @@ class JoinServer:
         return JoiningNode(self, closed)
 
     def close(self) -> None:
-        """Close all connections."""
         for newcomer in list(self.newcomers):
             newcomer.abort()
 
@@ -265,7 +261,6 @@ class JoinServer:
         self._security.report(rules.JOINS_LIMITED, address, reason)
 
     def admit(self, newcomer: JoiningNode, request: JoinRequest, certificate: bytes, nonce: bytes) -> JoinWelcome:
-        """Let a newcomer in. Raises InvitationRefused."""
         welcome = self._enrollment.admit(request, certificate, nonce)
         self._counters[metrics.JOINS_ACCEPTED] += 1
         self._events.record("join", "welcomed", reason=f"{request.node}, from {newcomer.address}")
@@ -281,7 +276,6 @@ class JoinServer:
             _log.warning("join refused: address=%s reason=%s", newcomer.address, why)
 
     def closed(self, newcomer: JoiningNode) -> None:
-        """The connection is closed."""
         self.newcomers.discard(newcomer)
 
 
@@ -312,7 +306,6 @@ class JoiningNode(asyncio.Protocol):
             self._close()
 
     def data_received(self, data: bytes) -> None:
-        """Handle the complete frames."""
         if self._is_over:
             return
         self._buffer += data
@@ -370,13 +363,11 @@ class JoiningNode(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
         self._is_over = True
         if self._transport is not None:
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Make room for another newcomer."""
         del exc
         self._is_over = True
         if self._timer is not None:
@@ -616,7 +607,6 @@ class CertificateRenewal:
         self._links.send(src, messages.CertificateTold(made))
 
     def received(self, src: str, message: messages.CertificateTold) -> None:
-        """Install a certificate for this node."""
         try:
             self._tls.install(message.certificate)
         except (ValueError, ConfigError) as error:

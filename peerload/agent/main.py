@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from peerload.agent.peers.addresses import followed
+from peerload.agent.peers.addresses import with_current_addresses
 from peerload.agent.systemd import ServiceManager, check_service_places
 from peerload.config import loader
 from peerload.model.errors import PeerloadError
@@ -73,7 +73,7 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
 
         def load() -> tuple[AgentConfig, dict[str, str]]:
             found, origins = loader.load_with_origins(flags, defaults, dict(os.environ))
-            return followed(found, origins), origins
+            return with_current_addresses(found, origins), origins
 
         config, origins = load()
         check_service_places(config, manager, defaults.get("state", ""))

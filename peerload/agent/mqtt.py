@@ -25,7 +25,7 @@ import msgspec
 import paho.mqtt.client as mqtt
 
 from peerload.agent.peers.connection import backoff_s
-from peerload.agent.runtime import next_tick
+from peerload.agent.runtime import coalesced_s, next_tick
 from peerload.model import metrics, rules
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
@@ -98,7 +98,6 @@ class FloodFilter:
         return now_s >= publisher.muted_until_s
 
     def count_new(self, name: str) -> None:
-        """The last message of this publisher was new."""
         if (publisher := self._publishers.get(name)) is not None:
             publisher.new_count += 1
 
@@ -153,7 +152,6 @@ class Topics:
         )
 
     def to(self, dst: str) -> str:
-        """The topic of messages for one node."""
         return self._to + dst
 
     @staticmethod
@@ -216,7 +214,6 @@ class Received(asyncio.Queue[aiomqtt.Message]):
 
 
 def count_dropped(counters: Counter[str], why: str) -> None:
-    """Count a message that was dropped."""
     counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason=why)] += 1
 
 
@@ -573,7 +570,6 @@ class MqttBus:
 
     @property
     def connects(self) -> int:
-        """How often a broker was connected."""
         return self._counters[metrics.MQTT_CONNECTS]
 
     def publish_json(self, name: str, payload: bytes) -> bool:
@@ -753,7 +749,7 @@ class MqttBus:
     async def _republish_state(self) -> None:
         """Publish the State again from time to time: a broker's memory is not durable."""
         while True:
-            await asyncio.sleep(self._config.mqtt_state_every_s)
+            await asyncio.sleep(coalesced_s(self._config.mqtt_state_every_s))
             self.publish_state(self._local.state())
 
 

@@ -28,8 +28,9 @@ from peerload.agent.store.maintenance import (
     apply,
     keys_of,
 )
-from peerload.agent.store.schema import DATABASE, MEMBER_MAX, SINGLE, task_name
+from peerload.agent.store.schema import DATABASE, MEMBER_MAX
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, StoreError
+from peerload.model.task import SINGLE, task_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

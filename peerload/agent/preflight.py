@@ -28,16 +28,15 @@ from typing import TYPE_CHECKING
 from peerload.agent.control.connection import check_socket
 from peerload.agent.launcher.process import is_alive, wait_gone
 from peerload.agent.peers.links import check_listening
-from peerload.agent.store.schema import is_id
 from peerload.agent.store.store import FILE, GAP
 from peerload.launcher.protocol import STOP_GRACE_S, claim_name
 from peerload.model.actions import PutEvent
 from peerload.model.errors import StoreError
+from peerload.model.task import is_id
 from peerload.security.address import parse_address
 from peerload.security.broker import BrokerUrl, check_ca
 
 if TYPE_CHECKING:
-    from peerload.agent.store.recovery import Recovered
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import EventLog
     from peerload.agent.systemd import ServiceManager
@@ -254,25 +253,25 @@ def begin_as_copy(store: Store, config: AgentConfig) -> str:
     return notice
 
 
-def report_damage(notices: list[str], store: Store, kept: Recovered, journal: EventLog) -> list[str]:
+def report_damage(notices: list[str], store: Store, journal: EventLog) -> list[str]:
     """Write to the log and the event log what of the database is lost or cannot be read. notices: of `begin_anew` and
     `begin_as_copy`. → all notices for whoever starts the agent."""
-    notices = list(notices)
+    notices, damaged, unreadable = list(notices), store.damaged, store.unreadable
     for notice in notices:
         journal.record("store", "lost", reason=notice)
-    for damage in kept.damaged[:TOLD_MAX]:
+    for damage in damaged[:TOLD_MAX]:
         log.error("task is damaged and is not served: task=%s reason=%s", damage.task, damage.why)
         task, reason = (damage.task, damage.why) if is_id(damage.task) else ("", f"{damage.task}: {damage.why}")
         journal.note(PutEvent(time.time(), "store", "damaged", task=task, reason=reason))
-    for reason in kept.unreadable[:TOLD_MAX]:
+    for reason in unreadable[:TOLD_MAX]:
         log.error("database row cannot be read: reason=%s", reason)
         journal.record("store", "damaged", reason=reason)
-    if kept.damaged:
-        names = ", ".join(damage.task for damage in kept.damaged[:3]) + (" ..." if len(kept.damaged) > 3 else "")  # noqa: PLR2004
-        notices.append(f"{len(kept.damaged)} damaged tasks are not served ({names}); see:  peerload ls")
-    if kept.unreadable:
+    if damaged:
+        names = ", ".join(damage.task for damage in damaged[:3]) + (" ..." if len(damaged) > 3 else "")  # noqa: PLR2004
+        notices.append(f"{len(damaged)} damaged tasks are not served ({names}); see:  peerload ls")
+    if unreadable:
         notices.append(
-            f"{len(kept.unreadable)} other rows of the database cannot be read; see:  peerload events --what store"
+            f"{len(unreadable)} other rows of the database cannot be read; see:  peerload events --what store"
         )
     if store.lost is not None:  # its event is in the database already
         notices.append(store.lost.words(store.node))

@@ -13,8 +13,10 @@ import contextlib
 import enum
 import errno
 import logging
+import math
 import os
 import queue
+import signal
 import threading
 import time
 from bisect import bisect_left
@@ -46,11 +48,17 @@ TURN_EVENTS_MAX = 256
 STEP_S = 0.1
 """Bound on the time of one turn of the loop that counts for a timeout."""
 CHECK_EVERY_S = 3.0
+"""Interval between two checks of a connection in the middle of a frame."""
+TICK_S = 1.0
+"""Interval at which periodic work of an agent wakes it, together."""
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""Golden ratio: its multiples spread evenly."""
 CHECKS_MAX = 3
 """Checks without progress after which the connection is closed: 9 s."""
 PROGRESS_BYTES_MIN = 1024
 """Bytes between two checks that count as progress; the end of a frame does, too."""
 THREADS = 8
+"""Threads for blocking work."""
 _NOT_FOR_CHILDREN = ("PEERLOAD_", "NOTIFY_", "LISTEN_", "WATCHDOG_", "CREDENTIALS_")
 
 
@@ -69,7 +77,7 @@ def now() -> Instant:
 
 
 class AgentInfo:
-    """Plain values; from the loop's thread only. A reload replaces ``config``, so read it where it is used."""
+    """Facts about this agent, as plain values, for the loop's thread only. A reload replaces ``config``: read it where it is used."""
 
     def __init__(self, config: AgentConfig, identity: Identity, origins: Mapping[str, str] | None = None) -> None:
         self.config = config
@@ -243,10 +251,23 @@ def _may_be_lost(event: Event) -> bool:
 
 
 async def next_tick(every_s: float) -> None:
-    """Sleep until the next multiple of ``every_s`` on the loop's clock. Periodic work whose intervals are multiples of one
+    """Sleep until the next multiple of ``every_s`` on this agent's clock. Periodic work whose intervals are multiples of one
     another wakes the process together: an idle agent pays for each wake-up, not for what it looks at."""
-    now_s = asyncio.get_running_loop().time()
-    await asyncio.sleep(every_s - now_s % every_s)
+    await asyncio.sleep(every_s - _ticking_s() % every_s)
+
+
+def coalesced_s(seconds: float) -> float:
+    """The pause nearest to ``seconds`` that ends at a tick, for work that may come TICK_S / 2 sooner or later; repeated, its
+    period is kept on average. Shorter pauses are left as they are."""
+    if seconds <= TICK_S / 2:
+        return seconds
+    now_s = _ticking_s()
+    return round((now_s + seconds) / TICK_S) * TICK_S - now_s
+
+
+def _ticking_s() -> float:
+    """The loop's clock, shifted by a part of a tick that differs between the agents of a machine: they do not beat together."""
+    return asyncio.get_running_loop().time() + os.getpid() * GOLDEN % TICK_S
 
 
 class BackgroundTasks:
@@ -287,6 +308,42 @@ async def done_within(answer: asyncio.Future[Any], seconds: float) -> bool:
             return True
         left_s -= STEP_S
     return answer.done()
+
+
+async def run_command(
+    words: Sequence[str],
+    within_s: float,
+    environment: Mapping[str, str] | None = None,
+    *,
+    directory: str | None = None,
+    output_bytes_max: int = 0,
+) -> tuple[int, bytes]:
+    """Run a command of the administrator in a session of its own → its exit code and its output: one that prints more than
+    output_bytes_max is killed after one byte more (0: nothing is read). Raises TimeoutError when it was killed, with all
+    that it has started, because it took longer; OSError if it cannot be started."""
+    null = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(
+        *words, env=environment, cwd=directory, start_new_session=True,
+        stdin=null, stdout=asyncio.subprocess.PIPE if output_bytes_max else null, stderr=null,
+    )  # fmt: skip
+    output, has_ended = b"", False
+    try:
+        async with asyncio.timeout(within_s):
+            while process.stdout is not None and len(output) <= output_bytes_max:
+                part = await process.stdout.read(output_bytes_max + 1 - len(output))
+                if not part:
+                    break
+                output += part
+            if len(output) <= output_bytes_max:
+                await process.wait()
+                has_ended = True
+    finally:
+        if not has_ended:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 -- nothing else closes its pipe
+            await process.wait()
+    return process.returncode or 0, output
 
 
 class ReadTimeout:

@@ -34,6 +34,7 @@ from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 from peerload.model.events import InputCame, InputCut
 from peerload.model.messages import InputChunk, InputEnd, InputRequest, InputWindow
 from peerload.model.task import TaskState, execution_key
+from peerload.security.private_files import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,7 +75,6 @@ class StdinFull(PeerloadError):
 
 
 def input_name(token: str) -> str:
-    """The name of the input that is submitted with this token."""
     return hashlib.sha256(token.encode()).hexdigest()[:32]
 
 
@@ -162,7 +162,7 @@ class StoredStdin:
             return
         self._ended()
         try:
-            _mark(self.path.with_suffix(_ENDED), self.size_bytes)
+            write_private(self.path.with_suffix(_ENDED), b"%d" % self.size_bytes, is_durable=False)
         except OSError as error:  # after a restart nobody comes back to go on with it: it ends there then
             log.warning("cannot write the end mark of an input: error=%s", error)
 
@@ -203,13 +203,12 @@ class StoredStdin:
         with self._opened() as file:
             os.fsync(file)
         mark = self.path.with_suffix(suffix)
-        _mark(mark, size_bytes, is_durable=True)
+        write_private(mark, b"%d" % size_bytes)
         if self.is_dropped:  # its task was over in the meantime
             remove(mark)
 
     @property
     def has_room(self) -> bool:
-        """True if more may be sent now."""
         return self.size_bytes - self.taken_bytes < INPUT_AHEAD_BYTES_MAX
 
     async def room(self) -> dict[str, Any]:
@@ -244,12 +243,10 @@ class StoredStdin:
         self.notify()
 
     def _punch(self) -> None:
-        """Drop what was taken."""
         if self._holes.punch_file(self.path, self._punched_bytes, self.taken_bytes - self._punched_bytes):
             self._punched_bytes = self.taken_bytes
 
     def resize(self, rows: int, columns: int) -> None:
-        """The window of its client is another."""
         self.window = (rows, columns)
         self.notify()
 
@@ -264,7 +261,6 @@ class StoredStdin:
             self._watchers.discard(event)
 
     def notify(self) -> None:
-        """Wake whoever watches the input."""
         for event in self._watchers:
             event.set()
 
@@ -284,7 +280,6 @@ class StdinStore:
         return known
 
     def is_known(self, name: str) -> bool:
-        """True if there is an input of this name."""
         return name in self._open or (self._directory / f"{name}{_SUFFIX}").exists()
 
     def drop(self, name: str) -> None:
@@ -324,29 +319,6 @@ def opened(path: Path) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _mark(path: Path, size_bytes: int, *, is_durable: bool = False) -> None:
-    """Put a mark there, whole; ``is_durable``: on the disk. Raises OSError."""
-    fresh = path.with_name(f"{path.name}.new")
-    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            os.write(file, str(size_bytes).encode())
-            if is_durable:
-                os.fsync(file)
-        finally:
-            os.close(file)
-        fresh.replace(path)
-    except OSError:
-        remove(fresh)
-        raise
-    if is_durable:
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
 def _marked(path: Path) -> int:
     """The number in a mark, -1 if there is none."""
     try:
@@ -384,7 +356,6 @@ class StdinFetch:
         self.work: asyncio.Task[None] | None = None
 
     def feed(self) -> None:
-        """Tell the launcher what is here."""
         self._launcher.feed(self.guest.key, self.size_bytes, has_ended=self.has_ended)
 
     async def run(self) -> None:
@@ -477,7 +448,6 @@ class StdinFetch:
         self._link.send(request)
 
     def close(self) -> None:
-        """Let go of it."""
         if self.work is not None:
             self.work.cancel()
         os.close(self._file)
@@ -504,13 +474,11 @@ class StdinFetches:
         fetch.feed()
 
     def fed(self, key: str, offset: int, *, is_closed: bool) -> None:
-        """The launcher has fed so much to this attempt."""
         fetch = self._fetches.get(key)
         if fetch is not None:
             fetch.fed(offset, is_closed=is_closed)
 
     def end(self, key: str) -> None:
-        """End the fetch of an attempt that is over."""
         fetch = self._fetches.pop(key, None)
         if fetch is not None:
             fetch.close()
@@ -580,7 +548,6 @@ class StdinForwarding:
         self.grown(key, source)
 
     def end_command(self, key: str) -> None:
-        """A command of `exec` is over."""
         self._commands.discard(key)
         self._here.pop(key, None)
 
@@ -604,7 +571,6 @@ class StdinForwarding:
             self.grown(key, self._here[key])
 
     def sent(self, uid: bytes) -> None:
-        """A client has sent more to a task of this home."""
         task = self._node.home.tasks.get(uid)
         if task is None or not task.record.input:
             return
@@ -614,7 +580,6 @@ class StdinForwarding:
         self.cut_if_due(uid, source)
 
     def resized(self, uid: bytes) -> None:
-        """The window of a client is another."""
         task = self._node.home.tasks.get(uid)
         if task is not None and task.key in self._here:
             window = self._here[task.key].window
@@ -765,11 +730,9 @@ class StdinServer:
         link.close("the input is complete")
 
     def closed(self, link: PeerConnection) -> None:
-        """The other end is gone."""
         served = self._served.pop(link, None)
         if served is not None and served.work is not None:
             served.work.cancel()
 
     async def close(self) -> None:
-        """Serve nobody any more."""
         await self._background.close()

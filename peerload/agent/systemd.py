@@ -67,7 +67,6 @@ class ServiceManager:
 
     @property
     def is_there(self) -> bool:
-        """True if a service manager is there."""
         return self._address is not None
 
     def listener(self, path: str) -> socket.socket | None:
@@ -80,15 +79,12 @@ class ServiceManager:
     # -- what it is found -----------------------------------------------------------------------------------------------
 
     def ready(self, status: str) -> None:
-        """Report that the agent serves."""
         self._notify("READY=1", _status(status))
 
     def status(self, status: str) -> None:
-        """Report a status line."""
         self._notify(_status(status))
 
     def alive(self, status: str) -> None:
-        """Send the watchdog's keep-alive."""
         self._notify("WATCHDOG=1", _status(status))
 
     def reloading(self) -> None:
@@ -97,7 +93,6 @@ class ServiceManager:
         self._notify("RELOADING=1", f"MONOTONIC_USEC={usec}")
 
     def stopping(self) -> None:
-        """Report that the agent stops as ordered."""
         self._notify("STOPPING=1", _status("stopping"))
 
     def _notify(self, *lines: str) -> None:
@@ -113,7 +108,6 @@ class ServiceManager:
 
 
 def _status(words: str) -> str:
-    """A status line of printable characters."""
     plain = "".join(c if c.isprintable() else "?" for c in words)
     return f"STATUS={plain[:STATUS_CHARS_MAX]}"
 
@@ -324,7 +318,6 @@ class Service:
         return f"node {self._info.config.node}: {runs} running, {peers} peers known"
 
     def reload(self) -> None:
-        """Reload the settings, and notify the service manager."""
         assert self._settings is not None
         self._manager.reloading()
         says = self._settings.reload()

@@ -36,7 +36,6 @@ class Assignment(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Cost of all."""
         return self.execution + self.communication
 
     @property

@@ -24,8 +24,6 @@ Item = TypeVar("Item")
 def _call(
     operation: Callable[P, operations.Call[Result]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Result]]:
-    """The method that makes this call."""
-
     @wraps(operation)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         return await self.call(operation(*args, **kwargs))
@@ -36,8 +34,6 @@ def _call(
 def _stream(
     operation: Callable[P, operations.Stream[Item]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[Item]]:
-    """The method that reads this stream."""
-
     @wraps(operation)
     def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Item]:
         return self.stream(operation(*args, **kwargs))
@@ -48,8 +44,6 @@ def _stream(
 def _submit(
     operation: Callable[P, operations.Call[list[str]]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, AsyncTask]]:
-    """The method that submits."""
-
     @wraps(operation)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncTask:
         task, *members = await self.call(operation(*args, **kwargs))
@@ -61,8 +55,6 @@ def _submit(
 def _of_task(
     operation: Callable[Concatenate[AsyncTask, P], operations.Call[Result]],
 ) -> Callable[Concatenate[AsyncTask, P], Coroutine[Any, Any, Result]]:
-    """The method of a task that makes this call about it."""
-
     @wraps(operation)
     async def method(self: AsyncTask, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         return await self._client.call(operation(self, *args, **kwargs))

@@ -19,8 +19,6 @@ Item = TypeVar("Item")
 
 
 def _call(operation: Callable[P, operations.Call[Result]]) -> Callable[Concatenate[Client, P], Result]:
-    """The method that makes this call."""
-
     @wraps(operation)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         return self.call(operation(*args, **kwargs))
@@ -29,8 +27,6 @@ def _call(operation: Callable[P, operations.Call[Result]]) -> Callable[Concatena
 
 
 def _stream(operation: Callable[P, operations.Stream[Item]]) -> Callable[Concatenate[Client, P], Iterator[Item]]:
-    """The method that reads this stream."""
-
     @wraps(operation)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Item]:
         return self.stream(operation(*args, **kwargs))
@@ -39,8 +35,6 @@ def _stream(operation: Callable[P, operations.Stream[Item]]) -> Callable[Concate
 
 
 def _submit(operation: Callable[P, operations.Call[list[str]]]) -> Callable[Concatenate[Client, P], Task]:
-    """The method that submits."""
-
     @wraps(operation)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Task:
         task, *members = self.call(operation(*args, **kwargs))
@@ -52,8 +46,6 @@ def _submit(operation: Callable[P, operations.Call[list[str]]]) -> Callable[Conc
 def _of_task(
     operation: Callable[Concatenate[Task, P], operations.Call[Result]],
 ) -> Callable[Concatenate[Task, P], Result]:
-    """The method of a task that makes this call about it."""
-
     @wraps(operation)
     def method(self: Task, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         return self._client.call(operation(self, *args, **kwargs))

@@ -145,5 +145,4 @@ def _from_json(outcome: Any) -> dict[str, Any]:  # noqa: ANN401 -- any JSON
 
 
 def failure_of(error: BaseException, text: str) -> dict[str, Any]:
-    """The outcome of a call that raised an exception. ``text``: its traceback."""
     return {"error": error, "traceback": text}

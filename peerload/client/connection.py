@@ -1,4 +1,4 @@
-# ruff: noqa: PTH110, PTH118
+# ruff: noqa: PTH100, PTH110, PTH111, PTH118, PTH123
 # os.path, since pathlib would cost every command its quick start.
 """Connections to an agent over its Unix socket: the protocol without any I/O, a blocking connection, and where that socket is.
 
@@ -142,7 +142,6 @@ def accepted(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def refusal(body: dict[str, Any]) -> BadRequest:
-    """The error that the body of an "error" describes."""
     code = str(body.get("code", ""))
     error = _REFUSALS.get(code, BadRequest)(
         str(body.get("what") or "the agent refused"), why=str(body.get("why") or ""), hint=str(body.get("hint") or "")
@@ -164,6 +163,16 @@ def joined(parts: Iterable[dict[str, Any]], reply: dict[str, Any]) -> dict[str, 
 def agent_gone(reason: str) -> AgentUnavailable:
     """The error where the connection to an agent has ended."""
     return AgentUnavailable("the agent went away", why=reason, hint="is it running?  peerload up")
+
+
+def beyond(piece: dict[str, Any], came: dict[int, int]) -> dict[str, Any] | None:
+    """The part of a piece of output beyond what of its stream came before; None if there is none. Updates ``came``."""
+    stream, offset, data = piece["stream"], piece["offset"], piece["data"]
+    known = came[stream] - offset
+    if known >= len(data):
+        return None
+    came[stream] = offset + len(data)
+    return {**piece, "offset": offset + known, "data": data[known:]} if known > 0 else piece
 
 
 class OutputGaps:
@@ -331,15 +340,7 @@ class AgentConnection:
         pid = self._pid()
         if pid == SERVICE_MANAGER:
             return os.path.isdir("/run/systemd/system")  # noqa: PTH112 -- pathlib is slow to load
-        if pid <= 0:
-            return False
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass
-        return False
+        return pid > 0 and not is_alive(pid)
 
     def _pid(self) -> int:
         """The pid of the agent; 0 if the kernel does not say."""
@@ -350,6 +351,17 @@ class AgentConnection:
         return agent_silent(self._timeout_s, self._pid())
 
 
+def is_alive(pid: int) -> bool:
+    """True if there is a process of this number, also one of another user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def agent_silent(timeout_s: float | None, pid: int = 0) -> AgentSilent:
     """The error where an agent has not answered. ``pid``: its process, 0 if that is not known."""
     who = f"the agent (pid {pid})" if pid > 0 else "the agent"
@@ -358,12 +370,29 @@ def agent_silent(timeout_s: float | None, pid: int = 0) -> AgentSilent:
 
 
 def default_socket_path() -> str:
-    """The path of the agent's socket: PEERLOAD_SOCKET, else the user's own, else the system's if only that one exists."""
-    named = os.environ.get("PEERLOAD_SOCKET")
+    """The path of the agent's socket: PEERLOAD_SOCKET, else that of the user's config file, else the user's own, else the system's if
+    only that one exists."""
+    named = os.environ.get("PEERLOAD_SOCKET") or _configured_socket()
     if named:
         return named
     own = user_socket_path()
     return SYSTEM_SOCKET if not os.path.exists(own) and os.path.exists(SYSTEM_SOCKET) else own
+
+
+def _configured_socket() -> str | None:
+    """The setting `socket` of the user's config file; None without one, or if the file cannot be read: whoever uses it says so."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    try:
+        with open(os.path.join(base, "peerload", "config.toml"), "rb") as file:
+            content = file.read()
+        if b"socket" not in content:
+            return None
+        import tomllib  # noqa: PLC0415 -- every command needs its quick start
+
+        found = tomllib.loads(content.decode()).get("socket")
+    except (OSError, ValueError):
+        return None
+    return os.path.abspath(found) if found and isinstance(found, str) else None
 
 
 def user_socket_path() -> str:

@@ -146,21 +146,18 @@ class ExecutorLink:
     # -- from other threads --------------------------------------------------------------------------------------------
 
     def add(self, made: PendingCall) -> None:
-        """Submit a call."""
         with self._lock:
             self._calls[id(made)] = made
             self._new.append(made)
             self._stir()
 
     def cancel(self, made: PendingCall) -> None:
-        """Cancel the task of a call whose future was cancelled."""
         with self._lock:
             if id(made) in self._calls:
                 self._cancelled.append(made)
                 self._stir()
 
     def pending(self) -> list[PendingCall]:
-        """The calls that have not ended."""
         with self._lock:
             return list(self._calls.values())
 
@@ -330,7 +327,6 @@ class _Session:
 
     @property
     def waits_for_room(self) -> bool:
-        """True if calls wait to be submitted."""
         return bool(self._waiting)
 
     def over(self) -> list[PendingCall]:
@@ -345,7 +341,6 @@ class _Session:
         self._waiting.append(made)
 
     def take_up(self, calls: list[PendingCall]) -> None:
-        """Go on with calls of a connection that was lost."""
         for made in calls:
             if made.task:
                 made.session = self
@@ -378,7 +373,6 @@ class _Session:
             self._ask("cancel", made, tasks=[made.task])
 
     def receive(self) -> None:
-        """Receive the next answer."""
         self._received(*self._client.receive(may_last=True))
 
     def _ask(self, verb: str, made: PendingCall, **fields: Any) -> None:  # noqa: ANN401 -- as each verb has them
@@ -485,7 +479,6 @@ class _Session:
         return bytes(found)
 
     def _no_outcome(self, made: PendingCall, body: dict[str, Any]) -> call.TaskFailed:
-        """The error of a task that ended without an outcome."""
         code, signal = body.get("exit_code"), body.get("signal")
         says = str(body.get("reason") or "")
         how = f"signal {signal}" if signal else f"exit code {code}" if code is not None else str(body.get("state"))
@@ -601,16 +594,24 @@ class Executor(concurrent.futures.Executor):
             raise RuntimeError("cannot schedule new futures after shutdown")
 
     def map(
-        self, fn: Callable[..., Result], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+        self,
+        fn: Callable[..., Result],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
     ) -> Iterator[Result]:
         """Yield the results in order. ``chunksize``: calls in one task, which pays for calls shorter than some tens of milliseconds.
-        Inputs are consumed as there is room, so there may be infinitely many."""
+        ``buffersize``: tasks at most whose results have not been yielded (None: as many as the agent takes). Inputs are
+        consumed as there is room, so there may be infinitely many."""
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
+        if buffersize is not None and buffersize < 1:
+            raise ValueError("buffersize must be None or > 0")
         until_s = None if timeout is None else time.monotonic() + timeout
         chunks = _chunks(zip(*iterables, strict=False), chunksize)
         ahead: collections.deque[TaskFuture[list[Result]]] = collections.deque()
-        for chunk in itertools.islice(chunks, self._tasks_max):
+        for chunk in itertools.islice(chunks, min(self._tasks_max, buffersize or self._tasks_max)):
             ahead.append(self._submit(_called, (fn, chunk), {}))
         return self._results(fn, chunks, ahead, until_s)
 

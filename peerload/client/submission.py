@@ -231,7 +231,6 @@ def send(
 
 
 def size_of(found: Sequence[Found]) -> int:
-    """The bytes of all files."""
     return sum(item.status.st_size for item in found if item.status is not None and not item.target)
 
 

@@ -7,7 +7,6 @@ for people who want to know all that are in a file."""
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import os
 import re
@@ -28,11 +27,12 @@ from peerload.model.config import AgentConfig, CpusSettings, EnergySettings, Gpu
 from peerload.model.errors import ConfigError
 from peerload.model.resources import DEVICES_MAX, GPU, Device
 from peerload.policy import registry
+from peerload.policy.preset import near
 from peerload.security import node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.broker import BrokerUrl, without_password
 from peerload.text.units import duration, size
-from peerload.wire.expected import in_words
+from peerload.wire.expected import validation_error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -95,8 +95,7 @@ def load_with_origins(
 
 def unknown(key: str, place: str) -> ConfigError:
     """Make the error for a key that does not exist, with the key that may be meant."""
-    near = difflib.get_close_matches(key, KEYS, 1)
-    return ConfigError(key, f"no such setting ({place})", hint=f"did you mean {near[0]!r}?" if near else "")
+    return ConfigError(key, f"no such setting ({place})", hint=near(key, KEYS))
 
 
 def _last(layers: list[tuple[str, dict[str, Any]]], key: str) -> Any:  # noqa: ANN401 -- whatever was given
@@ -147,7 +146,7 @@ def converted_value(key: str, value: object, place: str) -> Any:  # noqa: ANN401
 def _unusable(key: str, value: object, place: str, error: Exception) -> ConfigError:
     """Make the error for a value. For a table it names one of the table's own keys, and does not show the whole
     table."""
-    why = in_words(error)
+    why = validation_error_text(error)
     within, colon, says = why.partition(": ")
     if colon and key in TABLES and within.startswith(key):
         return ConfigError(within, f"this cannot be used ({place})", why=_choices(within) or says)
@@ -170,8 +169,8 @@ MPS_CONTROL = "nvidia-cuda-mps-control"
 """The program of NVIDIA's driver that starts the daemon of MPS, and commands it."""
 
 
-def gpu_config(settings: GpuSettings, *, by_user: bool = False) -> GpuConfig:
-    """Core configuration of the table `[gpu]`. by_user: tasks run as their users. Raises ConfigError."""
+def gpu_config(settings: GpuSettings, *, users: str | dict[str, str] | None = None) -> GpuConfig:
+    """Core configuration of the table `[gpu]`. users: the setting of that name in system mode. Raises ConfigError."""
     return GpuConfig(
         tasks_max=settings.max_tasks,
         activity_max=settings.max_activity,
@@ -181,7 +180,8 @@ def gpu_config(settings: GpuSettings, *, by_user: bool = False) -> GpuConfig:
         starve_after_s=_with_unit("gpu.starve_after", settings.starve_after, duration),
         mps="off" if settings.mps == "auto" and shutil.which(MPS_CONTROL) is None else settings.mps,
         pct_oversubscribe=settings.pct_oversubscribe,
-        mps_by_user=by_user,
+        mps_by_user=users is not None,
+        mps_users=users or "guest",
     )
 
 

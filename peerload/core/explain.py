@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.core.resources.admission import lacks, under_cap_text, why_never
 from peerload.core.resources.devices import EPSILON, DeviceRequest
-from peerload.core.resources.placement import Scope, is_meant, place
+from peerload.core.resources.placement import Scope, matches_device, place
 from peerload.core.work import HomePhase
 from peerload.model.config import GpuConfig
 from peerload.model.resources import GPU, MIB, DeviceMode, GpuShare, GpuWait, Region
@@ -33,7 +33,7 @@ from peerload.model.resources import GPU, MIB, DeviceMode, GpuShare, GpuWait, Re
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from peerload.core.membership.membership import PeerInfo
+    from peerload.core.membership.peers import PeerInfo
     from peerload.core.node import Node
     from peerload.core.resources.admission import Ledger
     from peerload.core.resources.devices import DeviceState
@@ -102,7 +102,7 @@ class WaitReasons:
         home = self._node.state.node
         for peer, report in self._reachable:
             if not why_never(peer.profile, spec.request, spec.placement, home):
-                now, _ = room_told(peer.profile, report, spec.request)
+                now, _ = reported_room(peer.profile, report, spec.request)
                 if now:
                     return peer.identity.node
         return ""
@@ -161,7 +161,7 @@ class WaitReasons:
             run_s = node.state.run_s_max(task, ledger.devices.models)
             learned = node.state.learned_gpu_bytes(task, ledger.devices.models)
             waited_s = ledger.now_s - task.arrived_s
-            owner = ledger.devices.mps_owner(task.spec, is_local=True)
+            owner = ledger.devices.mps_owner(task.spec, "")
             ask = DeviceRequest(request, ledger.devices.config, learned, run_s, owner)
             kept = None if ignores_turn else ledger.kept
             words.append(devices_reason(ledger, request, ask, task.task, waited_s, kept, self._names))
@@ -197,7 +197,7 @@ class WaitReasons:
         if age_s > believed_s:
             reason = f"its last word on its load is {duration_text(age_s)} old"
             return EligibilityVerdict(node, can_ever=True, now=None, reason=reason, age_s=age_s)
-        now, reason = room_told(peer.profile, heard.report, request)
+        now, reason = reported_room(peer.profile, heard.report, request)
         if request.takes_devices and not now:
             reason += self._own_there(node)
         if task.phase is HomePhase.AWAY and task.record.node == node and request == task.spec.request:
@@ -442,7 +442,7 @@ def turn_reason(queue: WaitingQueue, task: HomeTask) -> str:
 # -- room on other nodes -------------------------------------------------------------------------------------------------
 
 
-def room_told(profile: Profile, report: LoadReport, request: ResourceRequest) -> Known:
+def reported_room(profile: Profile, report: LoadReport, request: ResourceRequest) -> Known:
     """Room of another node for a task: whether it has some now (None: not known), and the reason."""
     if report.region is Region.UNDERLOADED and not report.accepts:
         return False, "it takes no tasks of others now"
@@ -521,7 +521,7 @@ def _devices_there(profile: Profile, report: LoadReport, request: ResourceReques
         is_free = report.gpus_free >= request.gpus
         return is_free and (is_sure or None), _with_waiting(report, f"{report.gpus_free} of {profile.gpus} GPUs free")
     if request.gpu_prefer and request.gpu_wait is GpuWait.QUEUE:
-        gpus = [gpu for gpu in gpus if any(is_meant(gpu, name) for name in request.gpu_prefer)]
+        gpus = [gpu for gpu in gpus if any(matches_device(gpu, name) for name in request.gpu_prefer)]
     ask = DeviceRequest(request, GpuConfig())
     rooms = [_has_room_there(gpu, loads.get(gpu.mark), ask) for gpu in gpus]
     words = _gpus_there(gpus, loads, request, ask, rooms)

@@ -175,9 +175,16 @@ class Node:
         match event:  # the frequent ones first
             case events.MessageReceived():
                 self._message(event)
+            case events.GossipReceived() | events.LoopLagged():
+                self.membership.gossip.handle(event)
+                self._gossiped()
+            case events.TimerExpired():
+                self._timer(event.timer)
             case events.TaskSubmitted():
                 self.intake.submitted(event)
             case events.TaskEnded():
+                if event.with_start:
+                    self.runs.started(event.key, event.exit.started_at)
                 self.runs.ended(event.key, event.exit)
             case events.OutputArrived():
                 self.handoff.output_arrived(event)
@@ -185,8 +192,6 @@ class Node:
                 self.handoff.output_coming(event)
             case events.FilesStaged():
                 self.executor.files_staged(event.key, event.code, event.why)
-            case events.TimerExpired():
-                self._timer(event.timer)
             case events.TaskLost():
                 self.runs.lost(event.key, event.reason, never_started=event.never_started, shortage=event.shortage)
             case events.TaskStarted():
@@ -304,9 +309,6 @@ class Node:
             case events.AgentStopping():
                 self.handoff.parking.go_away("this agent stops")
                 self.membership.leave()
-            case events.GossipReceived() | events.LoopLagged():
-                self.membership.gossip.handle(event)
-                self._gossiped()
             case _:
                 assert_never(event)
 
@@ -333,14 +335,15 @@ class Node:
         self.runs.reconcile(event.running, dict(event.ended), event.frozen)
         for home, at in event.revoked:  # whoever has that name anew has started its tasks after that
             self.executor.home_revoked(home, at)
+        works: list[HomeTask | UntouchedMembers] = [*queued, *map(self.intake.restored_members, together)]
         self.eligibility.dependencies.restored()
         if event.commits_lost:
             self.handoff.leases.commits_lost(queued)
-        works: list[HomeTask | UntouchedMembers] = [*queued, *map(self.intake.restored_members, together)]
         for work in sorted(works, key=submission_order) if together else works:
             self._restored_arrives(work)
         self.client_binding.restored()
-        self.membership.start(event.known, event.seeds)
+        self.membership.waking.took_s.update(event.wake_s)
+        self.membership.start(event.known, event.seeds, event.asleep)
         self.state.set_timer_in(self.state.config.floor_kept_s, timers.Fences())
 
     def _restored_arrives(self, work: HomeTask | UntouchedMembers) -> None:

@@ -10,6 +10,7 @@ task pays its share of what the node will cost.
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_right
 from functools import lru_cache
 from itertools import pairwise
@@ -31,24 +32,25 @@ ROUNDING = 1e-9
 
 @lru_cache(CURVES_KEPT_MAX)
 def envelope(curve: PowerCurve, threads_max: int) -> Steps:
-    """Envelope over work rate up to so many busy threads → where its segments begin, and the joules per unit of work
-    along each."""
-    points = [(0.0, curve.settled_watts(0))]
+    """Envelope over work rate up to so many busy threads → busy threads at which its segments begin, and the joules per unit
+    of work along each."""
+    points, begins = [(0.0, curve.settled_watts(0))], [0.0]
     for threads in range(1, max(min(threads_max, curve.threads), 1) + 1):
         point = curve.rate(threads), curve.watts_at(threads)
         if point[0] <= points[-1][0]:
             continue  # so many threads slow each other down that nothing is gained
         while len(points) > 1 and _slope(points[-2], points[-1]) >= _slope(points[-1], point):
             points.pop()
+            begins.pop()
         points.append(point)
-    slopes = tuple(_slope(one, other) for one, other in pairwise(points))
-    return tuple(rate for rate, _ in points[:-1]), slopes
+        begins.append(float(threads))
+    return tuple(begins[:-1]), tuple(_slope(one, other) for one, other in pairwise(points))
 
 
 def slope_at(curve: PowerCurve, threads: float, threads_max: int) -> float:
     """Joules per unit of work of a task that joins so many busy threads."""
     begins, slopes = envelope(curve, threads_max)
-    return slopes[bisect_right(begins, curve.rate(threads) + ROUNDING) - 1]
+    return slopes[bisect_right(begins, threads + ROUNDING) - 1]
 
 
 def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
@@ -60,7 +62,6 @@ EXACT_STEPS_MAX = 24_000
 MARGINAL_STEPS_MAX = 300
 GREEDY_NODES_MAX = 32
 """Nodes up to which the greedy plan along the envelope up to the load is tried, too."""
-FINISH_ROUNDING = 1e-9
 
 
 class Candidate(NamedTuple):
@@ -87,9 +88,9 @@ class Candidate(NamedTuple):
         is_asleep = told is not None and told.is_asleep
         price = price if told is None or told.price is None else told.price
         top = curve.threads_under_cap(profile.cpus)
-        room = max(int((top - busy) / cpus + FINISH_ROUNDING), 1)
+        room = max(int((top - busy) / cpus + ROUNDING), 1)
         wake_s = curve.wake_s if is_asleep else 0.0
-        cores = max(profile.cpus, FINISH_ROUNDING)
+        cores = max(profile.cpus, ROUNDING)
         return cls(profile.node, curve, busy, room, max(int(top), 1), profile.speed, wake_s, cores, price)
 
     @property
@@ -140,7 +141,7 @@ def sleepers(
 def guarded(candidates: Sequence[Candidate], work_s: float, cpus: float, slack: float) -> list[Candidate]:
     """Candidates where the task would end at most this much later than at the best of them."""
     finish = [one.finish_s(work_s, cpus) for one in candidates]
-    limit = min(finish, default=0.0) * (1.0 + slack) * (1.0 + FINISH_ROUNDING)
+    limit = min(finish, default=0.0) * (1.0 + slack) * (1.0 + ROUNDING)
     return [one for one, ends_s in zip(candidates, finish, strict=True) if ends_s <= limit]
 
 
@@ -156,20 +157,20 @@ def plan(candidates: Sequence[Candidate], tasks: int, work_s: float, cpus: float
         plans.append(_by_envelope(candidates, tasks, cpus, whole=False))
     if tasks <= MARGINAL_STEPS_MAX:
         plans.append(_by_step(candidates, tasks, costs))
-    return min(plans, key=lambda counts: sum(cost(count) for cost, count in zip(costs, counts, strict=True)))
+    return min(plans, key=lambda counts: sum(cost(count) for cost, count in zip(costs, counts, strict=True) if count))
 
 
 def _costs(one: Candidate, work_s: float, cpus: float) -> Callable[[int], float]:
     """Cost of so many more tasks there: joules to do them and what runs there; of unknown work: watts."""
-    curve, base_w = one.curve, one.curve.settled_watts(0)
+    curve, base_w, weight = one.curve, one.curve.settled_watts(0), one.weight
 
-    def cost(count: int) -> float:
-        busy = one.busy + count * cpus
-        watts = curve.settled_watts(busy) - base_w
-        return watts * work_s / (curve.thread_rate(busy) * one.speed) if work_s and busy else watts
+    def cost(busy: float) -> float:
+        rate = curve.rate(busy)
+        watts = curve.watts_doing(rate) - base_w
+        return watts * work_s * busy / (rate * one.speed) if work_s else watts
 
-    at_first = cost(0)
-    return lambda count: (cost(count) - at_first) * one.weight
+    at_first = cost(one.busy) if one.busy else 0.0
+    return lambda count: (cost(one.busy + count * cpus) - at_first) * weight if count else 0.0
 
 
 def _exact_steps(candidates: Sequence[Candidate], tasks: int) -> int:
@@ -218,27 +219,31 @@ def _by_step(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callab
 
 
 def _by_envelope(candidates: Sequence[Candidate], tasks: int, cpus: float, *, whole: bool) -> list[int]:
-    """Nodes in the order of their joules per unit of work, each filled as far as that is lowest; ``whole``: of the curve up
-    to all that the node takes, else up to what comes."""
-    counts, left = [0] * len(candidates), tasks
-
-    def joules(number: int) -> float:
-        one = candidates[number]
+    """Nodes in the order of their joules per unit of work, each filled as far as that is lowest, to the end of a segment;
+    ``whole``: of the curve up to all that the node takes, else up to what comes."""
+    counts, left, envelopes = [0] * len(candidates), tasks, []
+    for one in candidates:
         most = one.threads_max if whole else min(one.threads_max, max(int(one.busy + tasks * cpus), 1))
-        return slope_at(one.curve, one.busy + counts[number] * cpus, most) / one.speed * one.weight
+        envelopes.append(envelope(one.curve, most))
 
-    heap = [(joules(number), number) for number, one in enumerate(candidates) if one.room]
+    def following(number: int) -> tuple[float, int, int]:
+        """Joules of its next task, its number, and how many cost as much."""
+        one, (begins, slopes) = candidates[number], envelopes[number]
+        busy = one.busy + counts[number] * cpus
+        segment = bisect_right(begins, busy + ROUNDING) - 1
+        room = one.room - counts[number]
+        if segment + 1 < len(begins):
+            room = min(room, max(math.ceil((begins[segment + 1] - busy) / cpus - ROUNDING), 1))
+        return slopes[segment] / one.speed * one.weight, number, room
+
+    heap = [following(number) for number, one in enumerate(candidates) if one.room]
     heapq.heapify(heap)
     while left and heap:
-        at, number = heapq.heappop(heap)
-        low, high = 1, min(candidates[number].room - counts[number], left)
-        before = counts[number]
-        while low < high:  # as many as cost the same there: the end of the segment
-            middle = (low + high + 1) // 2
-            counts[number] = before + middle - 1
-            low, high = (middle, high) if joules(number) <= at + FINISH_ROUNDING else (low, middle - 1)
-        counts[number] = before + low
-        left -= low
+        _, number, count = heap[0]
+        counts[number] += min(count, left)
+        left -= min(count, left)
         if counts[number] < candidates[number].room:
-            heapq.heappush(heap, (joules(number), number))
+            heapq.heapreplace(heap, following(number))
+        else:
+            heapq.heappop(heap)
     return counts

@@ -182,24 +182,23 @@ class _Known:
         self._path = f"{cache}/peerload/files/{hashlib.sha256(os.path.realpath(directory)).hexdigest()[:32]}"
         self._began_ns = time.time_ns()
         self._is_news = False
-        self._files: dict[str, list[Any]] = {}
+        self._files: dict[str, tuple[Any, ...]] = {}
         with contextlib.suppress(OSError, ValueError, msgpack.UnpackException):
             with open(self._path, "rb") as file:  # noqa: PTH123 -- quick
-                raw = msgpack.unpackb(file.read())
+                raw = msgpack.unpackb(file.read(), use_list=False)
             if isinstance(raw, dict) and raw.get("format") == FORMAT:
                 self._files = raw["files"]
 
     def entry(self, path: str, status: os.stat_result) -> FileEntry | None:
         found = self._files.get(path)
-        if found is None or tuple(found[0]) != tree.identity_of(status):
+        if found is None or found[0] != tree.identity_of(status):
             return None
-        blocks, sizes = map(tuple, found[1:])
-        return FileEntry(path, status.st_mode & 0o777, status.st_size, status.st_mtime_ns, blocks, sizes)
+        return FileEntry(path, status.st_mode & 0o777, status.st_size, status.st_mtime_ns, found[1], found[2])
 
     def note(self, entry: FileEntry, status: os.stat_result) -> None:
         self._is_news = True
         if max(status.st_mtime_ns, status.st_ctime_ns) < self._began_ns - UNSURE_NS:
-            self._files[entry.path] = [tree.identity_of(status), entry.blocks, entry.sizes]
+            self._files[entry.path] = tree.identity_of(status), entry.blocks, entry.sizes
 
     def forget(self, paths: Iterable[str]) -> None:
         for path in paths:

@@ -365,7 +365,7 @@ class BlockStore:
             named: set[bytes] = set()
             size = 0
             for manifest in (*pinned, *(row[0] for row in rows if row[0] not in pinned)):
-                needed = self._blocks_of(manifest)
+                needed = self.blocks_of(manifest)
                 named |= needed
                 needed -= kept
                 more = self._sizes(needed)
@@ -385,11 +385,11 @@ class BlockStore:
 
     def drop_damaged(self, manifest: bytes) -> None:
         """Remove all blocks of a manifest that are damaged, as far as it can be read."""
-        for digest in self._blocks_of(manifest):
+        for digest in self.blocks_of(manifest):
             with contextlib.suppress(StagingFailed):
                 self.read(digest)
 
-    def _blocks_of(self, manifest: bytes) -> set[bytes]:
+    def blocks_of(self, manifest: bytes) -> set[bytes]:
         """All blocks of a manifest, as far as it is here."""
         with contextlib.suppress(StagingFailed):
             root = decode_root(self.read(manifest))

@@ -185,7 +185,7 @@ def scan(
             if stat.S_ISDIR(status.st_mode):
                 yield from _scan_directory(fd, start, None, pattern)
             else:
-                yield _found(start, status, lambda fd=fd: os.readlink("", dir_fd=fd))  # type: ignore[misc]
+                yield _found(start, status, fd, "")
         finally:
             os.close(fd)
 
@@ -197,9 +197,10 @@ def _scan_directory(above: int, path: str, rules: Rules | None, pattern: re.Patt
         rules = rules.within(fd, path, {entry.name for entry in entries}) if rules is not None else None
         is_empty = True
         for entry in entries:
-            below = f"{path}/{entry.name}" if path else entry.name
+            name = entry.name
+            below = f"{path}/{name}" if path else name
             is_directory = entry.is_dir(follow_symlinks=False)
-            if entry.name.startswith(PART_PREFIX) or (rules is not None and entry.name in NEVER and is_directory):
+            if name.startswith(PART_PREFIX) or (rules is not None and name in NEVER and is_directory):
                 continue
             if rules is not None and rules.ignore(below, is_directory=is_directory):
                 continue
@@ -212,14 +213,13 @@ def _scan_directory(above: int, path: str, rules: Rules | None, pattern: re.Patt
                 _check_name(below)
             try:
                 if is_directory:
-                    inner = open_beneath(fd, entry.name, DIRECTORY)
+                    inner = open_beneath(fd, name, DIRECTORY)
                     try:
                         yield from _scan_directory(inner, below, rules, pattern)
                     finally:
                         os.close(inner)
                 else:
-                    status = entry.stat(follow_symlinks=False)
-                    yield _found(below, status, lambda name=entry.name: os.readlink(name, dir_fd=fd))  # type: ignore[misc]
+                    yield _found(below, entry.stat(follow_symlinks=False), fd, name)
             except FileNotFoundError:  # it is gone again, as if the tree had been looked through a moment later
                 continue
         if is_empty and path:
@@ -228,12 +228,12 @@ def _scan_directory(above: int, path: str, rules: Rules | None, pattern: re.Patt
         os.close(fd)
 
 
-def _found(path: str, status: os.stat_result, read_link: Callable[[], str]) -> Found:
+def _found(path: str, status: os.stat_result, directory: int, name: str) -> Found:
     if stat.S_ISREG(status.st_mode):
         return Found(path, status)
     if not stat.S_ISLNK(status.st_mode):
         raise StagingFailed(f"{path} cannot be staged", why="it is neither a file nor a directory", hint=_SKIPS)
-    target = read_link()
+    target = os.readlink(name, dir_fd=directory)
     if leads_outside(path, target):
         raise StagingFailed(f"{path} cannot be staged", why=f"it is a link to {target!r}, outside", hint=_SKIPS)
     return Found(path, status, target)

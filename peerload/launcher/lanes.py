@@ -18,9 +18,9 @@ class Start(Protocol):
     """A request to start the attempt ``key`` when the attempt ``after`` has ended."""
 
     @property
-    def key(self) -> str: ...  # noqa: D102
+    def key(self) -> str: ...
     @property
-    def after(self) -> str: ...  # noqa: D102
+    def after(self) -> str: ...
 
 
 AnyStart = TypeVar("AnyStart", bound=Start)

@@ -654,17 +654,30 @@ class StdinFeed:
             self.ended += os.write(self.sink, key)
 
 
-class StdinFeeds:
-    """All inputs, by the key of their task. ``events`` collects what the agent is told.
+def _enlarge(pipe: int) -> None:
+    import fcntl  # noqa: PLC0415 -- the launcher has it loaded already; others that read this module need not
+
+    try:
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError:  # a user may have only so many large pipes
+        return
+
+
+class LauncherStdin:
+    """Standard input of all tasks: nothing, a pipe that is fed from a file, or a terminal. ``events`` collects what the
+    agent is told; ``access``: credentials for the agent's files.
 
     The file of an input grows while the agent writes to it; the agent reports how far it has come, and whether that is
     all (`StdinRequest`). What the task has not read yet is copied as fast as it reads, and never further: the launcher
     does not wait for a reader. The task sees the end of its input only if the agent has reported it.
     """
 
-    def __init__(self, epoll: select.epoll, events: list[LauncherEvent]) -> None:
+    def __init__(self, epoll: select.epoll, events: list[LauncherEvent], access: Access) -> None:
         self._epoll = epoll
         self._events = events
+        self._access = access
+        self._terminals = PseudoTerminals(epoll)
+        self._to_close: dict[str, int] = {}
         self._by_key: dict[str, StdinFeed] = {}
         self._by_sink: dict[int, StdinFeed] = {}
         self._closed: dict[str, int] = {}
@@ -672,50 +685,76 @@ class StdinFeeds:
     @property
     def descriptors(self) -> int:
         """Number of open descriptors."""
-        return DESCRIPTORS * len(self._by_key)
+        return DESCRIPTORS * len(self._by_key) + self._terminals.descriptors
 
-    def open(self, key: str, path: str) -> int:
+    def open(self, request: SpawnRequest) -> int | str:
+        """Open the stdin of a task, as `spawn` takes it; the output of a terminal goes to the file of its stdout.
+        Raises CannotStart, or OSError for what is in SHORTAGES."""
+        with self._access:
+            return self._open(request)
+
+    def _open(self, request: SpawnRequest) -> int | str:
+        key, source, window = request.key, request.input, request.terminal
+        try:
+            if window:
+                terminal = self._terminals.open(key, request.stdout, *window)
+                if source:
+                    self._feed(key, source, os.dup(terminal.master), is_terminal=True)
+                return os.ttyname(terminal.slave)
+            if not source:
+                return ""
+            reading = self._to_close[key] = self._open_pipe(key, source)
+        except OSError as error:
+            raise_shortage(error)
+            what = "terminal" if window else "pipe for its input"
+            raise CannotStart(NOT_EXECUTABLE, f"no {what} can be made: {error.strerror}") from None
+        return reading
+
+    def _open_pipe(self, key: str, path: str) -> int:
         """Open a pipe that is fed from this file → the end that the task reads. Raises OSError."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             os.set_blocking(writing, False)
-            self._enlarge_pipe(writing)
-            self.add(key, path, writing, is_terminal=False)
+            _enlarge(writing)
+            self._feed(key, path, writing, is_terminal=False)
         except OSError:
             os.close(reading)
             os.close(writing)
             raise
         return reading
 
-    def _enlarge_pipe(self, pipe: int) -> None:
-        import fcntl  # noqa: PLC0415 -- the launcher has it loaded already; others that read this module need not
-
-        try:
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        except OSError:  # a user may have only so many large pipes
-            return
-
-    def add(self, key: str, path: str, sink: int, *, is_terminal: bool) -> None:
+    def _feed(self, key: str, path: str, sink: int, *, is_terminal: bool) -> None:
         """Feed a non-blocking descriptor from a file. It is closed with the feed. Raises OSError."""
         feed = StdinFeed(key, path, sink, is_terminal=is_terminal)
         self._by_key[key] = self._by_sink[sink] = feed
         self._epoll.register(sink, 0)  # errors and hang-ups are reported all the same
 
-    def extend(self, key: str, size: int, *, has_ended: bool) -> None:
-        """Note that the file has ``size`` bytes; has_ended: it will not grow any more. Answered with how far it was
-        fed."""
+    def started(self, key: str) -> None:
+        """Close the launcher's copies of what the started process has, so that the end is noticed."""
+        reading = self._to_close.pop(key, None)
+        if reading is not None:
+            os.close(reading)
+
+    def grown(self, request: StdinRequest) -> None:
+        """Feed more; the agent is told how far it was fed."""
+        key = request.key
         feed = self._by_key.get(key)
         if feed is None:
             if key in self._closed:
                 self._events.append(StdinFed(key, self._closed[key], is_closed=True))
             return
-        feed.size = max(feed.size, size)
-        feed.has_ended = feed.has_ended or has_ended
+        feed.size = max(feed.size, request.size)
+        feed.has_ended = feed.has_ended or request.ends
         feed.reported = -1
         self._pump(feed)
 
+    def resize(self, request: ResizeRequest) -> None:
+        """Set the window size of a task's terminal."""
+        self._terminals.resize(request.key, request.rows, request.columns)
+
     def ready(self, masks: dict[int, int]) -> None:
-        """Handle what epoll reported: a pipe has room, or its task reads no more."""
+        """Handle what epoll reported: a terminal or a pipe has room, or its task reads no more."""
+        self._terminals.ready(masks)
         for sink in [fd for fd in masks if fd in self._by_sink]:
             feed = self._by_sink[sink]
             if masks[sink] & (select.EPOLLERR | select.EPOLLHUP):
@@ -723,16 +762,18 @@ class StdinFeeds:
             else:
                 self._pump(feed)
 
-    def close(self, key: str) -> None:
-        """Close the input of a task that reads no more."""
+    def leader_ended(self, key: str) -> None:
+        """Close the input of a task whose leader has ended."""
         feed = self._by_key.get(key)
         if feed is not None:
             self._close(feed)
 
-    def forget(self, key: str) -> None:
-        """Forget the input of a task that is over, or was never started."""
-        self.close(key)
+    def close(self, key: str) -> None:
+        """Close everything of a task that is over, or was never started."""
+        self.started(key)
+        self.leader_ended(key)
         self._closed.pop(key, None)
+        self._terminals.close(key)
 
     def _pump(self, feed: StdinFeed) -> None:
         """Copy what is there and is taken; poll the sink if it is full."""
@@ -777,71 +818,3 @@ class StdinFeeds:
         os.close(feed.file)
         self._closed[feed.key] = feed.fed
         self._report(feed, is_closed=True)
-
-
-class LauncherStdin:
-    """Standard input of all tasks: nothing, a pipe that is fed from a file, or a terminal. ``events`` collects what the
-    agent is told; ``access``: credentials for the agent's files."""
-
-    def __init__(self, epoll: select.epoll, events: list[LauncherEvent], access: Access) -> None:
-        self._access = access
-        self._feeds = StdinFeeds(epoll, events)
-        self._terminals = PseudoTerminals(epoll)
-        self._to_close: dict[str, int] = {}
-
-    @property
-    def descriptors(self) -> int:
-        """Number of open descriptors."""
-        return self._feeds.descriptors + self._terminals.descriptors
-
-    def open(self, request: SpawnRequest) -> int | str:
-        """Open the stdin of a task, as `spawn` takes it; the output of a terminal goes to the file of its stdout.
-        Raises CannotStart, or OSError for what is in SHORTAGES."""
-        with self._access:
-            return self._open(request)
-
-    def _open(self, request: SpawnRequest) -> int | str:
-        key, source, window = request.key, request.input, request.terminal
-        try:
-            if window:
-                terminal = self._terminals.open(key, request.stdout, *window)
-                if source:
-                    self._feeds.add(key, source, os.dup(terminal.master), is_terminal=True)
-                return os.ttyname(terminal.slave)
-            if not source:
-                return ""
-            reading = self._to_close[key] = self._feeds.open(key, source)
-        except OSError as error:
-            raise_shortage(error)
-            what = "terminal" if window else "pipe for its input"
-            raise CannotStart(NOT_EXECUTABLE, f"no {what} can be made: {error.strerror}") from None
-        return reading
-
-    def started(self, key: str) -> None:
-        """Close the launcher's copies of what the started process has, so that the end is noticed."""
-        reading = self._to_close.pop(key, None)
-        if reading is not None:
-            os.close(reading)
-
-    def grown(self, request: StdinRequest) -> None:
-        """Feed more."""
-        self._feeds.extend(request.key, request.size, has_ended=request.ends)
-
-    def resize(self, request: ResizeRequest) -> None:
-        """Set the window size of a task's terminal."""
-        self._terminals.resize(request.key, request.rows, request.columns)
-
-    def ready(self, masks: dict[int, int]) -> None:
-        """Handle what epoll reported."""
-        self._terminals.ready(masks)
-        self._feeds.ready(masks)
-
-    def leader_ended(self, key: str) -> None:
-        """Close the input of a task whose leader has ended."""
-        self._feeds.close(key)
-
-    def close(self, key: str) -> None:
-        """Close everything of a task that is over, or was never started."""
-        self.started(key)
-        self._feeds.forget(key)
-        self._terminals.close(key)

@@ -32,7 +32,7 @@ NODE_CHARS_MAX = 64
 SIZE_BYTES_MAX = 1 << 60
 USAGE_KEYS_MAX = 64
 """Tasks that one `UsageRequest` may name."""
-_SENT_ALWAYS = frozenset({"ts", "frozen_s_max", "once", "ends", "stdout_bytes", "stderr_bytes"})
+_SENT_ALWAYS = frozenset({"ts", "frozen_s_max", "once", "ends", "stdout_bytes", "stderr_bytes", "with_start"})
 """Fields that are sent even if they have their default."""
 
 
@@ -266,6 +266,10 @@ class StopRequest(Message):
     """End all tasks, then the launcher."""
 
 
+class RetireRequest(Message):
+    """End the launcher when no task is left, unless an agent has come by then."""
+
+
 class DirectoryCheck(Message):
     """Check, as a user, that the directory may be entered. Answered by `UserReply`, as all requests for a user are."""
 
@@ -333,6 +337,7 @@ Request = (
     | UsageRequest
     | ListenRequest
     | StopRequest
+    | RetireRequest
     | UserRequest
 )
 
@@ -367,10 +372,11 @@ class StartedEvent(Message):
 
 
 class EndedEvent(Message):
-    """A task has ended."""
+    """A task has ended. with_start: its start was not told before; `ExitRecord.started_at` says when."""
 
     key: str
     exit: ExitRecord
+    with_start: bool = False
 
 
 class ExpiredEvent(Message):
@@ -449,6 +455,7 @@ REQUESTS: dict[str, type[Request]] = {
     "usage": UsageRequest,
     "listen": ListenRequest,
     "stop": StopRequest,
+    "retire": RetireRequest,
     "may": DirectoryCheck,
     "check": FileCheck,
     "append": FileAppend,

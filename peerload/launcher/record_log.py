@@ -186,11 +186,11 @@ class Exits:
         """Set the descriptor that a finished sync writes a byte to."""
         self._wake = fd
 
-    def add(self, key: str, record: ExitRecord, *, is_synced: bool) -> None:
-        """Add the exit of a task. is_synced: it is reported only when it is on the disk."""
+    def add(self, key: str, record: ExitRecord, *, is_synced: bool, with_start: bool = False) -> None:
+        """Add the exit of a task. is_synced: it is reported only when it is on the disk; with_start: with its start."""
         self.ended[key] = record
         self._new.append([key, exit_fields(record)])
-        event = EndedEvent(key, record)
+        event = EndedEvent(key, record, with_start)
         (self._to_sync if is_synced else self._reportable).append(event)
 
     def forget(self, key: str) -> None:

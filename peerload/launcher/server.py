@@ -59,6 +59,7 @@ from peerload.launcher.protocol import (
     PingRequest,
     PongEvent,
     ResizeRequest,
+    RetireRequest,
     SignalRequest,
     SpawnRequest,
     StartedEvent,
@@ -346,11 +347,14 @@ class Launcher:
         self._tasks: dict[str, LaunchedTask] = {}
         self._by_pidfd: dict[int, LaunchedTask] = {}
         self._events: list[LauncherEvent] = []
+        self._starts: dict[str, StartedEvent] = {}
+        """Starts that were not reported yet, by the key of the task."""
         self._report_due_s = 0.0
         self._waited = 0
         """Number of attempts that waited for others when the last ends were reported, or of those that have come since if more."""
         self._kill_at_s = 0.0
         self._stopping = False
+        self._retiring = False
         self._watchdog: Watchdog | None = None
         self._own_children: set[int] = set()
         """Pids of children that are no tasks."""
@@ -409,8 +413,8 @@ class Launcher:
         self._epoll.register(self._watchdog.pidfd, select.EPOLLIN)
 
     def run(self) -> None:
-        """Serve until told to stop."""
-        while not (self._stopping and not self._tasks):
+        """Serve until told to stop; or, without an agent that wants it, as long as there are tasks."""
+        while not self._is_over():
             masks = dict(self._epoll.poll(self._timeout_s()))
             for fd in masks:
                 task = self._by_pidfd.get(fd)
@@ -437,6 +441,11 @@ class Launcher:
         if self._watchdog is not None:
             os.kill(self._watchdog.pid, signal.SIGKILL)  # nothing is left to clean up
             self._watchdog.close()
+
+    def _is_over(self) -> bool:
+        if self._retiring and not (self._lanes.waiting or self._exits.unsynced()):
+            return not self._tasks
+        return self._stopping and not self._tasks
 
     def _timeout_s(self) -> float | None:
         now_s = time.monotonic()
@@ -496,7 +505,8 @@ class Launcher:
         elif failure is not None and failure[0] == NEVER_STARTED:
             self._report_lost(task.key, failure[1], never_started=True, shortage=failure[1])
         else:
-            self._exits.add(task.key, record, is_synced=task.is_synced)
+            with_start = not task.is_synced and self._starts.pop(task.key, None) is not None
+            self._exits.add(task.key, record, is_synced=task.is_synced, with_start=with_start)
         if not self._start_next(task.key):
             self._exits.may_wait = False
 
@@ -581,6 +591,8 @@ class Launcher:
                 self._agent.listen_again()
             case StopRequest():
                 self._stop()
+            case RetireRequest():
+                self._retiring = not self._users.serves_all
             case DirectoryCheck() | FileCheck() | FileAppend() | FilesJob():
                 self._users.carry_out(request)
             case _:
@@ -594,9 +606,11 @@ class Launcher:
     def _list(self) -> None:
         """Send everything known, in parts; events follow only from here on. An exit that has to be synced first still
         counts as running."""
+        self._retiring = False
         self._exits.write()
         self._exits.reportable()  # it is listed
         self._events.clear()
+        self._starts.clear()
         self._agent.listed = True
         unsynced = self._exits.unsynced()
         tasks = list(self._tasks.values())
@@ -635,18 +649,19 @@ class Launcher:
         if self._is_due():
             self._report_due_s = 0.0
             self._waited = len(self._lanes.waiting)
-            self._events += self._exits.reportable()
+            events = [*self._starts.values(), *self._events, *self._exits.reportable()]
             if self._agent.listed:
-                self._agent.send(self._events)
+                self._agent.send(events)
+            self._starts.clear()
             self._events.clear()
         self._agent.flush()
 
     def _is_due(self) -> bool:
         """True if what there is to report has to be reported now."""
-        if self._stopping or not (self._exits.may_wait and all(type(event) is StartedEvent for event in self._events)):
+        if self._stopping or self._events or not self._exits.may_wait:
             return True
         has_ends = self._exits.has_unreported
-        if not self._events and not has_ends:
+        if not self._starts and not has_ends:
             return False
         now_s = time.monotonic()
         if not self._report_due_s:
@@ -694,7 +709,7 @@ class Launcher:
         self._by_pidfd[task.pidfd] = task
         self._epoll.register(task.pidfd, select.EPOLLIN | select.EPOLLONESHOT)  # reported once, then closed
         self._leases.apply(task, request.deadline_s, request.ts)
-        self._events.append(StartedEvent(key, pid, started_at))
+        self._starts[key] = StartedEvent(key, pid, started_at)
 
     def _not_started(
         self,
@@ -742,7 +757,7 @@ class Launcher:
         if key in self._lanes.waiting:
             pass
         elif known is not None:
-            self._events.append(StartedEvent(key, known.pid, known.started_at))
+            self._starts[key] = StartedEvent(key, known.pid, known.started_at)
         elif key in self._exits.ended:
             if key not in self._exits.unsynced():
                 self._events.append(EndedEvent(key, self._exits.ended[key]))

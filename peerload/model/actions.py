@@ -2,7 +2,7 @@
 
 *Outward* actions (`OUTWARD`) can be seen from outside. Those that follow a `Persist` are released only when it is
 durable, in order; the consumer of events does not wait for the disk. A granted lease waits for rows of its own tasks
-alone (`granted`): it is worth nothing when it comes late.
+alone: it is worth nothing when it comes late.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from peerload.model import rules
 from peerload.model.events import Submission
 from peerload.model.gossip import GossipMessage
-from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
+from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership
 from peerload.model.resources import TaskCost
 from peerload.model.task import (
     CompletionJob,
@@ -495,11 +495,3 @@ Outward = (
 )
 OUTWARD: tuple[type, ...] = get_args(Outward)
 Action = Outward | Persist | SendGossip | LookAtDevices | SetTimer | ClearTimer | Note | Decided
-
-
-def granted(action: Action) -> tuple[bytes, ...]:
-    """The tasks (uids) whose leases this action renews, and nothing else: rows of other tasks it may overtake. () for any
-    other action, which overtakes nothing."""
-    if type(action) is Send and type(action.message) is RenewOk:
-        return tuple(extension.uid for extension in action.message.extensions)
-    return ()

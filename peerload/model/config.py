@@ -45,6 +45,8 @@ class GpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Bound on the shares of multiprocessors promised to tasks under MPS, in whole GPUs."""
     mps_by_user: bool = False
     """Tasks of different users run as different users, who cannot share a daemon of MPS."""
+    mps_users: str | dict[str, str] = "guest"
+    """The setting `users`: whom tasks of users of other nodes run as then."""
     release_s_max: Annotated[float, Meta(gt=0.0, le=3600.0)] = 5.0
     """An ended task's GPU is given away when its processes are gone from it; what is left after this counts as foreign."""
 

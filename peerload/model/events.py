@@ -136,7 +136,7 @@ class AgentStarted(_Event, frozen=True):
     wait for; groups: those that a user has set; commits_lost: the database has lost its last commits, so that any of this
     may have been overtaken; revoked: nodes that were ever shut out of the cluster, and when (Unix s). attempts_from: the
     next attempt of a task of a submission up to attempts_up_to has at least this number, since a loss of commits has taken
-    what was known of the numbers below.
+    what was known of the numbers below. wake_s: how long nodes took to wake, where that was learned; asleep: those that slept.
     """
 
     tasks: tuple[TaskRow, ...] = ()
@@ -157,6 +157,8 @@ class AgentStarted(_Event, frozen=True):
     attempts_from: int = 1
     attempts_up_to: int = 0
     members: tuple[MembersRow, ...] = ()
+    wake_s: tuple[tuple[str, float], ...] = ()
+    asleep: tuple[Profile, ...] = ()
 
 
 class TaskSubmitted(_Request, frozen=True):
@@ -434,10 +436,11 @@ class TaskStarted(_Event, frozen=True):
 
 
 class TaskEnded(_Event, frozen=True):
-    """The process of this attempt is gone and its exit record is kept (D4). inline: its whole output, if small."""
+    """The process of this attempt is gone and its exit record is kept (D4). with_start: no `TaskStarted` came before."""
 
     key: str
     exit: Exit
+    with_start: bool = False
 
 
 class TaskLost(_Event, frozen=True):

@@ -7,6 +7,7 @@ their first item. Fields are only ever added at the end, with a default; a type 
 from __future__ import annotations
 
 import enum
+from operator import attrgetter
 from typing import Annotated
 
 import msgspec
@@ -134,6 +135,7 @@ class MembershipUpdate(_Message, frozen=True, tag="rumour"):
 
 
 GOSSIPED = tuple(name for name in LoadReport.__struct_fields__ if name != "price")
+_gossiped = attrgetter(*GOSSIPED)
 """Fields of a report that are gossiped: who needs a price asks."""
 
 
@@ -176,13 +178,13 @@ class Load(_Message, frozen=True, tag="load"):
     @classmethod
     def of(cls, node: str, report: LoadReport, age_s: float = 0.0, *, is_news: bool = False) -> Load:
         """The digest of a report."""
-        fields = {name: getattr(report, name) for name in GOSSIPED}
+        fields = dict(zip(GOSSIPED, _gossiped(report), strict=True))
         fields["devices"] = report.devices[:DEVICES_GOSSIPED_MAX]
         return cls(node=node, age_s=age_s, is_news=is_news, **fields)
 
     def report(self) -> LoadReport:
         """The report again."""
-        return LoadReport(**{name: getattr(self, name) for name in GOSSIPED})
+        return LoadReport(**dict(zip(GOSSIPED, _gossiped(self), strict=True)))
 
 
 GossipMessage = GossipPing | GossipAck | GossipPingRequest | GossipNack | MembershipUpdate | Load

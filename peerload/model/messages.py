@@ -608,12 +608,13 @@ class InputEnd(_Message, frozen=True, tag="input-end"):
 
 class BlocksRequest(_Message, frozen=True, tag="blocks-request"):
     """any → any: send the blocks with these SHA-256 digests. Who knows a digest may have its block. verify: make sure that
-    they are intact: one was not. task: the uid of a task that needs them; a node that serves all users of its machine looks
-    among the files of that task's user, if the task is between both nodes."""
+    they are intact: one was not. A node that serves all users of its machine looks among the files of one user: of the task
+    with the uid ``task`` that needs them, if it is between both nodes, else of who has ``manifest``, which names them."""
 
     digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=BLOCKS_MAX)]
     verify: bool = False
     task: Annotated[bytes, Meta(max_length=16)] = b""
+    manifest: Annotated[bytes, Meta(max_length=32)] = b""
 
 
 class Blocks(_Message, frozen=True, tag="blocks"):

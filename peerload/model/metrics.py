@@ -527,7 +527,7 @@ POWER = "power_watts"
 """Power of the node, with its GPUs; by `source` and `quality`: measured, derived, estimated."""
 
 ENERGY = "energy_joules_total"
-"""Energy of the node since the agent's start; by `of`: tasks, other programs, idle."""
+"""Energy of the node since the agent's start; by `of`: tasks, other programs, idle; by `quality`."""
 
 ENERGY_GAP = "energy_gap_seconds_total"
 """Time since the agent's start whose energy is not known."""

@@ -51,7 +51,7 @@ class TaskCost(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     wake_joules: float = 0.0
 
 
-class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, cache_hash=True):
     """Power of a node by its work rate u (0 … 1, of that with all threads busy), linear between equally spaced points.
 
     smt_gain: work rate of a core with all its threads busy over that with one; all_core: work rate of a core while all
@@ -90,8 +90,12 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     def watts_at(self, threads: float) -> float:
         """Power of the node while it is awake, with so many threads busy."""
+        return self.watts_doing(self.rate(max(threads, 0.0)))
+
+    def watts_doing(self, rate: float) -> float:
+        """Power of the node at this work rate."""
         last = len(self.watts) - 1
-        at = min(self.rate(max(threads, 0.0)) / self.rate(self.threads), 1.0) * last
+        at = min(rate / self.rate(self.threads), 1.0) * last
         step = min(int(at), last - 1)
         return self.watts[step] + (self.watts[step + 1] - self.watts[step]) * (at - step)
 
@@ -233,11 +237,8 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     mem_bytes: Size = 0
     grantable_bytes: Size = 0
     is_read: bool = False
-    vendor: Word = ""
     bdf: Word = ""
-    numa_node: Annotated[int, Meta(ge=-1, le=1 << 20)] = -1
     capability: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0
-    multiprocessors: Small = 0
     capabilities: Annotated[tuple[Word, ...], Meta(max_length=16)] = ()
     links: Annotated[tuple[tuple[DeviceId, Small], ...], Meta(max_length=LINKS_MAX)] = ()
 

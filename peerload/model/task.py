@@ -510,6 +510,10 @@ class ExecutionRecord(msgspec.Struct, frozen=True, gc=False):
     devices: tuple[str, ...] = ()
 
 
+SINGLE = -1
+"""The member number of a task that is not in an array."""
+
+
 def task_home(task: str) -> str:
     """The home node in a task id: ``ws1`` in ``ws1/42.7``."""
     return task.partition("/")[0]
@@ -523,6 +527,23 @@ def submission_of(task: str) -> int:
 def member_of(task: str) -> int:
     """The member's number in a task id: 7 in ``ws1/42.7``; 0 for a task that is in no array."""
     return int(task.rpartition(".")[2]) if "." in task else 0
+
+
+def order_of(task: str) -> tuple[int, int]:
+    """The number of a task's submission, and of its member (SINGLE if it is in no array)."""
+    counter, dot, member = task.partition("/")[2].partition(".")
+    return int(counter), int(member) if dot else SINGLE
+
+
+def is_id(name: str) -> bool:
+    """True if this is the id of a task; the name of a damaged row may be anything."""
+    counter, dot, member = name.partition("/")[2].partition(".")
+    return counter.isdecimal() and (not dot or member.isdecimal())
+
+
+def task_name(node: str, counter: object, member: object) -> str:
+    """The id of a task of this home, as its row has it."""
+    return f"{node}/{counter}" + (f".{member}" if member != SINGLE else "")
 
 
 def ranges(numbers: Sequence[int]) -> list[range]:

@@ -143,6 +143,10 @@ class LoadView(Protocol):
         """GPUs kept busy by programs that are no tasks, of those that no task has."""
 
 
+Reported = Literal["accepts", "gives", "nothing"]
+"""What the newest report of a peer says: it accepts a task, it gives one; nothing: there is no report."""
+
+
 class NodeView(LoadView, Protocol):
     """View of a location policy: this node's load, and the peers that could ever run the task in question.
 
@@ -209,6 +213,9 @@ class NodeView(LoadView, Protocol):
 
     def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
         """Peers in the order of their names, each with its newest unexpired report, if that is no older."""
+
+    def reporting(self, wanted: Reported) -> Sequence[str]:
+        """Peers in the order of their names whose newest unexpired report says that they accept or give a task, or that have none."""
 
 
 # -- what a location policy proposes ----------------------------------------------------------------------------------
@@ -421,9 +428,6 @@ class MigrationPolicy(Protocol):
 THRESHOLD_MAX = 1e6
 """Tasks per slot; more never wait at one node."""
 
-Threshold = Annotated[float, Meta(ge=0.0, le=THRESHOLD_MAX)]
-"""Tasks per slot, 0 … THRESHOLD_MAX."""
-
 SendAt = Annotated[
     float, Meta(ge=0.0, le=THRESHOLD_MAX, description="an arriving task is sent on from so many tasks per slot")
 ]
@@ -590,12 +594,8 @@ def _uniform(peers: Sequence[str], asked: Collection[str], rng: random.Random) -
     return left[rng.randrange(len(left))] if left else None
 
 
-def _by_report(view: NodeView, asked: Collection[str], rng: random.Random, wanted: str) -> str | None:
-    if wanted == "accepts":
-        pool = [peer for peer, report in view.reports() if report.accepts and peer not in asked]
-    else:
-        pool = [peer for peer, report in view.reports() if report.gives and peer not in asked]
+def _by_report(view: NodeView, asked: Collection[str], rng: random.Random, wanted: Reported) -> str | None:
+    pool = [peer for peer in view.reporting(wanted) if peer not in asked]
     if not pool:
-        heard = {peer for peer, _ in view.reports()}
-        pool = [peer for peer in view.peers if peer not in heard and peer not in asked]
+        pool = [peer for peer in view.reporting("nothing") if peer not in asked]
     return pool[rng.randrange(len(pool))] if pool else None

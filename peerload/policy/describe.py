@@ -18,7 +18,7 @@ from peerload.policy.preset import (
     LintWarning,
     Parameter,
     PolicySet,
-    doubts,
+    lint_warnings,
     made,
     near,
     parameters,
@@ -80,7 +80,7 @@ def check(name: str) -> CheckedPolicy:
     short, table, base, places = registry.read_preset(name)
     preset, mistakes = registry.try_preset(short, table, base, places)
     return CheckedPolicy(
-        preset, mistakes, [] if preset is None else doubts(preset, places.file, table.get("transfer", {}))
+        preset, mistakes, [] if preset is None else lint_warnings(preset, places.file, table.get("transfer", {}))
     )
 
 
@@ -97,7 +97,7 @@ def preset(name: str) -> PresetDescription:
         values = {parameter.name: parameter.default for parameter in parameters(policy)}
         values |= {key: value for key, value in written.items() if key in values}
         chosen.append(ChosenPolicy(member(kind, of_kind, policy), "policy" in written, values))
-    told = doubts(built, places.file, table.get("transfer", {}))
+    told = lint_warnings(built, places.file, table.get("transfer", {}))
     reference = table.get(REFERENCE, {})
     return PresetDescription(
         short, built.description, built.classes, places.file, built.memory, tuple(chosen), reference, tuple(told)

@@ -1,6 +1,6 @@
 """Preset: one policy of each kind, chosen independently, with its parameters; how its tables are read and checked.
 
-`PresetLoader` finds every mistake in the tables; a mistake names the file, the key and what is allowed. The lint (`doubts`)
+`PresetLoader` finds every mistake in the tables; a mistake names the file, the key and what is allowed. The lint (`lint_warnings`)
 warns of choices that can be played but work against each other.
 
 The parameters of a policy are the fields of its class, if that is a `msgspec.Struct` or a dataclass: ``Annotated[int,
@@ -10,7 +10,6 @@ Meta(ge=0, le=64, description="…")]`` says what is allowed and what it means. 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import json
 import math
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from peerload.model.resources import LoadReport
-    from peerload.policy.api import KnownReport, RunningView
+    from peerload.policy.api import KnownReport, Reported, RunningView
 
 
 KINDS: dict[str, type] = {
@@ -277,6 +276,8 @@ def _without_place(says: str, text: str) -> tuple[str, int]:
 
 def near(name: str, names: Iterable[str], otherwise: str = "") -> str:
     """Hint at the name that was probably meant."""
+    import difflib  # noqa: PLC0415 -- costs memory, and is for mistakes only
+
     found = difflib.get_close_matches(name, list(names), 1)
     return f"did you mean {found[0]!r}?" if found else otherwise
 
@@ -502,8 +503,13 @@ class IdleNode:
         del age_s_max
         return iter(())
 
+    def reporting(self, wanted: Reported) -> Sequence[str]:
+        """Return nobody."""
+        del wanted
+        return ()
 
-def doubts(preset: PolicySet, file: str = "", thresholds_written: Container[str] = ()) -> list[LintWarning]:
+
+def lint_warnings(preset: PolicySet, file: str = "", thresholds_written: Container[str] = ()) -> list[LintWarning]:
     """Lint a preset. file: where it is written; thresholds_written: the keys of its table `transfer`."""
     found = [*_about_thresholds(preset, thresholds_written), *_about_reports(preset), *_about_sharing(preset)]
     return [LintWarning(".".join(path), says, file) for path, says in found]

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GROUP = "peerload.policies"
-DEFAULT_PRESET = "adaptive"
 DEFAULTS = {
     "load": "tasks",
     "transfer": "single-threshold",

@@ -141,7 +141,6 @@ def _unusable(path: Path, why: str, hint: str) -> ConfigError:
 
 
 def without_password(url: str) -> str:
-    """The address of a broker without its password."""
     try:
         parts = urlsplit(url)
         if parts.password is None:

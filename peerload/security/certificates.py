@@ -66,17 +66,14 @@ class CertificateInfo(NamedTuple):
 
     @property
     def issued_at(self) -> datetime:
-        """Time at which the certificate was made."""
         return self.valid_from + SKEW
 
     @property
     def due_at(self) -> datetime:
-        """Time from which the certificate is to be renewed."""
         return self.issued_at + (self.valid_until - self.issued_at) * RENEWED_AT
 
 
 def make_ca(name: str, cluster_id: str, now: datetime) -> KeyPair:
-    """Make the CA of a new cluster."""
     key = Ed25519PrivateKey.generate()
     subject = x509.Name(
         [
@@ -93,12 +90,10 @@ def make_ca(name: str, cluster_id: str, now: datetime) -> KeyPair:
 
 
 def new_key() -> bytes:
-    """Make a key (PEM)."""
     return _key_pem(Ed25519PrivateKey.generate())
 
 
 def issue(authority: KeyPair, node: str, now: datetime, life: timedelta = NODE_LIFE) -> KeyPair:
-    """Make a key and certificate for a node."""
     key = Ed25519PrivateKey.generate()
     return KeyPair(certify(authority, node, key.public_key(), now, life), _key_pem(key))
 
@@ -203,11 +198,6 @@ def _public_key(found: x509.Certificate) -> CertificatePublicKeyTypes:
 def key_fingerprint(key: Ed25519PublicKey) -> str:
     """SHA-256 of a key, hexadecimal."""
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
-
-
-def ca_key_of(authority: KeyPair) -> Ed25519PublicKey:
-    """The public key of a CA. Raises ValueError if it is not Ed25519."""
-    return key_of(der_of(authority.certificate))
 
 
 def der_of(certificate: bytes) -> bytes:

@@ -152,7 +152,6 @@ def read(directory: Path, *, is_local: bool = False) -> ClusterDirectory:
 
 
 def own_directory(environment: Mapping[str, str]) -> Path:
-    """The path of this user's cluster directory."""
     home = Path(environment.get("HOME", "/"))
     return Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "peerload" / "cluster"
 

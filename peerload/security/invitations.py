@@ -79,7 +79,6 @@ class Invitation(msgspec.Struct, frozen=True):
     used: tuple[InvitationUse, ...] = ()
 
     def is_open(self, now: float) -> bool:
-        """True if the invitation has not expired."""
         return self.made_at - CLOCK_BACK_S_MAX <= now < self.ends_at
 
 
@@ -118,7 +117,7 @@ class Invitations:
         self, now: float, *, life_s: float, uses: int, node: str = "", issuer: bool = False
     ) -> tuple[bytes, bytes]:
         """Make an invitation → (id, secret). Raises BadRequest if there are too many; OSError if it cannot be written."""
-        self._drop_expired(now)
+        self._invites = {key: invite for key, invite in self._invites.items() if invite.is_open(now)}
         if len(self._invites) >= INVITES_MAX:
             raise BadRequest(
                 "too many invitations are open", why=f"at most {INVITES_MAX}", hint="wait until some expire"
@@ -185,9 +184,6 @@ class Invitations:
             else:
                 self._invites[invite.id] = before
             raise
-
-    def _drop_expired(self, now: float) -> None:
-        self._invites = {key: invite for key, invite in self._invites.items() if invite.is_open(now)}
 
 
 # -- the client that joins ---------------------------------------------------------------------------------------------

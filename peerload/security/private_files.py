@@ -46,16 +46,17 @@ def private_directory(path: Path) -> Path:
     return path
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Replace a file atomically and durably, with mode 0600. Raises OSError."""
+def write_private(path: Path, data: bytes, *, is_durable: bool = True) -> None:
+    """Replace a file atomically, with mode 0600; is_durable: it is on the disk afterwards. Raises OSError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.unlink(missing_ok=True)
     try:
-        _write_new(part, data)
+        _write_new(part, data, is_durable=is_durable)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    _sync_directory(path.parent)
+    if is_durable:
+        sync(path.parent)
 
 
 def make_directory(path: Path, contents: Mapping[str, bytes]) -> None:
@@ -64,23 +65,25 @@ def make_directory(path: Path, contents: Mapping[str, bytes]) -> None:
     try:
         for name, data in contents.items():
             _write_new(Path(part, name), data)
-        _sync_directory(Path(part))
+        sync(Path(part))
         Path(part).rename(path)
-        _sync_directory(path.parent)
+        sync(path.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)  # gone after a success
 
 
-def _write_new(path: Path, data: bytes) -> None:
+def _write_new(path: Path, data: bytes, *, is_durable: bool = True) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(descriptor)
+        if is_durable:
+            file.flush()
+            os.fsync(descriptor)
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync(path: Path) -> None:
+    """Sync a file, or the names in a directory. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
@@ -88,5 +91,4 @@ def _sync_directory(path: Path) -> None:
 
 
 def machine_boot_id() -> str:
-    """The boot id of the machine, as the kernel reports it."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

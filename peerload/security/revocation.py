@@ -104,7 +104,7 @@ class TrustStore:
     def __init__(self, cluster: ClusterDirectory, path: Path) -> None:
         self._cluster = cluster
         self._path = path
-        self._ca = certificates.ca_key_of(cluster.authority)
+        self._ca = certificates.key_of(certificates.der_of(cluster.authority.certificate))
         self._known: dict[bytes, tuple[Statement, float]] = {}
         self._admitted: dict[str, str] = {}
         try:
@@ -146,11 +146,9 @@ class TrustStore:
 
     @property
     def revocations(self) -> list[Revoked]:
-        """The revocations."""
         return [statement for statement, _ in self._known.values() if isinstance(statement, Revoked)]
 
     def refuses(self, facts: CertificateInfo) -> bool:
-        """True if this certificate was revoked."""
         return any(
             facts.key in statement.keys
             or (facts.name == statement.node and facts.issued_at.timestamp() <= statement.at)
@@ -353,7 +351,6 @@ class Keyring:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self.refresh)
 
     def close(self) -> None:
-        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

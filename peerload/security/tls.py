@@ -104,7 +104,6 @@ class Credentials:
 
     @property
     def file(self) -> Path:
-        """The file with this node's key and certificate."""
         return self._path
 
     @property
@@ -113,27 +112,22 @@ class Credentials:
         return certificates.der_of(self._path.read_bytes())
 
     def refuses(self, facts: CertificateInfo) -> bool:
-        """True if this certificate was revoked."""
         return self._trust is not None and self._trust.refuses(facts)
 
     @property
     def is_revoked(self) -> bool:
-        """True if this node's own certificate was revoked."""
         return self.facts is not None and self.refuses(self.facts)
 
     @property
     def check_every_s(self) -> float:
-        """Interval at which the certificate's dates are to be checked."""
         assert self.facts is not None
         life_s = (self.facts.valid_until - self.facts.issued_at).total_seconds()
         return min(CHECK_EVERY_S_MAX, life_s / CHECKS_PER_LIFE)
 
     def is_due(self, now: datetime) -> bool:
-        """True if the certificate is to be renewed."""
         return self.facts is None or not self._is_good(self.facts, now)
 
     def has_ended(self, now: datetime) -> bool:
-        """True if the certificate has expired."""
         return not self.cluster.is_local and self.facts is not None and now >= self.facts.valid_until
 
     def renew_if_due(self, now: datetime | None = None) -> bool:
@@ -162,7 +156,6 @@ class Credentials:
         return is_due
 
     def set_life(self, life_s: float) -> None:
-        """Set the life of certificates made from now on."""
         self.life = timedelta(seconds=life_s)
 
     def read_again(self) -> bool:
@@ -298,7 +291,6 @@ def node_of(transport: asyncio.BaseTransport) -> str:
 
 
 def tls_error_text(error: BaseException) -> str:
-    """Text of an error of the TLS handshake."""
     if isinstance(error, ssl.SSLError):  # those made by an event loop lack these attributes
         code, reason = getattr(error, "verify_code", 0), getattr(error, "reason", None)
         if code:

@@ -369,7 +369,8 @@ class EnergyModel(QueueingModel):
             IDEAL_CONFIG,
             searches_in_flight_max=1,
             probes_per_search_max=64,
-            gpu=GpuConfig(tasks_max=run.gpu_limit, memory_share_max=1.0, reserve_bytes=0),
+            # Kernels of one task fill a card: the core takes the card with the fewest tasks.
+            gpu=GpuConfig(tasks_max=run.gpu_limit, memory_share_max=1.0, reserve_bytes=0, activity_unknown=1.0),
         )
         profiles = [_profile(self._names[node.name], node, run) for node in case.nodes]
         super().__init__(_policies(run), profiles, seed=1, ended=lambda _task: None, config=config)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean, pstdev, stdev
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from peerload.sim.queueing_model import MIGRATIONS_MAX
-from peerload.sim.replication import WARM_UP_S, growth
+from peerload.sim.replication import BATCHES, QUANTILES, WARM_UP_S, growth, quantile
 from peerload.sim.scenario import TASKS_MOST, TASKS_USUAL, Scenario
 from peerload.sim.service import ServiceTimes
 
@@ -33,6 +33,8 @@ GROWS_AGAIN = 4
 
 # -- 95 % intervals from replications or their batches ------------------------------------------------------------
 
+NORMAL = 1.959964
+"""The 97.5 % quantile of the normal distribution."""
 T_OF_FEW = {1: 12.7062, 2: 4.3027}
 """Values of Student's t for which the expansion is too inexact."""
 
@@ -52,11 +54,10 @@ def student_t(freedom: int) -> float:
     """The 97.5 % quantile of Student's t, by its expansion around the normal one (within 1 % from 3 on)."""
     if freedom in T_OF_FEW:
         return T_OF_FEW[freedom]
-    normal = 1.959964
-    first = (normal**3 + normal) / 4
-    second = (5 * normal**5 + 16 * normal**3 + 3 * normal) / 96
-    third = (3 * normal**7 + 19 * normal**5 + 17 * normal**3 - 15 * normal) / 384
-    return normal + first / freedom + second / freedom**2 + third / freedom**3
+    first = (NORMAL**3 + NORMAL) / 4
+    second = (5 * NORMAL**5 + 16 * NORMAL**3 + 3 * NORMAL) / 96
+    third = (3 * NORMAL**7 + 19 * NORMAL**5 + 17 * NORMAL**3 - 15 * NORMAL) / 384
+    return NORMAL + first / freedom + second / freedom**2 + third / freedom**3
 
 
 def half_width(values: Sequence[float]) -> float:
@@ -83,11 +84,31 @@ def batch_half_width(runs: Sequence[Sequence[float]]) -> float:
     return student_t(max(int(independent - 1), 1)) * stdev(values) / math.sqrt(independent)
 
 
+def quantile_interval(runs: Sequence[Sequence[float]], share: float) -> Interval:
+    """A quantile of the values of some runs together, and half of its 95 % interval from order statistics: the share of values
+    beyond the quantile is a mean over batches, and the interval of that share leads to two other quantiles. Infinite if so few
+    independent values lie beyond it that there might be none: the quantiles of short runs are too low, all alike."""
+    ordered = sorted(chain.from_iterable(runs))
+    value = quantile(ordered, share)
+    beyond = []
+    for run in runs:
+        edges = [len(run) * batch // BATCHES for batch in range(BATCHES + 1)]
+        parts = (run[edge:following] for edge, following in pairwise(edges) if edge < following)
+        beyond.append([sum(one > value for one in part) / len(part) for part in parts])
+    width = max(batch_half_width(beyond), NORMAL * math.sqrt(share * (1 - share) / len(ordered)))
+    if width >= min(share, 1 - share):
+        return Interval(value, math.inf)
+    return Interval(value, max(quantile(ordered, share + width) - value, value - quantile(ordered, share - width)))
+
+
 def intervals(samples: Sequence[Sample]) -> dict[str, Interval]:
     """metric → mean of the replications and its interval: from their spread, or from the spread of the batches if
-    there is only one replication."""
+    there is only one replication. Quantiles are those of all replications together."""
     combined: dict[str, Interval] = {}
     for metric in dict.fromkeys(metric for sample in samples for metric in sample.values):
+        if metric in QUANTILES and all(sample.responses for sample in samples):
+            combined[metric] = quantile_interval([sample.responses for sample in samples], QUANTILES[metric])
+            continue
         values = [sample.values[metric] for sample in samples if metric in sample.values]
         batches = samples[0].batches.get(metric, [])
         half = half_width(values) if len(samples) > 1 else batch_half_width([batches])

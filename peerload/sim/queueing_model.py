@@ -449,7 +449,7 @@ class QueueingModel:
         report = message.report if isinstance(message, State) else None
         if report is None:
             return [name for name in self.nodes if name != src]
-        self._directory.announced[src] = HeardReport(report, self.now_s)
+        self._directory.announced.put(src, HeardReport(report, self.now_s))
         return self._listeners.of(src, report)
 
     def _delivered(self, dst: str, received: events.Event, delay_s: float) -> None:

@@ -37,6 +37,8 @@ STEPS = 100
 CONTROL = "surplus_work"
 """Metric whose mean is known to be 0: the work that arrived, less what the rates promised for that time, for each task. What it
 explains of another metric is chance that can be taken out (control variate)."""
+QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+"""Metrics that are quantiles of the response time."""
 PROBES = (metrics.SENDER_PROBES, metrics.RECEIVER_PROBES)
 TRANSFERS = (metrics.TRANSFERS, metrics.TASKS_RETURNED)
 
@@ -47,7 +49,8 @@ class Sample(msgspec.Struct, frozen=True):
     tasks: played, the warm-up included; homes: for each home node the number of measured tasks and the sum of their
     response times; cut_off: measured tasks that had not begun at the end and count with their age; policy_errors:
     failures of policies since the start; at_migrations_max: tasks since the start that were placed as often as a
-    task without a limit may be; executed_remotely: measured tasks that ran on another node than their home.
+    task without a limit may be; executed_remotely: measured tasks that ran on another node than their home; responses: those
+    of the measured tasks in the order of arrival.
     """
 
     values: dict[str, float]
@@ -59,6 +62,7 @@ class Sample(msgspec.Struct, frozen=True):
     policy_errors: int = 0
     at_migrations_max: int = 0
     executed_remotely: int = 0
+    responses: Sequence[float] = ()
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -291,6 +295,7 @@ def _sample(
         policy_errors=errors,
         at_migrations_max=player.cluster.at_migrations_max,
         executed_remotely=sum(player.remote[first + 1 : last + 1]),
+        responses=player.responses[first + 1 : last + 1],
     )
 
 
@@ -311,9 +316,7 @@ def _of_tasks(player: Replication, first: int, last: int) -> dict[str, float]:
     values = {
         "mean_response": fmean(responses),
         "mean_wait": fmean(player.waits[first:last]),
-        "p50": quantile(ordered, 0.50),
-        "p95": quantile(ordered, 0.95),
-        "p99": quantile(ordered, 0.99),
+        **{metric: quantile(ordered, share) for metric, share in QUANTILES.items()},
         "remote_fraction": len(away) / len(responses),
     }
     if here:

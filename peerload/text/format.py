@@ -22,7 +22,6 @@ _COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
 
 
 def width_of(text: str) -> int:
-    """The width of a text in terminal columns."""
     if text.isascii():
         return len(text)
     import unicodedata
@@ -182,7 +181,6 @@ def say(message: str, hint: str = "") -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One object on one line of stdout, versioned."""
     sys.stdout.write(json_line(value))
     sys.stdout.flush()
 

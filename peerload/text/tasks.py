@@ -46,7 +46,6 @@ def together(found: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
 
 
 def say_missing(reply: dict[str, Any]) -> None:
-    """Say on stderr which nodes did not answer."""
     for node in reply.get("missing") or ():
         say(f"without the tasks of {node.get('node')}: {node.get('why')}", "who is there:  peerload nodes")
 
@@ -158,7 +157,6 @@ def command_start(argv: object, width: int = COMMAND_WIDTH_MAX) -> str:
 
 
 def own_names() -> tuple[str, ...]:
-    """The names that this user may have as the user of a task."""
     import pwd
 
     own = os.getuid()
@@ -207,7 +205,6 @@ def as_row(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def number_of(task: dict[str, Any]) -> int:
-    """The number of tasks that a row stands for."""
     members = task.get("members")
     return _whole(members.get("count")) if isinstance(members, dict) else 1
 
@@ -227,7 +224,6 @@ WHY_HEADINGS = ("NODE", "CAN EVER", "NOW", "REASON")
 
 
 def why_lines(told: dict[str, Any], now: float) -> list[str]:
-    """The answer as lines of text."""
     lines = _of_array(told["array"], str(told.get("id", ""))) if told.get("array") else []
     name = shortened(str(told.get("name") or ""), NAME_WIDTH_MAX)
     head = f"{printable(told.get('id', ''))} {printable(name)}"

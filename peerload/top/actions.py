@@ -127,7 +127,6 @@ class ActionRefused(NamedTuple):
 
 
 def cancel(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
-    """Stop what has not ended."""
     if not rows:
         return ActionRefused(NOTHING_CHOSEN)
     some = [row for row in rows if not view_state.is_over(row)]
@@ -140,7 +139,6 @@ def cancel(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
 
 
 def hold(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
-    """Keep back what waits."""
     if not rows:
         return ActionRefused(NOTHING_CHOSEN)
     some = [row for row in rows if _has(row, WAITING)]
@@ -193,7 +191,6 @@ def _refs(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def _has(row: dict[str, Any], states: Sequence[str]) -> bool:
-    """True if a row stands for a task in one of these states."""
     return any(state in states for state in (row.get("array") or (row.get("state"),)))
 
 

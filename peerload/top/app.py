@@ -83,7 +83,6 @@ class PageLines(ScrollView, can_focus=True):
             self.scroll_end(animate=False)
 
     def render_line(self, y: int) -> Strip:
-        """One line as Textual takes it."""
         left, top = self.scroll_offset
         line = self.content[top + y] if top + y < len(self.content) else []
         return draw.strip(line).crop_extend(left, left + self.size.width, None)
@@ -119,16 +118,13 @@ class Page(Screen[None]):
         self._content = content
 
     def compose(self) -> ComposeResult:
-        """The lines, and the keys."""
         yield self.lines
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Show what is there."""
         self.put(self._content)
 
     def put(self, content: Sequence[Line]) -> None:
-        """Show other lines."""
         self.lines.show([self._painter.plainer(line) for line in content], follows=self.FOLLOWS)
 
 
@@ -144,7 +140,6 @@ class LogPage(Page):
         self.tail.clear(task)
 
     def refill(self) -> None:
-        """Show what the tail has now."""
         tail = self.tail
         if tail.lines:
             lines = [output_line(stream, text, draw.LINE_CHARS_MAX) for stream, text in tail.lines]
@@ -156,7 +151,6 @@ class LogPage(Page):
 
 
 def help_lines(*, readonly: bool) -> list[Line]:
-    """The keys, and what the marks mean."""
     lines: list[Line] = [[]]
     for key in KEYS:
         says = key.says + (" (not with --readonly)" if readonly and key.changes else "")
@@ -245,19 +239,16 @@ class TopApp(App[int]):
         return post
 
     def compose(self) -> ComposeResult:
-        """A widget for each pane, the first and the last line, and the words of the filter."""
         self.filter_input.display, self.filter_input.disabled = False, True
         yield from self.panes.values()
         yield self.filter_input
 
     def on_mount(self) -> None:
-        """Start the threads."""
         self.theme = "ansi-dark"
         for watcher in (self._sampler, self._tails, self._usage):
             watcher.start()
 
     def on_unmount(self) -> None:
-        """End the threads, without waiting for them."""
         for watcher in (self._sampler, self._tails, self._usage):
             watcher.end()
 
@@ -323,7 +314,6 @@ class TopApp(App[int]):
         self._sampler.hurry()
 
     def _explained(self, command: str, lines: Sequence[str]) -> None:
-        """Show the answer of `why` as a page."""
         content: list[Line] = [
             [(" " + draw.plain(line), "" if number else "bold")] for number, line in enumerate(lines)
         ]
@@ -365,7 +355,6 @@ class TopApp(App[int]):
         Watcher("request", guarded, self._later(self._broke)).start()
 
     def carry_out(self, action: actions.Action) -> None:
-        """Carry out an action in the background; its result is said."""
         command = action.command()
         done = self._later(self._done)
         self._in_background(command, lambda: done(f"{command}:  {action.carry_out(self.socket_path)}", "good"))
@@ -379,7 +368,6 @@ class TopApp(App[int]):
         self.call_next(self.place_panes)
 
     def place_panes(self) -> None:
-        """Put every pane in its place and draw it."""
         width, height = self.size
         look = self.look
         zoomed = look.focus if look.zoomed else ""
@@ -398,7 +386,6 @@ class TopApp(App[int]):
         self.paint()
 
     def paint(self) -> None:
-        """Draw what is known now."""
         if self.panes["header"].is_mounted:
             now = self.look.paused_at or self.clock()
             width = self.size.width
@@ -431,7 +418,6 @@ class TopApp(App[int]):
         return line[:-1]
 
     def say(self, text: str, style: str = "") -> None:
-        """Show a text in the last line for a while."""
         self.message = (text, style, self.clock())
         self.paint()
 
@@ -473,7 +459,6 @@ class TopApp(App[int]):
             self.say("nothing was done")
 
     def _pick(self, letter: str, key: str) -> None:
-        """Take the letter of a menu."""
         menu, self.menu = self.menu, ""
         if menu == "sort" and not self.look.sort(self.look.focus, letter) and key != "escape":
             self.say(f"{letter} sorts by nothing: press o for the letters", "warn")
@@ -549,13 +534,11 @@ class TopApp(App[int]):
         self.paint()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter with each letter."""
         if self.filter_input.display:
             self.look.filter(self.look.focus, event.value)
             self.paint()
 
     def on_input_submitted(self) -> None:
-        """Keep the filter."""
         self._end_filter(keeps=True)
 
     def _end_filter(self, *, keeps: bool) -> None:
@@ -671,7 +654,6 @@ class TopApp(App[int]):
         return "", -1
 
     def on_click(self, event: Click) -> None:
-        """Go to a pane and choose a row."""
         name, row = self._pane_at(event.screen_x, event.screen_y)
         if name:
             self.look.focus = name
@@ -687,11 +669,9 @@ class TopApp(App[int]):
             self._move(by)
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
-        """Three rows down."""
         self._wheel(event.screen_x, event.screen_y, 3)
 
     def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
-        """Three rows up."""
         self._wheel(event.screen_x, event.screen_y, -3)
 
 

@@ -85,7 +85,6 @@ def padded(text: str, width: int, *, right: bool = False, ellipsis: str = "…")
 
 
 def width_of(line: Iterable[Span]) -> int:
-    """The cells of a line."""
     return sum(cell_len(text) for text, _ in line)
 
 
@@ -117,7 +116,6 @@ def in_ascii(line: Iterable[Span]) -> Line:
 
 
 def as_text(line: Iterable[Span]) -> str:
-    """The text of a line."""
     return "".join(text for text, _ in line)
 
 
@@ -234,7 +232,6 @@ def style_of(names: str) -> Style:
 
 
 def strip(line: Line) -> Strip:
-    """The line as Textual takes it."""
     return Strip([Segment(text, style_of(style)) for text, style in line])
 
 
@@ -249,7 +246,6 @@ class LineList(Widget):
         self._lines: list[Line] = []
 
     def show(self, lines: Sequence[Line]) -> None:
-        """These lines from now on."""
         before, self._lines = self._lines, list(lines)
         width = self.size.width
         if not width or len(before) != len(lines):
@@ -260,6 +256,5 @@ class LineList(Widget):
             self.refresh(*changed)
 
     def render_line(self, y: int) -> Strip:
-        """One line as Textual takes it."""
         width = self.size.width
         return strip(self._lines[y]).adjust_cell_length(width) if y < len(self._lines) else Strip.blank(width)

@@ -101,7 +101,6 @@ class LiveSampler:
         return TopSample(self._clock(), answer, ended)
 
     def close(self) -> None:
-        """Hang up."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -134,7 +133,6 @@ class Series(collections.deque["float | None"]):
 
     @property
     def now(self) -> float | None:
-        """The newest, None if there is none."""
         return self[-1] if self else None
 
 
@@ -149,7 +147,6 @@ class NodeModel:
         self.update(facts, told_at)
 
     def update(self, facts: dict[str, Any], told_at: float) -> None:
-        """News of it."""
         self.facts = facts
         self.told_at = told_at
         gpus = facts.get("gpus")
@@ -165,7 +162,6 @@ class NodeModel:
 
     @property
     def name(self) -> str:
-        """Its name."""
         return str(self.facts.get("node") or "")
 
     @property
@@ -176,7 +172,6 @@ class NodeModel:
         return str(self.facts.get("state") or "unknown")
 
     def age_s(self, now: float) -> float:
-        """How old what we know of it is."""
         return number(self.facts.get("age_s")) + max(now - self.told_at, 0.0)
 
     def is_stale(self, now: float) -> bool:
@@ -184,7 +179,6 @@ class NodeModel:
         return self.state not in HERE_STATES or self.age_s(now) > STALE_S
 
     def remember(self) -> None:
-        """One more value in each series."""
         self.series["cpu"].append(self.cpu)
         self.series["mem"].append(self.mem)
         if self.gpus:
@@ -219,11 +213,9 @@ class TopModel:
 
     @property
     def node(self) -> str:
-        """The node that this is seen from."""
         return str(self.agent.get("node") or "")
 
     def take(self, sample: TopSample) -> None:
-        """One more look."""
         answer, is_complete = sample.answer, bool(sample.answer.get("complete"))
         self.turn += 1
         self.seen_at = sample.at
@@ -244,7 +236,6 @@ class TopModel:
         self._sum_up()
 
     def lost(self, why: str, at: float) -> None:
-        """The agent did not answer."""
         self.turn += 1
         self.lost_at = self.lost_at or at
         self.lost_because = why or "it does not answer"
@@ -265,7 +256,6 @@ class TopModel:
         self.used = {name: one for name, one in self.used.items() if self.runs(name)}
 
     def runs(self, name: str) -> bool:
-        """True if a task runs."""
         task = self.tasks.get(name) or self.guests.get(name)
         return task is not None and task.get("state") == "running"
 
@@ -341,7 +331,6 @@ class TopModel:
     # -- who runs for whom ---------------------------------------------------------------------------------------------
 
     def ours_by_node(self) -> dict[str, int]:
-        """How many tasks of this home each node has."""
         found: dict[str, int] = {}
         for task in self.tasks.values():
             node = task.get("node")
@@ -368,7 +357,6 @@ class TopModel:
         return known < self.counts.get("waiting", 0) + self.counts.get("held", 0)
 
     def is_guest(self, task: Mapping[str, Any]) -> bool:
-        """True if it is here for another home."""
         return bool(task.get("home")) and task.get("home") != self.node
 
 
@@ -378,7 +366,6 @@ def number(value: object) -> float:
 
 
 def is_number(value: object) -> bool:
-    """True if it is one."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -404,7 +391,6 @@ PAUSE_S_MIN = 0.2
 
 
 def reason(error: BaseException) -> str:
-    """The error on one line."""
     why = str(getattr(error, "why", "") or "")
     what = str(getattr(error, "what", "") or error)
     return f"{what.rstrip('.')} ({why})" if why else what.rstrip(".")
@@ -419,7 +405,6 @@ class Watcher(threading.Thread):
         self._broke = broke
 
     def run(self) -> None:
-        """Work to the end."""
         try:
             self._work()
         except Exception as error:  # noqa: BLE001 -- whatever it is, whoever looks is told
@@ -467,7 +452,6 @@ class Sampler(Watcher):
             self._hurry.set()
 
     def switch(self, source: Source) -> None:
-        """Sample another agent from now on."""
         self._source = source
         self._hurry.set()
 
@@ -476,7 +460,6 @@ class Sampler(Watcher):
         self._hurry.set()
 
     def end(self) -> None:
-        """Take no more."""
         self._ended.set()
         self._hurry.set()
         self._goes.set()
@@ -499,14 +482,12 @@ class Poller(Watcher):
         self._is_new = self._is_over = False
 
     def want(self, wanted: object) -> None:
-        """Fetch this from now on."""
         with self._news:
             if wanted != self._wanted:
                 self._wanted, self._is_new = wanted, True
                 self._news.notify()
 
     def end(self) -> None:
-        """Fetch no more."""
         with self._news:
             self._is_over = True
             self._news.notify()

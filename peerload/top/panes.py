@@ -95,7 +95,6 @@ class Tail:
         self.clear("")
 
     def clear(self, task: str) -> None:
-        """Another task's is wanted."""
         self.task = task
         self.lines: collections.deque[tuple[int, str]] = collections.deque(maxlen=self._lines_kept)
         self.sizes = [0, 0]
@@ -178,7 +177,6 @@ def short_line(look: ViewState, task: dict[str, Any], now: float, tail: Tail) ->
 def task_lines(
     look: ViewState, task: dict[str, Any], width: int, now: float, clock_text: Callable[[float], str]
 ) -> list[Line]:
-    """The facts of a task, one a line."""
     world = look.world
     argv = task.get("argv")
     command = task.get("command") or (" ".join(map(str, argv)) if isinstance(argv, list) else "")
@@ -202,7 +200,6 @@ def task_lines(
 
 
 def _how_long(task: dict[str, Any], now: float) -> Line:
-    """For how long, and how it ended."""
     told: Line = []
     elapsed = tables.elapsed_s(task, now)
     if elapsed is not None:
@@ -215,7 +212,6 @@ def _how_long(task: dict[str, Any], now: float) -> Line:
 
 
 def _moments(task: dict[str, Any], clock_text: Callable[[float], str]) -> str:
-    """When it was submitted, started and ended."""
     moments = []
     for key, word in (("submitted_at", "submitted"), ("started_at", "started"), ("ended_at", "ended")):
         at = task.get(key)
@@ -225,7 +221,6 @@ def _moments(task: dict[str, Any], clock_text: Callable[[float], str]) -> str:
 
 
 def _who_for_whom(task: dict[str, Any], here: str) -> Line:
-    """The home of a task and the node that runs it."""
     home, node = str(task.get("home") or ""), str(task.get("node") or "")
     if home and home != here:
         return [(f"here, for {draw.plain(home)}", "good")]

@@ -203,7 +203,6 @@ def percent(share: float | None) -> str:
 
 
 def task_columns(look: ViewState, now: float) -> list[Column]:
-    """The columns of tasks."""
     here = look.world.node
     rows, more_wait = look.rows("tasks"), look.world.more_wait
     has_arrays = any(task.get("array") for task in rows)
@@ -310,7 +309,6 @@ def _exit(task: dict[str, Any]) -> Span:
 
 
 def signal_hint() -> Line:
-    """The letters that send a signal."""
     hint: Line = [(" send  ", "bold")]
     for letter, name in SIGNALS.items():
         hint += [(letter, "key"), (f" {name}  ", "")]
@@ -318,7 +316,6 @@ def signal_hint() -> Line:
 
 
 def order_hint(pane: str) -> Line:
-    """The letters that sort this table."""
     orders: dict[str, tuple[str, Any]] = dict(NODE_ORDERS if pane == "nodes" else TASK_ORDERS)
     hint: Line = [(" sort by  ", "bold")]
     for letter, (name, _) in orders.items():

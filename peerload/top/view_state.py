@@ -254,7 +254,6 @@ class ViewState:
         return next((place for place, row in enumerate(rows) if name_of(row) == chosen), 0)
 
     def choose(self, pane: str, place: int) -> None:
-        """Choose the row at this place, or the nearest there is."""
         rows = self.rows(pane)
         if rows:
             self.chosen[pane] = name_of(rows[max(0, min(place, len(rows) - 1))])
@@ -291,7 +290,6 @@ class ViewState:
         return True
 
     def pause(self, now: float) -> None:
-        """Stand still, or go on."""
         self.paused_at = 0.0 if self.paused_at else now
 
     def mark(self) -> None:
@@ -324,12 +322,10 @@ class ViewState:
         return found
 
     def task(self) -> dict[str, Any] | None:
-        """The task that is chosen."""
         rows = self.rows("tasks")
         return rows[self.place("tasks")] if rows else None
 
     def node(self) -> NodeModel | None:
-        """The node that is chosen."""
         rows = self.rows("nodes")
         return rows[self.place("nodes")] if rows else None
 
@@ -372,7 +368,6 @@ class ViewState:
 
 
 def name_of(row: Any) -> str:  # noqa: ANN401 -- a node or a task
-    """The name of a node or of a row of tasks."""
     return row.name if isinstance(row, NodeModel) else key_of(row)
 
 
@@ -384,7 +379,6 @@ def id_key(name: str) -> tuple[str, int, int]:
 
 
 def matches(words: list[str], facts: dict[str, str]) -> bool:
-    """True if a row has all of these words."""
     return all(_has(word, facts) for word in words)
 
 
@@ -413,7 +407,6 @@ def node_words(node: NodeModel) -> dict[str, str]:
 
 
 def task_words(task: dict[str, Any], *, guest: bool) -> dict[str, str]:
-    """The facts of a task that a filter looks at."""
     argv = task.get("argv")
     told = {
         "id": str(task.get("id") or ""),

@@ -102,19 +102,16 @@ class Access:
         return site in ("same-origin", "none")
 
     def right_of(self, request: Request) -> ViewerRight:
-        """Rights of the sender of a request."""
         scheme, _, word = request.headers.get("authorization", "").partition(" ")
         found = self.right_of_token(word.strip()) if scheme.lower() == "bearer" else self._of_cookie(request)
         return max(found, ViewerRight.LOOK if request.is_local else ViewerRight.NOTHING)
 
     def right_of_token(self, word: str) -> ViewerRight:
-        """Rights of the bearer of this token."""
         given = word.encode("utf-8", "replace")
         rights = [right for right, own in self._secrets.items() if hmac.compare_digest(given, own.encode())]
         return max(rights, default=ViewerRight.NOTHING)
 
     def new_code(self, right: ViewerRight) -> str:
-        """A code for one browser."""
         code = secrets.token_urlsafe(24)
         self._codes[code] = time.monotonic() + CODE_S, right
         while len(self._codes) > CODES_MAX:

@@ -49,7 +49,6 @@ ALWAYS = (
 
 
 def text(stats: dict[str, Any]) -> bytes:
-    """The page of /metrics."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(stats))
     return generate_latest(registry)
@@ -60,7 +59,6 @@ class _Collector:
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics, by name."""
         helps, stats = meanings(), self._stats
         room = SERIES_MAX - 1
         for name, told in stats.get("histograms", {}).items():

@@ -64,7 +64,6 @@ def json_response(value: object, status: int = 200, headers: tuple[tuple[str, st
 
 
 def error_response(status: int, what: str, why: str = "", hint: str = "") -> Response:
-    """An error as every route tells it."""
     return json_response({"error": {"what": what, "why": why, "hint": hint}}, status)
 
 
@@ -103,7 +102,6 @@ class HttpServer:
         return connected
 
     async def close(self) -> None:
-        """End all connections."""
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)

@@ -133,7 +133,6 @@ class LiveFeed:
         self._looked_at = -math.inf
 
     async def close(self) -> None:
-        """Stop asking the agent."""
         if self._poll is not None:
             self._poll.cancel()
             await asyncio.gather(self._poll, return_exceptions=True)
@@ -146,7 +145,6 @@ class LiveFeed:
         return self._everything()
 
     async def events(self, last_id: str) -> AsyncIterator[bytes]:
-        """Events for one viewer, for ever. last_id: of the last event that it saw, or ""."""
         self._viewers += 1
         try:
             if self._poll is None:

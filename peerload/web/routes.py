@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from peerload.client.connection import beyond
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, PeerloadError
 from peerload.text.tasks import executors_of, trace_spans
 from peerload.web.access import ViewerRight
@@ -55,7 +56,6 @@ class Routes:
         )
 
     async def answer(self, request: Request) -> Response:
-        """Answer one request: name, then right, then route."""
         if not self._access.is_addressed(request):
             hint = "peerload web --host NAME  serves under another name"
             return error_response(421, "this server does not go by that name", hint=hint)
@@ -135,7 +135,7 @@ class Routes:
             await self._agent.one_task(task)
             last = request.headers.get("last-event-id", "")
             seen = [int(word) for word in last.split("-")] if re.fullmatch(r"\d{1,18}-\d{1,18}", last) else [0, 0]
-            return Response(200, "text/event-stream", pieces=self._output(task, seen))
+            return Response(200, "text/event-stream", pieces=self._output(task, {1: seen[0], 2: seen[1]}))
         return error_response(404, "no such part of a task", why=part, hint="there are  why,  trace  and  output")
 
     async def _trace(self, name: str) -> dict[str, Any]:
@@ -151,18 +151,15 @@ class Routes:
                 missing.append(node)
         return {"id": task["id"], "spans": trace_spans(task, events, time.time()), "missing": missing}
 
-    async def _output(self, task: str, seen: list[int]) -> AsyncIterator[bytes]:
+    async def _output(self, task: str, seen: dict[int, int]) -> AsyncIterator[bytes]:
         """The output of a task as events; the id of each tells how much of both streams has come by then."""
         try:
             async for piece in self._agent.output(task, follow=True):
                 if "data" in piece:
-                    index, offset, data = piece["stream"] - 1, piece["offset"], piece["data"]
-                    known = min(max(seen[index] - offset, 0), len(data))
-                    if known == len(data) and data:
+                    if (new := beyond(piece, seen)) is None:
                         continue
-                    seen[index] = offset + len(data)
-                    told = {"stream": piece["stream"], "data": data[known:].decode("utf-8", "backslashreplace")}
-                    yield _event("output", told, f"{seen[0]}-{seen[1]}")
+                    told = {"stream": new["stream"], "data": new["data"].decode("utf-8", "backslashreplace")}
+                    yield _event("output", told, f"{seen[1]}-{seen[2]}")
                 elif "end" in piece:
                     yield _event("end", {"state": piece["end"].get("state")})
         except PeerloadError as error:
@@ -235,7 +232,6 @@ def _whole(request: Request, key: str, default: int) -> int:
 
 
 def _status_of(error: PeerloadError) -> int:
-    """The HTTP status for a refusal of the agent."""
     if isinstance(error, AgentUnavailable):
         return 503
     if isinstance(error, NoSuchTask):

@@ -50,7 +50,6 @@ class ServerSettings(NamedTuple):
 
     @property
     def is_unix(self) -> bool:
-        """True if it listens at a Unix socket."""
         return "/" in self.listen
 
     def address(self) -> tuple[str, int]:

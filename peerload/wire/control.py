@@ -25,7 +25,7 @@ from peerload.model.task import (
     TaskSpec,
     TerminalSize,
 )
-from peerload.wire.expected import in_words
+from peerload.wire.expected import validation_error_text
 from peerload.wire.frame import check_bounds
 
 TASKS_NAMED_MAX = 10_000
@@ -388,7 +388,7 @@ class Files(_Request, frozen=True, tag="files"):
     used_at in_use)."""
 
     have: Annotated[tuple[Digest, ...], Meta(max_length=BLOCKS_MAX)] = ()
-    blocks: Annotated[tuple[Annotated[bytes, Meta(max_length=1 << 20)], ...], Meta(max_length=BLOCKS_MAX)] = ()
+    blocks: Annotated[tuple[Annotated[memoryview, Meta(max_length=1 << 20)], ...], Meta(max_length=BLOCKS_MAX)] = ()
     manifest: Annotated[bytes, Meta(max_length=32)] = b""
     gc: bool = False
 
@@ -551,7 +551,7 @@ def decode_request(raw: bytes) -> Request:
         check_bounds(raw, REQUEST_VALUES_MAX)
         request: Request = _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise BadMessage("not a request this agent understands", why=in_words(error)[:300]) from None
+        raise BadMessage("not a request this agent understands", why=validation_error_text(error)[:300]) from None
     return request
 
 
@@ -611,7 +611,7 @@ def decode_answer(raw: bytes) -> tuple[int, str, dict[str, Any]]:
         check_bounds(raw, ANSWER_VALUES_MAX)
         answer = _answers.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise BadMessage("not an answer", why=in_words(error)[:300]) from None
+        raise BadMessage("not an answer", why=validation_error_text(error)[:300]) from None
     bodies = [(kind, body) for kind in ("ok", "more", "error") if (body := getattr(answer, kind)) is not None]
     if len(bodies) != 1:
         raise BadMessage("not an answer", why=f"{len(bodies)} bodies in one frame")

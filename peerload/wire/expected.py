@@ -48,7 +48,7 @@ _FORMS = {
 _SIGNS = {">=": "at least {0}", "<=": "at most {0}", ">": "more than {0}", "<": "less than {0}", "==": "exactly {0}"}
 
 
-def in_words(error: Exception) -> str:
+def validation_error_text(error: Exception) -> str:
     """Describe a validation error: the place and the problem. Any other message is returned unchanged."""
     text = str(error)
     where = _PLACE.search(text)

@@ -51,9 +51,9 @@ class LeastKnown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         del task
         declined = {reply.node for reply in replies}
         fresh = [
-            (report.load, peer)
-            for peer, report in view.reports(self.age_s_max)
-            if report.accepts and peer not in declined
+            (known.report.load, peer)
+            for peer in view.reporting("accepts")
+            if peer not in declined and (known := view.report(peer)) is not None and known.age_s <= self.age_s_max
         ]
         if not fresh:
             return Keep("no fresh report says that there is room")

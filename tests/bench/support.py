@@ -106,7 +106,7 @@ def agents(
     count: int,
     *,
     slots: int = 2,
-    policy: str = "symmetric",
+    policy: str = "adaptive",
     mqtt: bool = False,
     prepare: Callable[[Path, str], None] | None = None,
     program: Sequence[str] = (),

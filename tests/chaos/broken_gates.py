@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from peerload.core.handoff.home import HomeHandoff
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.core.tasks.dependencies import Dependencies
 from peerload.core.tasks.eligibility import TaskGroup, TaskGroups
 from peerload.core.tasks.retries import Retries

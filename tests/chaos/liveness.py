@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.core.work import HomePhase
 from peerload.model.errors import InvariantBroken
 from peerload.model.task import TaskState

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from peerload.model import actions
+from peerload.model.messages import RenewOk
 from tests.chaos.disk import points
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ class Release:
 
     def must_wait(self, action: actions.Action) -> bool:
         """True if what can be seen from outside waits for the rows before it: but for renewed leases of other tasks, always."""
-        uids = actions.granted(action)
+        if not isinstance(action, actions.Send) or not isinstance(action.message, RenewOk):
+            return True
+        uids = {extension.uid for extension in action.message.extensions}
         return not uids or any(
             type(row) is actions.PutTask and row.record.uid in uids
             for held in self._held

@@ -1,4 +1,4 @@
-"""The cluster under faults, in short: half a dozen seeds, replay, and every sixth broken variant at a seed that finds it out
+"""The cluster under faults, in short: four seeds, replay, and every twelfth broken variant at a seed that finds it out
 (test_long.py looks for all of them, from the first seed on)."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NEAR = 30
 """Seeds that are tried after the one that found a variant, since a change of the core may move it."""
 
 
-@pytest.mark.parametrize("seed", [*range(11, SEEDS + 1, 10), 7])  # 7: nodes are short of processes
+@pytest.mark.parametrize("seed", [11, 21, 41, 7])  # 7: nodes are short of processes
 def test_no_promise_is_broken(seed: int) -> None:
     outcome = run(seed)
     assert not outcome.broken, f"seed {seed}: {outcome.broken}; again: make chaos SEED={seed} TRACE=1; {outcome.story}"
@@ -66,7 +66,7 @@ def test_rare_faults_are_named() -> None:
     assert not any(line.startswith("D1 crashed before") for line in lines)
 
 
-@pytest.mark.parametrize("name", list(VARIANTS)[::6])
+@pytest.mark.parametrize("name", list(VARIANTS)[::12])
 def test_a_rule_left_out_is_found_out(name: str) -> None:
     hint = VARIANTS[name].hint
     _, broken = hunt(VARIANTS[name], range(hint, hint + NEAR), kept=range(1, SEEDS + 1))

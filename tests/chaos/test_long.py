@@ -17,12 +17,12 @@ A_PART = 100
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, A_PART))
 def test_five_hundred_seeds(first: int) -> None:
-    outcomes = list(
-        run_all(range(first, first + A_PART), Options(), jobs=1)
-    )  # the other long tests have the other cores
+    # One job: the other long tests have the other cores.
+    outcomes = list(run_all(range(first, first + A_PART), Options(), jobs=1))
     broken = [f"seed {outcome.seed}: {outcome.broken}" for outcome in outcomes if outcome.broken]
     assert not broken, "\n".join(broken)
-    assert too_rare(total(outcomes), A_PART) == []
+    # Each event happens at all. `make chaos SEEDS=500` says how often: in a hundred seeds chance decides.
+    assert too_rare(total(outcomes), seeds=1) == []
 
 
 @pytest.mark.long

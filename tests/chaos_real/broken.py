@@ -63,8 +63,8 @@ def no_adopt() -> None:
     """R8: a restarted agent takes what runs for dead."""
     start = LauncherLink.start
 
-    async def patched(self: LauncherLink) -> Any:
-        return msgspec.structs.replace(await start(self), running=(), frozen=())
+    async def patched(self: LauncherLink, put: Any) -> Any:
+        return msgspec.structs.replace(await start(self, put), running=(), frozen=())
 
     LauncherLink.start = patched  # type: ignore[method-assign]
 

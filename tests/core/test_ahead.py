@@ -8,8 +8,8 @@ from peerload.model import events
 from peerload.model.actions import ForgetTask, SignalTask, SpawnTask
 from peerload.model.config import CoreConfig
 from peerload.model.resources import ResourceRequest
-from peerload.model.task import Guarantee, TaskSpec, TaskState
-from tests.core.given import Given, spec
+from peerload.model.task import Exit, Guarantee, TaskSpec, TaskState
+from tests.core.given import WALL_S, Given, spec
 
 CONFIG = CoreConfig(ahead_s=10.0, ahead_max=4)
 
@@ -108,6 +108,20 @@ def test_an_end_that_is_told_before_that_of_the_task_before_it_is_taken() -> Non
     assert list(x.node.ledger.running) == [x.task(5).key]
     x.end(x.task(5).key)
     assert list(x.node.ledger.running) == [x.task(7).key]
+
+
+def test_an_end_that_is_told_with_its_start_counts_as_both() -> None:
+    said = []
+    for together in (False, True):
+        x = short()
+        lane(x, *[spec()] * 3)
+        x.end(x.task(5).key)
+        key, exit_ = x.task(6).key, Exit(0, started_at=WALL_S, ended_at=WALL_S + 1.0)
+        lines = [] if together else x.when(events.TaskStarted(key, WALL_S))
+        lines += x.when(events.TaskEnded(key, exit_, with_start=together))
+        said.append(lines)
+    assert said[0] == said[1]
+    assert any("running" in line for line in said[0])
 
 
 def test_a_launcher_that_is_listed_again_says_what_became_of_each() -> None:

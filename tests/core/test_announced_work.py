@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.core.sharing.information import WAITING_LOOKED_AT_MAX
-from peerload.core.sharing.receiver import TaskDonor
+from peerload.core.sharing.sharing import TaskDonor
 from peerload.model import events, messages
 from peerload.model.resources import LoadReport, Placement, Profile, Region
 from tests.core.given import Given, identity, spec

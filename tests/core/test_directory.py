@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.membership.membership import Directory, Membership, NamesWithout, PeerState
+from peerload.core.membership.membership import Directory, Membership, NamesWithout
+from peerload.core.membership.peers import PeerState
 from peerload.core.state import CoreState
 from peerload.model.config import CoreConfig
 from peerload.model.messages import Need

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peerload.core.explain import room_told
+from peerload.core.explain import reported_room
 from peerload.core.resources.admission import foreign_slots
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
@@ -149,7 +149,7 @@ def test_a_task_that_only_busy_nodes_can_run_waits_and_then_runs_beside_foreign_
 def test_why_tells_how_many_slots_other_programs_take() -> None:
     profile = Profile("y", 4, 4.0, slots_fixed=True)
     told = LoadReport(load_tasks=4, slots=4, slots_foreign=3, region=Region.OVERLOADED)
-    now, words = room_told(profile, told, ResourceRequest())
+    now, words = reported_room(profile, told, ResourceRequest())
     assert now is False
     assert "4 of 4 slots taken (3 by other programs)" in words
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.model import actions, events, messages, metrics
 from peerload.model.config import CoreConfig
 from peerload.model.gossip import (
@@ -523,6 +523,18 @@ def test_forgetting_is_for_the_gone_and_for_all() -> None:
     assert x.node.membership.get("y") is None
     x.meet("y", start=2)  # it was not gone after all
     assert state(x, "y") is PeerState.ALIVE
+
+
+def test_a_member_of_an_earlier_start_can_be_forgotten() -> None:
+    x = given("z")
+    x.node.membership.start([identity("y")], [], [])
+    assert x.node.membership.get("y") is None
+    assert x.node.membership.forget("y")
+    assert not x.node.membership.gossip.anti_entropy.known
+    assert "y=forgotten to z" in x.timer("gossip", "spread")
+    assert not x.node.membership.forget("y")
+    says(x, "z", rumour("y", MemberStatus.DEAD))  # z has known it, too
+    assert x.node.membership.get("y") is None
 
 
 def test_a_full_table_drops_whoever_was_lost_longest() -> None:

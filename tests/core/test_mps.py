@@ -73,13 +73,25 @@ def test_multiprocessors_are_promised_up_to_a_bound() -> None:
 def test_users_do_not_share_a_daemon_and_guests_have_none() -> None:
     card = Card(GpuConfig(mps="auto", mps_by_user=True))
     spec = TaskSpec((b"x",), b"/", request=ResourceRequest(gpus=1, gpu_share=GpuShare.MPS), user="ann")
-    assert card.ledger.mps_owner(spec, is_local=True) == "ann"
-    assert card.ledger.mps_owner(spec, is_local=False) is None
+    assert card.ledger.mps_owner(spec, "") == "ann"
+    assert card.ledger.mps_owner(spec, "y") is None
     card.start("a", owner="ann")
     assert card.why_not(owner="bob") == "another user has its MPS"
     assert card.why_not(GpuShare.AUTO, owner="bob") == "another user has its MPS"
     assert card.why_not(GpuShare.AUTO, owner=None) == "held under MPS"
-    assert "users" in Card().why_not(owner=None)
+    assert "guests" in Card().why_not(owner=None)
+
+
+@pytest.mark.parametrize(
+    ("users", "home", "user", "owner"),
+    [("guest", "", "y:ann", None), ("same-name", "y", "ann", "ann"), ("same-name", "y", "", None),
+     ({"y:ann": "bob"}, "y", "ann", "bob"), ({"y:ann": "bob"}, "", "y:ann", "bob"), ({"y:ann": "bob"}, "z", "ann", None)],
+)  # fmt: skip
+def test_users_of_other_nodes_have_the_daemon_of_the_account_that_they_run_as(
+    users: str | dict[str, str], home: str, user: str, owner: str | None
+) -> None:
+    card = Card(GpuConfig(mps="auto", mps_by_user=True, mps_users=users))
+    assert card.ledger.mps_owner(TaskSpec((b"x",), b"/", user=user), home) == owner
 
 
 @pytest.mark.parametrize(
@@ -115,7 +127,7 @@ def test_what_fails_when_its_server_ends_is_not_its_fault_and_breaks_it_twice_at
     card = Card()
     spec = TaskSpec((b"x",), b"/", request=ResourceRequest(gpus=1, gpu_mem_bytes=GIB))
     for _ in range(2):
-        assert card.start("a", GpuShare.AUTO, owner=card.ledger.mps_owner(spec, is_local=True)) is DeviceMode.MPS
+        assert card.start("a", GpuShare.AUTO, owner=card.ledger.mps_owner(spec, "")) is DeviceMode.MPS
         card.ledger.mps_reported(CARD.id, "its server has ended", is_fault=True)
         fine = with_gpu_use(card.ledger, "a", (CARD.id,), spec.request, Exit(0))
         assert not fine.failed_device
@@ -124,7 +136,7 @@ def test_what_fails_when_its_server_ends_is_not_its_fault_and_breaks_it_twice_at
         card.ledger.mps_ended("a", spec.argv, exit_)
         card.ledger.take_back("a")
         card.ledger.mps_reported(CARD.id, "", is_fault=False)
-    assert card.start("a", GpuShare.AUTO, owner=card.ledger.mps_owner(spec, is_local=True)) is DeviceMode.TIME
+    assert card.start("a", GpuShare.AUTO, owner=card.ledger.mps_owner(spec, "")) is DeviceMode.TIME
 
 
 def test_the_degree_grows_while_more_pay_off_and_is_halved_when_they_do_not() -> None:
@@ -152,7 +164,8 @@ def test_the_degree_bounds_who_joins() -> None:
 
 def test_where_it_can_never_run_is_known() -> None:
     request = ResourceRequest(gpus=1, gpu_share=GpuShare.MPS)
-    for mps, home, why in (("", "x", "no MPS"), ("home", "y", "no MPS"), ("home", "x", ""), ("any", "y", "")):
+    guests = "no MPS for guests, who each run as another user"
+    for mps, home, why in (("", "x", "no MPS"), ("home", "y", guests), ("home", "x", ""), ("any", "y", "")):
         profile = msgspec.convert({**msgspec.to_builtins(PROFILE), "mps": mps}, Profile)
         assert why_never(profile, request, Placement(), home) == why
     with pytest.raises(ValueError, match="one GPU"):

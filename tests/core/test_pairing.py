@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peerload.core.sharing.receiver import PARTNERS_ASKED_MAX
+from peerload.core.sharing.sharing import PARTNERS_ASKED_MAX
 from peerload.core.work import HomePhase
 from peerload.model import messages
 from peerload.model.resources import LoadReport

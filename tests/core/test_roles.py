@@ -20,6 +20,7 @@ from peerload.model.messages import Identity
 from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import Exit, FenceKind, Guarantee, TaskState
 from tests.core.given import ACCEPTS, UID, Given, offer, spec
+from tests.each import each
 
 EXIT = Exit(0, started_at=5.0, ended_at=6.0)
 KEY = f"{UID.hex()}-1"
@@ -219,8 +220,7 @@ def drops(x: Given, src: str, did: list[str], before: Any, counted: dict[str, in
 
 
 @pytest.mark.rule("P3")
-@pytest.mark.parametrize("who", SAYERS)
-@pytest.mark.parametrize(("phase", "kind"), TO_EXECUTOR)
+@each("phase, kind, who", [(*told, who) for told in TO_EXECUTOR for who in SAYERS])
 def test_who_may_tell_the_node_that_runs_it(phase: str, kind: str, who: str) -> None:
     x, accept = executor(phase)
     before, counted = seen(x), dict(x.node.state.counts)
@@ -233,8 +233,10 @@ def test_who_may_tell_the_node_that_runs_it(phase: str, kind: str, who: str) -> 
 
 
 @pytest.mark.rule("P3")
-@pytest.mark.parametrize("who", [HAS, HAD, NEVER, HAS_AS_ANOTHERS, HAS_ANOTHER_ATTEMPT])
-@pytest.mark.parametrize(("phase", "kind"), TO_HOME)
+@each(
+    "phase, kind, who",
+    [(*told, who) for told in TO_HOME for who in (HAS, HAD, NEVER, HAS_AS_ANOTHERS, HAS_ANOTHER_ATTEMPT)],
+)
 def test_who_may_tell_its_home(phase: str, kind: str, who: str) -> None:
     x, task = home(phase)
     before, counted = seen(x), dict(x.node.state.counts)
@@ -298,7 +300,7 @@ def test_all_else_that_goes_between_nodes_is_here() -> None:
 
 
 @pytest.mark.rule("M2", "P4")
-@pytest.mark.parametrize("number", range(len(ADVICE)))
+@each("number", range(len(ADVICE)))
 def test_advice_moves_nothing_that_somebody_has(number: int) -> None:
     for x in (home("away")[0], home("unknown")[0], executor("running")[0], executor("reserved")[0]):
         before = seen(x)

@@ -6,13 +6,14 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from peerload.core.work import HomePhase, UntouchedMembers
 from peerload.model import events, messages
 from peerload.model.actions import Answer, MembersCancelled, Persist, PutMembers, PutTask, TaskChanged
 from peerload.model.config import CoreConfig
-from peerload.model.events import AgentStarted, MembersRow
+from peerload.model.events import AgentStarted, MembersRow, TaskRow
 from peerload.model.task import SubmitOptions, TaskRecord, TaskState, member_uid, ranges
 from tests.core.given import ACCEPTS, SENDER, Given, spec
 
@@ -161,6 +162,18 @@ def test_untouched_members_come_back_as_one() -> None:
     assert x.node.home.by_id["x/4.3"].uid == member_uid(KEY, 3)
     assert blocks(x, "x/4") == [range(7, 10, 2)]
     assert waiting(x) == ["x/4.5", "x/4.7", "x/4.9"]
+
+
+def test_after_a_restart_untouched_members_are_waited_for() -> None:
+    array = TaskRecord("x/4", b"", TaskState.QUEUED, 5.0, reason="submitted")
+    first = msgspec.structs.replace(array, task="x/4.1", uid=member_uid(KEY, 1))
+    later = msgspec.structs.replace(array, task="x/5", uid=bytes(range(16)))
+    tasks = (TaskRow(first, spec()), TaskRow(later, spec(), terms=SubmitOptions(after=("x/4",))))
+    x = given(started=AgentStarted(tasks, members=(MembersRow(array, KEY, 2, 4, 1, spec()),), counter=5))
+    for _ in range(4):
+        assert x.node.home.by_id["x/5"].phase is HomePhase.GATED
+        x.end(next(iter(x.node.ledger.running)))
+    assert x.node.home.by_id["x/5"].phase is not HomePhase.GATED
 
 
 @pytest.mark.parametrize("lost", [{"commits_lost": True}, {"attempts_from": 50, "attempts_up_to": 4}])

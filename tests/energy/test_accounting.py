@@ -147,7 +147,8 @@ async def _conserved(root: Path) -> None:
     assert (node["gap_s"], node["quality"], node["source"]) == (0.0, "measured", "powercap")
     counted = machine.agent.counters()
     assert counted["energy_gap_seconds_total"] == 0.0
-    since_the_kill = sum(counted[f'energy_joules_total{{of="{name}"}}'] for name in ("tasks", "other", "idle"))
+    names = [f'energy_joules_total{{of="{name}",quality="measured"}}' for name in ("tasks", "other", "idle")]
+    since_the_kill = sum(counted[name] for name in names)
     assert 0.1 * node["joules"] < since_the_kill < node["joules"]
     assert list(machine.agent.gauges()) == ['power_watts{source="powercap",quality="measured"}']
 
@@ -166,6 +167,9 @@ def test_without_a_sensor_joules_are_estimated_from_the_load(tmp_path: Path) -> 
         node = machine.told()
         assert node["joules"] == pytest.approx(20 * (IDLE_W + 2 * CORE_W))
         assert (node["quality"], node["source"]) == ("estimated", "model")
+        counted = [name for name in machine.agent.counters() if name.startswith("energy_joules_total")]
+        assert counted
+        assert all('quality="estimated"' in name for name in (*counted, *machine.agent.gauges()))
         assert machine.agent.measured_watts is None
 
     asyncio.run(run())

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from peerload.model.errors import ConfigError
@@ -35,7 +36,17 @@ def placed(result: dict[str, Any]) -> list[str]:
     return [row[2] for row in result["schedule"]]
 
 
-@pytest.mark.parametrize(("case", "run"), PUBLIC, ids=[f"{case.id}-{run.name}" for case, run in PUBLIC])
+LONG = ("stream-30-marginal", "stream-30-spread")
+
+
+@pytest.mark.parametrize(
+    ("case", "run"),
+    [
+        pytest.param(case, run, id=name, marks=[pytest.mark.long] if name in LONG else [])
+        for case, run in PUBLIC
+        for name in [f"{case.id}-{run.name}"]
+    ],
+)
 def test_public_case(case: Any, run: Any) -> None:
     found = play_case(case, run)
     for metric, wanted in REFERENCE[case.id].get(run.name, {}).items():
@@ -193,6 +204,26 @@ def test_modes_of_sharing_a_gpu(run: dict[str, Any], ends_s: float) -> None:
     found = play([GATE, node], [task], {"preset": "spread", **run})
     assert found["makespan_s"] == pytest.approx(ends_s)
     assert found["wh"] * 3600 == pytest.approx(50 * ends_s + 3 * 300)
+
+
+@pytest.mark.parametrize(
+    ("run", "ends_s", "wh"),
+    [
+        ({"gpu_share": "time", "gpu_tasks_max": 3}, 509.28, 46.649),
+        ({"gpu_share": "time", "gpu_tasks_max": 20}, 334.94, 34.986),
+        ({"gpu_share": "mps", "gpu_tasks_max": 20}, 170.94, 24.014),
+        ({"gpu_share": "mps", "gpu_tasks_max": 2}, 443.50, 42.249),
+        ({"gpu_share": "mps", "gpu_tasks_max": 3}, 346.38, 35.751),
+    ],
+)
+def test_a_task_goes_to_the_card_with_the_fewest(run: dict[str, Any], ends_s: float, wh: float) -> None:
+    """The published job, by a model of our own: with three on a card the last four of 40 go two and two."""
+    (t2,) = (case for case, one in PUBLIC if (case.id, one.name) == ("t2", "exclusive"))
+    (read,) = read_cases(json.dumps({"format": "energy-cases/1", "cases": [{
+        **msgspec.to_builtins(t2), "runs": [{"name": "run", "preset": "spread", **run}],
+    }]}).encode(), "own.json")  # fmt: skip
+    found = play_case(read, read.runs[0])
+    assert (found["makespan_s"], found["wh"]) == (pytest.approx(ends_s, rel=1e-4), pytest.approx(wh, rel=1e-4))
 
 
 def test_what_may_start_later_starts_in_the_cheapest_hours_that_remain() -> None:

@@ -15,11 +15,11 @@ import pytest
 from peerload.agent import energy
 from peerload.agent.energy import PowerDown
 from peerload.agent.views.agent import MetricsView
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.model import actions, events, messages
 from peerload.model.gossip import MembershipUpdate, MemberStatus
 from peerload.model.resources import LoadReport, Placement, Profile, ResourceRequest
-from tests.core.given import SENDER, Given, spec
+from tests.core.given import SENDER, Given, identity, spec
 
 
 def slept(given: Given, peer: str = "y", refutation: int = 1) -> None:
@@ -68,6 +68,33 @@ def test_the_only_node_that_fits_is_woken_at_once_and_what_that_took_is_learned(
     x.after(7.0).rumour("y", MemberStatus.ALIVE, 2)
     assert x.node.membership.waking.took_s == {"y": 7.0}
     assert x.sent(messages.ProbeRequest)
+
+
+def test_a_node_that_sleeps_and_the_time_that_it_takes_to_wake_outlive_a_restart_of_the_agent() -> None:
+    asleep = Profile("y", 1, 1.0, slots_fixed=True)
+    started = events.AgentStarted(known=(identity("y"),), wake_s=(("y", 7.0),), asleep=(asleep,))
+    x = gate(peers=(), started=started)
+    assert state(x) is PeerState.ASLEEP
+    x.submit()
+    assert woken(x) == ["y"]
+    assert x.node.membership.waking.wake_s("y") == 7.0
+    x.after(7.0).rumour("y", MemberStatus.ALIVE, 1)
+    assert state(x) is PeerState.ALIVE
+
+
+def test_a_home_that_hears_of_a_node_that_sleeps_asks_others_for_its_profile_and_can_wake_it() -> None:
+    x, y = gate(peers=()), identity("y")
+    x.meet("z", slots=0, cpus=0.0)
+    told = MembershipUpdate("y", y.boot, y.machine_boot, y.store, 1, 1, MemberStatus.ASLEEP, y.address)
+    x.when(events.GossipReceived("z", identity("z").boot, (told,)))
+    for _ in range(2):
+        x.timer("gossip", "profiles", "")
+        asked = [one for one in x.last if isinstance(one, actions.Send)]
+        assert [(one.dst, one.message) for one in asked] == [("z", messages.ProfileRequest(("y",)))]
+        x.after(60.0)
+    x.hear("z", messages.ProfileTold((messages.KnownProfile(y.boot, Profile("y", 1, 1.0)),)))
+    x.submit()
+    assert woken(x) == ["y"]
 
 
 def test_a_node_that_never_wakes_is_asked_three_times_reported_and_avoided_until_it_is_heard_of() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from tests.fuzz.test_targets import TARGETS
@@ -22,6 +23,7 @@ READS = {
 }
 """What decodes, by the last word of its name; besides `decode` of a msgspec decoder, and `tomllib.load`."""
 LAST = {*READS, "decode", "load"}
+CALLED = re.compile(rf"\b({'|'.join(sorted(LAST))})\(")
 OUR_OWN = "bytes of this very program, or of the kernel"
 USERS_OWN = "the user's own file or words, read by that user's own command: it may fail, and says so"
 
@@ -91,7 +93,7 @@ DECODERS = {
     "client/call.py:outcome_in": "the outcome of the user's own function, from the task that it ran in",
     "client/function.py:_outcome": "the user's own function, within the task",
     "client/function.py:main": "the user's own function, within the task",
-    "cli/common/agent_process.py:_config_file": "config",
+    "client/connection.py:_configured_socket": USERS_OWN,
     "cli/common/command.py:print_dry_run": OUR_OWN,
     "cli/verbs/join.py:install_lines": "what the installer of this very program has written down",
     "client/connection.py:AgentConnection._pid": OUR_OWN,
@@ -120,7 +122,10 @@ DECODERS = {
 def decoders() -> set[str]:
     found: set[str] = set()
     for path in sorted((ROOT / "peerload").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        source = path.read_text(encoding="utf-8")
+        if not CALLED.search(source):
+            continue
+        tree = ast.parse(source)
         made = {
             ast.unparse(target)
             for node in tree.body

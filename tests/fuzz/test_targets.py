@@ -54,7 +54,7 @@ def fuzzed(name: str, examples: int) -> None:
 @pytest.mark.rule("P1")
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_but_the_errors_that_are_said(name: str) -> None:
-    fuzzed(name, 20 if name in SLOW else 60)
+    fuzzed(name, 10 if name in SLOW else 30)
 
 
 @pytest.mark.long

@@ -127,7 +127,7 @@ def readings(ask: Callable[..., list[list[str]]] = tool) -> tuple[list[str], boo
         theirs = {app for app in apps if app[0] == device.name}
         values.append(Compared("processes", sorted(seen), sorted(theirs), theirs <= seen))
         good = good and all(value.is_same for value in values)
-        lines += [f"**{device.name}** can tell: {', '.join(device.capabilities)}; {device.multiprocessors} SMs", ""]
+        lines += [f"**{device.name}** can tell: {', '.join(device.capabilities)}", ""]
         lines += ["| | read | nvidia-smi | |", "|---|---|---|---|"]
         lines += [f"| {what} | {a} | {b} | {'same' if same else '**differs**'} |" for what, a, b, same in values]
         lines.append("")

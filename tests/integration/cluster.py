@@ -38,7 +38,7 @@ UP_S_MAX = 60.0
 GONE_S_MAX = 60.0
 PATH = "/usr/local/bin:/usr/bin:/bin"
 SHORT_LEASE_S = 2
-_WAITS = re.compile(rb"peerload: \S+ waits: [^\n]*\n|  more:  peerload why \S+\n")
+_WAITS = re.compile(rb"peerload: \S+ waits: [^\n]*\n|  (?:more|why|cancel it|another):  peerload [^\n]*\n")
 
 
 @functools.cache

@@ -35,11 +35,18 @@ KNOWN = {"bufsize", "cwd", "env", "start_new_session", "stderr", "stdin", "stdou
 INTERPRETER = ("PYTHON", "LC_", "LANG", "LD_", "TZ", "MALLOC", "OPENSSL", "SSL_")
 """Variables that an interpreter reads when it starts."""
 NOT_LOADED = (
+    "peerload.cli.demo",
+    "peerload.cli.simulate",
     "peerload.cli.verbs.demo",
     "peerload.cli.verbs.sim",
     "peerload.cli.verbs.replay",
 )
-"""Verbs that load much and are seldom typed."""
+"""What loads much and is seldom typed."""
+LOADED = (
+    *("encodings.ascii", "encodings.idna", "encodings.utf_8_sig", "json", "tomllib"),
+    *("peerload.agent.daemon", "peerload.agent.main"),
+)
+"""What agents load besides the verbs and the policies of their preset."""
 ROOM_BYTES = 32 << 10
 """Of the command line, and of the environment, that /proc shows."""
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -217,10 +224,15 @@ def _load() -> None:
     except ImportError:
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
         import peerload.cli
-    names = [module.name for module in pkgutil.iter_modules(peerload.cli.__path__, "peerload.cli.")]
-    for name in ["json", "tomllib", "peerload.agent.daemon", "peerload.agent.main", *names]:
+    names = [module.name for module in pkgutil.walk_packages(peerload.cli.__path__, "peerload.cli.")]
+    for name in [*LOADED, *names]:
         if not name.startswith(NOT_LOADED):
             __import__(name)
+    from peerload.config import loader
+    from peerload.policy.registry import load_preset
+
+    # msgspec reads the types of a class when it makes the first value of it.
+    load_preset(loader.load({}, {"state": "/nonexistent", "socket": "/nonexistent"}, {}).policy)
     gc.collect()
     gc.freeze()
 

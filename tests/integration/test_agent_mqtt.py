@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.model.metrics import ADVICE_OVER_PEER_LINK as OVER_PEER_LINK
-from peerload.policy.registry import DEFAULT_PRESET
 from tests.integration.broker_fixtures import broker, short_directory  # noqa: F401 -- fixtures
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.ledger import Ledger
@@ -26,7 +25,7 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-def on_the_bus(cluster: Cluster, url: str, count: int = 3, slots: int = 2, preset: str = DEFAULT_PRESET) -> list[Agent]:
+def on_the_bus(cluster: Cluster, url: str, count: int = 3, slots: int = 2, preset: str = "adaptive") -> list[Agent]:
     """Agents that were told of the broker and of nobody else."""
     words = ("--mqtt", url, "--policy", preset)
     agents = [cluster.add(f"n{number}", *words, slots=slots).spawn() for number in range(1, count + 1)]

@@ -48,6 +48,7 @@ CASES = [
     (["peerload", "submit", "--group", "c"], {"cpu"}, {"--group"}),
     (["peerload", "completions", "f"], {"fish"}, {"bash"}),
     (["peerload", "up", "--policy", "ada"], {"adaptive"}, {"random"}),
+    (["peerload", "events", "--what", "s"], {"store", "security"}, {"task"}),
 ]
 
 

@@ -128,12 +128,13 @@ def test_settings_changed_since_the_start(agent: Agent) -> None:
 def test_a_socket_open_to_others(agent: Agent) -> None:
     assert one(agent.cluster, agent, "socket")[0] == "ok"
     Path(agent.socket).chmod(0o666)
-    assert one(agent.cluster, agent, "socket")[:1] == ("warn",)
+    result, _, fix = one(agent.cluster, agent, "socket")
+    assert (result, fix.startswith("chmod go= ")) == ("fail", True)
+    Path(agent.socket).chmod(0o600)
     Path(agent.socket).parent.chmod(0o777)
     result, _, fix = one(agent.cluster, agent, "socket")
     Path(agent.socket).parent.chmod(0o700)
-    Path(agent.socket).chmod(0o600)
-    assert (result, fix.startswith("chmod go-w")) == ("fail", True)
+    assert (result, fix.startswith("chmod go-w ")) == ("fail", True)
 
 
 def test_a_state_directory_open_to_others(agent: Agent) -> None:

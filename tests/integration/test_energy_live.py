@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from peerload.agent.peers.membership import ADDRESS_FILE, AddressFile
 from peerload.agent.sensors.power import PROFILE_FILE, processor
 from peerload.energy.profile import PowerProfile
 from peerload.model.resources import PowerCurve, Quality
@@ -71,6 +72,10 @@ def test_a_gate_places_by_the_joules_of_its_peers_and_wakes_one_that_sleeps() ->
         wait_until(lambda: state("cheap") == "asleep", 60, "the idle node to sleep")
         dear.kill()
         wait_until(lambda: state("dear") == "dead", 60, "the other to be called dead")
+        assert state("cheap") == "asleep"
+        wait_until(lambda: AddressFile(gate.state / ADDRESS_FILE).asleep, 60, "it to be written down who sleeps")
+        gate.kill()
+        gate.start()  # nobody else can tell of it
         assert state("cheap") == "asleep"
         task = gate.submit("true")
         assert gate.wait(task)[task]["node"] == "cheap"

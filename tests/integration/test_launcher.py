@@ -68,7 +68,12 @@ class Agent:
         while not self.events:
             told = msgpack.unpackb(self._exactly(int.from_bytes(self._exactly(4), "big")))
             self.froze += [(event["is"], event["key"]) for event in told if event["is"] in ("frozen", "thawed")]
-            self.events += [event for event in told if event["is"] not in ("frozen", "thawed")]
+            for event in told:
+                if event.get("with_start"):  # whoever ran so short has no pid any more
+                    start = {"is": "started", "key": event["key"], "pid": 0, "started_at": event["exit"]["started_at"]}
+                    self.events.append(start)
+                if event["is"] not in ("frozen", "thawed"):
+                    self.events.append(event)
         return self.events.pop(0)
 
     def listed(self) -> dict[str, Any]:
@@ -332,6 +337,28 @@ def test_an_end_of_a_launcher_is_an_end_of_its_tasks(bench: Bench) -> None:
     listed = bench.agent().listed()
     assert listed["running"] == []
     assert [key for key, _ in listed["ended"]] == ["done"]  # "a" is in neither: it has died
+
+
+def test_without_an_agent_it_ends_with_its_last_task(bench: Bench) -> None:
+    launcher, gate = bench.launcher(), bench.directory / "gate"
+    agent = bench.agent()
+    agent.spawn("a", b"sh", b"-c", b"until [ -e %s ]; do sleep 0.05; done; exit 3" % bytes(gate))
+    agent.started("a")
+    agent.send({"do": "retire"})
+    agent.close()
+    again = bench.agent()  # it is wanted after all
+    again.spawn("b", b"true")
+    again.ended("b")
+    assert launcher.poll() is None
+    again.send({"do": "retire"}, {"do": "ping"})
+    while again.next()["is"] != "pong":
+        pass
+    again.close()
+    assert launcher.poll() is None, "a runs"
+    gate.touch()
+    assert launcher.wait(60) == 0
+    bench.launcher()
+    assert {key: fields["exit_code"] for key, fields in bench.agent().listed()["ended"]} == {"a": 3, "b": 0}
 
 
 def test_forgotten_records_do_not_come_back(bench: Bench) -> None:

@@ -19,7 +19,7 @@ from peerload.agent.launcher.client import LauncherError, LauncherLink
 from peerload.agent.launcher.process import LauncherProcess
 from peerload.launcher.protocol import VERSION_MIN, StopRequest
 from peerload.model.actions import SpawnTask
-from peerload.model.events import LauncherLost, LauncherReady, TaskLost, TaskStarted
+from peerload.model.events import LauncherLost, LauncherReady, TaskEnded, TaskLost, TaskStarted
 from peerload.model.task import TaskSpec
 from tests.integration.test_launcher import _state
 from tests.integration.test_launcher_link import Node, _run, fixture_directory  # noqa: F401 -- a fixture
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def test_a_killed_launcher_is_replaced_each_time(directory: Path) -> None:
     async def story(node: Node) -> None:
-        await node.link.start()
+        await node.link.start(node.put)
         for _ in range(3):
             node.events.clear()
             os.kill(node.link.pid, signal.SIGKILL)
@@ -45,7 +45,7 @@ def test_a_killed_launcher_is_replaced_each_time(directory: Path) -> None:
 
 def test_what_was_ordered_of_a_lost_launcher_is_not_done_by_the_next(directory: Path) -> None:
     async def story(node: Node) -> None:
-        await node.link.start()
+        await node.link.start(node.put)
         os.kill(node.link.pid, signal.SIGKILL)
         node.spawn("late", b"true")
         await node.until(lambda event: isinstance(event, LauncherReady))
@@ -53,14 +53,14 @@ def test_what_was_ordered_of_a_lost_launcher_is_not_done_by_the_next(directory: 
         node.link.resume()
         node.spawn("next", b"true")
         await node.ended("next")
-        assert [event.key for event in node.events if isinstance(event, TaskStarted)] == ["next"]
+        assert {event.key for event in node.events if isinstance(event, TaskStarted | TaskEnded)} == {"next"}
 
     _run(asyncio.new_event_loop, directory, story)
 
 
 def test_stopping_while_a_new_launcher_is_on_its_way_leaves_nothing(directory: Path) -> None:
     async def story(node: Node) -> None:
-        await node.link.start()
+        await node.link.start(node.put)
         node.spawn("runs", b"sh", b"-c", b"echo $$; exec sleep 1000")
         await node.started("runs")
         out = directory / "runs.out"
@@ -77,7 +77,7 @@ def test_stopping_while_a_new_launcher_is_on_its_way_leaves_nothing(directory: P
 
 def test_an_agent_that_starts_while_the_launcher_stops_gets_a_new_one(directory: Path) -> None:
     async def story(node: Node) -> None:
-        await node.link.start()
+        await node.link.start(node.put)
         node.spawn("stubborn", b"sh", b"-c", b"trap '' TERM; echo; while :; do sleep 1000; done")
         await node.started("stubborn")
         out = directory / "stubborn.out"
@@ -86,7 +86,7 @@ def test_an_agent_that_starts_while_the_launcher_stops_gets_a_new_one(directory:
         node.link._request(StopRequest())
         await node.link.close()
         node.link = node.new_link()
-        await node.link.start()
+        await node.link.start(node.put)
         await node.until(lambda event: isinstance(event, LauncherReady))
         node.link.resume()
         assert node.link.pid != old
@@ -98,7 +98,7 @@ def test_an_agent_that_starts_while_the_launcher_stops_gets_a_new_one(directory:
 
 def test_an_environment_that_cannot_be_read_ends_the_task_alone(directory: Path) -> None:
     async def story(node: Node) -> None:
-        await node.link.start()
+        await node.link.start(node.put)
         for number, environment in enumerate((b"\xc1", b"\x01", b"\x81\x01\x02", b"")):
             spec = TaskSpec(argv=(b"true",), directory=b"/tmp", environment=environment)
             key = f"k{number}"
@@ -122,10 +122,9 @@ def test_what_is_not_a_launcher_is_an_error_with_a_reason(directory: Path, answe
         server = await asyncio.start_unix_server(serve, directory / "launcher/launcher.sock")
         events: list[Event | StdinFed] = []
         link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20)
-        link.report_to(events.append)
         try:
             with pytest.raises(LauncherError, match="does not answer"):
-                await link.start()
+                await link.start(events.append)
         finally:
             await link.close()
             server.close()
@@ -168,7 +167,7 @@ def test_a_launcher_of_another_version_is_of_use(directory: Path) -> None:
         (directory / "launcher").mkdir()
         server = await asyncio.start_unix_server(serve, directory / "launcher/launcher.sock")
         try:
-            assert await node.link.start() == LauncherReady((("a-1", 5.0, 7.5),))
+            assert await node.link.start(node.put) == LauncherReady((("a-1", 5.0, 7.5),))
             assert (node.link.units, bool(node.link.unenforced)) == ("jails", True)
             assert node.link.memory == "scales"
             node.link.set_lease("a-1", 9.0, 8.0)
@@ -200,10 +199,9 @@ def test_a_launcher_that_is_too_old_is_an_error_that_says_so(directory: Path) ->
         (directory / "launcher").mkdir()
         server = await asyncio.start_unix_server(serve, directory / "launcher/launcher.sock")
         link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20)
-        link.report_to(lambda _event: None)
         try:
             with pytest.raises(LauncherError, match="earlier version") as error:
-                await link.start()
+                await link.start(lambda _event: None)
             assert "kill 77" in error.value.hint
         finally:
             await link.close()
@@ -218,7 +216,7 @@ def test_a_launcher_that_hangs_is_an_error(directory: Path, monkeypatch: pytest.
 
     async def story(node: Node) -> None:
         monkeypatch.setattr(client, "START_S_MAX", 60.0)
-        await node.link.start()
+        await node.link.start(node.put)
         pid = node.link.pid
         await node.link.close()
         os.kill(pid, signal.SIGSTOP)
@@ -226,11 +224,11 @@ def test_a_launcher_that_hangs_is_an_error(directory: Path, monkeypatch: pytest.
         try:
             node.link = node.new_link()
             with pytest.raises(LauncherError):
-                await node.link.start()
+                await node.link.start(node.put)
         finally:
             os.kill(pid, signal.SIGCONT)
         monkeypatch.setattr(client, "START_S_MAX", 60.0)
-        await node.link.start()
+        await node.link.start(node.put)
         assert node.link.pid == pid
 
     _run(asyncio.new_event_loop, directory, story)
@@ -241,9 +239,8 @@ def test_a_directory_that_cannot_be_used_is_an_error_that_says_why(directory: Pa
         (directory / "launcher").mkdir()
         (directory / "launcher/exits.log").mkdir()  # the launcher cannot open its log
         link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20)
-        link.report_to(lambda event: None)
         with pytest.raises(LauncherError) as caught:
-            await link.start()
+            await link.start(lambda event: None)
         await link.close()
         assert "Is a directory" in caught.value.why
 

@@ -319,10 +319,10 @@ def test_each_line_is_a_member(agent: Agent) -> None:
     agent.wait(array)
     assert [agent.output(f"{array}.{member}")[0] for member in (1, 2)] == [b"<a b>\n", b"<c>\n"]
     assert agent.show(f"{array}.2")["argv"] == ["echo", "<c>"]
-    done = cli(agent, "submit", "-s", "echo {} | rev", "--each-line", "-", given=b"a 'b\n")
+    done = cli(agent, "submit", "-s", "echo {} | tr ab ba", "--each-line", "-", given=b"a 'b\n")
     array = done.stdout.decode().strip()
     agent.wait(array)
-    assert agent.output(f"{array}.1")[0] == b"b' a\n"
+    assert agent.output(f"{array}.1")[0] == b"b 'a\n"
     for words, says in (
         (["--each-line", "/does/not/exist", "echo"], b"cannot be read"),
         (["--each-line", "/dev/null", "echo"], b"has no lines"),

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from peerload.agent.peers.membership import ADDRESS_FILE, AddressFile
+from peerload.model.messages import Identity
 from tests.in_process import cli
 from tests.integration.cluster import Agent, Cluster
 from tests.support import total, wait_until
@@ -106,6 +108,20 @@ def test_many_restarted_at_once_agree(cluster: Cluster) -> None:
     for agent in agents:
         agent.await_ready()
     cluster.await_acquainted(agents)
+
+
+def test_a_member_that_was_not_met_since_the_start_is_named_and_can_be_forgotten(cluster: Cluster) -> None:
+    agent = cluster.add("n1")
+    agent.state.mkdir(parents=True)
+    file = agent.state / ADDRESS_FILE
+    AddressFile(file).set_peers([Identity("gone", "boot", "machine", "store", 1, "127.0.0.1:9")])
+    agent.start()
+    assert json.loads(cli(agent, "nodes", "--json").stdout)["unmet"] == ["gone"]
+    assert b"peerload forget gone" in cli(agent, "doctor", "--json").stdout
+    assert json.loads(cli(agent, "forget", "gone", "--json").stdout)["was"] is None
+    assert cli(agent, "forget", "gone").returncode == 125
+    assert json.loads(cli(agent, "nodes", "--json").stdout)["unmet"] == []
+    wait_until(lambda: not AddressFile(file).peers, what="it not to be looked for after a restart")
 
 
 def test_a_node_that_leaves_has_left_and_one_that_is_forgotten_is_gone(cluster: Cluster) -> None:

@@ -125,9 +125,8 @@ class LinkNode:
             return PeerLinks(cast("Any", self.local), tls, security_events(self.counters), **more)
 
         self.links = loop.run(make())
-        self.links.report_to(self.events)
         self.links.streams.serve({OutputRequest: self.events.serve_output})
-        self.address = loop.run(self.links.start(host, 0))
+        self.address = loop.run(self.links.start(cast("Any", self.events), host, 0))
 
     @property
     def identity(self) -> Identity:
@@ -493,7 +492,7 @@ def test_seeds_are_tried_until_somebody_is_there_and_ourselves_are_dropped(nodes
 
     async def start(port: int) -> None:
         await b.links._listener.close()
-        await b.links.start("127.0.0.1", port)
+        await b.links.start(b.events, "127.0.0.1", port)
 
     with kept_port() as port:
         a.dial(f"127.0.0.1:{port}")
@@ -529,7 +528,7 @@ def test_the_memory_of_peers_is_bounded(nodes: Nodes) -> None:
 def test_only_the_loopback_interface_without_a_cluster_directory(nodes: Nodes, host: str) -> None:
     a = nodes("a", tls=local_credentials_of("a"))
     with pytest.raises(ConfigError) as caught:
-        a.loop.run(a.links.start(host, 0))
+        a.loop.run(a.links.start(a.events, host, 0))
     assert caught.value.key == "listen"
     assert "without a cluster directory" in str(caught.value)
     assert "peerload invite" in caught.value.hint

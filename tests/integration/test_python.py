@@ -169,6 +169,12 @@ def test_calls_run_on_the_cluster(executor: Executor, agent: Agent) -> None:
     assert concurrent.futures.wait([future], timeout=60).done == {future}
     assert future.result() in {"n1", "n2"}
     assert list(executor.map(str, range(5), chunksize=4)) == [str(number) for number in range(5)]
+    inputs = iter(range(5))
+    results = executor.map(str, inputs, buffersize=1)
+    assert (next(results), next(inputs)) == ("0", 2)  # one is under way, and the rest is not read so far
+    assert list(results) == ["1", "3", "4"]
+    with pytest.raises(ValueError, match="buffersize"):
+        executor.map(str, inputs, buffersize=0)
 
 
 def test_the_resources_asked_for_are_those_of_the_tasks(agent: Agent) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.policy.registry import presets
+from peerload.policy.registry import load_preset, presets
 from tests.in_process import cli_in
 from tests.integration.broker_fixtures import broker, short_directory  # noqa: F401 -- fixtures
 from tests.integration.cluster import ROOT, Agent, Cluster
@@ -57,11 +57,12 @@ def ended_at(home: Agent) -> int:
 
 
 IN_SHORT = ("adaptive",)
+LIVE = [name for name in presets() if not load_preset(name).is_central]
 
 
 @pytest.mark.parametrize("broker", ["mosquitto", pytest.param("amqtt", marks=pytest.mark.long)], indirect=True)
 @pytest.mark.parametrize(
-    "policy", [*IN_SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in presets() if name not in IN_SHORT)]
+    "policy", [*IN_SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LIVE if name not in IN_SHORT)]
 )
 def test_decisions_come_out_again(policy: str, broker: BrokerProcess) -> None:  # noqa: F811
     with Cluster() as cluster:

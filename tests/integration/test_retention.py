@@ -166,7 +166,7 @@ class InSmallParts(Agent):
 
     def words(self) -> list[str]:
         start = (
-            f"import sys; sys.path.insert(0, {str(ROOT)!r}); from peerload.agent.store import retention; "
+            f"import sys; sys.path.insert(0, {str(ROOT)!r}); from peerload.agent.completion import retention; "
             "retention.AT_A_TIME = 4; from peerload.cli.main import main; sys.exit(main())"
         )
         return [sys.executable, "-I", "-c", start, *super().words()[len(program()) :]]

@@ -126,7 +126,7 @@ def test_the_story(shell: Shell) -> None:
     up = shell.json("peerload up --json")
     assert shell.json("peerload up --json") == up, "up twice is up once"
     assert set(up) >= {"pid", "launcher_pid", "socket", "listen", "node"}
-    long = shell("peerload submit sh -c 'echo $$; exec sleep 60'").stdout.strip()
+    long = shell("peerload submit sh -c 'echo $$; exec sleep 600'").stdout.strip()
     wait_until(lambda: shell(f"peerload logs {long}").stdout, what="the task's pid")
     pid = int(shell(f"peerload logs {long}").stdout)
     os.kill(up["pid"], signal.SIGKILL)
@@ -156,7 +156,9 @@ def test_the_story(shell: Shell) -> None:
     (row,) = [row for row in shell.json("peerload ls --json")["tasks"] if row["id"] == long]
     assert row["state"] in ("failed", "queued", "leased", "running")
     assert row["reason"]
-    assert shell("peerload down --all").returncode == 0
+    assert shell("peerload cancel --wait all").returncode == 0
+    assert shell("peerload down").returncode == 0
+    wait_until(lambda: not shell.cluster.left_over(), what="the launcher to end, since no task is left")
 
 
 def test_the_help_names_every_verb(tmp_path: Path) -> None:

@@ -259,13 +259,13 @@ def play(kind: str, preset: PolicySet, seed: int, examiner: Examiner, tasks: int
     return town
 
 
-def examine(kind: str, name: str, base: Path = Path(), seeds: Sequence[int] = SEEDS) -> Found:
+def examine(kind: str, name: str, base: Path = Path(), seeds: Sequence[int] = SEEDS, tasks: int = TASKS) -> Found:
     """Everything that can be found out in this process."""
     examiner = Examiner(kind)
     preset = preset_with(kind, name, base=base)
     for seed in seeds:
-        digest = play(kind, preset, seed, examiner).digest
-        if Town(lambda _node: preset, seed).run().digest != digest:
+        digest = play(kind, preset, seed, examiner, tasks).digest
+        if Town(lambda _node: preset, seed, tasks=tasks).run().digest != digest:
             examiner.note("deterministic", f"seed {seed} gave two traces")
     return examiner.found
 

@@ -33,7 +33,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MEMBERS = [(kind, name) for kind, names in policies().items() for name in names]
 
-FEW_TASKS = 12
+SOME_TASKS = 20
+"""In the town of the gate."""
+FEW_TASKS = 8
 """In a town that plays a parameter at its bound."""
 
 OWN = '''
@@ -55,7 +57,7 @@ class FirstOfAll:
 def test_contract(kind: str, name: str) -> None:
     """All that is wrong with a policy is said at once."""
     found = {
-        "in a town": examine(kind, name, seeds=examination.SEEDS[:1]),
+        "in a town": examine(kind, name, seeds=examination.SEEDS[:1], tasks=SOME_TASKS),
         "its parameters": examine_parameters(kind, name, tasks=FEW_TASKS),
         "in any view": examine_in_views(kind, name, 12),
         "its class": examine_class(kind, name),
@@ -265,6 +267,12 @@ class FrozenView:
     def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
         told = ((peer, self.report(peer)) for peer in self.__dict__["peers"])
         return ((peer, known.report) for peer, known in told if known is not None and known.age_s <= age_s_max)
+
+    def reporting(self, wanted: api.Reported) -> list[str]:
+        known = {peer: self.report(peer) for peer in self.__dict__["peers"]}
+        if wanted == "nothing":
+            return [peer for peer, told in known.items() if told is None]
+        return [peer for peer, told in known.items() if told is not None and getattr(told.report, wanted)]
 
 
 class Waiting:

@@ -10,6 +10,7 @@ import pytest
 
 from peerload.model.resources import Placement, ResourceRequest
 from peerload.policy.api import TaskView
+from peerload.policy.preset import IdleNode
 from peerload.policy.registry import policy_class
 
 
@@ -18,24 +19,11 @@ class Running:
         self.used_s, self.durations = used_s, durations
 
 
-class View:
+class View(IdleNode):
     """Two slots; what is not said is nothing."""
 
-    load_tasks = 0
     slots = 2
     cpus = 4.0
-    cpus_requested = 0.0
-    cpus_busy = 0.0
-    cpus_foreign = 0.0
-    foreign_slots = 0
-    gpus = 0
-    gpu_tasks = 0
-    gpus_busy = 0.0
-    gpus_foreign = 0.0
-    speed = 1.0
-    mean_s = 1.0
-    waiting_s = 0.0
-    running: Sequence[Running] = ()
 
     def __init__(self, **facts: Any) -> None:
         self.__dict__.update(facts)

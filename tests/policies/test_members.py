@@ -12,8 +12,8 @@ import pytest
 
 from peerload.model.errors import ConfigError
 from peerload.model.resources import LoadReport, Placement, ResourceRequest, Thresholds
-from peerload.policy.api import ANY_LOAD, Keep, KnownReport, Probe, Reply, TaskView, Transfer
-from peerload.policy.registry import DEFAULT_PRESET, build_preset, load_preset, policy_class
+from peerload.policy.api import ANY_LOAD, Keep, KnownReport, Probe, Reply, Reported, TaskView, Transfer
+from peerload.policy.registry import build_preset, load_preset, policy_class
 from tests.chaos.engine.engine import Simulation
 from tests.workloads import burst
 
@@ -41,6 +41,12 @@ class View:
     def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
         told = ((peer, self._told[peer]) for peer in self.peers if peer in self._told)
         return ((peer, known.report) for peer, known in told if known.age_s <= age_s_max)
+
+    def reporting(self, wanted: Reported) -> list[str]:
+        known = {peer: self.report(peer) for peer in self.peers}
+        if wanted == "nothing":
+            return [peer for peer, told in known.items() if told is None]
+        return [peer for peer, told in known.items() if told is not None and getattr(told.report, wanted)]
 
 
 def made(kind: str, name: str, **parameters: Any) -> Any:
@@ -171,7 +177,7 @@ def test_memory_is_true_or_false() -> None:
 
 
 def test_the_default_preset_is_there() -> None:
-    assert load_preset(DEFAULT_PRESET).name == DEFAULT_PRESET
+    assert load_preset("adaptive").name == "adaptive"
 
 
 def test_random_passes_on_until_the_limit() -> None:

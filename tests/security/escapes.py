@@ -418,11 +418,11 @@ def find_a_variable_of_the_agent():
 
 @attempt
 def find_an_open_descriptor():
-    here = os.open("/proc/self/fd", os.O_RDONLY)
-    found = sorted(int(name) for name in os.listdir("/proc/self/fd"))
-    os.close(here)
-    more = [fd for fd in found if fd > 2 and fd < here]
-    return f"ESCAPED: {more}" if more else "none"
+    # What a task is given has no FD_CLOEXEC, so a child has it too; what libraries of this process have opened, it has not.
+    lines = ["sh", "-c", "for fd in /proc/$$/fd/*; do readlink $fd; done"]
+    found = subprocess.run(lines, close_fds=False, capture_output=True, text=True, check=False).stdout.splitlines()
+    more = [path for path in found if not path.startswith(("pipe:", "/dev/null"))]
+    return f"ESCAPED: {more}" if more or len(found) > 3 else "none"
 
 
 @attempt

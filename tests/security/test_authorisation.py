@@ -26,6 +26,7 @@ from peerload.model import gossip, messages
 from tests.core.given import Given
 from tests.core.test_roles import HAD, HAS, NEVER, executor, home, seen, to_executor, to_home
 from tests.docs_tables import rows, section
+from tests.each import each
 from tests.wire.test_peer_codec import SAMPLES
 
 pytestmark = pytest.mark.rule("P3")
@@ -93,8 +94,15 @@ def judged(x: Given, src: str, message: Any, verdict: AuthorisationVerdict, befo
 AT_EXECUTOR = {Role.HOME: "h", Role.HOLDER: "z", Role.FORMER: "w", Role.MEMBER: "z", Role.SELF: "x"}
 
 
-@pytest.mark.parametrize("phase", ["reserved", "running", "ended"])
-@pytest.mark.parametrize("kind", [kind.__name__ for kind in get_args(messages.Ownership) if TABLE[kind] is ITS_HOME])
+@each(
+    "kind, phase",
+    [
+        (kind.__name__, phase)
+        for kind in get_args(messages.Ownership)
+        if TABLE[kind] is ITS_HOME
+        for phase in ("reserved", "running", "ended")
+    ],
+)
 def test_what_only_a_home_may_say(kind: str, phase: str) -> None:
     x, accept = executor(phase)
     message = to_executor(kind, "h/1", accept)
@@ -122,8 +130,7 @@ def test_a_home_whose_name_begins_as_anothers_is_another() -> None:
 AT_HOME = {Role.HOME: "x", Role.HOLDER: HAS, Role.FORMER: HAD, Role.MEMBER: NEVER, Role.SELF: "x"}
 
 
-@pytest.mark.parametrize("role", WITHIN)
-@pytest.mark.parametrize("kind", [kind.__name__ for kind in TO_HOME])
+@each("kind, role", [(kind.__name__, role) for kind in TO_HOME for role in WITHIN])
 def test_what_only_a_node_that_has_it_may_say(kind: str, role: Role) -> None:
     phase = "offered" if kind in ("Accept", "Staging", "Decline") else "away"
     x, task = home(phase)

@@ -391,7 +391,7 @@ def test_what_may_not_be_looked_at_is_no_fault(facts: DoctorInput) -> None:
     def closed(_facts: DoctorInput) -> Finding:
         raise PermissionError(13, "Permission denied", "/there")
 
-    found = security._permitted(closed)(facts)
+    found = security.permitted(closed)(facts)
     assert (found.result, "/there" in found.says) == ("skip", True)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests.each import each
 from tests.security.rules import IDS, TESTS, marked
 
 
@@ -12,7 +11,7 @@ def test_tests_name_rules_that_there_are() -> None:
     assert tuple(TESTS) == IDS
 
 
-@pytest.mark.parametrize("rule", IDS)
+@each("rule", IDS)
 def test_the_tests_that_are_named_are_there_and_marked(rule: str) -> None:
     assert TESTS[rule]
     assert set(TESTS[rule]) <= set(marked().get(rule, ())), "each bears the mark of its rule"

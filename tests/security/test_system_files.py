@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from peerload.model import metrics
 from tests.integration.cluster import program
 from tests.integration.test_environments import requirement
 from tests.security.service import PROJECT, ServiceAgent, ServiceCluster, guests
@@ -137,6 +138,20 @@ def test_what_one_user_has_is_neither_named_nor_had_by_another(machine: Machine)
         for path in (agent.state / "files").rglob("*"):
             assert path.lstat().st_mode & 0o007 == 0 or not path.is_file() or agent.state.stat().st_mode & 0o007 == 0
     assert machine.cluster.user(machine.here, "carol").call("files")["snapshots"], "an administrator sees what is kept"
+
+
+def test_a_node_that_has_a_snapshot_gives_it_to_the_next(machine: Machine) -> None:
+    there = machine.cluster.user(machine.there, "alice")
+
+    def has_served() -> bool:
+        """A node that cannot reach it yet asks the home."""
+        machine.project("alice", a=secrets.token_hex(500_000))
+        before = there.call("stats")["counters"].get(metrics.FILES_SERVED_BYTES, 0)
+        for node in ("ws2", "ws3"):
+            machine.types("alice", "run", "--snapshot", "--node", node, "--", "true")
+        return bool(there.call("stats")["counters"].get(metrics.FILES_SERVED_BYTES, 0) - before > 1_000_000)
+
+    wait_until(has_served, 60.0, "the second node to give the files to the third")
 
 
 @pytest.mark.rule("F3", "S5")

@@ -12,7 +12,7 @@ import pytest
 
 from peerload.core.handoff.executor import ExecutorHandoff
 from peerload.core.handoff.home import HomeHandoff, HomeLeases, granted
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.core.node import Node
 from peerload.core.work import HomePhase, HomeTask, RemotePhase
 from peerload.model import events, messages, timers

@@ -56,11 +56,11 @@ def test_central_fcfs_is_one_queue_task_by_task() -> None:
 
 def test_central_jsq_never_lets_a_task_wait_beside_an_idle_node_and_is_the_exact_mean_for_two_nodes() -> None:
     """The mean number of tasks of the truncated Markov chain, by Little's law, against the simulation."""
-    load, most = 0.8, 25
+    load, most = 0.8, 18
     states = [(a, b) for a in range(most) for b in range(a, most)]  # a is the shorter queue
     share = dict.fromkeys(states, 0.0)
     share[0, 0] = 1.0
-    for _ in range(600):  # uniformized
+    for _ in range(400):  # uniformized
         after = dict.fromkeys(states, 0.0)
         rate = 2 * load + 2
         for (a, b), held in share.items():
@@ -236,9 +236,9 @@ def test_a_split_is_simulated_as_m_m_1_nodes(policy: str, split: object) -> None
         ended(task)
 
     player.cluster._ended = noted
-    player.play(3000)
+    player.play(1500)
     player.drain()
-    done = [nodes.count(f"n{number}") / 3000 for number in range(1, 5)]
+    done = [nodes.count(f"n{number}") / 1500 for number in range(1, 5)]
     assert done == pytest.approx([flow / sum(found) for flow in found], abs=0.03)
     assert fmean(player.responses[1:]) == pytest.approx(exact, rel=0.15)
     assert player.counts().get("sender_probes_total", 0) == 0

@@ -32,7 +32,7 @@ def played(name: str, **others: float) -> tuple[list[float], dict[str, float]]:
         hot=int(others.get("hot", 0)), load=others["load"],
     ).setup()  # fmt: skip
     player = Replication(setup, 1)
-    player.play(150)
+    player.play(80)
     player.drain()
     return list(player.responses), player.counts()
 

@@ -10,7 +10,16 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from peerload.sim.outcome import mmc_response
-from peerload.sim.replication import WARM_UP_S, WARM_UP_SHARE, Replication, Setup, measure, quantile, warm_up_of
+from peerload.sim.replication import (
+    QUANTILES,
+    WARM_UP_S,
+    WARM_UP_SHARE,
+    Replication,
+    Setup,
+    measure,
+    quantile,
+    warm_up_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +29,8 @@ if TYPE_CHECKING:
 
 BATCHES = 20
 """More than of a simulation for people: what known queues explain is estimated from them."""
-QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-"""Metrics that are taken of batches twice as long: the few largest of a short batch say little of the tail, and the spread of such
+QUANTILES_OF = 2
+"""Batches that are one for a quantile. Quantiles are taken of batches twice as long: the few largest of a short batch say little of the tail, and the spread of such
 p99 is too small (of 200 runs of M/M/1 with 16,000 tasks at load 0.8, 72 % of the intervals held, and with longer batches 81 %)."""
 REFERENCES = ("surplus_one_queue", "surplus_no_sharing")
 """Metrics whose mean is known to be 0: mean response of the same tasks in one queue for all slots, and with no sharing, less
@@ -102,7 +111,9 @@ def replicate(
     sample = measure(player, tasks - warm_up, clock=clock, started_s=started_s, parts=BATCHES)
     edges = [first + 1 + (tasks - warm_up) * batch // BATCHES for batch in range(BATCHES + 1)]
     for metric, share in QUANTILES.items():
-        parts = (sorted(player.responses[edge:following]) for edge, following in itertools.pairwise(edges[::2]))
+        parts = (
+            sorted(player.responses[edge:following]) for edge, following in itertools.pairwise(edges[::QUANTILES_OF])
+        )
         sample.batches[metric] = [quantile(part, share) for part in parts]
     for edge, following in itertools.pairwise(edges):
         for name, surplus in references.surpluses(edge, following).items():

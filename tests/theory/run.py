@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.sim.outcome import batch_half_width, half_width
-from peerload.sim.replication import CONTROL, WARM_UP_S, Sample
+from peerload.sim.outcome import batch_half_width, half_width, quantile_interval
+from peerload.sim.replication import CONTROL, QUANTILES, WARM_UP_S, Sample
 from tests.theory.mapping import NotYet, Parameters, setup_of
-from tests.theory.replicate import QUANTILES, REFERENCES, replicate
+from tests.theory.replicate import REFERENCES, replicate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,10 +85,18 @@ def combine(samples: list[Sample]) -> dict[str, list[float]]:
                     plain, batches = batches, controlled(batches, errors)
                     value += fmean(one for run in batches for one in run) - fmean(one for run in plain for one in run)
             half = batch_half_width(batches if metric in QUANTILES else [_merged(run) for run in batches])
+            if metric in QUANTILES and _is_too_short(known, metric):
+                half = math.inf
         combined[metric] = [value, half]
     combined["tasks"] = [float(sum(sample.tasks for sample in samples)), 0.0]
     combined["tasks_per_cpu_s"] = [combined["tasks"][0] / max(sum(sample.cpu_s for sample in samples), 1e-6), 0.0]
     return combined
+
+
+def _is_too_short(samples: list[Sample], metric: str) -> bool:
+    """True if too few independent responses lie beyond a quantile to tell it."""
+    runs = [sample.responses for sample in samples if sample.responses]
+    return bool(runs) and math.isinf(quantile_interval(runs, QUANTILES[metric]).half)
 
 
 def controlled(runs: Sequence[Sequence[float]], controls: Sequence[Sequence[tuple[float, ...]]]) -> list[list[float]]:

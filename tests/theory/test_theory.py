@@ -335,12 +335,11 @@ def test_made_cases_can_all_be_played_and_the_mean_of_known_queues_is_exact() ->
     assert len({case["id"] for case in found}) == len(found) == made.CASES
     for case in found:
         assert setup_of(case["params"]).rates
-    value, half = measured({"N": 3, "rho": 0.8, "sender": "none"}, replications=2)["mean_response"]
+    value, half = measured({"N": 3, "rho": 0.8, "sender": "none"}, 500, replications=2)["mean_response"]
     assert value == pytest.approx(5.0)
     assert half == pytest.approx(0.0, abs=1e-9)
-    value, half = measured({"N": 2, "rho": 0.7, "sender": "none", "service": "h2", "service_params": [4]})[
-        "mean_response"
-    ]
+    one = {"N": 2, "rho": 0.7, "sender": "none", "service": "h2", "service_params": [4]}
+    value, half = measured(one, 500)["mean_response"]
     assert value == pytest.approx(1 + 0.7 / 0.3 * 5 / 2)
 
 
@@ -357,5 +356,6 @@ def test_quantiles_come_from_longer_batches_than_means() -> None:
     setup = setup_of({"N": 2, "c": 1, "rho": 0.5, "sender": "none"})
     sample = replicate(setup, 1, tasks=4000, clock=time.process_time, service="exp")
     assert (len(sample.batches["mean_response"]), len(sample.batches["p99"])) == (20, 10)
-    value, half = combine([sample])["p99"]
+    assert combine([sample])["p99"][1] == math.inf, "too few independent responses lie beyond it"
+    value, half = combine([replicate(setup, seed, tasks=4000, clock=time.process_time) for seed in range(4)])["p99"]
     assert 0 < half < value

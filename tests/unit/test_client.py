@@ -205,6 +205,7 @@ def test_where_the_socket_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setattr(client_module, "SYSTEM_SOCKET", str(tmp_path / "system.sock"))
     monkeypatch.delenv("PEERLOAD_SOCKET", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
     own = tmp_path / "peerload" / "agent.sock"
     assert default_socket_path() == user_socket_path() == str(own)
     (tmp_path / "system.sock").touch()
@@ -212,6 +213,12 @@ def test_where_the_socket_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     own.parent.mkdir()
     own.touch()
     assert default_socket_path() == str(own)
+    settings = tmp_path / "peerload" / "config.toml"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for text, found in (('socket = "/named"', "/named"), ("socket = 7", str(own)), ("socket = [", str(own))):
+        settings.write_text(text, encoding="utf-8")
+        assert default_socket_path() == found
+    settings.write_text('socket = "/named"', encoding="utf-8")
     monkeypatch.setenv("PEERLOAD_SOCKET", "/elsewhere")
     assert default_socket_path() == "/elsewhere"
 

@@ -8,6 +8,7 @@ import functools
 import os
 import socket
 import sqlite3
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -183,13 +184,20 @@ def bad_device(home: Path) -> None:
     (home / "bad").symlink_to("/dev/zero")
 
 
+def bad_node(home: Path) -> None:
+    try:
+        os.mknod(home / "bad", stat.S_IFCHR | 0o600, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("only root makes devices")
+
+
 def bad_size(home: Path) -> None:
     with (home / "bad").open("wb") as file:
         file.truncate(tree.BYTES_MAX + 1)
 
 
 @pytest.mark.parametrize(
-    "make", [bad_fifo, bad_socket, bad_link, bad_link_up, bad_name, bad_bytes, bad_device, bad_size]
+    "make", [bad_fifo, bad_socket, bad_link, bad_link_up, bad_name, bad_bytes, bad_device, bad_node, bad_size]
 )
 def test_what_cannot_travel_is_refused_by_name_and_left_where_it_is_no_output(
     home: Path, store: BlockStore, make: Any

@@ -162,7 +162,10 @@ def test_too_old_a_python_is_refused_in_one_line(tmp_path: Path) -> None:
             "peerload.client.connection",
             {"asyncio", "cryptography", "dataclasses", "importlib.metadata", "msgspec", "rich", "ssl", "tomllib"},
         ),
-        ("peerload.agent.daemon", {"aiomqtt", "h11", "http.client", "paho.mqtt", "prometheus_client"}),
+        (
+            "peerload.agent.daemon",
+            {"aiomqtt", "difflib", "h11", "http.client", "paho.mqtt", "prometheus_client", "psutil"},
+        ),
     ],
 )
 def test_programs_start_without_modules_that_few_need(module: str, heavy: set[str]) -> None:

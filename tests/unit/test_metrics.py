@@ -30,8 +30,11 @@ def test_the_page_describes_each() -> None:
 
 def test_every_counter_is_one_of_these() -> None:
     literal = []
-    for path in Path(peerload.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    sources = {path: path.read_text(encoding="utf-8") for path in Path(peerload.__file__).parent.rglob("*.py")}
+    for path, source in sources.items():
+        if not any(word in source for word in ("counters[", ".count(")):
+            continue
+        for node in ast.walk(ast.parse(source)):
             match node:
                 case ast.Subscript(
                     ast.Attribute(attr="counters" | "_counters"), ast.Constant() | ast.JoinedStr() as name

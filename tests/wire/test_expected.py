@@ -13,7 +13,7 @@ from msgspec import Meta
 from peerload.model.errors import BadMessage
 from peerload.model.resources import NodeName
 from peerload.wire.control import decode_request
-from peerload.wire.expected import _FORMS, in_words
+from peerload.wire.expected import _FORMS, validation_error_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +51,7 @@ class Sample(msgspec.Struct, forbid_unknown_fields=True):
 def test_each_kind_of_mistake_is_said_in_words(given: Any, said: str) -> None:
     with pytest.raises(msgspec.ValidationError) as failed:
         msgspec.convert(given, Sample)
-    assert in_words(failed.value) == said
+    assert validation_error_text(failed.value) == said
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_every_form_has_its_words() -> None:
 
 
 def test_other_words_stay_as_they_are() -> None:
-    assert in_words(ValueError("the sky is falling")) == "the sky is falling"
+    assert validation_error_text(ValueError("the sky is falling")) == "the sky is falling"

@@ -5,6 +5,7 @@ The tables are closed: whoever adds a message has to say here what it is.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any, get_args
 
@@ -19,6 +20,7 @@ from peerload.wire import peer
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.core.given import Given
 from tests.core.test_roles import executor, home, seen
+from tests.each import each
 from tests.support import security_events
 from tests.wire.test_peer_codec import SAMPLES
 
@@ -75,7 +77,7 @@ def test_the_tables_have_every_message() -> None:
     }
 
 
-@pytest.mark.parametrize("message", SAMPLES, ids=tag)
+@each("message", SAMPLES)
 def test_over_mqtt_advice_is_believed_and_nothing_else(message: Message) -> None:
     """Sealed by a member, on its own topics, to this node: as well as it can be done."""
     key = bytes(KEY_BYTES)
@@ -144,8 +146,7 @@ def held(x: Given) -> Any:
     return tasks, {key: {**guest, "repeat_s": ""} for key, guest in guests.items()}, floors, *rest
 
 
-@pytest.mark.parametrize("where", ["away", "unknown", "running", "reserved"])
-@pytest.mark.parametrize("about", ["y", "h", "x", "nobody"])
+@each("where, about", itertools.product(["away", "unknown", "running", "reserved"], ["y", "h", "x", "nobody"]))
 def test_by_datagram_nothing_is_started_ended_or_moved(about: str, where: str) -> None:
     for message in heard_by_datagram(about):
         x = given(where)

@@ -87,6 +87,7 @@ from peerload.model.messages import (
 from peerload.model.resources import LoadReport, Placement, Profile, Region, ResourceRequest
 from peerload.model.task import Exit, TaskSpec, Usage
 from peerload.wire import peer
+from tests.each import each
 
 UID = bytes(range(16))
 ATTEMPT: dict[str, typing.Any] = {"task": "ws1/42.7", "uid": UID, "attempt": 3}
@@ -173,7 +174,7 @@ SAMPLES: list[Message] = [
     InputWindow(24, 65_535),
     InputEnd(5, gone=True),
     Staging(**ATTEMPT, done_bytes=1, size_bytes=1 << 60),
-    BlocksRequest((b"d" * 32,)),
+    BlocksRequest((b"d" * 32,), verify=True, task=bytes(16), manifest=b"m" * 32),
     Blocks((memoryview(b"x" * (1 << 20)), memoryview(b""))),
     BlocksEnd("it is gone"),
 ]
@@ -191,7 +192,7 @@ def test_there_is_a_sample_of_every_message() -> None:
     assert {type(sample) for sample in SAMPLES} == set(typing.get_args(Message))
 
 
-@pytest.mark.parametrize("message", SAMPLES, ids=tag)
+@each("message", SAMPLES)
 def test_round_trip(message: Message) -> None:
     envelope = wrap(message)
     assert peer.decode(peer.encode(envelope)) == envelope
@@ -200,7 +201,7 @@ def test_round_trip(message: Message) -> None:
     assert peer.decode(frame[4:]) == envelope
 
 
-@pytest.mark.parametrize("message", SAMPLES, ids=tag)
+@each("message", SAMPLES)
 def test_another_codec_reads_and_writes_the_same(message: Message) -> None:
     envelope = wrap(message)
     seen = msgpack.unpackb(peer.encode(envelope))
@@ -210,7 +211,7 @@ def test_another_codec_reads_and_writes_the_same(message: Message) -> None:
 
 
 @pytest.mark.rule("P6")
-@pytest.mark.parametrize("message", SAMPLES, ids=tag)
+@each("message", SAMPLES)
 def test_unknown_fields_are_skipped(message: Message) -> None:
     envelope = wrap(message)
     seen = msgpack.unpackb(peer.encode(envelope))
@@ -218,7 +219,7 @@ def test_unknown_fields_are_skipped(message: Message) -> None:
     assert peer.decode(msgpack.packb(seen)) == envelope
 
 
-@pytest.mark.parametrize("message", SAMPLES, ids=tag)
+@each("message", SAMPLES)
 def test_every_truncation_is_an_error(message: Message) -> None:
     raw = peer.encode(wrap(message))
     for size in sorted({*range(min(len(raw), 300)), len(raw) // 2, len(raw) - 1}):
@@ -233,7 +234,7 @@ def altered(message: Message, **changes: object) -> bytes:
 
 
 @pytest.mark.rule("P1")
-@pytest.mark.parametrize(
+@each(
     "raw",
     [
         b"",
@@ -271,7 +272,6 @@ def altered(message: Message, **changes: object) -> bytes:
         altered(Revoke(**ATTEMPT), signal=0),
         altered(Revoke(**ATTEMPT), reason=b"\xff"),
     ],
-    ids=lambda raw: repr(raw[:24]),
 )
 def test_what_is_no_message_is_an_error(raw: bytes) -> None:
     with pytest.raises(BadMessage):

@@ -19,11 +19,10 @@ from peerload.agent.accounts import output_patterns, output_targets
 from peerload.agent.output.spool import STREAMS, remove
 from peerload.agent.runtime import BackgroundTasks
 from peerload.agent.store.maintenance import JobDone, JobPostponed, due_jobs, jobs_of, next_job_due_at
-from peerload.agent.store.schema import order_of, task_name
 from peerload.launcher.system.write_as_user import FileChanged
 from peerload.model.actions import PutEvent
 from peerload.model.errors import PeerloadError, StoreError
-from peerload.model.task import CompletionJob, TaskState, execution_key
+from peerload.model.task import CompletionJob, TaskState, execution_key, order_of, task_name
 
 if TYPE_CHECKING:
     from peerload.agent.accounts import Segment, UserServices

@@ -6,23 +6,24 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import sys
 from typing import TYPE_CHECKING
 
 from peerload import notification
 from peerload.agent.launcher.task_environment import variables_of
-from peerload.agent.runtime import child_environment
+from peerload.agent.runtime import child_environment, run_command
 from peerload.agent.store.maintenance import pending_notifications
-from peerload.agent.store.schema import SINGLE, order_of, task_name
 from peerload.model import metrics
 from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError
-from peerload.model.events import LauncherReady, TaskEnded, TaskLost
+from peerload.model.events import TaskEnded, TaskLost
 from peerload.model.metrics import labelled
-from peerload.model.task import SCRATCH, Exit, TaskSpec, TaskState, how_it_ended
+from peerload.model.task import SCRATCH, SINGLE, Exit, TaskSpec, TaskState, how_it_ended, order_of, task_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
+
     from peerload.agent.accounts import UserServices
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.output.spool import Spool
@@ -47,7 +48,7 @@ PAUSE_S = 2.0
 """Pause before the second try; it doubles."""
 TIME_S_MAX = 60.0
 """Time limit of a try; then it is killed."""
-SAID_BYTES_MAX = 400
+SAID_BYTES_MAX, PRINTED_BYTES_MAX = 400, 64 << 10
 DELIVER = (sys.executable, "-E", "-P", "-m", "peerload.notification")
 PREFIX = "notify-"
 NOTICE_S_MAX = 300.0
@@ -173,25 +174,12 @@ class NodeHooks:
 
     async def _try(self, target: str, variables: dict[str, str]) -> tuple[int, str]:
         words = DELIVER if notification.kind_of(target) else ("/bin/sh", "-c", target)
-        null = asyncio.subprocess.DEVNULL
-        process = await asyncio.create_subprocess_exec(
-            *words, stdin=null, stderr=null, env=variables, cwd="/", start_new_session=True,
-            stdout=asyncio.subprocess.PIPE if words is DELIVER else null,
-        )  # fmt: skip
-        said = b""
+        printed_max = PRINTED_BYTES_MAX if words is DELIVER else 0
         try:
-            async with asyncio.timeout(TIME_S_MAX):
-                if process.stdout is not None:
-                    said = await process.stdout.read(SAID_BYTES_MAX)
-                await process.wait()
+            code, said = await run_command(words, TIME_S_MAX, variables, directory="/", output_bytes_max=printed_max)
         except TimeoutError:
             return notification.LATER, f"killed after {TIME_S_MAX:g} s"
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-        return process.returncode or 0, said.decode("utf-8", "backslashreplace").strip().partition(": ")[2]
+        return code, said[:SAID_BYTES_MAX].decode("utf-8", "backslashreplace").strip().partition(": ")[2]
 
 
 # -- of users ----------------------------------------------------------------------------------------------------------
@@ -210,6 +198,8 @@ class NotifyHooks:
     agent finds it again. It is started at least once; a command that has ended is not started again.
     """
 
+    PREFIX = PREFIX
+
     def __init__(
         self, info: AgentInfo, store: StoreReader, launcher: LauncherLink, spool: Spool, users: UserServices
     ) -> None:
@@ -224,29 +214,22 @@ class NotifyHooks:
 
     # -- the launcher --------------------------------------------------------------------------------------------------
 
-    def heard(self, event: Event) -> bool:
-        """Take an event about one of these commands. False if it is about something else."""
-        key = getattr(event, "key", "")
-        if not isinstance(key, str) or not key.startswith(PREFIX):
-            return False
+    def heard(self, event: Event) -> None:
+        """Take an event about one of these commands."""
         if isinstance(event, TaskEnded):
-            self._end(key, event.exit)
+            self._end(event.key, event.exit)
         elif isinstance(event, TaskLost):
-            self._lose(key, event.reason)
-        return True
+            self._lose(event.key, event.reason)
 
-    def listed(self, ready: LauncherReady) -> LauncherReady:
-        """The list of a launcher without these commands; their states are noted."""
-        mine = {key for key, *_ in ready.running if key.startswith(PREFIX)}
-        ended = {key: exit_ for key, exit_ in ready.ended if key.startswith(PREFIX)}
-        self._running = mine
+    def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit]) -> None:
+        """Note the states of these commands."""
+        self._running = set(running)
         self._ended = {key: exit_ for key, exit_ in ended.items() if key not in self._waiting}
         for key in list(self._waiting):
             if key in ended:
                 self._end(key, ended[key])
-            elif key not in mine:
+            elif key not in running:
                 self._lose(key, "the launcher went away")
-        return ready.without(mine | ended.keys())
 
     def forget_strangers(self) -> None:
         """Forget the commands without a job: they were done, and an earlier agent was killed before it forgot them."""

@@ -21,6 +21,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from peerload.agent.runtime import coalesced_s
 from peerload.agent.store.maintenance import (
     PRUNED_MAX,
     EndedTask,
@@ -33,8 +34,9 @@ from peerload.agent.store.maintenance import (
     RemoveTasks,
     keys_of,
 )
-from peerload.agent.store.schema import KEPT_S, task_name
+from peerload.agent.store.schema import KEPT_S
 from peerload.model.errors import StoreError
+from peerload.model.task import task_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -234,7 +236,7 @@ class Retention:
                 log.warning("retention failed: error=%s", error)
             else:
                 work = self.enforce
-            await asyncio.sleep(self._info.config.retention_every_s)
+            await asyncio.sleep(coalesced_s(self._info.config.retention_every_s))
 
     async def enforce(self) -> None:
         """Remove what has been kept for long enough, or is too much; nothing while the disk has no room for saying so."""

@@ -439,7 +439,7 @@ class LocalSocket:
         listener = listen(config) if handed_over is None else handed_over
         self._place = place(config.socket)
         if config.mode == "system" and config.admin_group != config.group:
-            why = let_in(config.socket, config.admin_group)
+            why = allow_group(config.socket, config.admin_group)
             if why:
                 log.warning(
                     "cannot admit the administrators' group to the control socket: group=%s path=%s error=%s",
@@ -599,7 +599,7 @@ def _give_to_group(path: str, group: str) -> None:
         raise ConfigError("socket", f"{path} cannot be trusted", why="somebody has put something else there")
 
 
-def let_in(path: str, group: str) -> str:
+def allow_group(path: str, group: str) -> str:
     """Let one more group connect, by an ACL entry → the error, "" if there is none. Only the owner and root can do it."""
     number = group_number(group)
     if number is None:

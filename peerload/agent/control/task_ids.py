@@ -6,8 +6,9 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from peerload.agent.store.schema import BEFORE_FIRST, MEMBER_MAX, TaskSelection, apart, order_of, spans_text, task_name
+from peerload.agent.store.schema import BEFORE_FIRST, MEMBER_MAX, TaskSelection, apart, spans_text
 from peerload.model.errors import BadRequest, NoSuchTask
+from peerload.model.task import order_of, task_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -357,8 +357,12 @@ class AttemptFiles:
         return self.caches.of(self.owner_of(user))
 
     async def serve(self, node: str, request: BlocksRequest) -> AsyncIterator[Blocks | BlocksEnd]:
-        """The blocks that a member asks for: where users are apart, of the user of a task between both nodes alone."""
+        """The blocks that a member asks for: where users are apart, of the user of a task between both nodes, or those of a
+        manifest by its id, which the home of a task tells the nodes that it offers the task to."""
         cache = self.caches.of("") if not self._is_system else self._cache_for(node, request.task)
+        if cache is None and request.manifest:
+            look = functools.partial(self.caches.with_blocks, request.manifest, request.digests)
+            cache = await self.caches.in_slow_thread(look)
         if cache is None:
             yield BlocksEnd("they belong to no task between both nodes")
             return
@@ -439,8 +443,7 @@ class AttemptFiles:
         try:
             if action.spec.files is not None:
                 note = AttemptNote(action.task, action.spec.files, self.user_of(action))
-                sources = (action.home,) if self._is_system else (*action.sources, action.home)
-                await self._stage(action.key, note, sources, action.attempt)
+                await self._stage(action.key, note, (*action.sources, action.home), action.attempt)
         except NoRoom as error:
             code, why = "cache", str(error)
         except StagingFailed as error:

@@ -29,12 +29,13 @@ from peerload.launcher.protocol import FileCheck
 from peerload.model.actions import SpawnTask
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import PeerloadError, StagingFailed
-from peerload.model.events import FilesStaged, LauncherReady, TaskEnded, TaskLost
+from peerload.model.events import FilesStaged, TaskEnded, TaskLost
 from peerload.model.messages import Staging
 from peerload.model.task import SCRATCH, Exit, TaskSpec, how_it_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Set as AbstractSet
 
     from peerload.agent.accounts import TaskUser
     from peerload.agent.files.attempts import AttemptFiles
@@ -105,6 +106,8 @@ class _Build:
 
 class Environments:
     """The environments of one agent, by the key of their plan."""
+
+    PREFIX = PREFIX
 
     def __init__(
         self,
@@ -228,7 +231,8 @@ class Environments:
         if why.startswith(BUSY):
             raise PeerloadError("the account of the task's user is not known now", why=why.removeprefix(BUSY))
         if why.startswith(POLICY):
-            raise BuildFailed("no environment is built for a user without an account", why=why.removeprefix(POLICY))
+            why = f"{why.removeprefix(POLICY)}; the setting users of that node maps users to accounts"
+            raise BuildFailed("no environment is built for a user without an account", why=why)
 
     async def _plan(self, lock: EnvironmentLock) -> Plan | str:
         """The plan of this node for a lock, or the reason why it has none; looked at once for all that ask within PLAN_S."""
@@ -321,11 +325,9 @@ class Environments:
         finally:
             del self._ends[key]
 
-    def heard(self, event: Event) -> bool:
-        """Take an event about a builder. False if it is about something else."""
+    def heard(self, event: Event) -> None:
+        """Take an event about a builder."""
         key = getattr(event, "key", "")
-        if not isinstance(key, str) or not key.startswith(PREFIX):
-            return False
         end = self._ends.get(key)
         if isinstance(event, TaskEnded | TaskLost) and end is None:
             self._launcher.forget(key)
@@ -334,12 +336,9 @@ class Environments:
             end.set_result(event.exit)
         elif isinstance(event, TaskLost) and end is not None and not end.done():
             end.set_exception(PeerloadError("the builder was lost", why=event.reason))
-        return True
 
-    def listed(self, ready: LauncherReady) -> LauncherReady:
-        """The list of a launcher without builders. Those of an earlier agent are ended."""
-        running = {key for key, *_ in ready.running if key.startswith(PREFIX)}
-        ended = {key: exit_ for key, exit_ in ready.ended if key.startswith(PREFIX)}
+    def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit]) -> None:
+        """End the builders of an earlier agent."""
         for key in self._ends.keys() - running:
             self.heard(TaskEnded(key, ended[key]) if key in ended else TaskLost(key, "the launcher went away"))
         gone = (running | ended.keys()) - self._ends.keys()
@@ -353,7 +352,6 @@ class Environments:
             self._launcher.signal(key, SIGKILL)
             self._launcher.forget(key)
             self._spool.drop(key)
-        return ready.without(running | ended.keys())
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 

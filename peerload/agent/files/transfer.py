@@ -22,11 +22,12 @@ import threading
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from peerload.agent.runtime import Workers
-from peerload.files.manifest import decode_root
+from peerload.files.manifest import BLOCK_BYTES, decode_root
 from peerload.files.store import BlockStore, Damaged, NoRoom
 from peerload.model import metrics
 from peerload.model.errors import LinkUnavailable, PeerloadError, StagingFailed
 from peerload.model.messages import BLOCKS_MAX, WHY_LENGTH_MAX, Blocks, BlocksEnd, BlocksRequest
+from peerload.wire.peer import DATA_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -41,8 +42,9 @@ log = logging.getLogger("peerload.files")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PIECE_BYTES = 1 << 20
-"""Blocks are sent together up to this."""
+PIECE_BYTES = DATA_BYTES_MAX - BLOCK_BYTES - (64 << 10)
+"""Blocks are sent together until they have this size: with the last of them and its headers a frame is never too large. Small
+pieces cost more: each is a pack, a transaction and two changes of threads at both ends."""
 PIECES_MAX = 2
 """Pieces that are read for other nodes at a time."""
 THREADS = 2
@@ -64,7 +66,8 @@ class Fetch:
     files, 0 = not known yet; is_counted: some attempt has taken it for its own; begun: the manifest is here, and the
     blocks of its files come; cancelled if there are none."""
 
-    def __init__(self) -> None:
+    def __init__(self, manifest: bytes) -> None:
+        self.manifest = manifest
         self.is_counted = False
         self.done_bytes = self.size_bytes = 0
         self.sources: list[str] = []
@@ -168,7 +171,7 @@ class FileTransfer:
         ones. Its work raises StagingFailed for what cannot be had at all, PeerloadError or OSError for what may be had later."""
         known = self._fetches.get(manifest)
         if known is None:
-            known = self._fetches[manifest] = Fetch()
+            known = self._fetches[manifest] = Fetch(manifest)
             known.work = asyncio.get_running_loop().create_task(
                 self._fetch(known, manifest, self._outputs if is_output else self._inputs)
             )
@@ -246,7 +249,8 @@ class FileTransfer:
 
     async def _fetch_blocks(self, fetch: Fetch, digests: Sequence[bytes], node: str) -> None:
         task = fetch.tasks[-1] if fetch.tasks else b""
-        request = BlocksRequest(tuple(digests), verify=node in fetch.distrusted, task=task)
+        verify = node in fetch.distrusted
+        request = BlocksRequest(tuple(digests), verify=verify, task=task, manifest=fetch.manifest)
         pieces = self._links.fetch_blocks(node, request)
         at = 0
         try:
@@ -323,7 +327,7 @@ class FileCache:
         for cache in (*(cache for cache in others if cache is not self), self):
             cache.store.collect(self._caches.pinned, size_bytes)
 
-    async def keep(self, blocks: Sequence[bytes]) -> None:
+    async def keep(self, blocks: Sequence[bytes | memoryview]) -> None:
         """Keep blocks. Raises StagingFailed, OSError."""
         size = sum(map(len, blocks))
         if self.store.needs_room(size):
@@ -378,14 +382,21 @@ class FileCaches:
             self._open_user(name)
         return self._caches[name]
 
+    def with_blocks(self, manifest: bytes, digests: Sequence[bytes]) -> FileCache | None:
+        """The cache of a user who has a whole manifest, if it names all these blocks. For a thread."""
+        for cache in self.all():
+            if cache.store.has(manifest):
+                return cache if cache.store.blocks_of(manifest).issuperset(digests) else None
+        return None
+
     @property
     def size_bytes(self) -> int:
         """The size of all blocks."""
         return sum(cache.store.size_bytes for cache in self.all())
 
-    async def in_slow_thread(self, function: Callable[[], object]) -> None:
+    async def in_slow_thread(self, function: Callable[[], R]) -> R:
         """Call a function that may take minutes, in a thread for such."""
-        await asyncio.get_running_loop().run_in_executor(self.threads[1], function)
+        return await asyncio.get_running_loop().run_in_executor(self.threads[1], function)
 
     def all(self) -> Sequence[FileCache]:
         """All of them."""

@@ -24,10 +24,10 @@ from peerload.agent.control.task_ids import REF
 from peerload.agent.forwarding.tunnels import ResponseQueue
 from peerload.agent.runtime import now
 from peerload.agent.views.task import find_remote
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.model.errors import BadMessage, BadRequest, LinkUnavailable, NoSuchTask, PeerloadError
 from peerload.wire import control
-from peerload.wire.expected import in_words
+from peerload.wire.expected import validation_error_text
 from peerload.wire.frame import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class RequestRouter:
                 if kind == "error":
                     missing.append({"node": node, "state": self._state(node), "why": body["why"] or body["what"]})
                     continue
-                lists = lists_in(body)
+                lists = {key: body[key] for key in _LISTS if body.get(key)}
                 if lists:
                     await connection.stream(request.id, lists)
                 if kind == "ok":
@@ -385,7 +385,6 @@ class _NoServer:
         self.counters: Counter[str] = Counter()
 
     def broke(self, why: str) -> None:
-        """Stop the agent after a bug."""
         self._run.fail(why)
 
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
@@ -496,7 +495,7 @@ class MergedListing:
         try:
             form = msgspec.convert(body, _Listing)
         except (msgspec.ValidationError, RecursionError) as error:
-            why = f"its list of tasks is malformed: {in_words(error)[:200]}"
+            why = f"its list of tasks is malformed: {validation_error_text(error)[:200]}"
             raise BadMessage(f"{self._node} sent an invalid response", why=why) from None
         self._count += len(form.tasks)
         if self._count > self._limit:
@@ -505,11 +504,6 @@ class MergedListing:
                 why=f"it lists more than the {self._limit} tasks that were requested",
             )
         return {key: body[key] for key in form.__struct_fields__ if key in body}
-
-
-def lists_in(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The lists of a validated frame."""
-    return {key: body[key] for key in _LISTS if body.get(key)}
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import msgspec
 from peerload.agent.control.authorization import NOBODY
 from peerload.agent.control.connection import Connection, check_size, request_number
 from peerload.agent.peers.connection import FORWARD_STALLED_S
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.model import metrics, rules
 from peerload.model.errors import BadMessage, BadRequest, LinkUnavailable, NotAllowed, PeerloadError, SlowDown
 from peerload.model.messages import FORWARD_BYTES_MAX, FORWARDED_PART_BYTES_MAX, Forward, Forwarded, ForwardStop
@@ -101,7 +101,6 @@ class ResponseQueue:
         return self._bytes_left >= 0
 
     def fail(self, error: PeerloadError) -> None:
-        """End the response with an error."""
         if not self.is_over:
             self._error = error
             self.is_over = True
@@ -183,7 +182,6 @@ class ForwardedRequests:
             self._tunnels.pop((client, node)).close()
 
     async def close(self) -> None:
-        """Close all tunnels."""
         work = [tunnel.close() for tunnel in self._tunnels.values()]
         await asyncio.gather(*work, return_exceptions=True)
 
@@ -218,7 +216,6 @@ class Tunnel:
 
     @property
     def is_over(self) -> bool:
-        """True if the tunnel is closed, or has failed."""
         return self._error is not None or self.work.done()
 
     @property
@@ -239,7 +236,6 @@ class Tunnel:
             raise self._error
 
     async def ask(self, request: control.Request) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """As `ForwardedRequests.ask`."""
         self._next += 1
         number = self._next
         self._has_task = self._has_task or isinstance(request, ATTACHING) or getattr(request, "attended", False)
@@ -385,7 +381,6 @@ class Tunnel:
 
 
 def _name_of(uid: int) -> str:
-    """The account name of a uid, "" if unknown."""
     try:
         return pwd.getpwuid(uid).pw_name[:64]
     except (KeyError, OverflowError):
@@ -459,7 +454,6 @@ class ForwardedClient(Connection):
         self._held = 0
 
     def ask(self, raw: bytes) -> None:
-        """Take one request."""
         self._size = len(raw)
         if not self.closed:
             self.request(raw)
@@ -472,7 +466,6 @@ class ForwardedClient(Connection):
             work.cancel()
 
     def close_with(self, error: PeerloadError) -> None:
-        """Send an error, and close the tunnel."""
         self.fail(0, error)
         self.closed = True
         self._link.close(error.what)
@@ -502,12 +495,10 @@ class ForwardedClient(Connection):
         return self._link.unsent_bytes
 
     def hold_requests(self) -> None:
-        """Stop reading the tunnel."""
         self._held += 1
         self._link.pause_reading("a client is held back")
 
     def release_requests(self) -> None:
-        """Read the tunnel again."""
         self._held -= 1
         if not self._held:
             self._link.resume_reading("a client is held back")

@@ -21,6 +21,7 @@ import msgspec
 
 from peerload.agent.launcher.process import GONE_S, is_alive, is_still_there, wait_gone
 from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
+from peerload.agent.runtime import coalesced_s
 from peerload.launcher.protocol import (
     FRAME_BYTES_MAX,
     HEADER_BYTES,
@@ -39,6 +40,7 @@ from peerload.launcher.protocol import (
     PingRequest,
     PongEvent,
     ResizeRequest,
+    RetireRequest,
     SignalRequest,
     SpawnRequest,
     StartedEvent,
@@ -148,6 +150,7 @@ class Heartbeat:
 
     def _schedule(self, seconds: float, call: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
+        seconds = coalesced_s(seconds)
         self._due_s = loop.time() + seconds
         self._timer = loop.call_later(seconds, call)
 
@@ -412,13 +415,10 @@ class LauncherLink:
         """True if the launcher answers a ping within so many seconds."""
         return bool(self._pid) and await self._heartbeat.answers(within_s)
 
-    def report_to(self, put: Callable[[Event | StdinFed], None]) -> None:
-        """Set who gets TaskStarted, TaskEnded, LauncherLost, LauncherReady and StdinFed, before `start`."""
+    async def start(self, put: Callable[[Event | StdinFed], None]) -> LauncherReady:
+        """Find the launcher or start one. put: gets TaskStarted, TaskEnded, LauncherLost, LauncherReady and StdinFed.
+        → running tasks, exit records, and which tasks are frozen. Raises LauncherError."""
         self._put = put
-
-    async def start(self) -> LauncherReady:
-        """Find the launcher or start one. → running tasks, exit records, and which tasks are frozen. Raises
-        LauncherError."""
         if not self._service_of:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         frames, listing = await self._connect_again()
@@ -478,6 +478,11 @@ class LauncherLink:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(self._process.wait)
+
+    def retire(self) -> None:
+        """Have the launcher of one user end after its last task."""
+        if not self._service_of:
+            self._request(RetireRequest())
 
     def resume(self) -> None:
         """Send requests again; LauncherReady was handled. Requests before that are dropped, since they were decided
@@ -716,8 +721,8 @@ class LauncherLink:
                 self._put(TaskStarted(key, started_at))
             case ExpiredEvent(key, reason, never_started, shortage):
                 self._put(TaskLost(key, reason, never_started=never_started, shortage=shortage))
-            case EndedEvent(key, record):
-                self._put(TaskEnded(key, exit_of(record)))
+            case EndedEvent(key, record, with_start):
+                self._put(TaskEnded(key, exit_of(record), with_start))
             case UserReply(number, why):
                 answer = self._replies.get(number)
                 if answer is not None and not answer.done():

@@ -25,11 +25,14 @@ from peerload.agent.runtime import next_tick
 from peerload.agent.sensors.processes import MPS, ProcessOwners
 from peerload.config.loader import MPS_CONTROL
 from peerload.model.actions import SpawnTask
-from peerload.model.events import LauncherReady, MpsReported, TaskEnded, TaskLost
+from peerload.model.events import MpsReported, TaskEnded, TaskLost
 from peerload.model.resources import DeviceMode, GpuShare
 from peerload.model.task import TaskSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
+
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.runtime import Inbox
     from peerload.agent.store.write_ahead import EventLog
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from peerload.core.resources.devices import DeviceGrant, DeviceState
     from peerload.model.config import AgentConfig
     from peerload.model.events import Event
+    from peerload.model.task import Exit
 
 log = logging.getLogger("peerload.gpus")
 
@@ -83,6 +87,8 @@ class _Daemon:
 
 class MpsDaemons:
     """The daemons of one agent, one for each GPU at most."""
+
+    PREFIX = MPS
 
     def __init__(
         self,
@@ -280,29 +286,24 @@ class MpsDaemons:
         state = self._node.ledger.devices.states.get(daemon.device)
         return f"GPU {state.device.index}" if state is not None else daemon.device
 
-    def heard(self, event: Event) -> bool:
-        """Take an event about a keeper. False if it is about something else."""
-        key = getattr(event, "key", "")
-        if not isinstance(key, str) or not key.startswith(MPS):
-            return False
+    def heard(self, event: Event) -> None:
+        """Take an event about a keeper."""
         if isinstance(event, TaskEnded | TaskLost):
+            key = event.key
             daemon = next((one for one in self._by_device.values() if one.key == key), None)
             if daemon is not None:
                 self._read(daemon)  # it has told why
             if daemon is not None and self._by_device.get(daemon.device) is daemon:
                 self._failed(daemon, "its keeper has ended", is_fault=daemon.ready.done())
             self._forget(key)
-        return True
 
     def _forget(self, key: str) -> None:
         self._launcher.forget(key)
         for path in (self._file(key), self._file(key).with_suffix(".err")):
             path.unlink(missing_ok=True)
 
-    def listed(self, ready: LauncherReady) -> LauncherReady:
-        """The list of a launcher without keepers. Those of an earlier agent are gone on with."""
-        running = {key for key, *_ in ready.running if key.startswith(MPS)}
-        ended = {key for key, _ in ready.ended if key.startswith(MPS)}
+    def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit]) -> None:
+        """Go on with the keepers of an earlier agent."""
         for daemon in list(self._by_device.values()):
             if daemon.key not in running:
                 self.heard(TaskLost(daemon.key, "the launcher went away"))
@@ -315,7 +316,6 @@ class MpsDaemons:
                 self._stop(daemon)
         for key in ended:
             self._forget(key)
-        return ready.without(running | ended)
 
     def close(self) -> None:
         """End the daemons that no task uses."""

@@ -55,6 +55,7 @@ class Keeper:
         self._places = places
         self._servers: dict[int, int] = {}
         self._busy: set[int] = set()
+        self._gone_clients: dict[int, bool] = {}
 
     def _say(self, line: str = "", *flags: str) -> str:
         """Run the program, with a line for the daemon → its answer. Raises DaemonFailed."""
@@ -99,6 +100,7 @@ class Keeper:
                     continue
             of_server = _numbers(self._say(f"get_client_list {pid}"))
             clients += of_server
+            self._end_gone(pid, of_server)
             has_failed = bool(of_server) and self._say(f"get_server_status {pid}").upper().endswith("FAULT")
             if has_failed and pid in self._busy:
                 self._faults += 1
@@ -107,6 +109,18 @@ class Keeper:
             else:
                 self._busy.add(pid)
         self.state["clients"] = clients
+        self._gone_clients = {pid: was_gone for pid, was_gone in self._gone_clients.items() if pid in clients}
+
+    def _end_gone(self, server: int, clients: list[int]) -> None:
+        """Have the server end clients whose process has ended: a kernel that never ends, of a task that was killed, would keep the
+        multiprocessors from the others. Each was alive at an earlier look, and gone at two."""
+        for pid in clients:
+            is_gone = _is_gone(pid)
+            if is_gone and self._gone_clients.get(pid):
+                with contextlib.suppress(DaemonFailed):
+                    self._say(f"terminate_client {server} {pid}")
+            if pid in self._gone_clients or not is_gone:
+                self._gone_clients[pid] = is_gone
 
     def _gone(self, pid: int) -> None:
         """A server has ended."""
@@ -149,6 +163,16 @@ class Keeper:
 
 def _numbers(text: str) -> list[int]:
     return [int(word) for word in text.split() if word.isdecimal()]
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+            in "ZX"
+        )
+    except OSError:
+        return True
 
 
 def _unblock() -> None:

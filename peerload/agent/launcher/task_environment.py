@@ -33,7 +33,7 @@ ADVICE = frozenset(
 SHARE_MIN = 0.01
 
 
-class Given(msgspec.Struct, frozen=True):
+class HeldDevices(msgspec.Struct, frozen=True):
     """The devices of one attempt. devices: in the order granted, GPUs and others. is_exclusive: its GPUs are not
     shared. promised_bytes: memory on each GPU, 0 = unknown. is_mps: it runs under MPS."""
 
@@ -57,7 +57,7 @@ class Given(msgspec.Struct, frozen=True):
         return DeviceMode.EXCLUSIVE if self.is_exclusive else DeviceMode.TIME
 
 
-def given(key: str, names: Iterable[str], ledger: DeviceLedger) -> Given:
+def held_devices(key: str, names: Iterable[str], ledger: DeviceLedger) -> HeldDevices:
     """The devices that the attempt of this key holds, among these ids."""
     states = [ledger.states[name] for name in names if name in ledger.states]
     grants = [state.grants[key] for state in states if state.device.kind == GPU and key in state.grants]
@@ -66,11 +66,11 @@ def given(key: str, names: Iterable[str], ledger: DeviceLedger) -> Given:
     if is_exclusive and not all(promised):
         promised = [state.grantable_bytes for state in states if state.device.kind == GPU]
     is_mps = any(grant.mode is DeviceMode.MPS for grant in grants)
-    return Given(tuple(state.device for state in states), is_exclusive, min(promised, default=0), is_mps)
+    return HeldDevices(tuple(state.device for state in states), is_exclusive, min(promised, default=0), is_mps)
 
 
 def variables(
-    request: ResourceRequest, held: Given, config: Sequence[DeviceConfig], own: Mapping[bytes, bytes]
+    request: ResourceRequest, held: HeldDevices, config: Sequence[DeviceConfig], own: Mapping[bytes, bytes]
 ) -> dict[str, str]:
     """The variables to add. own: those that the task brings. config: the `[[device]]` tables of this node."""
     found = {
@@ -84,7 +84,7 @@ def variables(
     return {name: value for name, value in found.items() if name not in ADVICE or name.encode() not in own}
 
 
-def _of_gpus(held: Given) -> dict[str, str]:
+def _of_gpus(held: HeldDevices) -> dict[str, str]:
     gpus = held.gpus
     found = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -101,7 +101,7 @@ def _of_gpus(held: Given) -> dict[str, str]:
     return found
 
 
-def _of_sharing(held: Given) -> dict[str, str]:
+def _of_sharing(held: HeldDevices) -> dict[str, str]:
     """Variables that keep frameworks from taking nearly the whole card at once."""
     found = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     smallest = min((gpu.mem_bytes for gpu in held.gpus if gpu.mem_bytes), default=0)
@@ -111,7 +111,7 @@ def _of_sharing(held: Given) -> dict[str, str]:
     return found
 
 
-def _of_mps(request: ResourceRequest, held: Given) -> dict[str, str]:
+def _of_mps(request: ResourceRequest, held: HeldDevices) -> dict[str, str]:
     """Bounds that MPS enforces. The directories of the daemon are added when it runs."""
     found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(request.gpu_pct)} if request.gpu_pct else {}
     if held.promised_bytes:
@@ -124,7 +124,7 @@ def _cuda_name(gpu: Device) -> str:
     return gpu.name if gpu.id.startswith(KNOWN_BY_NAME + ":") else str(gpu.index)
 
 
-def _of_others(held: Given, config: Sequence[DeviceConfig]) -> dict[str, str]:
+def _of_others(held: HeldDevices, config: Sequence[DeviceConfig]) -> dict[str, str]:
     """`PEERLOAD_FPGA=f0,f1` for each kind, and the variables of the config."""
     by_kind: dict[str, list[str]] = {}
     for device in held.devices:

@@ -116,7 +116,6 @@ class OutputBackpressure:
             self.let_go(key)
 
     def let_go(self, key: str) -> None:
-        """Hold the attempt back no longer."""
         held = self._held.get(key)
         if held is not None:
             held.is_free = True
@@ -187,7 +186,8 @@ class TaskOutputs:
         self._followers: dict[str, set[Follower]] = {}
         self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
         self._ends: dict[str, tuple[int, int]] = {}
-        self._served: collections.Counter[str] = collections.Counter()
+        self.served: collections.Counter[str] = collections.Counter()
+        """Attempts here whose outputs their homes read now: how often."""
         self._cuts: set[asyncio.Task[None]] = set()
 
     def adopt(self, running: Running) -> None:
@@ -244,7 +244,6 @@ class TaskOutputs:
             follower.end(stdout_bytes, stderr_bytes)
 
     def attempts_ended(self, ended: Sequence[tuple[str, Exit]]) -> None:
-        """End the outputs of attempts that ran here and have ended."""
         for key, exit_ in ended:
             self.ended(key, exit_.stdout_bytes, exit_.stderr_bytes)
 
@@ -252,7 +251,7 @@ class TaskOutputs:
         """End the outputs of attempts of other homes that are gone without an end of their own (they died or were
         given back)."""
         guests = self._node.executor.guests
-        for key in [key for key in self._served if key not in guests and key not in self._ends]:
+        for key in [key for key in self.served if key not in guests and key not in self._ends]:
             self.ended(key, *self._spool.sizes(key))
 
     # -- to its home ---------------------------------------------------------------------------------------------------
@@ -268,7 +267,7 @@ class TaskOutputs:
         if guest.exit is not None:
             self._ends.setdefault(key, (guest.exit.stdout_bytes, guest.exit.stderr_bytes))
         end = None if request.follow else self._spool.sizes(key)
-        self._served[key] += 1
+        self.served[key] += 1
         try:
             followed = (
                 self.follow_paced(key, request.stdout_from, request.stderr_from, runs_here=True)
@@ -282,9 +281,9 @@ class TaskOutputs:
         except OSError as error:
             log.warning("cannot serve output: task=%s error=%s", request.task, error)
         finally:
-            self._served[key] -= 1
-            if not self._served[key]:
-                del self._served[key]
+            self.served[key] -= 1
+            if not self.served[key]:
+                del self.served[key]
 
     # -- from elsewhere ------------------------------------------------------------------------------------------------
 
@@ -388,7 +387,6 @@ class TaskOutputs:
         return key in self._followers or key in self._mirrors
 
     async def close(self) -> None:
-        """Stop all copies."""
         work = [*self._mirrors.values(), *self._cuts]
         for one in work:
             one.cancel()

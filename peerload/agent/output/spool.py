@@ -27,6 +27,7 @@ import msgspec
 
 from peerload.launcher.process import Capture, HolePuncher, OwnCredentials
 from peerload.model.task import without_missing
+from peerload.security.private_files import sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -78,11 +79,9 @@ class Spool:
         self.inotify: Inotify | None = None
 
     def path(self, key: str, stream: int) -> Path:
-        """The file of one stream of an attempt."""
         return self.directory / f"{key}{_SUFFIX[stream]}"
 
     def paths(self, key: str) -> tuple[Path, Path]:
-        """stdout and stderr of an attempt."""
         return self.path(key, 1), self.path(key, 2)
 
     def names(self, key: str) -> tuple[str, str]:
@@ -132,7 +131,7 @@ class Spool:
             finally:
                 os.close(fd)
             part.rename(path)
-        self._sync_directory()
+        sync(self.directory)
 
     def write_at(self, key: str, stream: int, offset: int, data: bytes) -> None:
         """Write a piece at its place; the space between two pieces stays a hole. Raises OSError."""
@@ -149,7 +148,7 @@ class Spool:
                 _sync(path)
             except FileNotFoundError:
                 continue
-        self._sync_directory()
+        sync(self.directory)
 
     def bytes_max(self, *, followed: bool) -> int:
         """Bound on what is kept of one stream of a running task, in bytes. followed: its output is wanted in full."""
@@ -236,7 +235,7 @@ class Spool:
         short, with its real size and a reason. Raises OSError if descriptors or memory are short."""
         settled = tuple((key, self._settled(key, exit_)) for key, exit_ in ended)
         if any(exit_.stdout_bytes or exit_.stderr_bytes for _, exit_ in settled):
-            self._sync_directory()
+            sync(self.directory)
         return settled
 
     def _settled(self, key: str, exit_: Exit) -> Exit:
@@ -255,15 +254,7 @@ class Spool:
             settled = without_missing(settled, of_both, f"its {_NAMES[stream]} cannot be read{why}")
         return settled
 
-    def _sync_directory(self) -> None:
-        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
     def drop(self, key: str) -> None:
-        """Forget the output of an attempt."""
         for path in (*self.paths(key), self.input_path(key), self.saved_path(key)):
             remove(path)
 
@@ -331,12 +322,10 @@ class Follower:
         self._unwatch = spool.watch(key, self._changed.set)
 
     def end(self, stdout_bytes: int, stderr_bytes: int) -> None:
-        """Set the final sizes."""
         self._end = {1: stdout_bytes, 2: stderr_bytes}
         self._changed.set()
 
     def close(self) -> None:
-        """Let go of the files."""
         self._unwatch()
         for fd in self._files.values():
             os.close(fd)
@@ -351,6 +340,7 @@ class Follower:
                 while (piece := self._next(stream, end)) is not None:
                     read_any = True
                     yield stream, *piece
+                    await asyncio.sleep(0)  # a task that writes faster than this reads would keep the loop for itself
             if end is not None and not read_any:
                 return
             if not read_any:
@@ -542,7 +532,6 @@ class Inotify:
             self._listeners.setdefault(name, []).append(call)
 
     def remove(self, names: Iterable[str], call: Callable[[], None]) -> None:
-        """Call no more."""
         for name in names:
             calls = self._listeners.get(name, [])
             if call in calls:
@@ -554,7 +543,6 @@ class Inotify:
             self._watch = -1
 
     def close(self) -> None:
-        """Stop."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 

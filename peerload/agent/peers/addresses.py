@@ -36,7 +36,7 @@ GONE_FOR = 2
 _log = logging.getLogger("peerload.peer")
 
 
-def followed(config: AgentConfig, origins: Mapping[str, str]) -> AgentConfig:
+def with_current_addresses(config: AgentConfig, origins: Mapping[str, str]) -> AgentConfig:
     """The settings; if the address that joining chose is gone, with another address of this machine."""
     address = _moved(config, origins, config.peer)
     if not address:

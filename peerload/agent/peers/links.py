@@ -26,6 +26,7 @@ from peerload.agent.peers.connection import (
     os_error_text,
 )
 from peerload.agent.peers.streams import Reachability, Streams
+from peerload.agent.runtime import coalesced_s
 from peerload.model import metrics
 from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import (
@@ -136,13 +137,10 @@ class PeerLinks:
 
     # -- for the agent -----------------------------------------------------------------------------------------------
 
-    def report_to(self, owner: LinkOwner) -> None:
-        """Set the receiver of what comes over the links, before anything dials or listens."""
+    async def start(self, owner: LinkOwner, host: str, port: int, advertise: str = "") -> str:
+        """Listen → the `HOST:PORT`. owner: receives what comes over the links; nothing is dialled before it is known.
+        ``advertise``: the address that is published instead, if it is not empty. Raises ConfigError if the address cannot be used."""
         self._owner = owner
-
-    async def start(self, host: str, port: int, advertise: str = "") -> str:
-        """Listen → the `HOST:PORT`. ``advertise``: the address that is published instead, if it is not empty. Raises
-        ConfigError if the address cannot be used."""
         host, port = parse_address("listen", join_address(host, port), loopback_only=self._tls.cluster.is_local)
         address = await self._listener.start(host, port)
         self._local.listens_at(advertise or address)
@@ -169,10 +167,11 @@ class PeerLinks:
         """Agents that were refused because another has their name: name → address."""
         return self._table.clashes
 
-    def learn(self, identity: Identity) -> None:
-        """Keep where a node can be dialled; a later start of its agent replaces an earlier one."""
-        if identity.node != self._name and (peer := self._table.entry(identity.node)) is not None:
-            peer.learn(identity)
+    def learn(self, identity: Identity) -> bool:
+        """Keep where a node can be dialled; a later start of its agent replaces an earlier one. Returns whether that is news."""
+        if identity.node == self._name or (peer := self._table.entry(identity.node)) is None:
+            return False
+        return peer.identity != identity and peer.learn(identity)
 
     def forget(self, node: str) -> None:
         """Close the links to this node, and forget its address."""
@@ -470,7 +469,7 @@ class PeerLinks:
     # -- idle links ----------------------------------------------------------------------------------------------------
 
     def _plan_idle_check(self) -> None:
-        self._idle_timer = asyncio.get_running_loop().call_later(IDLE_CHECK_S, self._check_idle)
+        self._idle_timer = asyncio.get_running_loop().call_later(coalesced_s(IDLE_CHECK_S), self._check_idle)
 
     def _check_idle(self) -> None:
         """Close idle links, so that hundreds of members that compare their membership do not stay linked to all others."""

@@ -11,7 +11,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -21,7 +21,7 @@ from peerload.agent.sensors.cpu_benchmark import stored_speed
 from peerload.agent.sensors.host import machine_facts
 from peerload.agent.sensors.power import own_curve
 from peerload.config.loader import gpu_config
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.environments.builders import kinds
 from peerload.model import events
 from peerload.model.errors import ConfigError
@@ -146,8 +146,15 @@ def profile_of(info: AgentInfo, devices: tuple[Device, ...], *, is_issuer: bool)
         wake=cards() if config.energy.sleep_after else (),
         power=own_curve(config, round(cpus)),
         builders=kinds(),
-        mps="" if gpu_config(config.gpu).mps == "off" else "any" if config.mode == "user" else "home",
+        mps=_mps_for(config),
     )
+
+
+def _mps_for(config: AgentConfig) -> Literal["", "home", "any"]:
+    """Tasks that this node runs under MPS. Guests have an account each, and MPS serves one user at a time."""
+    if gpu_config(config.gpu).mps == "off":
+        return ""
+    return "home" if config.mode == "system" and config.users == "guest" else "any"
 
 
 NEWCOMER_S = 60.0

@@ -11,29 +11,34 @@ is lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
+import math
 import os
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.model import events, metrics, rules
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
 from peerload.model.gossip import DATAGRAM_BYTES_MAX, MembershipUpdate
 from peerload.model.messages import Identity
+from peerload.model.resources import Profile
 from peerload.security.address import ANY, PORT_MAX, join_address, parse_address, plain_host, resolve, resolve_one
+from peerload.security.private_files import write_private
 from peerload.wire import peer as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.links import LinkOwner, PeerLinks
     from peerload.agent.peers.local_node import LocalNode
     from peerload.agent.runtime import AgentInfo, Inbox
     from peerload.agent.store.write_ahead import SecurityEvents
@@ -123,12 +128,17 @@ class Members:
         return tuple(self._file.peers.values())
 
     @property
+    def kept(self) -> AddressFile:
+        """What is known from the last start."""
+        return self._file
+
+    @property
     def listens_at(self) -> str:
         """The `HOST:PORT` where this node listens; the published address may be another."""
         return self._file.listen
 
-    async def listen(self) -> str:
-        """Open both ports → the `HOST:PORT` that peers can dial. Where any port will do, that of the last start is tried
+    async def listen(self, owner: LinkOwner) -> str:
+        """Open both ports → the `HOST:PORT` that peers can dial. owner: receives what comes over the links. Where any port will do, that of the last start is tried
         first, because peers may dial it. Raises ConfigError."""
         listen = self._info.config.listen
         host, port = parse_address("listen", listen, loopback_only=self._local.cluster.is_local)
@@ -140,7 +150,7 @@ class Members:
         tries = [port] if port else [*([last] if last else []), *[0] * PORT_TRIES_MAX]
         for number, wanted in enumerate(tries, start=1):
             try:
-                address = await self._listen_at(ip, wanted)
+                address = await self._listen_at(owner, ip, wanted)
             except ConfigError:
                 if number == len(tries):
                     raise
@@ -151,10 +161,10 @@ class Members:
                 return address
         raise AssertionError("there is always a last try")
 
-    async def _listen_at(self, ip: str, wanted: int) -> str:
+    async def _listen_at(self, owner: LinkOwner, ip: str, wanted: int) -> str:
         port = self._socket.start(ip, wanted)
         try:
-            return await self._links.start(ip, port, self._info.config.advertise)
+            return await self._links.start(owner, ip, port, self._info.config.advertise)
         except ConfigError:
             self._socket.close()
             raise
@@ -214,7 +224,8 @@ class Members:
         met = {peer.identity.node: peer for peer in membership}
         present = [peer.identity for peer in met.values() if peer.state is not PeerState.LEFT]
         unmet = [identity for node, identity in membership.gossip.anti_entropy.known.items() if node not in met]
-        self._file.set_peers([identity for identity in (*unmet, *present) if identity.address])
+        asleep = tuple(peer.profile for peer in met.values() if peer.state is PeerState.ASLEEP and peer.knows_profile)
+        self._file.set_peers([one for one in (*unmet, *present) if one.address], membership.waking.took_s, asleep)
 
     # -- facts for people ----------------------------------------------------------------------------------------------
 
@@ -254,6 +265,7 @@ _gossip_log = logging.getLogger("peerload.gossip")
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 
 
@@ -283,7 +295,7 @@ class GossipSocket(Generic[Sent, Received]):
         self._loopback_only = loopback_only
         self._socket: socket.socket | None = None
         self._is_both = False
-        self._names: BoundedDict[str, tuple[str | None, float]] = BoundedDict(NAMES_MAX)
+        self._names: BoundedDict[str, tuple[IPAddress | None, float]] = BoundedDict(NAMES_MAX)
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._has_logged = False
 
@@ -394,14 +406,8 @@ class GossipSocket(Generic[Sent, Received]):
         if not host or not port_text.isascii() or not port_text.isdigit():
             return None
         port = int(port_text)
-        try:
-            found = ipaddress.ip_address(host)
-        except ValueError:
-            known = self._resolved(host)
-            if known is None:
-                return None
-            found = ipaddress.ip_address(known)
-        if self._loopback_only and not found.is_loopback:
+        found = self._resolved(host)
+        if found is None or (self._loopback_only and not found.is_loopback):
             return None
         assert self._socket is not None
         is_ours = (found.version == 6) == (self._socket.family == socket.AF_INET6)  # noqa: PLR2004 -- IPv6
@@ -409,10 +415,13 @@ class GossipSocket(Generic[Sent, Received]):
             return f"::ffff:{found}", port
         return (str(found), port) if is_ours else None
 
-    def _resolved(self, host: str) -> str | None:
-        """The cached address of a host name; it is looked up in the background."""
+    def _resolved(self, host: str) -> IPAddress | None:
+        """The cached address of a host name, which is looked up in the background, or of a numeric address."""
         loop = asyncio.get_running_loop()
         known, until_s = self._names.get(host, (None, 0.0))
+        if known is None and not until_s:
+            with contextlib.suppress(ValueError):
+                known, until_s = self._names[host] = ipaddress.ip_address(host), math.inf
         if loop.time() >= until_s and host not in self._lookups and len(self._lookups) < LOOKUPS_MAX:
             lookup = loop.create_task(self._resolve(host), name=f"resolve {host}")
             self._lookups[host] = lookup
@@ -422,10 +431,10 @@ class GossipSocket(Generic[Sent, Received]):
     async def _resolve(self, host: str) -> None:
         loop = asyncio.get_running_loop()
         family = socket.AF_UNSPEC if self._socket is None or self._is_both else self._socket.family
-        found: str | None = None
+        found: IPAddress | None = None
         try:
             answers = await resolve(host, None, socket.SOCK_DGRAM, family)
-            found = str(answers[0][4][0])
+            found = ipaddress.ip_address(answers[0][4][0])
         except (OSError, ValueError):  # ValueError: not a host name
             self._counters[metrics.GOSSIP_NAMES_UNRESOLVED] += 1
             found = self._names.get(host, (None, 0.0))[0]  # the last known address is better than none
@@ -479,22 +488,29 @@ _log = logging.getLogger("peerload.peer")
 
 FILE_BYTES_MAX = 1 << 20
 PEERS_KEPT_MAX = 1000
-PRIVATE = 0o600
+ASLEEP_KEPT_MAX = 64
+"""Sleeping members whose profile is kept."""
+NO_TIMES: Mapping[str, float] = MappingProxyType({})
 
 
 class _Content(msgspec.Struct, frozen=True):
     listen: str = ""
     peers: tuple[Identity, ...] = ()
+    wake_s: dict[str, Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]] = {}
+    asleep: tuple[Profile, ...] = ()
 
 
 class AddressFile:
-    """``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those with an address."""
+    """``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those with an address; ``wake_s``: how
+    long those took to wake that were woken; ``asleep``: profiles of those that slept, which nobody else may know."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         content = _read_addresses(path)
         self.listen = content.listen
         self.peers = {identity.node: identity for identity in content.peers}
+        self.wake_s = content.wake_s
+        self.asleep = content.asleep
 
     def port_of(self, host: str) -> int:
         """The port of the last start at this host; 0 if there was none."""
@@ -508,26 +524,23 @@ class AddressFile:
             self.listen = address
             self._write()
 
-    def set_peers(self, identities: Sequence[Identity]) -> None:
-        """Keep these peers, at most the last PEERS_KEPT_MAX."""
+    def set_peers(
+        self, identities: Sequence[Identity], wake_s: Mapping[str, float] = NO_TIMES, asleep: tuple[Profile, ...] = ()
+    ) -> None:
+        """Keep these peers, at most the last PEERS_KEPT_MAX, how long they took to wake, and those asleep."""
         peers = {identity.node: identity for identity in identities[-PEERS_KEPT_MAX:]}
-        if peers != self.peers:
-            self.peers = peers
+        times = {node: took_s for node, took_s in wake_s.items() if node in peers}
+        sleepers = tuple(profile for profile in asleep if profile.node in peers)[:ASLEEP_KEPT_MAX]
+        if (peers, times, sleepers) != (self.peers, self.wake_s, self.asleep):
+            self.peers, self.wake_s, self.asleep = peers, times, sleepers
             self._write()
 
     def _write(self) -> None:
-        part = self._path.with_suffix(".part")
         try:
-            with open(part, "wb", opener=_private) as file:
-                file.write(msgspec.msgpack.encode(_Content(self.listen, tuple(self.peers.values()))))
-            part.chmod(PRIVATE)  # it may be a leftover
-            part.replace(self._path)
+            content = _Content(self.listen, tuple(self.peers.values()), self.wake_s, self.asleep)
+            write_private(self._path, msgspec.msgpack.encode(content), is_durable=False)
         except OSError as error:
             _log.warning("cannot write the address file: path=%s error=%s", self._path, error.strerror)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, PRIVATE)
 
 
 def _read_addresses(path: Path) -> _Content:

@@ -20,6 +20,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from peerload.agent.peers.connection import FORWARD_STALLED_S, STREAM_STALLED_S
+from peerload.agent.runtime import coalesced_s
 from peerload.model import metrics
 from peerload.model.errors import LinkUnavailable
 from peerload.model.messages import (
@@ -54,7 +55,7 @@ FORWARDING_MAX = 384
 """Streams of other nodes for forwarded clients. They have places of their own, so that they never block outputs."""
 UNASKED_MAX = 256
 """Streams without a request yet. Over it the oldest of the node that has most of them is closed."""
-PIECES_WAITING_MAX = 4
+PIECES_WAITING_MAX = 2
 """Pieces that may wait for the consumer. Reading stops there, and goes on when half of them are taken."""
 _CONSUMER_BEHIND = "pieces wait for the consumer"
 
@@ -350,7 +351,7 @@ class Reachability:
 
     def start(self) -> None:
         """Start the periodic checks."""
-        self._timer = asyncio.get_running_loop().call_later(CHECK_EVERY_S, self._check_all)
+        self._timer = asyncio.get_running_loop().call_later(coalesced_s(CHECK_EVERY_S), self._check_all)
 
     def stop(self) -> None:
         """Stop the checks."""

@@ -20,10 +20,13 @@ from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.requests.task_queries import running_here
 from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
-from peerload.model.events import AttendRequested, ClientGone, DetachRequested, LauncherReady, TaskEnded, TaskLost
+from peerload.model.events import AttendRequested, ClientGone, DetachRequested, TaskEnded, TaskLost
 from peerload.model.task import Exit, TaskSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
+
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.launcher.client import LauncherLink
@@ -118,7 +121,6 @@ class AttachRequests:
         connection.ok(request.id, {})
 
     def attend(self, connection: Connection, request: control.Attend) -> None:
-        """Attach the client of a task again."""
         name = self._task_ids.whole_id(request.task)
         client = self.client_number(connection)
         number = self._core.expect(connection, request.id)
@@ -133,7 +135,6 @@ class AttachRequests:
         return self._client_numbers[connection]
 
     def watch_connection(self, connection: Connection) -> None:
-        """Notice the disconnect of this client."""
         if connection not in self._watched:
             self._watched.add(connection)
             connection.on_disconnect.append(lambda: self._client_gone(connection))
@@ -197,16 +198,15 @@ class Command(NamedTuple):
 class InsideCommands:
     """The running commands of one agent, by the keys that the launcher knows them by."""
 
+    PREFIX = PREFIX
+
     def __init__(self, launcher: LauncherLink, spool: Spool) -> None:
         self._launcher = launcher
         self._spool = spool
         self._commands: dict[str, Command] = {}
 
-    def heard(self, event: Event) -> bool:
-        """Take an event of the launcher → False if it is not about one of these commands."""
+    def heard(self, event: Event) -> None:
         key = getattr(event, "key", "")
-        if not isinstance(key, str) or not key.startswith(PREFIX):
-            return False
         command = self._commands.get(key)
         if isinstance(event, TaskEnded | TaskLost) and command is None:
             self._drop(key)
@@ -214,22 +214,17 @@ class InsideCommands:
             command.end.set_result(event.exit)
         elif isinstance(event, TaskLost) and command is not None and not command.end.done():
             command.end.set_exception(PeerloadError("the command was lost", why=event.reason))
-        return True
 
-    def listed(self, ready: LauncherReady) -> LauncherReady:
-        """The list of a launcher without these commands. Commands of an earlier agent are killed, since their clients have
-        gone; clients get the exits of commands that ended meanwhile."""
-        running = {key for key, *_ in ready.running if key.startswith(PREFIX)}
-        ended = {key: exit_ for key, exit_ in ready.ended if key.startswith(PREFIX)}
+    def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit]) -> None:
+        """Kill the commands of an earlier agent, since their clients have gone; clients get the exits of commands that ended
+        meanwhile."""
         for key in self._commands.keys() - running:
             known = ended.get(key)
             lost = TaskLost(key, "the launcher knows nothing of it any more")
             self.heard(lost if known is None else TaskEnded(key, known))
-        mine = running | ended.keys()
-        for key in mine - self._commands.keys():
+        for key in (running | ended.keys()) - self._commands.keys():
             self._launcher.signal(key, SIGKILL)
             self._drop(key)
-        return ready.without(mine)
 
     def check_room(self) -> None:
         """Raises SlowDown if there are too many commands."""
@@ -237,7 +232,6 @@ class InsideCommands:
             raise SlowDown("too many commands inside of tasks here", why=f"{COMMANDS_MAX} are under way")
 
     def add(self, key: str, command: Command) -> None:
-        """Register a command."""
         self._commands[key] = command
 
     def start(self, action: SpawnTask, inside: str, owner: int) -> None:
@@ -270,7 +264,6 @@ class InsideCommands:
         connection.ok(request.id, {})
 
     def signal(self, connection: Connection, request: control.SendSignal) -> None:
-        """Send a signal to the processes of a command."""
         self.get(connection, request.command)
         self._launcher.signal(request.command, request.signal)
         connection.ok(request.id, {})

@@ -48,7 +48,6 @@ class CoreRequests:
         return self._next
 
     def put(self, event: Event) -> None:
-        """Put an event into the inbox of the core."""
         self._inbox.put(event)
 
     def expect_future(
@@ -69,7 +68,6 @@ class CoreRequests:
         return self._futures.pop(number, None) is not None
 
     def answered_in_part(self, part: AnswerPart) -> None:
-        """Pass a part of an answer on to its client."""
         connection, number = self._waiting.get(part.request, (None, 0))
         if connection is not None:
             connection.more(number, part.reply)
@@ -77,7 +75,6 @@ class CoreRequests:
             parts(part.reply)
 
     def answered(self, answer: Answer) -> None:
-        """Pass an answer on to its client."""
         refused = self._if_refused.pop(answer.request, None)
         if refused is not None and (answer.error is not None or answer.reply.get("repeated")):
             refused()
@@ -114,7 +111,6 @@ class Decisions:
             self._kept[decision.task] = decision, at
 
     def of_task(self, task: str) -> dict[str, object] | None:
-        """The newest decision about a task, as `show` shows it."""
         decision, at = self._kept.get(task, (None, 0.0))
         if decision is None:
             return None
@@ -153,7 +149,6 @@ class TaskWatch:
         self.delayed: dict[str, str] = {}
 
     def add_change(self, record: TaskRecord, *, running: bool) -> None:
-        """A task has a new record, or runs."""
         self.records[record.task] = record
         if running:
             self.running.add(record.task)
@@ -162,7 +157,6 @@ class TaskWatch:
         self.event.set()
 
     def add_delay(self, task: str, why: str) -> None:
-        """A task has ended, and its result cannot be had for now."""
         self.delayed[task] = why
         self.event.set()
 
@@ -175,7 +169,6 @@ class TaskWatches:
 
     @contextlib.contextmanager
     def watch(self, *tasks: str) -> Iterator[TaskWatch]:
-        """A watch of these tasks, until the end of the block."""
         watch = TaskWatch()
         self.add(watch, set(tasks))
         try:
@@ -194,7 +187,6 @@ class TaskWatches:
             self._watches.setdefault(task, set()).add(watch)
 
     def changed(self, record: TaskRecord, *, running: bool) -> None:
-        """A task has a new record, or runs."""
         for watch in list(self._watches.get(record.task, ())):
             watch.add_change(record, running=running)
 
@@ -207,7 +199,6 @@ class TaskWatches:
         return bool(self._watches)
 
     def is_watched(self, task: str) -> bool:
-        """True if a client watches this task right now."""
         return task in self._watches
 
 

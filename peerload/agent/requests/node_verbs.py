@@ -1,5 +1,4 @@
-"""The verbs about this node and its cluster: info, settings, policy, stats, checkup; drain, undrain, leave, forget, stop and
-restart; invite, revoke and rotate."""
+"""The verbs that change this node and its cluster: drain, undrain, leave, forget, stop and restart; invite, revoke and rotate."""
 
 from __future__ import annotations
 
@@ -96,7 +95,6 @@ class NodeCommands:
         return [f"{counted(number, 'task')} {words}" for number, words in counts if number]
 
     def forget(self, connection: Connection, request: control.Forget) -> None:
-        """Forget a node that will not come back."""
         self._core.put(ForgetRequested(self._core.expect(connection, request.id), request.node))
 
     def stop(self, connection: Connection, request: control.Stop) -> None:
@@ -123,7 +121,6 @@ class ClusterCommands:
     _events: EventLog
 
     def invite(self, connection: Connection, request: control.Invite) -> None:
-        """Make a token for a newcomer."""
         self._enrollment.check_issuer("invite", "let nobody in")
         listens_at = self._members.listens_at
         port = int(listens_at.rpartition(":")[2])
@@ -137,7 +134,6 @@ class ClusterCommands:
         connection.ok(request.id, answer | {"ends_at": time.time() + request.ttl_s, "uses": request.uses})
 
     def revoke(self, connection: Connection, request: control.RevokeRequest) -> None:
-        """Revoke a node."""
         self._enrollment.check_issuer("revoke", "shut nobody out")
         if request.node == self._info.config.node:
             raise BadRequest("a node cannot shut itself out", hint="peerload leave  takes this node out of its cluster")
@@ -153,7 +149,6 @@ class ClusterCommands:
         connection.ok(request.id, {"node": request.node, "was": was, "told": told, "was_issuer": can_invite})
 
     def rotate(self, connection: Connection, request: control.Rotate) -> None:
-        """Change the key of gossip and MQTT."""
         self._enrollment.check_issuer("cluster rotate", "change no key")
         told = _saved(self._trust.rotate)
         number = self._trust.trust.number

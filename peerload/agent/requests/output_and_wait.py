@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.accounts import output_patterns
 from peerload.agent.output.spool import tail_start
-from peerload.agent.store.schema import order_of
 from peerload.agent.views import task as views
 from peerload.agent.views.task import find_remote, remote_record
 from peerload.model import metrics
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputEnd, OutputRequest
-from peerload.model.task import TaskState, execution_key
+from peerload.model.task import TaskState, execution_key, order_of
 from peerload.wire import control
 
 if TYPE_CHECKING:
@@ -133,7 +132,6 @@ class OutputRequests:
     _node: Node
 
     async def output(self, connection: Connection, request: control.ReadOutput) -> None:
-        """Send the output of one task."""
         store = await self._reads.durable()
         if request.at and (guest := find_remote(self._node, request.task)) is not None:
             await self._source.send_remote(connection, request, guest)
@@ -145,7 +143,7 @@ class OutputRequests:
 
 @dataclass(eq=False, repr=False)
 class OutputStream:
-    """One request. The sent sizes are kept by attempt; a new attempt starts from the beginning."""
+    """The work of one request `output`. The sent sizes are kept by attempt; a new attempt starts from the beginning."""
 
     _source: OutputSource
     _store: Store
@@ -308,7 +306,7 @@ class WaitRequests:
 
 
 class WaitRequest:
-    """One request."""
+    """The work of one request `wait`."""
 
     def __init__(
         self,

@@ -20,14 +20,12 @@ from peerload.core.work import HomePhase, RemotePhase
 from peerload.model.bounded import BoundedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from peerload.agent.control.authorization import Authorization, Principal
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.store import Store
     from peerload.agent.views.agent import AgentView, ClusterView
     from peerload.agent.views.node import NodesView
-    from peerload.core.membership.membership import PeerInfo
+    from peerload.core.membership.peers import PeerInfo
     from peerload.core.node import Node
     from peerload.core.work import HomeTask, RemoteTask
     from peerload.wire import control
@@ -114,7 +112,6 @@ class OverviewCache:
         self._each: BoundedDict[str, OverviewBuilder] = BoundedDict(VIEWERS_KEPT_MAX)
 
     def of(self, caller: Principal) -> OverviewBuilder:
-        """The overview of this caller."""
         if caller.sees_all:
             return self._all
         found = self._each.get(caller.who)
@@ -171,7 +168,7 @@ class OverviewBuilder:
             "agent": {key: agent[key] for key in AGENT_KEYS},
             "nodes": self._views.nodes.objects_of([peers[name] for name in sorted(self._nodes.changed(since))]),
             "nodes_gone": [] if is_complete else self._nodes.gone(since),
-            "tasks": self._task_objects([tasks[name] for name in self._tasks.changed(since)]),
+            "tasks": [self._task_object(tasks[name]) for name in self._tasks.changed(since)],
             "tasks_gone": [] if is_complete else self._tasks.gone(since),
             "guests": [self._guest_object(guests[name]) for name in self._guests.changed(since)],
             "guests_gone": [] if is_complete else self._guests.gone(since),
@@ -239,9 +236,6 @@ class OverviewBuilder:
         if not task.record.node:  # the reason to wait may change although the task does not
             return task.record, task.phase, views.why_waiting(self._node, task, task.record)
         return task.record, task.running_at, task.phase, task.devices
-
-    def _task_objects(self, tasks: Iterable[HomeTask]) -> list[dict[str, object]]:
-        return [self._task_object(task) for task in tasks]
 
     def _task_object(self, task: HomeTask) -> dict[str, object]:
         user = display_user(task.spec, self._user)
@@ -312,7 +306,6 @@ def _command(argv: tuple[bytes, ...]) -> str:
 
 
 def own_user() -> str:
-    """The user that this agent runs as."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -72,7 +72,7 @@ AGE_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 90.0)
 ENDED = {state: labelled(metrics.TASKS_ENDED, outcome=state.value) for state in TaskState if state.is_final}
 
 
-class Gates(NamedTuple):
+class RequestChecks(NamedTuple):
     """The collaborators that a request has to pass, in their order."""
 
     quotas: Quotas
@@ -88,7 +88,7 @@ class Gates(NamedTuple):
 class RequestServer:
     """Serves the clients of one agent: those at its socket, and those of other nodes."""
 
-    _gates: Gates
+    _checks: RequestChecks
     _submissions: Submissions
     _verbs: Verbs
     _security: SecurityEvents
@@ -96,14 +96,13 @@ class RequestServer:
 
     @property
     def counters(self) -> Counter[str]:
-        """The counters of the agent."""
         return self._security.counters
 
     def handle(self, connection: Connection, request: control.Request) -> None:
         """Begin to serve a request, unless its client or its user asks too often."""
         try:
             connection.check_pending()
-            self._gates.quotas.check_rate(connection.caller, request, connection.rest)
+            self._checks.quotas.check_rate(connection.caller, request, connection.rest)
         except Exception as error:  # noqa: BLE001 -- `report_failure` tells errors from bugs
             connection.report_failure(request.id, error)
         else:
@@ -111,7 +110,7 @@ class RequestServer:
 
     async def _serve(self, connection: Connection, request: control.Request) -> None:
         """Check a request, in this order, and answer it. Raises PeerloadError."""
-        quotas, access, router, users, disk, files, directories = self._gates
+        quotas, access, router, users, disk, files, directories = self._checks
         caller = connection.caller
         # 1. Authorization: the right to ask for this, and the ownership of the tasks that are named.
         request = access.authorize(caller, request)
@@ -149,12 +148,10 @@ class RequestServer:
                 await self._submissions.queue(connection, request, submission, directory_here=directory_here)
 
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
-        """Count a violation of a security rule."""
         self._security.counters[name] += 1
         self._security.report(rule, connection.from_node or f"uid {connection.uid}", what)
 
     def broke(self, why: str) -> None:
-        """Stop the agent after a bug."""
         self._run.fail(why)
 
 
@@ -250,7 +247,7 @@ class Verbs:
             case control.Settings():
                 connection.ok(request.id, self.agent.settings())
             case control.Nodes():
-                connection.ok(request.id, {"nodes": self.nodes.objects()})
+                connection.ok(request.id, {"nodes": self.nodes.objects(), "unmet": self.nodes.unmet()})
             case control.Policy():
                 connection.ok(request.id, self.agent.policy())
             case control.Power():
@@ -318,7 +315,6 @@ class SubmissionRequest(NamedTuple):
 
     @property
     def tasks(self) -> int:
-        """Number of tasks."""
         return len(self.indices) or 1
 
     @property
@@ -335,7 +331,6 @@ class FileRequests:
     _environments: Environments
 
     async def files(self, connection: Connection, request: control.Files) -> None:
-        """Keep, look for or remove blocks."""
         caller = connection.caller
         cache = self._files.caches.of(caller.who)
         seen, owner = (self._files.caches.all(), None) if caller.sees_all else ([cache], caller.who)
@@ -635,15 +630,12 @@ class ClientEvents:
     """Others that learn of changes of tasks."""
 
     def answered(self, answer: Answer) -> None:
-        """A request has its answer."""
         self._core.answered(answer)
 
     def answered_in_part(self, part: AnswerPart) -> None:
-        """A part of the answer to a request has come."""
         self._core.answered_in_part(part)
 
     def changed(self, action: TaskChanged) -> None:
-        """A task has a new durable record, or runs."""
         if action.record.input:
             self._stdin.changed(action)
         if action.running or self._saving.live:
@@ -674,7 +666,6 @@ class ClientEvents:
         self._attach.restored()
 
     def decided(self, decision: Decided) -> None:
-        """A decision was made."""
         self._decisions.add(decision, now().wall_s)
         self._figures.decided(decision)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.runtime import now
 from peerload.agent.store.maintenance import RemovalCriteria
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.core.tasks.eligibility import group_dict, own_part
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.events import (
@@ -91,7 +91,6 @@ class TaskCommands:
         self._core.put(RemoteCancelRequested(number, request.guests, request.signal, request.force, by))
 
     async def signal(self, connection: Connection, request: control.SendSignal) -> None:
-        """Send a signal to a running task."""
         await self._reads.durable()
         task = self._task_ids.first(request.task).task
         number = self._core.expect(connection, request.id)
@@ -111,7 +110,6 @@ class TaskCommands:
                 self._core.put(PriorityRequested(number, names, request.priority))
 
     def group(self, connection: Connection, request: control.Group) -> None:
-        """Set, pause, continue or remove a group."""
         number = self._core.expect(connection, request.id)
         self._core.put(GroupRequested(number, request.name, request.slots, request.paused, removed=request.removed))
 

@@ -15,7 +15,7 @@ from peerload.agent.control.task_ids import REF
 from peerload.agent.requests.overview import own_user
 from peerload.agent.runtime import now
 from peerload.agent.store.reader import Criteria, references
-from peerload.agent.store.schema import SINGLE, is_id, member_spec, order_of, task_name
+from peerload.agent.store.schema import member_spec
 from peerload.agent.views import task as views
 from peerload.agent.views.task import find_remote, remote_listed, remote_shown, remote_tasks_seen_by
 from peerload.core.explain import (
@@ -26,11 +26,11 @@ from peerload.core.explain import (
     smallest_change,
     uncollected_reason,
 )
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.core.resources.admission import needs_text
 from peerload.core.work import HomePhase, RemotePhase, as_recorded
 from peerload.model.errors import NoSuchTask, StoreError
-from peerload.model.task import TaskState, execution_key, how_it_ended, member_of
+from peerload.model.task import SINGLE, TaskState, execution_key, how_it_ended, is_id, member_of, order_of, task_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +101,6 @@ def task_row(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict[
 
 
 def why_waiting(node: Node, record: TaskRecord) -> str:
-    """Why a queued task waits, in a few words."""
     return views.why_waiting(node, node.home.by_id.get(record.task), record)
 
 
@@ -190,7 +189,6 @@ class TaskQueries:
         connection.ok(request.id, {"selected": chosen, "count": states.total(), "states": dict(states)})
 
     async def history(self, connection: Connection, request: control.History) -> None:
-        """List ended tasks with their usage."""
         await self._reads.readable(connection)
         store, since = self._access.store(connection.caller), request.since
         left = request.limit

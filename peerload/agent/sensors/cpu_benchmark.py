@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import peerload
 from peerload.model.events import SpeedMeasured
+from peerload.security.private_files import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +81,8 @@ async def measure_speed(path: Path, put: Callable[[SpeedMeasured], None], after_
         log.warning("cannot measure the speed: exit_code=%s", process.returncode)
         return
     try:
-        await asyncio.to_thread(_store, path, speed)
+        text = f"{speed}\n".encode()
+        await asyncio.to_thread(write_private, path, text, is_durable=False)
     except OSError as error:
         log.warning("cannot store the speed: path=%s error=%s", path, error.strerror)
     log.info("speed measured: speed=%.2f (reference machine: 1)", speed)
@@ -114,12 +116,6 @@ def _speed(text: bytes) -> float | None:
         if math.isfinite(speed):
             return round(min(max(speed, SPEED_MIN), SPEED_MAX), 3)
     return None
-
-
-def _store(path: Path, speed: float) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(f"{speed}\n", encoding="ascii")
-    new.replace(path)
 
 
 # -- in the process that measures --------------------------------------------------------------------------------------

@@ -165,7 +165,6 @@ class EnergyStore:
         return [msgspec.convert(dict(zip(_COLUMNS.split(", "), row, strict=True)), Totals) for row in rows]
 
     def close(self) -> None:
-        """Close the database."""
         self._database.close()
 
 
@@ -185,7 +184,7 @@ class EnergySensors:
         self._now = clock
         self._put = put
         self._counted = [0.0, 0.0]
-        self._divided = dict.fromkeys(("tasks", "other", "idle"), 0.0)
+        self._divided: dict[tuple[str, Quality], float] = {}
         """Joules since the agent's start; gap_s likewise."""
         self._divided_gap_s = 0.0
         self._config = config
@@ -228,7 +227,6 @@ class EnergySensors:
 
     @property
     def curve(self) -> PowerCurve:
-        """The power curve of this node."""
         profile = self._node.state.profile
         return profile.power or estimated_curve(round(profile.cpus))
 
@@ -383,9 +381,9 @@ class EnergySensors:
             at_s, self._now().wall_s, seconds, (host, *self._cards.values()), self._node.ledger.running
         )
         self._joules = self._gap_s = 0.0
-        self._divided["tasks"] += totals.tasks_joules
-        self._divided["other"] += totals.other_joules
-        self._divided["idle"] += totals.idle_joules
+        parts = (("tasks", totals.tasks_joules), ("other", totals.other_joules), ("idle", totals.idle_joules))
+        for name, joules in parts:
+            self._divided[name, totals.quality] = self._divided.get((name, totals.quality), 0.0) + joules
         self._divided_gap_s += totals.gap_s
         self._used_sources, self._cards = {}, {}
         kept.at_s, kept.machine_s, kept.own_s = at_s, machine_s, own_s
@@ -479,7 +477,6 @@ class EnergySensors:
         return None if self._active is self._model else self.watts
 
     def power(self) -> dict[str, object]:
-        """The answer to `power`."""
         shown = [*self._sources, self._platform] if self._platform.watts is not None else self._sources
         sources = [
             {
@@ -519,7 +516,10 @@ class EnergySensors:
 
     def counters(self) -> dict[str, float]:
         """Energy since the agent's start."""
-        told = {labelled(metrics.ENERGY, of=name): joules for name, joules in self._divided.items()}
+        told = {
+            labelled(metrics.ENERGY, of=name, quality=quality.value): joules
+            for (name, quality), joules in self._divided.items()
+        }
         return told | {metrics.ENERGY_GAP: self._divided_gap_s}
 
     def gauges(self) -> dict[str, float]:

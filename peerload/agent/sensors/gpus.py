@@ -41,7 +41,7 @@ from peerload.agent.sensors.nvml import (
 )
 from peerload.agent.sensors.processes import ProcessOwners
 from peerload.config.loader import configured_devices
-from peerload.core.resources.placement import is_meant
+from peerload.core.resources.placement import matches_device
 from peerload.model.events import DevicesFound, DevicesSampled
 from peerload.model.resources import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.security.private_files import machine_boot_id
@@ -105,7 +105,6 @@ class DeviceLocks:
         return ""
 
     def close(self) -> None:
-        """Release all locks."""
         for fd in self._held.values():
             os.close(fd)
         self._held = {}
@@ -156,7 +155,6 @@ class GpuThread:
 
     @property
     def is_busy(self) -> bool:
-        """True if the last call has not returned."""
         return self._done is not None and not self._done.done()
 
     async def do(self, call: Callable[[], Any], seconds_max: float) -> Any:  # noqa: ANN401 -- what the call returns
@@ -179,7 +177,6 @@ class GpuThread:
             await asyncio.wait((self._done,))
 
     def stop(self) -> None:
-        """Stop the thread when it comes back."""
         self._work.put(None)
 
     def _run(self) -> None:
@@ -456,7 +453,6 @@ class Gpus:
             self._put(DevicesFound(self.devices))
 
     def _take(self, gpus: tuple[Device, ...], why: str) -> None:
-        """Use the GPUs that were found."""
         self._note_seen(gpus)
         found = self._usable(gpus)
         if not found:
@@ -475,7 +471,6 @@ class Gpus:
         self._look_for_more_at_s = time.monotonic() + FIND_EVERY_S
 
     def _note_seen(self, gpus: tuple[Device, ...]) -> None:
-        """Remember the GPUs that the driver lists."""
         self._seen = gpus
         ever_seen = {gpu.id: gpu.bdf for gpu in gpus} | {
             name: bdf for name, bdf in self._ever_seen.items() if self._is_missing(name, bdf, gpus)
@@ -578,7 +573,6 @@ class Gpus:
         self._put(DevicesSampled(read_s, readings))
 
     def _note_health(self, before: DeviceReading | None, now: DeviceReading) -> None:
-        """Note a change of health."""
         if before is not None and before.health is now.health and (before.why == now.why or now.health.is_usable):
             return
         device = next(device for device in self.devices if device.id == now.id)
@@ -619,7 +613,7 @@ def node_gpus(
 
     def usable(devices: tuple[Device, ...]) -> tuple[Device, ...]:
         """The GPUs without those that the config excludes, and those that another agent of this machine has."""
-        left = tuple(device for device in devices if not any(is_meant(device, name) for name in excluded))
+        left = tuple(device for device in devices if not any(matches_device(device, name) for name in excluded))
         return claims.claim(left) if library is None else left
 
     faults = GpuFaults(machine_boot_id(), Path(config.state) / FAULTS_FILE)

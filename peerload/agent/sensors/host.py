@@ -93,7 +93,6 @@ class HostSensors:
         self._can_read = True
 
     async def run(self) -> None:
-        """Sample for ever."""
         while True:
             await next_tick(SAMPLE_S)
             try:
@@ -108,7 +107,6 @@ class HostSensors:
                 self._can_read = True
 
     def sample(self) -> None:
-        """Take one sample."""
         busy_s, passed_s = self._cores.since_last()
         if passed_s <= 0:
             return

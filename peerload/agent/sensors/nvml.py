@@ -19,16 +19,17 @@ import json
 import logging
 import math
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from peerload.agent.sensors.processes import MPS
 from peerload.model.resources import DEVICES_MAX, GPU, RUNS_SEEN_MAX, Device, DeviceReading, Health, Nearness
+from peerload.security.private_files import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -85,7 +86,6 @@ class Library:
         return ""
 
     def end(self) -> None:
-        """Close the session."""
         try:
             self._module.nvmlShutdown()
         except self._module.NVMLError:
@@ -212,12 +212,9 @@ class GpuFaults:
     def _store(self) -> None:
         if self._file is None:
             return
-        new = self._file.with_suffix(".new")
+        errors = {"boot": self._boot, "driver": self._driver, "ill": self._errors}
         try:
-            new.write_text(
-                json.dumps({"boot": self._boot, "driver": self._driver, "ill": self._errors}), encoding="utf-8"
-            )
-            new.replace(self._file)
+            write_private(self._file, json.dumps(errors).encode(), is_durable=False)
         except OSError as error:  # a full disk: it is known as long as this agent runs
             log.warning("cannot store the errors of GPUs: path=%s error=%s", self._file, error.strerror)
 
@@ -302,9 +299,6 @@ LEVELS = {
     50: Nearness.SYSTEM,
 }
 """The common ancestor of two cards in NVML's terms."""
-CORES_PER_MULTIPROCESSOR = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
-"""Cores of a multiprocessor by compute capability; 128 with all others so far."""
-CORES_PER_MULTIPROCESSOR_ELSE = 128
 
 
 Shape = tuple[str, ...] | None
@@ -367,12 +361,10 @@ class Nvml:
         module: Any,  # noqa: ANN401 -- a module without types
         faults: GpuFaults | None = None,
         now_s: Callable[[], float] = time.monotonic,
-        sys: Path = Path("/sys"),
     ) -> None:
         self._library = Library(module)
         self._faults = faults or GpuFaults()
         self._now_s = now_s
-        self._sys = sys
         self._cards: list[_Card] = []
         self._events: Any = None
         self._is_open = False
@@ -493,10 +485,8 @@ class Nvml:
         return False
 
     def _described(self, index: int, handle: object, whole: object, name: str) -> Device:
-        """The constant facts of a device."""
         ask = self._library.ask
         is_slice = handle is not whole
-        bdf = self._bdf(whole)
         major, minor = ask("nvmlDeviceGetCudaComputeCapability", whole) or (0, 0)
         memory = self._memory(handle)
         utilization = None if is_slice else ask("nvmlDeviceGetUtilizationRates", handle)
@@ -518,32 +508,14 @@ class Nvml:
             text(ask("nvmlDeviceGetName", handle)) or text(ask("nvmlDeviceGetName", whole)) or "GPU",
             mem_bytes=memory[0] if memory is not None else 0,
             is_read=True,
-            vendor="nvidia",
-            bdf=bdf,
-            numa_node=self._numa_node(bdf),
+            bdf=self._bdf(whole),
             capability=major + minor / 10,
-            multiprocessors=self._multiprocessors(handle, (major, minor), is_slice=is_slice),
             capabilities=tuple(what for what, found in checks if found is not None),
         )
-
-    def _multiprocessors(self, handle: object, capability: tuple[int, int], *, is_slice: bool) -> int:
-        """Number of cores; 0 = unknown."""
-        if is_slice:
-            attributes = self._library.ask_newest("nvmlDeviceGetAttributes", ("_v2", ""), handle)
-            return int(getattr(attributes, "multiprocessorCount", 0))
-        cores = self._library.ask("nvmlDeviceGetNumGpuCores", handle) or 0
-        return int(cores) // CORES_PER_MULTIPROCESSOR.get(capability, CORES_PER_MULTIPROCESSOR_ELSE)
 
     def _bdf(self, whole: object) -> str:
         pci = self._library.ask_newest("nvmlDeviceGetPciInfo", ("_v3", ""), whole)
         return _short(text(pci.busId)) if pci is not None else ""
-
-    def _numa_node(self, bdf: str) -> int:
-        """NUMA node; -1 = unknown, or there is only one."""
-        try:
-            return int((self._sys / "bus/pci/devices" / bdf / "numa_node").read_text(encoding="ascii")) if bdf else -1
-        except (OSError, ValueError):
-            return -1
 
     # -- how near ------------------------------------------------------------------------------------------------------
 

@@ -12,20 +12,19 @@ import logging
 import os
 import platform
 import re
-import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.runtime import next_tick
+from peerload.agent.runtime import next_tick, run_command
 from peerload.agent.sensors.processes import read_text_of
 from peerload.energy.accounting import HOLD_S, Counted, Counter, Integral
 from peerload.energy.profile import BadProfile, decoded
 from peerload.launcher.powercap import FORBIDDEN, zones
 from peerload.model.resources import DeviceReading, Quality, estimated_curve
+from peerload.security.private_files import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,8 +44,6 @@ READ_S_MAX = 0.2
 FIND_EVERY = 30
 """Readings from one look for chips to the next."""
 OUTPUT_BYTES_MAX = 4096
-ENDED_LOOKS = 50
-ENDED_LOOK_S = 0.01
 SILENT_S = 10.0
 """A counter that tells nothing for so long is no source any more; what it missed is a gap."""
 WATTS_MAX = 1e6
@@ -74,7 +71,6 @@ class Source:
         self.known_s = float("-inf")
 
     def told(self, at_s: float, joules: float, seconds: float) -> None:
-        """Note that it has told something."""
         self.known_s, self.why = at_s, ""
         if seconds > 0:
             self.watts = joules / seconds
@@ -97,7 +93,6 @@ class _OfReadings(Source):
         self._integral = Integral()
 
     def has_read(self, at_s: float, watts: float) -> None:
-        """Take a reading."""
         self._integral.read(at_s, watts)
         self.known_s, self.watts, self.why = at_s, watts, ""
 
@@ -106,7 +101,6 @@ class _OfReadings(Source):
         self._integral.at_s = at_s
 
     def take(self, at_s: float) -> Counted:
-        """Joules since the last call."""
         return self._integral.take(at_s)
 
 
@@ -118,69 +112,29 @@ class PowerCommand(_OfReadings):
     def __init__(self, command: str) -> None:
         super().__init__("node", "" if command else "not set")
         self._command = command
-        self._left: subprocess.Popen[bytes] | None = None
 
     async def run(self) -> None:
         """Ask for ever."""
         while self._command:
-            if self._left is not None and self._left.poll() is None:
-                self.why = "it was killed and has not ended"
-            else:
-                await self.ask()
+            await self.ask()
             await next_tick(COMMAND_EVERY_S)
 
     async def ask(self) -> None:
-        """Run the command once."""
+        words = ("/bin/sh", "-c", self._command)
         try:
-            output = await self._output()
+            code, output = await run_command(words, COMMAND_S_MAX, output_bytes_max=OUTPUT_BYTES_MAX)
+        except TimeoutError:
+            self.why = f"it has not ended within {COMMAND_S_MAX:g} s"
+            return
         except OSError as error:
             self.why = str(error.strerror or error)
+            return
+        has_told = not code or len(output) > OUTPUT_BYTES_MAX
+        watts = watts_of(output) if has_told else f"it ended with exit code {code}"
+        if isinstance(watts, float):
+            self.has_read(time.clock_gettime(time.CLOCK_BOOTTIME), watts)
         else:
-            watts = watts_of(output) if isinstance(output, bytes) else output
-            if isinstance(watts, float):
-                self.has_read(time.clock_gettime(time.CLOCK_BOOTTIME), watts)
-            else:
-                self.why = watts
-
-    async def _output(self) -> bytes | str:
-        """The output of the command, or the reason why there is none. Raises OSError."""
-        process = self._left = subprocess.Popen(  # noqa: ASYNC220 -- 1 ms, by vfork; the administrator's own command
-            ["/bin/sh", "-c", self._command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        loop, fd, output = asyncio.get_running_loop(), process.stdout.fileno(), bytearray()
-        ended = loop.create_future()
-        os.set_blocking(fd, False)
-
-        def readable() -> None:
-            part = os.read(fd, OUTPUT_BYTES_MAX)
-            output.extend(part)
-            if (not part or len(output) > OUTPUT_BYTES_MAX) and not ended.done():
-                ended.set_result(None)
-
-        loop.add_reader(fd, readable)
-        try:
-            async with asyncio.timeout(COMMAND_S_MAX):
-                await ended
-                while len(output) <= OUTPUT_BYTES_MAX and process.poll() is None:  # noqa: ASYNC110 -- nothing tells of its end
-                    await asyncio.sleep(ENDED_LOOK_S)
-        except TimeoutError:
-            return f"it has not ended within {COMMAND_S_MAX:g} s"
-        finally:
-            loop.remove_reader(fd)
-            process.stdout.close()
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            for _ in range(ENDED_LOOKS):
-                if process.poll() is not None:
-                    break
-                await asyncio.sleep(ENDED_LOOK_S)
-        has_told = not process.returncode or len(output) > OUTPUT_BYTES_MAX
-        return bytes(output) if has_told else f"it ended with exit code {process.returncode}"
+            self.why = watts
 
 
 def watts_of(output: bytes) -> float | str:
@@ -256,12 +210,10 @@ class GpuChips:
         self.power: dict[str, tuple[float, DeviceReading]] = {}
 
     def find(self) -> None:
-        """Look for the chips of cards."""
         chips = sorted(path.parent for path in self._place.glob("hwmon*/name"))
         self.chips = tuple(chip for chip in chips if _is_card(chip))
 
     def read(self, at_s: float) -> None:
-        """Take a reading of each."""
         for chip in self.chips:
             device = chip / "device"
             watts = _micro(chip / "power1_average")
@@ -308,7 +260,6 @@ class PowercapCounters(Source):
         self._asked_s = 0.0
 
     def take(self, at_s: float, readings: Iterable[Reading]) -> Counted:
-        """Joules since the last call."""
         zones = [reading for reading in readings if (reading[1] == "psys") is self._is_platform]
         is_told = any(value >= 0 for _, _, value, _, _ in zones)
         if is_told:
@@ -382,6 +333,4 @@ def curve_of(profile: PowerProfile, settings: EnergySettings) -> PowerCurve:
 
 def store_profile(state: Path, profile: PowerProfile) -> None:
     """Keep a profile for the next start. Raises OSError."""
-    new = state / f"{PROFILE_FILE}.new"
-    new.write_bytes(msgspec.json.encode(profile))
-    new.replace(state / PROFILE_FILE)
+    write_private(state / PROFILE_FILE, msgspec.json.encode(profile), is_durable=False)

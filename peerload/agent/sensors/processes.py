@@ -189,7 +189,6 @@ class OwnUse:
         return int(usage) / 1e6 if usage.isdecimal() else None
 
     def _cgroup(self, pid: int) -> str | None:
-        """The cgroup (of version 2) of a process."""
         for line in read_text_of(self._root / f"proc/{pid}/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from peerload.agent.store.schema import DATABASE, KEEP_INCARNATION
 from peerload.model.errors import StoreError
+from peerload.security.private_files import sync
 
 LOG_FILES = ("-wal", "-shm")
 
@@ -33,9 +34,9 @@ def back_up(connection: sqlite3.Connection, database: Path, version: int) -> Pat
         new.unlink(missing_ok=True)
         with closing(sqlite3.connect(new, isolation_level=None)) as copy:
             connection.backup(copy)
-        _sync(new)
+        sync(new)
         new.replace(place)
-        _sync(database.parent)
+        sync(database.parent)
         for older in _copies(database).values():
             if older != place:
                 older.unlink()
@@ -80,7 +81,7 @@ def go_back(database: Path, version: int) -> Path | None:
             if path.exists():
                 path.replace(aside.with_name(f"{aside.name}{suffix}"))
         copy.replace(database)
-        _sync(database.parent)
+        sync(database.parent)
         return aside
     finally:
         os.close(lock)
@@ -92,14 +93,6 @@ def _copies(database: Path) -> dict[int, Path]:
         if number := re.fullmatch(r"\.schema-([0-9]+)", path.name.removeprefix(database.name)):
             found[int(number[1])] = path
     return found
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def main(words: list[str]) -> int:

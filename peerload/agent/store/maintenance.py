@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.store import schema
-from peerload.agent.store.schema import MEMBER_MAX, SINGLE, apart
-from peerload.model.task import CompletionJob, Exit, TaskState, execution_key
+from peerload.agent.store.schema import MEMBER_MAX, apart
+from peerload.model.task import SINGLE, CompletionJob, Exit, TaskState, execution_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection

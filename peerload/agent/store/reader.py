@@ -24,7 +24,6 @@ from peerload.agent.store.schema import (
     COLUMNS,
     ENDED_AT,
     MEMBER_MAX,
-    SINGLE,
     Damage,
     Each,
     Found,
@@ -39,15 +38,23 @@ from peerload.agent.store.schema import (
     decoded_record,
     decoded_spec,
     decoded_terms,
-    order_of,
     place_of,
     spans_text,
     spec_of_member,
-    task_name,
 )
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskFound
-from peerload.model.task import NO_TERMS, SubmitOptions, TaskRecord, TaskSpec, TaskState, failed_words
+from peerload.model.task import (
+    NO_TERMS,
+    SINGLE,
+    SubmitOptions,
+    TaskRecord,
+    TaskSpec,
+    TaskState,
+    failed_words,
+    order_of,
+    task_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -85,6 +92,8 @@ class StoreReader:
         """A condition on each task that is found, with AND behind it."""
         self._damaged: dict[str, Damage] = {}
         """Unfinished tasks, by id, that could not be read when the agent started: nothing serves them."""
+        self.unreadable: tuple[str, ...] = ()
+        """Other rows that could not be read then, a sentence for each."""
 
     def only_of(self, who: str) -> StoreReader:
         """A reader that shows only what one owner (`owner_key`) may see: tasks in lists, events and counts. Reads
@@ -251,6 +260,11 @@ class StoreReader:
         if not states and not node:
             damaged += self.damaged_besides(damaged, limit)
         return TaskPage(read, damaged, truncated)
+
+    @property
+    def damaged(self) -> tuple[Damage, ...]:
+        """Unfinished tasks that cannot be read."""
+        return tuple(self._damaged.values())
 
     @property
     def has_damage(self) -> bool:

@@ -12,16 +12,15 @@ from itertools import chain, islice
 from sys import intern
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
 from peerload.agent.store import schema
 from peerload.agent.store.reader import StoreReader
-from peerload.agent.store.schema import COLUMNS, MEMBER_MAX, SINGLE, Damage, decoded_execution, decoded_terms, task_name
+from peerload.agent.store.schema import COLUMNS, MEMBER_MAX, Damage, decoded_execution, decoded_terms
 from peerload.model.errors import StoreError
-from peerload.model.events import MembersRow, PastRun, TaskRow
+from peerload.model.events import AgentStarted, MembersRow, TaskRow
 from peerload.model.task import (
     ATTEMPT_MAX,
     NO_TERMS,
+    SINGLE,
     ExecutionRecord,
     FenceKind,
     GroupSettings,
@@ -31,6 +30,7 @@ from peerload.model.task import (
     member_uid,
     ranges,
     submission_of,
+    task_name,
 )
 
 if TYPE_CHECKING:
@@ -50,30 +50,12 @@ COUNTER_MAX = 10**15
 """A greater number of a submission is none that was ever given."""
 
 
-class Recovered(msgspec.Struct, frozen=True):
-    """The durable state at the start of an agent; the fields are those of `AgentStarted`. damaged: tasks of this home
-    that cannot be read; unreadable: other rows, a sentence for each."""
-
-    tasks: tuple[TaskRow, ...]
-    executions: tuple[ExecutionRecord, ...]
-    floors: tuple[tuple[bytes, int, FenceKind, str], ...]
-    counter: int
-    past: tuple[PastRun, ...] = ()
-    drained: str | None = None
-    fates: tuple[TaskOutcome, ...] = ()
-    groups: tuple[GroupSettings, ...] = ()
-    damaged: tuple[Damage, ...] = ()
-    unreadable: tuple[str, ...] = ()
-    attempts_from: int = 1
-    attempts_up_to: int = 0
-    members: tuple[MembersRow, ...] = ()
-
-
 class StoreRecovery(StoreReader):
     """The reads of an agent's start."""
 
-    def recover(self) -> Recovered:
-        """Read everything unfinished. Raises StoreError only if the database as a whole cannot be read."""
+    def recover(self) -> AgentStarted:
+        """Read everything unfinished → the first event, as far as the database knows it. Raises StoreError only if the
+        database as a whole cannot be read; `damaged` and `unreadable` have the rows that cannot."""
         tasks, members = self._unfinished(self._uniform())
         unreadable: list[str] = []
         executions, floors = self._promises(unreadable)
@@ -82,20 +64,22 @@ class StoreRecovery(StoreReader):
         if drained and not isinstance(reason, str):
             reason = "why it was drained cannot be read"
             unreadable.append(f"whether this node is drained cannot be read: {drained[0]!r}; it is"[:200])
-        return Recovered(
-            tuple(tasks),
-            tuple(executions),
-            tuple((uid, *floor) for uid, floor in floors.items()),
-            self._counter(),
-            self.past_runs(),
-            reason,
-            self._fates(unreadable),
-            self._groups(unreadable),
-            tuple(self._damaged.values()),
-            tuple(unreadable),
-            *self._attempts(),
-            tuple(members),
+        attempts_from, attempts_up_to = self._attempts()
+        started = AgentStarted(
+            tasks=tuple(tasks),
+            members=tuple(members),
+            executions=tuple(executions),
+            floors=tuple((uid, *floor) for uid, floor in floors.items()),
+            counter=self._counter(),
+            past=self.past_runs(),
+            drained=reason,
+            fates=self._fates(unreadable),
+            groups=self._groups(unreadable),
+            attempts_from=attempts_from,
+            attempts_up_to=attempts_up_to,
         )
+        self.unreadable = tuple(unreadable)
+        return started
 
     def _attempts(self) -> tuple[int, int]:
         """The first attempt number after a loss of commits, and the last submission that it applies to."""

@@ -12,7 +12,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from peerload.model.errors import StoreError
-from peerload.model.task import ExecutionRecord, Exit, FenceKind, Grant, SubmitOptions, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import (
+    SINGLE,
+    ExecutionRecord,
+    Exit,
+    FenceKind,
+    Grant,
+    SubmitOptions,
+    TaskRecord,
+    TaskSpec,
+    TaskState,
+    order_of,
+    task_name,
+)
 
 VERSION = 2
 """Version of the schema, which the database keeps as its `user_version`."""
@@ -185,8 +197,6 @@ KEEP_ATTEMPTS = "INSERT OR REPLACE INTO meta VALUES ('attempts_from', ?), ('atte
 ATTEMPTS = "SELECT value FROM meta WHERE key IN ('attempts_from', 'attempts_up_to') ORDER BY key"
 KEPT_S = 7 * 86_400.0
 """Tokens and floors are remembered for so long."""
-SINGLE = -1
-"""The member number of a task that is not in an array."""
 MEMBER_MAX = 1 << 62
 """A number greater than that of any member."""
 COLUMNS = (
@@ -246,8 +256,8 @@ class ExtraColumns(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _more = msgspec.msgpack.Decoder(ExtraColumns)
-_extra_of = operator.attrgetter(*ExtraColumns.__struct_fields__)
-NO_MORE = _extra_of(ExtraColumns())
+extra_of = operator.attrgetter(*ExtraColumns.__struct_fields__)
+NO_MORE = extra_of(ExtraColumns())
 Each = tuple[tuple[bytes, ...], ...]
 _each = msgspec.msgpack.Decoder(Each)
 
@@ -323,11 +333,6 @@ def apart(spans: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return merged
 
 
-def task_name(node: str, counter: object, member: object) -> str:
-    """The id of a task of this home, as its row has it."""
-    return f"{node}/{counter}" + (f".{member}" if member != SINGLE else "")
-
-
 def decoded_record(row: Found, home: str) -> TaskRecord:
     """The record of a task of this home from its row. Raises StoreError naming what of it cannot be read."""
     name = task_name(home, row[0], row[1])
@@ -349,31 +354,6 @@ def decoded_record(row: Found, home: str) -> TaskRecord:
     return TaskRecord(*first, *rest, **msgspec.structs.asdict(more))
 
 
-def task_values(record: TaskRecord, kept_bytes: int) -> tuple[object, ...]:
-    """A record as the row that `decoded_record` reads again. kept_bytes: how much of its output is kept."""
-    counter, member = order_of(record.task)
-    more = _extra_of(record)
-    return (
-        counter,
-        member,
-        record.uid,
-        record.state.value,
-        record.attempt,
-        record.node,
-        record.nonce,
-        record.machine_boot,
-        record.lease_s,
-        record.migrations,
-        record.submitted_at,
-        record.started_at,
-        record.ended_at,
-        None if record.exit is None else encode(record.exit),
-        record.reason,
-        None if more == NO_MORE else encode(ExtraColumns(*more)),
-        kept_bytes,
-    )
-
-
 def place_of(found: Found) -> Place:
     """The place of a task among those that ended."""
     return found[12], found[0], found[1]
@@ -391,18 +371,6 @@ def spec_of_member(spec: TaskSpec, each: Each, member: object, name: str) -> Tas
     if not isinstance(member, int) or not 1 <= member <= len(each):
         raise StoreError(f"{name} cannot be read from the database", why=f"its array has {len(each)} commands")
     return msgspec.structs.replace(spec, argv=each[member - 1])
-
-
-def order_of(task: str) -> tuple[int, int]:
-    """The number of a task's submission, and of its member (SINGLE if it is in no array)."""
-    counter, dot, member = task.partition("/")[2].partition(".")
-    return int(counter), int(member) if dot else SINGLE
-
-
-def is_id(name: str) -> bool:
-    """True if this is the id of a task; the name of a damaged row may be anything."""
-    counter, dot, member = name.partition("/")[2].partition(".")
-    return counter.isdecimal() and (not dot or member.isdecimal())
 
 
 def decoded_spec(raw: object, counter: object) -> TaskSpec:

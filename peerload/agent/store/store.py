@@ -35,7 +35,7 @@ from peerload.agent.store.disk_space import is_full
 from peerload.agent.store.maintenance import OUTPUT_BYTES_MAX, MaintenanceRow, output_bytes, put_jobs
 from peerload.agent.store.maintenance import apply as apply_upkeep
 from peerload.agent.store.recovery import StoreRecovery
-from peerload.agent.store.schema import KEPT_S, SINGLE, encode, order_of, task_values
+from peerload.agent.store.schema import KEPT_S, NO_MORE, ExtraColumns, encode, extra_of
 from peerload.model.actions import (
     DropExecution,
     DropFates,
@@ -55,8 +55,8 @@ from peerload.model.actions import (
     PutTask,
 )
 from peerload.model.errors import StoreError
-from peerload.model.task import ATTEMPT_MAX, NO_TERMS, TaskState, member_uid, owner_key, submission_of
-from peerload.security.private_files import machine_boot_id
+from peerload.model.task import ATTEMPT_MAX, NO_TERMS, SINGLE, TaskState, member_uid, order_of, owner_key, submission_of
+from peerload.security.private_files import machine_boot_id, sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -297,7 +297,7 @@ class Store(StoreRecovery):
                 os.umask(old_umask)
             self._prepare(self._writer)
             if is_new:
-                _sync_directory(self._path.parent)
+                sync(self._path.parent)
             self._reader = self._connect()
             identity = self._reader.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
             if identity is None:
@@ -657,7 +657,7 @@ class Store(StoreRecovery):
 
     def _task_values(self, record: TaskRecord) -> tuple[object, ...]:
         exit_ = record.exit
-        return task_values(record, 0 if exit_ is None else output_bytes(exit_, self._output_bytes_max))
+        return _values_of(record, 0 if exit_ is None else output_bytes(exit_, self._output_bytes_max))
 
     def _apply(self, writer: sqlite3.Connection, row: Row) -> None:  # noqa: C901 PLR0912 -- one line a row
         match row:
@@ -736,9 +736,26 @@ def _is_new(row: PutTask) -> bool:
     return record.state in (TaskState.QUEUED, TaskState.HELD) and not record.attempt and row.at == record.submitted_at
 
 
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _values_of(record: TaskRecord, kept_bytes: int) -> tuple[object, ...]:
+    """A record as the row that `decoded_record` reads again. kept_bytes: how much of its output is kept."""
+    counter, member = order_of(record.task)
+    more = extra_of(record)
+    return (
+        counter,
+        member,
+        record.uid,
+        record.state.value,
+        record.attempt,
+        record.node,
+        record.nonce,
+        record.machine_boot,
+        record.lease_s,
+        record.migrations,
+        record.submitted_at,
+        record.started_at,
+        record.ended_at,
+        None if record.exit is None else encode(record.exit),
+        record.reason,
+        None if more == NO_MORE else encode(ExtraColumns(*more)),
+        kept_bytes,
+    )

@@ -19,13 +19,14 @@ from peerload.agent.accounts import group_members
 from peerload.agent.runtime import next_tick, now
 from peerload.agent.views import task as views
 from peerload.config.loader import describe
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.model import metrics
 from peerload.model.metrics import labelled
 from peerload.model.resources import GPU, Health
 from peerload.model.task import TaskState
 from peerload.policy import registry
 from peerload.security.broker import without_password
+from peerload.security.private_files import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.store import Store
-    from peerload.core.membership.membership import PeerInfo
+    from peerload.core.membership.peers import PeerInfo
     from peerload.core.node import Node
     from peerload.model.config import AgentConfig
     from peerload.model.resources import LoadReport, Profile
@@ -84,7 +85,6 @@ class ClusterView:
     _tls: Credentials
 
     def is_revoked(self) -> bool:
-        """True if this node was revoked."""
         return self._tls.is_revoked
 
     def is_peer_revoked(self, peer: PeerInfo) -> bool:
@@ -92,11 +92,9 @@ class ClusterView:
         return not self._trust.admits(peer.identity.node, peer.identity.boot)
 
     def was_revoked(self, node: str) -> bool:
-        """True if a node of this name was ever revoked."""
         return self._trust.was_revoked(node)
 
     def info(self) -> dict[str, object]:
-        """The part of `info` that is about the cluster."""
         cluster, trust, facts = self._cluster, self._trust, self._tls.facts
         return {
             "cluster": cluster.name,
@@ -111,7 +109,6 @@ class ClusterView:
         }
 
     def checkup(self) -> dict[str, object]:
-        """The part of `checkup` that is about the cluster."""
         facts = self._tls.facts
         return {
             "certificate_until": facts.valid_until.timestamp() if facts is not None else None,
@@ -159,7 +156,6 @@ class PeerLinksView:
     _cluster: ClusterView
 
     def info(self) -> dict[str, object]:
-        """The part of `info` that is about links."""
         return {
             "mqtt": self._bus.url if self._bus is not None and self._bus.connected else None,
             "mqtt_configured": bool(self._info.config.mqtt),
@@ -167,7 +163,6 @@ class PeerLinksView:
         }
 
     def checkup(self, peers: Iterable[PeerInfo]) -> dict[str, object]:
-        """The part of `checkup` that is about links."""
         linked = set(self._links.linked())
         return {
             "broker": self._broker(),
@@ -177,7 +172,6 @@ class PeerLinksView:
         }
 
     def gauges(self) -> dict[str, float]:
-        """Gauges of links and broker."""
         told: dict[str, float] = {metrics.PEER_LINKS: len(self._links.linked())}
         return told if self._bus is None else told | {metrics.MQTT_CONNECTED: int(self._bus.connected)}
 
@@ -221,7 +215,6 @@ class AgentView:
     _policies: dict[str, list[str]] = field(default_factory=dict, init=False)
 
     def policy(self) -> dict[str, object]:
-        """The answer to `policy`: the policies there are, and those in force."""
         if not self._policies:
             self._policies = registry.policies()
         chosen = self._node.state.policies
@@ -232,7 +225,6 @@ class AgentView:
         }
 
     def info(self) -> dict[str, object]:
-        """The answer to `info`."""
         info, config, profile = self._info, self._info.config, self._node.state.profile
         return {
             "node": config.node,
@@ -259,7 +251,6 @@ class AgentView:
         }
 
     def settings(self) -> dict[str, object]:
-        """The answer to `settings`."""
         return {"settings": describe(self._info.config, self._info.origins)}
 
 
@@ -281,7 +272,6 @@ class StorageView:
         return told
 
     def checkup(self) -> dict[str, object]:
-        """The part of `checkup` that is about storage."""
         disk, store, retention = self._disk, self._store, self._retention
         listing = store.list_tasks(ended_after=now().wall_s, limit=DAMAGED_TOLD_MAX)
         removed_early: dict[str, object] | None = None
@@ -314,7 +304,6 @@ class DiagnosticsView:
     _links: PeerLinksView
 
     def gauges(self) -> dict[str, float]:
-        """Gauges of launcher, storage and links."""
         expiry = self._cluster.info()["certificate_ends_at"]
         told = {metrics.LAUNCHER_UP: int(not self._launcher.is_silent)} | self._storage.gauges() | self._links.gauges()
         return told | {metrics.CERTIFICATE_EXPIRY: expiry} if isinstance(expiry, float) else told
@@ -470,7 +459,6 @@ class Samples:
         self._unwritten = 0
 
     async def run(self) -> None:
-        """Take samples until cancelled."""
         self._ring = await asyncio.to_thread(self._read)
         while True:
             await next_tick(EVERY_S)
@@ -538,9 +526,8 @@ class Samples:
         if not self._unwritten:
             return
         self._unwritten = 0
-        aside = self._path.with_suffix(".new")
         try:
-            aside.write_bytes(_HEAD + b"".join(_SAMPLE.pack(*sample) for sample in self._ring))
-            os.replace(aside, self._path)  # noqa: PTH105 -- no pathlib in between
+            body = b"".join(_SAMPLE.pack(*sample) for sample in self._ring)
+            write_private(self._path, _HEAD + body, is_durable=False)
         except OSError as error:
             log.warning("cannot write samples: path=%s error=%s", self._path, error)

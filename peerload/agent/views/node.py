@@ -12,11 +12,11 @@ from peerload import __version__
 from peerload.agent.control.authorization import display_user
 from peerload.agent.runtime import next_tick
 from peerload.agent.sensors.gpus import NOT_INSTALLED
-from peerload.agent.store.schema import order_of
 from peerload.agent.views.task import task_here, text
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.model.errors import PeerloadError
 from peerload.model.resources import GPU, MIB, DeviceMode, Health, Quality
+from peerload.model.task import order_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.store.store import Store
     from peerload.agent.views.agent import ClusterView
-    from peerload.core.membership.membership import PeerInfo
+    from peerload.core.membership.peers import PeerInfo
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceState
     from peerload.model.actions import TaskChanged
@@ -120,6 +120,10 @@ class NodesView:
     def objects(self) -> list[dict[str, object]]:
         """Every known node, this one first, the others by name."""
         return self.objects_of(sorted(self._node.membership, key=lambda peer: peer.identity.node))
+
+    def unmet(self) -> list[str]:
+        """Names of the members of earlier starts that were not met since."""
+        return sorted(self._node.membership.gossip.anti_entropy.known)
 
     def objects_of(self, peers: Iterable[PeerInfo]) -> list[dict[str, object]]:
         """This node, with the reason why it has no GPUs although there is a driver, and these peers."""
@@ -267,14 +271,12 @@ class StatePublisher:
         self._connects = 0
 
     def changed(self, action: TaskChanged) -> None:
-        """A task of this home has a new record, or runs."""
         self._changed.pop(action.record.task, None)
         self._changed[action.record.task] = action.record
         if len(self._changed) > TASKS_MAX:
             del self._changed[next(iter(self._changed))]
 
     async def run(self) -> None:
-        """Publish what has changed, until cancelled."""
         for look in itertools.count():
             await next_tick(EVERY_S)
             if self._bus.connected:

@@ -8,13 +8,12 @@ from peerload.agent.accounts import output_path
 from peerload.agent.launcher.task_environment import TRACEPARENT, TRACEPARENT_PARTS, child_traceparent, variables_of
 from peerload.agent.runtime import now
 from peerload.agent.store.maintenance import jobs_of
-from peerload.agent.store.schema import order_of
 from peerload.core.estimates import ANY_MODEL, RUNS_KNOWN_MIN
 from peerload.core.explain import uncollected_reason
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.core.work import HomePhase, RemotePhase
 from peerload.model.resources import GPU
-from peerload.model.task import Staged, TaskRecord, TaskState, execution_key
+from peerload.model.task import Staged, TaskRecord, TaskState, execution_key, order_of
 from peerload.text.tasks import instant_text
 
 if TYPE_CHECKING:
@@ -330,7 +329,6 @@ def usage_object(record: TaskRecord) -> dict[str, object]:
 
 
 def history_step(event: RecordedEvent) -> dict[str, object]:
-    """One line of a task's history."""
     return {
         "at": event.at,
         "state": event.state,
@@ -356,7 +354,6 @@ def event_object(event: RecordedEvent, record: TaskRecord | None = None) -> dict
 
 
 def damaged_objects(rows: Sequence[Damage]) -> list[dict[str, object]]:
-    """Tasks whose rows in the database are damaged."""
     return [{"id": row.task, "why": row.why} for row in rows]
 
 
@@ -410,7 +407,6 @@ def find_remote(node: Node, name: str) -> RemoteTask | None:
 
 
 def remote_tasks_seen_by(node: Node, access: Authorization, caller: Principal) -> list[RemoteTask]:
-    """All that are here and that this caller may see."""
     guests = node.executor.guests.values()
     return [g for g in guests if g.phase is not RemotePhase.RESERVED and access.sees_guest(caller, g)]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import peerload
 from peerload.cli.common.options import Options, speed, whole
-from peerload.client.connection import SYSTEM_SOCKET, AgentConnection, user_socket_path
+from peerload.client.connection import SYSTEM_SOCKET, AgentConnection, is_alive, user_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, ConfigError, PeerloadError
 from peerload.model.text import printable
 from peerload.wire import frame
@@ -76,7 +76,6 @@ def given_settings(flags: Namespace) -> dict[str, Any]:
 
 
 def default_places(settings: dict[str, Any]) -> dict[str, Any]:
-    """The default state directory and socket of an agent with these settings."""
     if settings.get("mode") == "system":
         return {"state": SYSTEM_STATE, "socket": SYSTEM_SOCKET}
     return {"state": default_state(), "socket": settings.get("socket") or user_socket_path()}
@@ -92,11 +91,10 @@ def as_words(settings: dict[str, Any]) -> list[str]:
 
 
 def located(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with `state` and `socket` decided: flag, else variable, else config file, else the user's own."""
-    configured = _config_file(settings)
-    state = settings.get("state") or os.environ.get("PEERLOAD_STATE") or configured.get("state") or default_state()
-    own = settings.get("socket") or os.environ.get("PEERLOAD_SOCKET") or configured.get("socket") or user_socket_path()
-    return {**settings, "state": os.path.abspath(str(state)), "socket": os.path.abspath(str(own))}
+    """The settings with `state` and `socket` decided as the agent decides them. Raises ConfigError."""
+    named = os.environ.get("PEERLOAD_SOCKET")  # clients follow it, also within a task
+    config = configured({"socket": named, **settings} if named else settings)
+    return {**settings, "state": os.path.abspath(config.state), "socket": os.path.abspath(config.socket)}
 
 
 def configured(given: dict[str, Any]) -> Any:  # noqa: ANN401 -- the agent's settings, whose type only the agent names
@@ -121,25 +119,6 @@ def make_private(directory: str) -> None:
             os.mkdir(directory, 0o700)
     except OSError as error:
         raise PeerloadError(f"{directory} cannot be made", why=error.strerror or str(error)) from None
-
-
-def _config_file(settings: dict[str, Any]) -> dict[str, Any]:
-    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    named = settings.get("config") or os.environ.get("PEERLOAD_CONFIG")
-    path = named or os.path.join(base, "peerload", "config.toml")
-    import tomllib
-
-    try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except FileNotFoundError as error:
-        if named:
-            raise ConfigError("config", f"{path} cannot be read", why=error.strerror or "") from None
-        return {}
-    except OSError as error:
-        raise ConfigError("config", f"{path} cannot be read", why=error.strerror or "") from None
-    except ValueError as error:
-        raise ConfigError("config", f"{path} is not valid TOML", why=str(error)) from None
 
 
 def compared(
@@ -301,23 +280,13 @@ def restart(socket_path: str | None, reason: str) -> dict[str, Any]:
             with AgentConnection(socket_path) as client:
                 info = client.call("info")
         except AgentUnavailable:
-            if not _lives(before.get("pid")):
+            if not is_alive(before["pid"]):
                 break
             continue
         if info.get("boot") != before.get("boot"):
             return info
     log = os.path.join(str(before.get("state")), "agent.log")
     raise PeerloadError("the agent did not restart", why="it was stopped to start as a member", hint=f"its log:  {log}")
-
-
-def _lives(pid: object) -> bool:
-    try:
-        os.kill(int(str(pid)), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 # -- end ---------------------------------------------------------------------------------------------------------------
@@ -361,7 +330,6 @@ def end_launcher(state: str) -> int | None:
 
 
 def is_worked_in(state: str) -> bool:
-    """True if an agent uses this state directory."""
     try:
         lock = _locked(state)
     except PeerloadError:

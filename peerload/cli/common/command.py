@@ -46,7 +46,6 @@ _INTERPRETERS = ("python", "bash", "sh", "dash", "zsh", "perl", "ruby", "node", 
 
 
 def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> options.Options:
-    """The flags that `run` and `submit` have in common."""
     reader = options.Options(verb, says, usage=usage, epilog=epilog)
     reader.flag("-c, --cpus N", help="cores, may be a fraction (default 1)", type=options.cpus)
     reader.switch("--overcommit", help="also run it where only 0.8 of its cores are guaranteed")
@@ -491,7 +490,6 @@ OOM_RETRIES_MAX = 16
 
 
 def add_device_flags(reader: Options) -> None:
-    """The flags by which a task asks for GPUs and other devices."""
     reader.flag("-G, --gpus N", help="GPUs, all on one node; 0.25: a fraction of one", type=gpus)
     reader.flag("--gpu-mem 12G", help="memory of each GPU", type=size)
     reader.flag(
@@ -718,7 +716,6 @@ def _progress(total: int) -> Callable[[int], None]:
 
 
 def described_files(found: Sequence[Found], spec: dict[str, Any]) -> dict[str, object]:
-    """The files and the environment, for `--dry-run`."""
     lock = spec.pop(submission.LOCK, None)
     environment: dict[str, object] = {} if lock is None else {"env": f"{lock.name}, built by {lock.kind}"}
     if spec.pop("files", None) is None:

@@ -154,7 +154,6 @@ def report_missing(ended: dict[str, Any], code: int, missing_bytes: int) -> int:
 
 
 def say_detached(task: str) -> int:
-    """Say that the user has detached → the exit code."""
     say(f"detached from {task}; it runs on", f"join it again:  peerload attach {task}        peerload logs -f {task}")
     return DETACHED
 

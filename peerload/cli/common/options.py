@@ -66,11 +66,9 @@ class Options:
         self.switch("--json", help=json_says or "print JSON, one object")
 
     def add_argument(self, *names: str, **settings: Any) -> None:  # noqa: ANN401 -- argparse's own keywords
-        """As `argparse.ArgumentParser` has it."""
         self._arguments.append((names, settings))
 
     def parser(self) -> argparse.ArgumentParser:
-        """The parser for all that was added."""
         import argparse
 
         fail = self.error
@@ -299,7 +297,6 @@ def cpus(text: str) -> float:
 
 
 def is_node_name(text: str) -> bool:
-    """True if this can be the name of a node."""
     return 0 < len(text) <= NODE_NAME_LENGTH_MAX and NODE_NAME_CHARACTERS.issuperset(text)
 
 
@@ -311,7 +308,6 @@ def node_name(text: str) -> str:
 
 
 def group_name(text: str, verb: str) -> str:
-    """A valid name of a group. Raises UsageError."""
     if not 0 < len(text) <= GROUP_LENGTH_MAX or not GROUP_CHARACTERS.issuperset(text) or text[0] in "._-":
         raise UsageError(f"{verb}: {text[:60]!r} is not a valid name of a group", hint=f"a name has {GROUP_SAYS}")
     return text

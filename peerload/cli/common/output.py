@@ -15,8 +15,23 @@ from peerload.text.format import duration_text, print_json, say, size_text, term
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
+
+    from peerload.client.connection import AgentConnection
+
+
+def followed(client: AgentConnection, parts: Iterable[dict[str, Any]], stdout: int = 1) -> Iterator[dict[str, Any]]:
+    """The parts of an answer that may never end. Raises BrokenPipeError as soon as stdout's reader has gone, not only when the next
+    part is written."""
+    poll = select.poll()
+    poll.register(client, select.POLLIN)
+    poll.register(stdout, 0)  # an error only
+    for part in parts:
+        yield part
+        ready = poll.poll()
+        if (stdout, select.POLLERR) in ready and len(ready) == 1:
+            raise BrokenPipeError
 
 
 class OutputWriter:
@@ -47,7 +62,6 @@ class OutputWriter:
 
     @property
     def missing_bytes(self) -> int:
-        """The bytes of output that are missing so far."""
         return self._gaps.missing_bytes
 
     def end(self, reply: dict[str, Any]) -> None:
@@ -138,7 +152,6 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 
 
 def _no_keys(seconds: float) -> bool:
-    """Wait where there is no keyboard."""
     threading.Event().wait(seconds)
     return False
 

@@ -97,7 +97,6 @@ class Spinners:
         ]
 
     def work(self) -> int:
-        """Units of work of all so far."""
         return sum(count for (count,) in _SLOT.iter_unpack(self._counts[:]))
 
 
@@ -119,7 +118,6 @@ class Bench:
         self.wait = time.sleep
 
     def read(self) -> Reading:
-        """Read all."""
         told = self._ask()
         fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
         busy = sum(int(field) for number, field in enumerate(fields) if number not in (3, 4))  # idle, waiting for disks

@@ -77,7 +77,6 @@ class Selection:
 
     @property
     def is_narrowed(self) -> bool:
-        """True if a flag selects among the tasks."""
         return bool(self.narrowing or self.states)
 
     @property
@@ -142,7 +141,6 @@ def batches(refs: Sequence[str]) -> Iterator[list[str]]:
 
 
 def say_none() -> None:
-    """Say that no task matches."""
     say("no task matches", "what there is:  peerload ls        peerload history")
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 
 from peerload.cli.common.messages import say_notice
-from peerload.client.connection import AgentConnection, accepted
+from peerload.client.connection import AgentConnection, accepted, beyond
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import say, shortened
@@ -65,7 +65,6 @@ class RawTerminal:
                 self._before = None
 
     def leave(self) -> None:
-        """Restore the terminal."""
         if self._before is not None:
             import termios
 
@@ -178,7 +177,6 @@ class StdinReader:
 
     @property
     def wants_to_read(self) -> bool:
-        """True if to poll stdin."""
         return self.is_open and not self.is_paused and len(self._unanswered) < PIECES_UNANSWERED_MAX
 
     @property
@@ -203,7 +201,6 @@ class StdinReader:
         return data
 
     def add(self, data: bytes) -> None:
-        """Add a piece that was read."""
         self.unsent.append((self.at, data))
         self.at += len(data)
 
@@ -229,7 +226,6 @@ class StdinReader:
         return ""
 
     def is_of(self, request: int) -> bool:
-        """True if that request was about stdin."""
         return request in self._unanswered or request == self._claim
 
     def stop(self) -> None:
@@ -321,7 +317,6 @@ class TaskSession:
         self._request = 0
         self._attempt = 0
         self._shown = {1: 0, 2: 0}
-        self._skips: dict[int, int] = {}
         self._lost_until_s = 0.0
         self._last_interrupt_s = float("-inf")
         self._why_due_s: float | None = None
@@ -439,7 +434,6 @@ class TaskSession:
     def _begins(self, where: dict[str, Any]) -> None:
         """Begin with the output of an attempt, without the part shown before a reconnection."""
         attempt = int(where.get("attempt") or 0)
-        self._skips = dict(self._shown) if attempt == self._attempt else {}
         if attempt != self._attempt:
             self._shown = {1: 0, 2: 0}
         self._attempt = attempt
@@ -457,11 +451,8 @@ class TaskSession:
             self._stdin.is_paused = False
 
     def _show(self, piece: dict[str, Any]) -> None:
-        stream, offset, data = piece["stream"], piece["offset"], piece["data"]
-        skip = max(0, self._skips.get(stream, 0) - offset)
-        if skip < len(data):
-            self._shown[stream] = offset + len(data)
-            self._write({**piece, "offset": offset + skip, "data": data[skip:]} if skip else piece)
+        if (new := beyond(piece, self._shown)) is not None:
+            self._write(new)
 
     # -- input ---------------------------------------------------------------------------------------------------------
 

@@ -183,11 +183,9 @@ class BrokerProcess:
         return lines[-1] if lines else ""
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it in an orderly way."""
         self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> None:

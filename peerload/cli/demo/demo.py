@@ -40,20 +40,15 @@ if TYPE_CHECKING:
     from peerload.cli.demo.broker import Kind
 
 
-KINDS = ("hash", "read", "sleep", "gzip", "read", "primes", "sleep", "read", "sort", "read")
+KINDS = ("hash", "read", "sleep", "hash", "read", "hash", "sleep", "read", "hash", "read")
 """One round of the mix. Four of ten tasks need a processor all the time; the others mostly wait, as downloads and
 tests do, so that six slots can be seen at work where there are fewer processors than slots."""
 
 HASH_BYTES = (80_000_000, 120_000_000, 160_000_000)
-GZIP_LINES = (500_000, 800_000)
-SORT_LINES = (400_000, 600_000)
-PRIMES_BELOW = (90_000, 140_000)
 READ_PARTS = (3, 4, 5)
 READ_LINES = 20_000
 READ_PAUSE_S = 0.22
 SLEEP_S = (0.3, 0.9, 0.6, 1.2)
-
-_COUNT_PRIMES = "print(sum(all(n % d for d in range(2, int(n ** 0.5) + 1)) for n in range(2, {below})))"
 
 
 class DemoCommand:
@@ -68,7 +63,7 @@ class DemoCommand:
 
 def commands(count: int) -> list[DemoCommand]:
     """The first ``count`` commands of the mix, always the same."""
-    makers = {"hash": _hash, "gzip": _gzip, "sort": _sort, "primes": _primes, "read": _read, "sleep": _sleep}
+    makers = {"hash": _hash, "read": _read, "sleep": _sleep}
     met = dict.fromkeys(makers, 0)
     chosen = []
     for number in range(count):
@@ -96,24 +91,6 @@ def _hash(number: int) -> DemoCommand:
     return DemoCommand(f"hash-{size // 1_000_000}MB", _shell(line), lambda: f"{_digest_of_repeats(size)}  -")
 
 
-def _gzip(number: int) -> DemoCommand:
-    lines = GZIP_LINES[number % len(GZIP_LINES)]
-    line = f"seq {lines} | gzip -9 | gzip -dc | sha256sum"
-    return DemoCommand(f"gzip-{lines // 1000}k", _shell(line), lambda: f"{_digest_of_numbers(lines)}  -")
-
-
-def _sort(number: int) -> DemoCommand:
-    lines = SORT_LINES[number % len(SORT_LINES)]
-    line = f"seq {lines} | rev | sort | sha256sum"
-    return DemoCommand(f"sort-{lines // 1000}k", _shell(line), lambda: f"{_digest_of_sorted(lines)}  -")
-
-
-def _primes(number: int) -> DemoCommand:
-    below = PRIMES_BELOW[number % len(PRIMES_BELOW)]
-    argv = [sys.executable, "-I", "-S", "-c", _COUNT_PRIMES.format(below=below)]
-    return DemoCommand(f"primes-{below // 1000}k", argv, lambda: str(_primes_below(below)))
-
-
 def _read(number: int) -> DemoCommand:
     parts = READ_PARTS[number % len(READ_PARTS)]
     numbers = " ".join(map(str, range(parts)))
@@ -137,25 +114,9 @@ def _digest_of_repeats(size: int) -> str:
 
 
 @functools.cache
-def _digest_of_numbers(lines: int, times: int = 1) -> str:
+def _digest_of_numbers(lines: int, times: int) -> str:
     text = "".join(f"{number}\n" for number in range(1, lines + 1))
     return hashlib.sha256(text.encode() * times).hexdigest()
-
-
-@functools.cache
-def _digest_of_sorted(lines: int) -> str:
-    words = sorted(str(number)[::-1] for number in range(1, lines + 1))
-    return hashlib.sha256("".join(f"{word}\n" for word in words).encode()).hexdigest()
-
-
-@functools.cache
-def _primes_below(below: int) -> int:
-    sieve = bytearray([1]) * below
-    sieve[:2] = b"\0\0"
-    for number in range(2, int(below**0.5) + 1):
-        if sieve[number]:
-            sieve[number * number :: number] = bytes(len(range(number * number, below, number)))
-    return sum(sieve)
 
 
 BAR_WIDTH = 30
@@ -418,7 +379,6 @@ class Demo:
                     sys.stderr.write(f"  {node}: {printable(line)}\n")
 
     def socket(self, node: str) -> str:
-        """Path of this node's socket."""
         return str(self.directory / f"{node}.sock")
 
     def processes(self) -> list[int]:
@@ -443,7 +403,6 @@ class Demo:
 
 
 def temporary_directory() -> Path:
-    """Make a temporary directory for a demonstration."""
     base = tempfile.gettempdir()
     if len(os.fsencode(base)) > PATH_BYTES_MAX:
         base = "/tmp"  # noqa: S108 -- mkdtemp makes a directory there that nobody else can enter
@@ -479,7 +438,6 @@ def _command_line(pid: int) -> str:
 
 
 def report_leftovers(left: Sequence[tuple[int, str]], started: set[int]) -> None:
-    """Say on stderr which processes had to be killed."""
     if not left:
         sys.stderr.write(f"\nStopped: none of {len(started)} processes is left, the directory is removed.\n")
         return
@@ -623,7 +581,6 @@ def _checked(client: AgentConnection, tasks: Sequence[dict[str, Any]], work: Seq
 
 
 def told(account: dict[str, Any]) -> list[str]:
-    """The account as lines of text."""
     ended_well = account["tasks"] - account["failed"]
     verdict = f"{ended_well} of {account['tasks']} ended with exit code 0,"
     verdict += f" {account['outputs_right']} outputs came home as computed here"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.cli.common.agent_process import agent_options, default_state, given_settings
+from peerload.client.connection import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +81,6 @@ class PlayedNvml:
     # The names are pynvml's. A function that is not here is one that this driver lacks.
 
     def nvmlInit(self) -> None:  # noqa: N802 -- as above
-        """Open a session."""
         self._machine()
 
     def nvmlShutdown(self) -> None:  # noqa: N802 -- as above
@@ -91,40 +91,32 @@ class PlayedNvml:
         return DRIVER
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802 -- as above
-        """Number of cards."""
         return len(self._gpus())
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802 -- as above
-        """A handle is the number itself."""
         self._gpu(index)
         return index
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802 -- as above
-        """A card's own name."""
         return str(self._gpu(handle)["uuid"])
 
     def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802 -- as above
-        """Model of a card."""
         return str(self._gpu(handle)["name"])
 
     def nvmlDeviceGetPciInfo_v3(self, handle: int) -> Pci:  # noqa: N802 -- as above
-        """PCI address of a card."""
         self._gpu(handle)
         return Pci(f"00000000:{handle + 1:02X}:00.0")
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int = 0) -> Memory:  # noqa: N802 -- as above
-        """Total, free and used memory."""
         del version
         total = int(str(self._gpu(handle)["mem_bytes"]))
         used = min(sum(size for _, size, _ in self._processes(handle)), total)
         return Memory(total, total - used, used)
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[ProcessInfo]:  # noqa: N802 -- as above
-        """Processes on a card."""
         return [ProcessInfo(pid, size) for pid, size, _ in self._processes(handle)]
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Rates:  # noqa: N802 -- as above
-        """Utilization of a card a moment ago."""
         now_s, busy = self._now_s(), min(sum(percent for *_, percent in self._processes(handle)), 100)
         since_s, before, last = self._busy.get(handle, (now_s - LAG_S, busy, busy))
         if busy != last:
@@ -133,7 +125,6 @@ class PlayedNvml:
         return Rates(before if now_s < since_s + LAG_S else last, 0)
 
     def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:  # noqa: N802 -- as above
-        """Always the same."""
         del sensor
         self._gpu(handle)
         return TEMPERATURE_C
@@ -170,7 +161,7 @@ class PlayedNvml:
         except OSError:
             return []
         for name in names:
-            if not _is_alive(int(name)):
+            if not is_alive(int(name)):
                 continue
             try:
                 lines = (directory / name).read_text(encoding="utf-8").splitlines()
@@ -179,16 +170,6 @@ class PlayedNvml:
             told = [words for words in map(str.split, lines) if len(words) == WORDS and words[0] == uuid]
             found += [(int(name), int(words[1]), int(words[2])) for words in told]
         return found
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
 
 
 def main() -> int:

@@ -155,9 +155,11 @@ def peers(facts: DoctorInput) -> Finding:
         return Finding(WARN, says, f"if one is gone for good:  peerload forget {lost[0]}        peerload nodes")
     alive = len([node for node in facts.nodes if node.get("state") == "alive"]) - 1
     if alive < 1 and facts.info.get("remembered"):
-        addresses = shlex.quote(f"{facts.info['state']}/addresses")
-        fix = f"start their agents; if they are gone for good:  peerload down ; rm {addresses} ; peerload up"
-        return Finding(WARN, f"{counted(facts.info['remembered'], 'member')} known from earlier starts not found", fix)
+        named = facts.unmet[:NAMED_MAX] or ["NODE"]
+        says = f"{counted(facts.info['remembered'], 'member')} not met since this agent's start: {', '.join(named)}"
+        return Finding(
+            WARN, says, f"start it; if one is gone for good:  peerload forget {named[0]}        peerload nodes"
+        )
     more = f"; revoked: {', '.join(shut_out[:NAMED_MAX])}" if shut_out else ""
     return Finding(OK, (f"{counted(alive, 'peer')} alive" if alive > 0 else "a cluster of one") + more)
 
@@ -198,7 +200,6 @@ def ways(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def names(facts: DoctorInput) -> Finding:
-    """Check that no two agents have one name."""
     clashes = facts.checkup["clashes"]
     refused = [why for why in (facts.info.get("sought") or {}).values() if "another agent is called" in why]
     refused += [f"the peer at {by} knows another node of this name" for by in facts.checkup.get("refused_by", ())]
@@ -287,7 +288,6 @@ class BrokerAccess(NamedTuple):
 
     @classmethod
     def of(cls, facts: DoctorInput) -> BrokerAccess:
-        """Make it from the settings."""
         if facts.config is None:
             return cls()
         certificate = Path(str(facts.info.get("state") or facts.config.state), "tls", "node.pem")

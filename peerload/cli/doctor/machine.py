@@ -75,6 +75,7 @@ class DoctorInput:
         self.agent_error: PeerloadError | None = None
         self.info: dict[str, Any] = {}
         self.nodes: list[dict[str, Any]] = []
+        self.unmet: list[str] = []
         self.checkup: dict[str, Any] = {}
         self.settings: list[dict[str, Any]] = []
         self.answered_s = 0.0
@@ -99,7 +100,6 @@ class DoctorInput:
         return next((node for node in self.nodes if node.get("self")), {})
 
     def peers(self, *states: str) -> list[dict[str, Any]]:
-        """Facts of the agent about its peers in these states."""
         return [peer for peer in self.checkup.get("peers") or [] if peer["state"] in states]
 
     def text(self, path: str) -> str:
@@ -116,7 +116,6 @@ class DoctorInput:
         return loader.files(named, self.environment)
 
     def has(self, path: str) -> bool:
-        """True if this path exists below the root."""
         return (self.root / path.lstrip("/")).exists()
 
     def _default_socket(self) -> str:
@@ -152,7 +151,8 @@ class DoctorInput:
             with AgentConnection(self.socket, timeout_s=AGENT_S_MAX) as client:
                 self.info = client.call("info")
                 self.answered_s = time.monotonic() - began_s
-                self.nodes = client.call("nodes")["nodes"]
+                reply = client.call("nodes")
+                self.nodes, self.unmet = reply["nodes"], reply.get("unmet", [])
                 try:
                     self.checkup = client.call("checkup")
                     self.settings = client.call("settings")["settings"]
@@ -195,6 +195,7 @@ CLOCK_ERROR = 5
 """Answer of adjtimex if nothing synchronizes the kernel's clock."""
 SMI_S_MAX = 5.0
 _TIMEX_BYTES = 512
+MPS_CONTROL, MPS_PIPES = "nvidia-cuda-mps-control", "/tmp/nvidia-mps"  # noqa: S108 -- NVIDIA's own choice
 UDEV_FILE = "/etc/udev/rules.d/70-peerload-power.rules"
 UDEV_RULE = 'SUBSYSTEM=="powercap", ACTION=="add", RUN+="/bin/chgrp {} /sys%p/energy_uj", RUN+="/bin/chmod g+r /sys%p/energy_uj"'
 """Lets a group read the energy counters, which tell it much of what others compute."""
@@ -239,6 +240,50 @@ def gpus(facts: DoctorInput) -> Finding:
     return Finding(SKIP, "no GPU found")
 
 
+def mps(facts: DoctorInput) -> Finding:
+    """Check that all control daemons of MPS on this machine belong to peerload."""
+    daemons = _other_mps_daemons(facts)
+    if not daemons:
+        has_gpus, control = bool(facts.me.get("gpus")), shutil.which(MPS_CONTROL)
+        says = (
+            f"{MPS_CONTROL} is in PATH" if control else f"there is no {MPS_CONTROL} in PATH: tasks share GPUs in turns"
+        )
+        return Finding(OK if has_gpus else SKIP, says if has_gpus else "no GPU found")
+    pid, user, pipe = daemons[0]
+    others = f" (and {len(daemons) - 1} more)" if len(daemons) > 1 else ""
+    says = (
+        f"pid {pid} of {user}{others} is an MPS control daemon that peerload did not start, in {pipe}: CUDA programs that find "
+        f"it there join it, tasks of its user too, and peerload starts no MPS on a GPU with its server"
+    )
+    end = f"echo quit | sudo -u {shlex.quote(user)} CUDA_MPS_PIPE_DIRECTORY={shlex.quote(pipe)} {MPS_CONTROL}"
+    return Finding(WARN, says, f"{end}        or leave its GPUs to it:  [gpu] exclude")
+
+
+def _other_mps_daemons(facts: DoctorInput) -> list[tuple[int, str, str]]:
+    """MPS control daemons that peerload does not keep: pid, user, and directory of its pipes (NVIDIA's own if that cannot be
+    read)."""
+    found = []
+    for directory in sorted((facts.root / "proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        pid = directory.name
+        if os.path.basename(facts.text(f"/proc/{pid}/cmdline").partition("\0")[0]) != MPS_CONTROL:  # noqa: PTH119
+            continue
+        variables = dict(line.partition("=")[::2] for line in facts.text(f"/proc/{pid}/environ").split("\0"))
+        pipe = variables.get("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPES)
+        is_kept = "PEERLOAD_UNIT" in variables or "/peerload." in facts.text(f"/proc/{pid}/cgroup")
+        if is_kept:
+            continue
+        try:
+            user_id = directory.stat().st_uid
+        except OSError:  # it has ended meanwhile
+            continue
+        try:
+            user = pwd.getpwuid(user_id).pw_name
+        except KeyError:
+            user = f"#{user_id}"
+        found.append((int(pid), user, pipe))
+    return found
+
+
 def _why_no_driver() -> str:
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
@@ -273,7 +318,6 @@ def _without_persistence() -> list[str]:
 
 
 def power(facts: DoctorInput) -> Finding:
-    """Check that the power of this machine is measured."""
     if facts.me.get("watts_quality") == "measured":
         return Finding(OK, f"measured: {facts.me['watts']:.0f} W")
     place = facts.config.energy.powercap if facts.config is not None else "/sys/class/powercap"
@@ -468,7 +512,6 @@ def hooks(facts: DoctorInput) -> Finding:
 
 
 def agent(facts: DoctorInput) -> Finding:
-    """Check that an agent answers."""
     if facts.info:
         says = (
             f"node {facts.info.get('node')} answers in {facts.answered_s * 1000:.0f} ms (pid {facts.info.get('pid')})"
@@ -489,26 +532,6 @@ def version(facts: DoctorInput) -> Finding:
         says = f"the agent is of version {theirs}, this command of {__version__}"
         return Finding(WARN, says, "peerload down && peerload up        running tasks go on meanwhile")
     return Finding(OK, f"agent and command line are {__version__}")
-
-
-def socket(facts: DoctorInput) -> Finding:
-    """Check that no other user can connect to the agent's socket or replace it."""
-    path = Path(facts.socket)
-    try:
-        status, above = path.lstat(), path.parent.stat()
-    except OSError as error:
-        if not facts.info and isinstance(error, FileNotFoundError):
-            return Finding(SKIP, f"none at {path}")
-        return Finding(FAIL, f"{path}: {error.strerror}", "peerload up")
-    if status.st_uid not in (facts.user_id, 0):
-        return Finding(FAIL, f"{path} belongs to another user (uid {status.st_uid})", "peerload up --socket PATH")
-    if above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX:
-        says = f"other users can replace the socket in {path.parent}"
-        return Finding(FAIL, says, f"chmod go-w {shlex.quote(str(path.parent))}")
-    if status.st_mode & 0o077:
-        says = f"other users can connect to {path} (the agent refuses them)"
-        return Finding(WARN, says, f"chmod 600 {shlex.quote(str(path))}")
-    return Finding(OK, f"only you can use {path}")
 
 
 def state(facts: DoctorInput) -> Finding:
@@ -634,7 +657,6 @@ def kept(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def launcher(facts: DoctorInput) -> Finding:
-    """Check that the launcher runs and answers."""
     told = facts.checkup["launcher"]
     if not told["pid"]:
         is_service = facts.info.get("mode") == "system"

@@ -331,7 +331,7 @@ def broker(facts: DoctorInput) -> Finding:
     return Finding(FAIL, says, "use  mqtts://HOST        see docs/mqtt.md")
 
 
-def _permitted(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput], Finding]:
+def permitted(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput], Finding]:
     """Skip a check if this user may not read a file that it needs."""
 
     def looked(facts: DoctorInput) -> Finding:
@@ -345,14 +345,14 @@ def _permitted(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput]
 
 CHECKS = (
     Check("agent", agent),
-    Check("state", _permitted(state)),
-    Check("cluster", _permitted(cluster)),
-    Check("CA key", _permitted(ca_key)),
-    Check("settings", _permitted(settings)),
-    Check("socket", _permitted(socket)),
-    Check("code", _permitted(code)),
+    Check("state", permitted(state)),
+    Check("cluster", permitted(cluster)),
+    Check("CA key", permitted(ca_key)),
+    Check("settings", permitted(settings)),
+    Check("socket", permitted(socket)),
+    Check("code", permitted(code)),
     Check("certificate", certificate),
-    Check("gossip key", _permitted(gossip_key)),
+    Check("gossip key", permitted(gossip_key)),
     Check("users", users),
     Check("hardening", hardening),
     Check("enforcement", enforcement),

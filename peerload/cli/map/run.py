@@ -20,7 +20,7 @@ from peerload.cli.common import command
 from peerload.cli.common.command import say_declining
 from peerload.cli.common.messages import say_unknown
 from peerload.cli.map.template import BadInput, shown
-from peerload.client.connection import AgentConnection, OutputGaps, refusal
+from peerload.client.connection import AgentConnection, OutputGaps, beyond, refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, say, size_text
@@ -228,7 +228,6 @@ class Halt:
             self._share = int(digits) / 100
 
     def is_due(self, *, failed: int, succeeded: int) -> bool:
-        """True if the condition holds."""
         ended = failed + succeeded
         count = {"fail": failed, "success": succeeded, "done": ended}.get(self._counted, 0)
         if self._number:
@@ -656,7 +655,7 @@ class Mapping:
                 with AgentConnection(self._socket_path) as client:
                     for piece in client.stream("output", task=task, done_with=True):
                         until_s = 0.0
-                        if "data" in piece and (new := _beyond(piece, came)):
+                        if "data" in piece and (new := beyond(piece, came)):
                             gaps.add(new)
                             yield new
                     end = client.last
@@ -683,13 +682,3 @@ class Mapping:
         self.incomplete_count += 1
         if len(self.incomplete) < FAILURES_KEPT_MAX:
             self.incomplete[task] = why
-
-
-def _beyond(piece: dict[str, Any], came: dict[int, int]) -> dict[str, Any] | None:
-    """The part of a piece beyond the bytes that came before; None if there is none. Updates ``came``."""
-    stream, offset, data = piece["stream"], piece["offset"], piece["data"]
-    known = came[stream] - offset
-    if known >= len(data):
-        return None
-    came[stream] = offset + len(data)
-    return {**piece, "offset": offset + known, "data": data[known:]} if known > 0 else piece

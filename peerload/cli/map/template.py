@@ -149,11 +149,9 @@ class MapInputs:
 
     @property
     def is_over(self) -> bool:
-        """True if all inputs were taken."""
         return self._is_over
 
     def stop(self) -> None:
-        """End the inputs."""
         self._is_over = True
 
     def next(self) -> Values | None:
@@ -311,7 +309,6 @@ class CommandTemplate:
                 self._words.append(b"{}")
 
     def argv(self, number: int, values: Sequence[bytes]) -> list[bytes]:
-        """The command line of one task. ``number``: its own, from 1."""
         if self._is_shell:
             return [*SHELL, _filled(self._words[0], number, values, _quoted)]
         filled: list[bytes] = []

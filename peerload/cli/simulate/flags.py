@@ -41,7 +41,6 @@ POLICY, NODES, LOAD, STEPS, REPLICATIONS = "adaptive", 20, 0.9, 10, 4
 
 
 def reader() -> Options:
-    """The flags of the verb."""
     options = Options(
         "sim",
         "Play a preset of policies in the simulator, with the very code that agents run. Without a trace the unit of"
@@ -363,7 +362,6 @@ def arrivals(text: str) -> tuple[str, str]:
 
 
 def task_class(text: str) -> TaskClass:
-    """A class of tasks in a mix."""
     try:
         return read_class(text)
     except ConfigError as error:

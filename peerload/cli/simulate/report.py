@@ -141,7 +141,6 @@ ROWS = (
 
 
 def lines(told: dict[str, Any]) -> list[str]:
-    """The JSON object as text."""
     unit = "seconds" if told["unit"] == "s" else "mean service times"
     head = (
         f"{printable(told['policy'])} on {counted(told['nodes'], 'node')} of {counted(told['slots'], 'slot')}, load {load_text(told['load'])},"
@@ -416,17 +415,11 @@ def energy_results(flags: Namespace) -> dict[str, dict[str, Any]]:
 
 def energy_lines(found: dict[str, dict[str, Any]]) -> list[str]:
     """Table of the results beside the published ones."""
-    rows = [["case", "run", *(title for title, _, _ in COLUMNS), "printed s", "printed Wh"]]
+    headings = ["case", "run", *(title for title, _, _ in COLUMNS), "printed s", "printed Wh"]
+    rows = []
     for case, runs in found.items():
         for run, result in runs.items():
             cells = ["-" if result[key] is None else format(result[key], how) for _, key, how in COLUMNS]
             printed = PUBLISHED.get((case, run))
             rows.append([case, run, *cells, *(("", "") if printed is None else (f"{printed[0]:g}", f"{printed[1]:g}"))])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if number < 2 else cell.rjust(width)  # noqa: PLR2004 -- the names are to the left
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return table(headings, rows, right=headings[2:])

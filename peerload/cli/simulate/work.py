@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
-import os
 import signal
 import sys
 import time
 import traceback
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from peerload.cli.common.output import Bar
 from peerload.model.errors import PeerloadError
 from peerload.sim.scenario import play
 
@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     Done = tuple[int, int, Sample]
     """Which scenario, which replication, its sample."""
 
-DRAW_S = 0.2
-"""Progress is drawn this often at most."""
 END_S = 10.0
 """Time that a worker may take to end after it closed its connection."""
-BAR_WIDTH = 30
 GC_THRESHOLD = 50_000
 """Objects after which a worker looks for cycles, of which a simulation makes hardly any."""
 
@@ -50,9 +47,21 @@ def run(
     jobs.sort(key=lambda job: -_cost(scenarios[job[0]]))  # the long ones first, so that no worker is idle at the end
     found: list[list[Sample | None]] = [[None] * replications for _ in scenarios]
     total = replications * sum(scenario.tasks for scenario in scenarios)
-    with _interruptible(), SimProgress(total) as progress:
-        for index, number, sample in _done(scenarios, jobs, min(workers, len(jobs)), progress):
-            found[index][number - first] = sample
+    bar, passed = Bar() if sys.stderr.isatty() else None, 0
+
+    def add(tasks: int) -> None:
+        nonlocal passed
+        passed += tasks
+        if bar is not None:
+            bar.show(passed, 0, total)
+
+    try:
+        with _interruptible():
+            for index, number, sample in _done(scenarios, jobs, min(workers, len(jobs)), add):
+                found[index][number - first] = sample
+    finally:
+        if bar is not None:
+            bar.clear()
     return [[sample for sample in samples if sample is not None] for samples in found]
 
 
@@ -60,9 +69,9 @@ def _cost(scenario: Scenario) -> float:
     return scenario.tasks * (1 + (scenario.load or 1.0))  # the higher the load, the more probes
 
 
-def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, progress: SimProgress) -> Iterator[Done]:
+def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, add: Callable[[int], object]) -> Iterator[Done]:
     if workers == 1:
-        yield from (_play(scenarios, job, progress.add) for job in jobs)
+        yield from (_play(scenarios, job, add) for job in jobs)
         return
     left = iter(jobs)
     as_bytes = bytes(ForkingPickler.dumps(scenarios))  # once for all workers: a trace may be long
@@ -78,7 +87,7 @@ def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, progress
                 with _watched(process):
                     said: int | Done | Exception = connection.recv()
                 if isinstance(said, int):
-                    progress.add(said)
+                    add(said)
                     continue
                 if isinstance(said, Exception):
                     raise said
@@ -182,42 +191,3 @@ def _interruptible() -> Iterator[None]:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-class SimProgress:
-    """A bar on stderr, if that is a terminal: how many of so many tasks have come, and how long the rest may take."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._so_far = 0
-        self._shown_s = 0.0
-        self._started_s = time.monotonic()
-        self._is_shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-
-    def __enter__(self) -> Self:
-        """Nothing is drawn before there is something to tell."""
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        """The line is left clean."""
-        if self._is_shown and self._shown_s:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-    def add(self, tasks: int) -> None:
-        """Add to the number of tasks."""
-        self.reach(self._so_far + tasks)
-
-    def reach(self, tasks: int) -> None:
-        """Set the number of tasks."""
-        self._so_far = tasks
-        now_s = time.monotonic()
-        if not self._is_shown or now_s - self._shown_s < DRAW_S:
-            return
-        self._shown_s = now_s
-        share = min(self._so_far / self._total, 1.0)
-        passed_s = now_s - self._started_s
-        left = f"{passed_s / share - passed_s:.0f} s left" if share > 0.01 else ""  # noqa: PLR2004 -- a guess needs a base
-        bar = ("#" * round(BAR_WIDTH * share)).ljust(BAR_WIDTH, ".")
-        sys.stderr.write(f"\r\x1b[K{bar} {share:4.0%}  {self._so_far:,} of {self._total:,} tasks  {left}")
-        sys.stderr.flush()

@@ -121,7 +121,6 @@ def load(verb: str) -> Callable[[list[str]], int]:
 
 
 def listed() -> str:
-    """All verbs as `--help` lists them."""
     groups = (
         f"{title}\n" + "".join(f"  {verb:12}{says}\n" for verb, says in verbs.items())
         for title, verbs in GROUPS.items()

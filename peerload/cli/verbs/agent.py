@@ -261,7 +261,6 @@ def down(words: list[str]) -> int:
 
 
 def _none_runs(error: AgentUnavailable, *, ends_tasks: bool) -> AgentUnavailable:
-    """The error that there is no agent to stop, with what to type."""
     if error.hint == START_HINT:
         left = "" if ends_tasks else "        to end the tasks that it left:  peerload down --all"
         error.hint = f"one with another socket:  peerload down --socket PATH{left}"
@@ -277,17 +276,13 @@ def _back_again(client: AgentConnection) -> str:
         settings = client.call("settings")["settings"]
     except BadRequest:  # an agent of an earlier version
         settings = []
+    own_places = {"state": default_state(), "socket": default_socket_path()}
     for setting in settings:
         if setting["origin"] == FLAG:
             values = setting["value"] if isinstance(setting["value"], list) else [setting["value"]]
-            own = own_place(setting["key"])
+            own = own_places.get(setting["key"])
             words += [word for value in values if value != own for word in (f"--{setting['key']}", str(value))]
     return printable(shlex.join(words))
-
-
-def own_place(key: str) -> str | None:
-    """The default of `peerload up` for the state directory and the socket; None for other settings."""
-    return {"state": default_state(), "socket": default_socket_path()}.get(key)
 
 
 def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common.agent_process import await_end, configured, watch
 from peerload.cli.common.command import check_node_names
-from peerload.cli.common.options import Options
+from peerload.cli.common.options import NODE_NAME_CHARACTERS, NODE_NAME_LENGTH_MAX, Options
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, BadRequest, UsageError
 from peerload.model.text import printable
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 EXAMPLE_PORT = 7117
 TLS_PORT = 8883
 SOMEWHERE = "ADDRESS"
-NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789-"
-NAME_LENGTH_MAX = 40
 
 
 def cluster(words: list[str]) -> int:
@@ -175,8 +173,8 @@ def _facts(found: ClusterDirectory) -> dict[str, Any]:
 
 def _default_name(directory: Path) -> str:
     """The name of the directory, reduced to the characters of a cluster's name."""
-    name = "".join(letter if letter in NAME_CHARACTERS else "-" for letter in directory.name.lower())
-    return name.strip("-")[:NAME_LENGTH_MAX] or "cluster"
+    name = "".join(letter if letter in NODE_NAME_CHARACTERS else "-" for letter in directory.name.lower())
+    return name.strip("-")[:NODE_NAME_LENGTH_MAX] or "cluster"
 
 
 def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> int:
@@ -246,7 +244,7 @@ def forget(words: list[str]) -> int:
     check_node_names("forget", [flags.node])
     with AgentConnection(flags.socket) as client:
         reply = client.call("forget", node=flags.node)
-    was = f"it was {printable(reply['was'])}" if reply.get("was") else "this node knew only tasks on it"
+    was = f"it was {printable(reply['was'])}" if reply.get("was") else "it was not met since this agent's start"
     text = f"{printable(reply.get('node', ''))} is forgotten; {was}"
     print_result({"node": reply.get("node"), "was": reply.get("was")}, [text], as_json=flags.json)
     return 0

@@ -51,7 +51,7 @@ VALUES = {
     "--record": FILES, "--socket": FILES, "--output": FILES, "-o": FILES, "--error": FILES, "-e": FILES,
     "--from": FILES, "--wheels": DIRECTORIES, "--prefix": DIRECTORIES, "--root": DIRECTORIES, "--each-line": FILES, "--param-file": FILES, "--joblog": FILES, "--in": FILES, "--env": FILES, "--speeds": FILES, "--plot": FILES, "--csv": FILES,
     "--gpu-wait": "queue schedule", "--prefer": "time balanced energy", "--gpu-share": "auto exclusive time mps", "--lease": "auto", "--signal": SIGNALS,
-    "--broker": "mosquitto amqtt", "--model": "reference live", "--what": "task attempt node agent launcher disk gpu store",
+    "--broker": "mosquitto amqtt", "--model": "reference live",
 }  # fmt: skip
 """The values of flags."""
 NODE_FLAGS, PRESET_FLAGS, GROUP_FLAGS, LABEL_FLAGS = (
@@ -231,6 +231,10 @@ def _values(verb: str, flag: str, value: str, front: str) -> list[tuple[str, str
         candidates = sorted({(str(label), "") for node in _ask("nodes").get("nodes", ()) for label in node["labels"]})
     elif flag == "--state" and verb not in ("up", "agent", "down"):
         candidates = [(state, "") for state in STATES]
+    elif flag == "--what":
+        from peerload.cli.verbs.ls import WHAT
+
+        candidates = [(kind, "") for kind in WHAT]
     else:
         told = VALUES.get(flag, DIRECTORIES if flag == "--state" else "")
         candidates = [(word, "") for word in told.split()]

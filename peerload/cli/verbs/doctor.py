@@ -6,7 +6,7 @@ import sys
 import threading
 
 from peerload.cli.common.options import Options
-from peerload.cli.doctor import cluster, machine
+from peerload.cli.doctor import cluster, machine, security
 from peerload.cli.doctor.machine import FAIL, OK, SKIP, WARN, Check, DoctorInput, Finding
 from peerload.model.text import printable
 from peerload.text.format import coloured, counted, print_json
@@ -17,7 +17,7 @@ CHECKS = (
     Check("version", machine.version),
     Check("restart", machine.restart),
     Check("python", machine.python),
-    Check("socket", machine.socket),
+    Check("socket", security.permitted(security.socket)),
     Check("state", machine.state),
     Check("file system", machine.file_system),
     Check("room", machine.room),
@@ -39,6 +39,7 @@ CHECKS = (
     Check("clock", machine.clock),
     Check("clocks", cluster.clocks),
     Check("GPUs", machine.gpus),
+    Check("MPS", machine.mps),
     Check("power", machine.power),
     Check("open files", machine.open_files),
     Check("inotify", machine.inotify),
@@ -68,8 +69,6 @@ def main(words: list[str]) -> int:
     checks: tuple[Check, ...] = CHECKS
     told = {"node": facts.info.get("node")}
     if flags.security:
-        from peerload.cli.doctor import security
-
         checks, told = security.CHECKS, told | {"mode": facts.security.get("mode")}
     found = [(check.name, looked_at(check, facts)) for check in checks]
     counts = {result: sum(finding.result == result for _, finding in found) for result in (OK, WARN, FAIL, SKIP)}

@@ -202,7 +202,6 @@ def of_nodes(client: AgentConnection, node: str | None, since: float) -> list[di
 
 
 def of_task(task: dict[str, Any]) -> dict[str, Any]:
-    """The row of an ended task."""
     usage = task.get("usage") or {}
     joules = usage.get("joules")
     return {

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peerload.cli.common.agent_process import configured, located, make_private, restart, start
+from peerload.cli.common.agent_process import agent_info, configured, located, make_private, restart, start
 from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.client.connection import ANSWERS_WITHIN_S, AgentConnection, default_socket_path
-from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
+from peerload.model.errors import BadRequest, PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text.format import duration_text, print_json, print_result, say
 from peerload.text.units import duration
@@ -79,7 +79,7 @@ def join(words: list[str]) -> int:
     admitted = _ask_to_join(token, node, place, flags, str((running or {}).get("listen") or ""))
     info = _as_member(running, place)
     _await_peer(place["socket"])
-    info = _info(place["socket"]) or info
+    info = agent_info(place["socket"], ANSWERS_WITHIN_S) or info
     print_result(
         {key: info.get(key) for key in JOIN_JSON_KEYS}, _joined_lines(info, admitted, place), as_json=flags.json
     )
@@ -98,7 +98,7 @@ def token_words(given: list[str]) -> list[str]:
 
 def _running(flags: Namespace) -> dict[str, Any] | None:
     """The answer of the agent that runs here to `info`; None if no agent runs."""
-    info = _info(flags.socket or default_socket_path())
+    info = agent_info(flags.socket or default_socket_path(), ANSWERS_WITHIN_S)
     if info is not None and not info.get("cluster_local") and not flags.cluster:
         from peerload.wire.token import parse
 
@@ -110,14 +110,6 @@ def _running(flags: Namespace) -> dict[str, Any] | None:
                 hint="leave it first:  peerload leave        and move that directory away",
             )
     return info
-
-
-def _info(socket_path: str) -> dict[str, Any] | None:
-    try:
-        with AgentConnection(socket_path) as client:
-            return client.call("info")
-    except AgentUnavailable:
-        return None
 
 
 def _is_connected(socket_path: str) -> bool:

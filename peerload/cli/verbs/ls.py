@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from peerload.cli.common import selection
 from peerload.cli.common.messages import CANNOT, report, say_notice
 from peerload.cli.common.options import Options, is_node_name, past_instant, whole
-from peerload.cli.common.output import OutputWriter, redrawn
+from peerload.cli.common.output import OutputWriter, followed, redrawn
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import BadRequest, PeerloadError, UsageError
 from peerload.model.text import printable
@@ -196,7 +196,8 @@ def _print_one(client: AgentConnection, task: str, flags: Namespace, *, names: b
     streams = [2] if flags.err else [1, 2]
     asked = {"task": task, "follow": flags.follow, "streams": streams, "tail_lines": flags.tail}
     writer = OutputWriter(raw=flags.raw, is_whole=flags.tail is None, is_json=flags.json)
-    for piece in client.stream("output", **asked, at=flags.at):
+    pieces = client.stream("output", **asked, at=flags.at)
+    for piece in followed(client, pieces) if flags.follow else pieces:
         if not say_notice(piece):
             writer.write(({"id": task} if names else {}) | piece)
     writer.close()
@@ -275,7 +276,8 @@ def events(words: list[str]) -> int:
             raise UsageError(f"events: no such kind: {name!r}", hint=f"there are:  {' '.join(WHAT)}")
     with AgentConnection(flags.socket) as client:
         asked = {"limit": flags.limit, "follow": flags.follow, "tasks": flags.task, "what": what}
-        for part in client.stream("events", **asked, at=flags.at):
+        parts = client.stream("events", **asked, at=flags.at)
+        for part in followed(client, parts) if flags.follow else parts:
             for event in part["events"]:
                 sys.stdout.write(json_line(event) if flags.json else event_line(event))
             sys.stdout.flush()

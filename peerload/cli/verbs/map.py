@@ -198,7 +198,6 @@ class Outputs:
 
     @property
     def is_full(self) -> bool:
-        """True if the bound of kept tasks is reached."""
         return len(self._waiting) >= KEPT_TASKS_MAX
 
     def skipped(self, number: int) -> None:
@@ -366,7 +365,6 @@ def _name_failures(mapping: Mapping) -> None:
 
 
 def failure_text(body: dict[str, Any], line: bytes) -> str:
-    """One line about a failed task."""
     signal_ = body.get("signal")
     how = f"signal {signal_}" if signal_ else f"exit {exit_code_of(body)}"
     if (body.get("exit_code") is None and not signal_) or body.get("out_of"):

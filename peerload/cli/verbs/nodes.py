@@ -50,11 +50,12 @@ def nodes(words: list[str]) -> int:
     reader.at()
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
-        nodes = client.call("nodes", at=flags.at)["nodes"]
+        reply = client.call("nodes", at=flags.at)
+        nodes, unmet = reply["nodes"], reply.get("unmet", [])
         if flags.task is not None:
             return _for_task(client.call("why", task=flags.task), nodes, flags)
     if flags.json:
-        print_json({"nodes": nodes})
+        print_json({"nodes": nodes, "unmet": unmet})
         return 0
     headings, columns = WIDE_HEADINGS if flags.wide else HEADINGS, terminal_columns()
     lines = node_table(headings, [node_cells(node, headings) for node in nodes], columns)
@@ -64,8 +65,16 @@ def nodes(words: list[str]) -> int:
         for node in nodes
         if node.get("no_gpus_because")
     ]
+    if unmet:
+        names = ", ".join(map(printable, unmet[:UNMET_NAMED_MAX])) + (" …" if unmet[UNMET_NAMED_MAX:] else "")
+        lines.append(
+            f"not met since this agent's start: {names}        gone for good:  peerload forget {printable(unmet[0])}"
+        )
     print_lines([*lines, *shared_machine_lines(nodes)])
     return 0
+
+
+UNMET_NAMED_MAX = 8
 
 
 def _for_task(told: dict[str, Any], nodes: list[dict[str, Any]], flags: Namespace) -> int:
@@ -236,7 +245,6 @@ def _gpu_cells(node: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
 
 
 def shared_machine_lines(nodes: Sequence[dict[str, Any]]) -> list[str]:
-    """A line about each machine that has several agents."""
     return [f"{printable(', '.join(names))}: {ONE_MACHINE}" for names in on_one_machine(nodes)]
 
 

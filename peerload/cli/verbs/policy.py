@@ -190,7 +190,6 @@ WIDTH_MAX = 100
 
 
 def preset_lines(preset: PresetDescription) -> list[str]:
-    """A preset: its description, then each kind with the policy chosen, and its parameters."""
     from peerload.policy.preset import shown
 
     lines = [*_wrapped(f"{preset.name}: {preset.description or 'no description'}"), f"  {printable(preset.file)}"]
@@ -229,7 +228,6 @@ def _chosen_lines(chosen: ChosenPolicy) -> list[str]:
 
 
 def member_lines(member: PolicyDescription) -> list[str]:
-    """A policy: its description, when it is good and bad, and its parameters."""
     own = f"{member.kind}: {printable(member.name)}" if ".py:" in member.name else f"{member.kind}.{member.name}"
     lines = [own, *_wrapped(member.says or "No description.", "  ")]
     lines += _wrapped(f"Good: {member.good}", "  ") if member.good else []

@@ -69,7 +69,6 @@ def trace(words: list[str]) -> int:
 
 
 def described(task: dict[str, Any], now: float) -> list[str]:
-    """One task as lines of text."""
     usage = task.get("usage") or {}
     facts = [
         ("state", _state(task)),
@@ -217,7 +216,6 @@ def _gpus_needed(gpus: float, memory_bytes: int) -> str:
 
 
 def _gpu_terms(task: dict[str, Any]) -> str:
-    """The GPU options of a task, without defaults."""
     wait = task.get("gpu_wait")
     chosen = {
         "prefer": task.get("gpu_prefer") or [],

@@ -130,7 +130,6 @@ class WaitProgress:
         return self._is_by_id and (not dot or short in self._named or f"@.{member}" in self._named)
 
     def finish(self) -> None:
-        """Print the summary."""
         self._clear()
         ended = sum(self._states.values())
         if self._is_json or not ended:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.core.work import QUEUED_PHASES, HomePhase
 from peerload.model import events, metrics, timers
 from peerload.model.actions import Answer, AnswerPart
@@ -44,7 +44,7 @@ RELEASED = "released"
 
 
 class ClientRequests:
-    """One per node."""
+    """Requests of clients about tasks of this home and about this node. One per node."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ClientRequests:
         self._batches.carry_out(event.request, steps)
 
     def _cancel(self, event: events.CancelRequested) -> Iterator[int | None]:
-        """Durable before it is confirmed (D7)."""
+        """Cancel the named tasks, which is durable before it is confirmed (D7)."""
         # Every member of an array, although the first may have been cancelled already. Those that wait go first: else they
         # would start in the room that the others leave.
         stopped: dict[str, bool] = {}
@@ -124,7 +124,7 @@ class ClientRequests:
         return {name: stopped[name] for name in later}
 
     def signal(self, event: events.SignalRequested) -> None:
-        """Passed on to a running task."""
+        """Pass a signal on to a running task."""
         task = None if self._home.is_being_made(event.task) else self._home.by_id.get(event.task)
         error: BadRequest | None = None
         if task is None:
@@ -134,7 +134,7 @@ class ClientRequests:
         self._state.actions.append(Answer(event.request, {}, error=error))
 
     def _hold(self, event: events.HoldRequested) -> Iterator[int | None]:
-        """Waiting tasks are kept back; one that a node has already is not taken from it."""
+        """Hold the named tasks that wait; one that a node has already is not taken from it."""
         held: list[str] = []
         already_held: list[str] = []
         not_waiting: list[str] = []
@@ -151,7 +151,7 @@ class ClientRequests:
         self._answer(event.request, held=held, already_held=already_held, not_waiting=not_waiting)
 
     def _release(self, event: events.ReleaseRequested) -> Iterator[int | None]:
-        """Held tasks go on; what was lost before does not count any more."""
+        """Release the named tasks that are held; attempts that were lost before do not count any more."""
         released: list[str] = []
         not_held: list[str] = []
         for name in event.tasks:
@@ -168,7 +168,7 @@ class ClientRequests:
         self._answer(event.request, released=released, not_held=not_held)
 
     def _prioritize(self, event: events.PriorityRequested) -> Iterator[int | None]:
-        """Waiting tasks go before, or behind, others; the node that has one in its queue is told."""
+        """Set the priority of the named tasks that wait; the node that has one in its queue is told."""
         changed: list[str] = []
         passed_on: list[str] = []
         elsewhere: list[str] = []
@@ -194,7 +194,7 @@ class ClientRequests:
         )
 
     def drain(self, event: events.DrainRequested) -> None:
-        """This node takes no more tasks."""
+        """Drain this node."""
         returned, running = self._drain.begin(event.reason)
         self._answer(event.request, returned=returned, running=running)
 
@@ -207,15 +207,16 @@ class ClientRequests:
     def forget(self, event: events.ForgetRequested) -> None:
         """A user asserts that a node is gone for good; one that is there is not forgotten."""
         peer = self._membership.get(event.node)
+        is_forgotten = self._membership.forget(event.node)
         error: BadRequest | None = None
         if event.node == self._state.node:
             error = BadRequest(f"{event.node} is this node itself", hint="peerload leave")
-        elif (
-            peer is None and not self._home.at(event.node) and not self._eligibility.dependencies.waits_on(event.node)
+        elif peer is not None and not is_forgotten:
+            error = _still_there(event.node, peer.state)
+        elif not (
+            is_forgotten or self._home.at(event.node) or self._eligibility.dependencies.waits_on(event.node)
         ):  # an agent's restart may have forgotten it, its tasks not
             error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
-        elif peer is not None and not self._membership.forget(event.node):
-            error = _still_there(event.node, peer.state)
         reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
         if error is None:
             reply["tasks"] = self._leases.forgotten(event.node) + self._eligibility.dependencies.forgotten(event.node)
@@ -251,7 +252,7 @@ CUT = "more was sent to its standard input than is kept for another attempt"
 
 
 class ClientBinding:
-    """One per node; its timer is ``attended``."""
+    """Binding of attended tasks to their clients: a task ends with the last of them. One per node; its timer is ``attended``."""
 
     def __init__(self, state: CoreState, home: Home, batches: BatchedRequests) -> None:
         self._state = state
@@ -271,7 +272,7 @@ class ClientBinding:
         self._coming[client] = self._coming.get(client, 0) + 1
 
     def submission_done(self, client: int) -> None:
-        """All of them have been."""
+        """All tasks of one submission of this client are taken in."""
         self._coming[client] -= 1
         if not self._coming[client]:
             del self._coming[client]
@@ -377,13 +378,13 @@ class ClientBinding:
             self._end(task, NOT_BACK)
 
     def cut(self, uid: bytes) -> None:
-        """The beginning of its input is to be dropped: durable before it is."""
+        """Record that the beginning of a task's input is to be dropped, before it is."""
         task = self._home.tasks.get(uid)
         if task is not None and not task.record.state.is_final and not task.record.input_is_cut:
             self._home.become(task, CUT, input_is_cut=True)
 
     def input_came(self, uid: bytes) -> None:
-        """Note that its input has come. That is durable with its next state, at the latest with its end: nobody asks before."""
+        """Note that the input of a task has come. That is durable with its next state, at the latest with its end: nobody asks before."""
         task = self._home.tasks.get(uid)
         if task is not None and not task.record.input_came:
             task.record = msgspec.structs.replace(task.record, input_came=True)

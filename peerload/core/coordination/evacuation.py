@@ -32,7 +32,7 @@ LOOKED_AT_MAX = 256
 
 
 class TaskEvacuation:
-    """One per node."""
+    """Evacuation of this home's waiting tasks. One per node."""
 
     def __init__(
         self, state: CoreState, queue: WaitingQueue, membership: Membership, home: Home, sender: Sender
@@ -102,7 +102,7 @@ AWAITING_MAX = 1000
 
 
 class NodeDrain:
-    """One per node."""
+    """The drain of this node, and the requests that wait until it is empty. One per node."""
 
     def __init__(
         self,
@@ -122,11 +122,11 @@ class NodeDrain:
         self._awaiting: dict[int, None] = {}
 
     def restore(self, reason: str) -> None:
-        """As it was before the agent's start."""
+        """Restore the drain that was on before the agent's start."""
         self._set(is_on=True, reason=reason)
 
     def begin(self, reason: str) -> tuple[int, int]:
-        """→ how many tasks of others went back, and how many run on."""
+        """Drain this node → how many tasks of other homes went back, and how many run on."""
         profile = self._state.profile
         is_news = not profile.drained or profile.drain_reason != reason
         if is_news:
@@ -140,7 +140,7 @@ class NodeDrain:
         return returned, len(self._ledger.running)
 
     def await_empty(self, request: int) -> None:
-        """Answered when nothing runs here, and nothing of others is here any more. `settle` looks."""
+        """Answer a request when nothing runs here, and nothing of other homes is here any more; `settle` looks."""
         if not self._state.profile.drained:
             self._refuse(request)
         elif len(self._awaiting) >= AWAITING_MAX:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.core.resources.admission import asked_text, lacks, seen_by, why_never
 from peerload.core.work import HomePhase, HomeTask, UntouchedMembers
 from peerload.energy.price import cheapest_start, integral
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from peerload.core.coordination.clients import ClientBinding
-    from peerload.core.membership.membership import Membership, PeerInfo
+    from peerload.core.membership.membership import Membership
+    from peerload.core.membership.peers import PeerInfo
     from peerload.core.sharing.sharing import Sharing
     from peerload.core.state import BatchedRequests, CoreState
     from peerload.core.tasks.eligibility import Eligibility
@@ -82,7 +83,7 @@ class SubmissionInProgress:
             self._reason = f"{self._reason}; repeats {event.retry_of}"
 
     def members(self) -> Iterator[str]:
-        """The names of all."""
+        """The ids of its tasks."""
         return (f"{self.name}.{index}" for index in self.event.indices) if self.event.indices else iter((self.name,))
 
     def left(self) -> int:
@@ -137,7 +138,7 @@ class SubmissionInProgress:
         )
 
     def add(self, member: str) -> HomeTask:
-        """Make one."""
+        """Make the task with this id."""
         record = self._record(member, self._uid())
         self.rows.append(PutTask(record, self.submitted_at, self._reason))
         self.unkept += 1
@@ -373,7 +374,7 @@ SINGLY_MAX = 250
 
 
 class TaskDispatch:
-    """One per node; it keeps nothing of its own."""
+    """Dispatch of arriving tasks: to the gate, to the queue, or to a search. One per node, without state of its own."""
 
     def __init__(
         self,
@@ -398,13 +399,15 @@ class TaskDispatch:
         if not directory_here:
             task.cannot_here = _no_directory(task.spec)
 
+    def _never_here(self, spec: TaskSpec) -> str:
+        """Why this node can never run a task; "" if it can."""
+        return why_never(self._state.profile, spec.request, spec.placement, self._state.node)
+
     def arrives(self, task: HomeTask) -> None:
         """Dispatch an arriving task: it waits here, or looks for a place elsewhere. The load that decides does not count it."""
         if self._home.rests_until_sure(task) or not self._eligibility.admits(task) or self._rests_for_price(task):
             return
-        spec = task.spec
-        cannot = task.cannot_here or why_never(self._state.profile, spec.request, spec.placement, self._state.node)
-        if cannot:
+        if cannot := task.cannot_here or self._never_here(task.spec):
             self._sharing.sender.strand(task, cannot)
             return
         sends = self._membership.has_any() and self._sharing.sender.sends(task)
@@ -414,9 +417,9 @@ class TaskDispatch:
 
     def arrive_together(self, block: UntouchedMembers) -> Iterator[int | None]:
         """Dispatch arriving members of a uniform array: they wait here as one, and look for places in turn."""
-        state, spec, sender = self._state, block.spec, self._sharing.sender
+        sender = self._sharing.sender
         may_send = self._membership.has_any() and sender.may_send(block)
-        if why_never(state.profile, spec.request, spec.placement, state.node) or (may_send and sender.places_all):
+        if self._never_here(block.spec) or (may_send and sender.places_all):
             for member in block.members:
                 task = self._home.by_id.get(f"{block.task}.{member}")
                 if task is not None and self.has_yet_to_arrive(task):
@@ -472,12 +475,12 @@ class TaskDispatch:
     def judge_again(self) -> None:
         """This node has other devices than before. Its own tasks that wait for some wait here if it can run them now, else
         look for a place elsewhere."""
-        sender, profile = self._sharing.sender, self._state.profile
+        sender = self._sharing.sender
         for task in [task for task in self._home.tasks.values() if task.spec.request.takes_devices]:
             is_queued, is_stranded = task.is_queued, task.uid in self._home.stranded
             if task.cannot_here or not (is_queued or is_stranded):
                 continue
-            cannot = why_never(profile, task.spec.request, task.spec.placement, self._state.node)
+            cannot = self._never_here(task.spec)
             if is_stranded and cannot:
                 task.stranded_because = cannot
             elif is_stranded:
@@ -517,8 +520,7 @@ class TaskDispatch:
             self._queue.remove(task)
             return
         here = self._state.node
-        spec = task.spec
-        runs_here = not task.cannot_here and not why_never(self._state.profile, spec.request, spec.placement, here)
+        runs_here = not task.cannot_here and not self._never_here(task.spec)
         if runs_here and to == here:
             self._state.count(metrics.TASKS_RETURNED)
             self._sharing.donor.taken_home(message.uid)
@@ -534,7 +536,7 @@ class TaskDispatch:
 
 
 class Intake:
-    """One per node; it keeps nothing but the submissions. ``client_binding`` hears of each new task."""
+    """Intake of submissions and of tasks from the store. One per node; ``client_binding`` hears of each new task."""
 
     def __init__(
         self,
@@ -555,14 +557,15 @@ class Intake:
         self._dispatch = dispatch
 
     def submitted(self, event: TaskSubmitted) -> None:
-        """Kept, answered, and considered; or refused. One that names tasks to wait for only once there are known to be such."""
+        """Keep, answer and dispatch a submission, or refuse it. One that names tasks to wait for is first checked for whether there
+        are such tasks."""
         if not event.terms.awaits or self._submissions.is_known(event):
             self.accepted(event)
         else:
             self._eligibility.remote_status.begin(event, self._submissions.counter)
 
     def accepted(self, event: TaskSubmitted) -> None:
-        """There is all that it names."""
+        """Carry out a submission: all tasks that it waits for are known to exist."""
         self._batches.carry_out(event.request, self._submitted(event))
 
     def _repeated(self, event: TaskSubmitted, reply: dict[str, object]) -> Iterator[int | None]:

@@ -185,7 +185,9 @@ class RunningTasks:
             devices=devices,
             run_s=state.run_s_max(work, ledger.devices.models) if devices else 0.0,
             learned=state.learned_gpu_bytes(work, ledger.devices.models) if devices else {},
-            owner=ledger.devices.mps_owner(work.spec, is_local=work.is_local),
+            owner=ledger.devices.mps_owner(work.spec, work.home if isinstance(work, RemoteTask) else "")
+            if devices
+            else "",
         )
 
     def _leave(self, key: str) -> None:
@@ -206,7 +208,7 @@ class RunningTasks:
             devices.was_left = False
             self._state.actions.append(LookAtDevices())
         now_s = self._state.now.boot_s
-        due_s = min(devices.due_s(now_s), self._queue.due_s)
+        due_s = min(devices.due_s(now_s), self._queue.due_s) if devices.states else self._queue.due_s
         if due_s != self._devices_due_s:
             self._devices_due_s = due_s
             if due_s < math.inf:
@@ -244,7 +246,7 @@ class RunningTasks:
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def ended(self, key: str, exit_: Exit) -> None:
-        """The process is gone; the next one starts before anybody is asked for more."""
+        """Record the end of a process; the next one starts before anybody is asked for more."""
         if key in self._ahead:  # the launcher is ahead of what is known of the attempt before
             self._occupy(key)
         work = self._works.get(key)
@@ -323,7 +325,7 @@ class RunningTasks:
             self._state.note_guest(work, state, reason)
 
     def stop(self, key: str) -> None:
-        """A task past its time limit gets SIGTERM, later SIGKILL."""
+        """Send SIGTERM, later SIGKILL, to a task past its time limit."""
         work = self._works.get(key)
         if work is not None:
             work.killed_because = TIME_LIMIT
@@ -368,13 +370,13 @@ class RunningTasks:
         self._state.note("launcher", "silent" if is_silent else "answers", reason=SILENT if is_silent else "")
 
     def launcher_ready(self, running: Running, ended: dict[str, Exit], frozen: Iterable[str] = ()) -> None:
-        """A (new) launcher answers."""
+        """Start attempts again: a launcher answers, which may be a new one."""
         self._launcher_away = False
         self._state.note("launcher", "ready")
         self.reconcile(running, ended, frozen)
 
     def reconcile(self, listed: Running, ended: dict[str, Exit], frozen: Iterable[str] = ()) -> None:
-        """Every attempt that holds room here either runs (or is held still), has an exit record, or has died."""
+        """Compare with the launcher's list: every attempt that holds room here runs (or is frozen), has an exit record, or has died."""
         for key in list(self._ahead):
             self._occupy(key)  # each runs, waits, has ended or is gone, as the launcher says
         self._lanes.clear()

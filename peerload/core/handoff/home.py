@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 UNCOLLECTED_CHARS_MAX = 300
+PLACEMENTS = {kind: metrics.labelled(metrics.PLACEMENTS, kind=kind) for kind in ("asked", "chosen", "needed")}
 """Of why a result could not be kept."""
 
 
@@ -163,7 +164,7 @@ class HomeHandoff:
         )
         self._state.count(metrics.TRANSFERS)
         kind = "asked" if not offering.searches_on else "chosen" if offering.is_voluntary else "needed"
-        self._state.count(metrics.labelled(metrics.PLACEMENTS, kind=kind))
+        self._state.count(PLACEMENTS[kind])
         self._mediator.task_placed(task, src)
         self._commit(task, message.ts)
 

@@ -610,11 +610,17 @@ class Gossip:
                 msgspec.structs.replace(member.rumour, standing=MemberStatus.DEAD, by=(shared.core.node,)), ""
             )
 
-    def forget(self, node: str) -> None:
-        """Forget a member that is gone for good, as its operator says: it is broadcast, and nobody looks for it any more."""
-        member = self.shared.members.get(node)
+    def forget(self, node: str) -> bool:
+        """Broadcast that a member is gone for good, and look for it no more. False if it is not known."""
+        member, of_earlier_start = self.shared.members.get(node), self.anti_entropy.known.pop(node, None)
         if member is not None:
-            self.update_received(msgspec.structs.replace(member.rumour, standing=MemberStatus.FORGOTTEN, by=()), "")
+            rumour = msgspec.structs.replace(member.rumour, standing=MemberStatus.FORGOTTEN, by=())
+        elif (one := of_earlier_start) is not None:
+            fields = one.node, one.boot, one.machine_boot, one.store, one.incarnation
+            rumour = MembershipUpdate(*fields, 0, MemberStatus.FORGOTTEN, one.address)
+        else:
+            return False
+        return self.update_received(rumour, "") or of_earlier_start is not None
 
     def drop(self, node: str) -> None:
         """Think no more of a member that is gone."""

@@ -301,13 +301,13 @@ class GossipState:
         if self._due_s.pop((kind, subject), None) is not None:
             self.core.clear_timer(timers.GossipDue(kind, subject))
 
-    def is_armed(self, kind: timers.GossipTimerKind, subject: str = "") -> bool:
+    def is_armed(self, kind: timers.GossipTimerKind) -> bool:
         """True if this timer is set."""
-        return (kind, subject) in self._due_s
+        return (kind, "") in self._due_s
 
-    def left_s(self, kind: timers.GossipTimerKind, subject: str = "") -> float | None:
+    def left_s(self, kind: timers.GossipTimerKind) -> float | None:
         """In how long this timer comes; None if it is not set."""
-        due_s = self._due_s.get((kind, subject))
+        due_s = self._due_s.get((kind, ""))
         return None if due_s is None else max(due_s - self.now_s, 0.0)
 
     def expired_s(self, kind: timers.GossipTimerKind, subject: str) -> float | None:

@@ -9,17 +9,17 @@ is no gossip, and nothing is kept here of those of whom nothing else was heard.
 
 from __future__ import annotations
 
-import enum
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, overload
 
 import msgspec
 
 from peerload.core.estimates import command_keys
 from peerload.core.membership.gossip import Gossip, identity_of, rumour_of
-from peerload.core.membership.waking import Waking
+from peerload.core.membership.peers import STATE_OF_STATUS, PeerInfo, PeerState, Profiles, Waking
 from peerload.core.resources.admission import why_never
 from peerload.model import metrics, rules
 from peerload.model.actions import ForgetPeer
@@ -27,14 +27,10 @@ from peerload.model.bounded import BoundedDict
 from peerload.model.gossip import Load, MemberStatus
 from peerload.model.messages import (
     DECLINES_LASTING,
-    PROFILES_MAX,
     Hello,
-    KnownProfile,
     Leaving,
     Need,
     Pong,
-    ProfileRequest,
-    ProfileTold,
     decline_subject,
 )
 from peerload.model.resources import GPU, LoadReport, PowerCurve, Profile
@@ -44,13 +40,13 @@ from peerload.policy.api import KnownReport
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from peerload.core.membership.gossip_state import GossipState
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState, Mediator
     from peerload.model.gossip import MembershipUpdate
     from peerload.model.messages import DirectoryTold, Identity, Ping
     from peerload.model.resources import Device
     from peerload.model.task import Exit, TaskSpec
+    from peerload.policy.api import Reported
 
 
 AHEAD_MAX = 1000
@@ -107,14 +103,38 @@ class NamesWithout(Sequence[str]):
         return self._all[index if index < self._skipped else index + 1]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._all[: self._skipped]
-        yield from self._all[self._skipped + 1 :]
+        return chain(self._all[: self._skipped], self._all[self._skipped + 1 :])
 
     def __contains__(self, name: object) -> bool:
         if not isinstance(name, str):
             return False
         place = bisect_left(self._all, name)
         return place < len(self._all) and self._all[place] == name and place != self._skipped
+
+
+class ReportTable:
+    """The newest report of each peer, in the order in which they came, and the names of those that accept and that give by it."""
+
+    __slots__ = ("accepting", "by_name", "giving")
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, HeardReport] = {}
+        self.accepting: set[str] = set()
+        self.giving: set[str] = set()
+
+    def put(self, node: str, heard: HeardReport) -> None:
+        """Replace the report of a peer."""
+        self.by_name.pop(node, None)  # so that the first is the one that came longest ago
+        self.by_name[node] = heard
+        report = heard.report
+        (self.accepting.add if report.accepts else self.accepting.discard)(node)
+        (self.giving.add if report.gives else self.giving.discard)(node)
+
+    def drop(self, node: str) -> None:
+        """Remove the report of a peer, if there is one."""
+        self.by_name.pop(node, None)
+        self.accepting.discard(node)
+        self.giving.discard(node)
 
 
 class Directory:
@@ -133,7 +153,7 @@ class Directory:
             identity.node: (identity, profile) for identity, profile in members
         }
         self.names = tuple(sorted(self.members))
-        self.announced: dict[str, HeardReport] = {}
+        self.announced = ReportTable()
         self._eligible: dict[tuple[Need, str], tuple[str, ...]] = {}
 
     def eligible(self, need: Need, home: str) -> tuple[str, ...]:
@@ -299,163 +319,6 @@ LEAVING_SAID_MAX = 4
 STALLED_MEMORY_S = 3.0
 """A decline because a file system did not answer is remembered for this long only: it may answer again at any moment."""
 
-BOOTS_KEPT_MAX = 8
-"""Starts of a peer that are remembered, so that a late word of one is not taken for news."""
-
-
-class PeerState(enum.StrEnum):
-    """Belief about a peer."""
-
-    ALIVE = "alive"
-    SUSPECT = "suspect"
-    DEAD = "dead"
-    LEFT = "left"
-    ASLEEP = "asleep"
-
-
-STANDINGS = {
-    MemberStatus.ALIVE: PeerState.ALIVE,
-    MemberStatus.SUSPECT: PeerState.SUSPECT,
-    MemberStatus.DEAD: PeerState.DEAD,
-    MemberStatus.LEFT: PeerState.LEFT,
-    MemberStatus.FORGOTTEN: PeerState.LEFT,
-    MemberStatus.ASLEEP: PeerState.ASLEEP,
-}
-
-
-class PeerInfo:
-    """One peer as seen from here. heard_s: boot time of its last word to this node; since_s: since when it is in this
-    state; knows_profile: whether its profile is that of this run, else it is an old one or, at first, an empty one; boots:
-    those of its starts that introduced themselves in person, the newest last, at most BOOTS_KEPT_MAX."""
-
-    __slots__ = ("boots", "heard_s", "identity", "knows_profile", "profile", "since_s", "state")
-
-    def __init__(self, identity: Identity, profile: Profile | None, heard_s: float) -> None:
-        self.identity = identity
-        self.profile = profile or Profile(identity.node, 0, 0.0)
-        self.knows_profile = profile is not None
-        self.heard_s = self.since_s = heard_s
-        self.state = PeerState.ALIVE
-        self.boots: tuple[str, ...] = ()
-
-    def was_later_than(self, identity: Identity) -> bool:
-        """True if this is a late word of an earlier start. Where the disk was lost since, only its boot tells:
-        incarnations began anew."""
-        mine = self.identity
-        is_earlier = identity.store == mine.store and identity.incarnation < mine.incarnation
-        return is_earlier or identity.boot in self.boots[:-1]
-
-    def introduced(self, identity: Identity) -> None:
-        """The peer has introduced itself."""
-        if identity.boot not in self.boots:
-            self.boots = (*self.boots, identity.boot)[-BOOTS_KEPT_MAX:]
-
-
-GATHER_S = 0.05
-"""Profiles wanted within this are asked for together."""
-REPEAT_S = 1.0
-REPEAT_S_MAX = 60.0
-"""A profile that was not told is asked for again after this, doubling up to the next."""
-PROFILE_NODES_MAX = 16
-"""Nodes asked at a time."""
-
-
-class _Wanted(msgspec.Struct, eq=False):
-    """A profile that is not known. whom: to ask next; at_s: when; tries: so far; asked: who was."""
-
-    whom: str
-    at_s: float
-    tries: int = 0
-    asked: frozenset[str] = frozenset()
-
-
-class Profiles:
-    """The fetching of profiles: gossip tells the version of a member's profile, the profile itself is fetched over the peer link.
-    Whoever told of the member is asked first, for all it told of at once; then the member itself, for ever, less and less often.
-
-    Those that are wanted: at most one per member. eligible: what is remembered of the nodes that could run a task, which is
-    cleared when a new profile has come."""
-
-    def __init__(self, shared: GossipState, peers: Mapping[str, PeerInfo], eligible: dict[Need, NamesWithout]) -> None:
-        self._shared = shared
-        self._peers = peers
-        self._eligible = eligible
-        self._wanted: dict[str, _Wanted] = {}
-
-    def want(self, node: str, teller: str) -> None:
-        """The profile of this node is not known, or an old one; ``teller`` may know."""
-        shared = self._shared
-        if node not in self._wanted:
-            self._wanted[node] = _Wanted(teller if teller in shared.members else node, shared.now_s)
-            self._arm(GATHER_S)
-
-    def have(self, node: str) -> None:
-        """Stop asking for a profile."""
-        self._wanted.pop(node, None)
-
-    def _arm(self, seconds: float) -> None:
-        if not self._shared.is_armed(Kind.PROFILES):
-            self._shared.arm(Kind.PROFILES, seconds)
-
-    def ask(self) -> None:
-        """Ask for what is due."""
-        shared = self._shared
-        due: dict[str, list[str]] = {}
-        for node, wanted in self._wanted.items():
-            if wanted.at_s > shared.now_s or (wanted.whom not in due and len(due) >= PROFILE_NODES_MAX):
-                continue
-            nodes = due.setdefault(wanted.whom, [])
-            if len(nodes) >= PROFILES_MAX:
-                continue
-            nodes.append(node)
-            wanted.at_s = shared.now_s + min(REPEAT_S * 2.0**wanted.tries, REPEAT_S_MAX)
-            wanted.tries = min(wanted.tries + 1, 10)
-            wanted.asked |= {wanted.whom}
-            wanted.whom = node
-        for whom, nodes in due.items():
-            shared.core.send(whom, ProfileRequest(tuple(nodes)))
-        if self._wanted:
-            next_s = min(wanted.at_s for wanted in self._wanted.values()) - shared.now_s
-            self._arm(max(next_s, GATHER_S))
-
-    def requested(self, src: str, request: ProfileRequest) -> None:
-        """Tell those that are known, this node's own, too."""
-        told = []
-        for node in request.nodes:
-            peer = self._peers.get(node)
-            if node == self._shared.core.node:
-                told.append(KnownProfile(self._shared.core.identity.boot, self._shared.core.profile))
-            elif peer is not None and peer.knows_profile:
-                told.append(KnownProfile(peer.identity.boot, peer.profile))
-        if told:
-            self._shared.core.send(src, ProfileTold(tuple(told)))
-
-    def received(self, src: str, told: ProfileTold) -> bool:
-        """Take in profiles that were asked for, from whom they were asked; a node's own profile always, and before any other. True if a
-        peer became known by it, or has changed."""
-        found = False
-        for known in told.profiles:
-            node = known.profile.node
-            peer, wanted = self._peers.get(node), self._wanted.get(node)
-            if node != src and (wanted is None or src not in wanted.asked):
-                self._shared.core.count(metrics.PROFILES_UNASKED)
-            elif peer is not None and peer.identity.boot == known.boot:
-                found = self.has(peer, known.profile, is_new=False, by_itself=node == src) or found
-        return found
-
-    def has(self, peer: PeerInfo, profile: Profile, *, is_new: bool, by_itself: bool = False) -> bool:
-        """The profile of this run, unless a newer one is known and this is not, by_itself, the node's answer. True if it
-        is another than was believed."""
-        if peer.knows_profile and not is_new and not by_itself and profile.version < peer.profile.version:
-            return False
-        was_known, peer.knows_profile = peer.knows_profile, True
-        self.have(peer.identity.node)
-        if was_known and not is_new and profile == peer.profile:
-            return False
-        peer.profile = profile
-        self._eligible.clear()
-        return True
-
 
 class Membership:
     """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
@@ -471,7 +334,7 @@ class Membership:
         self._announced = NOBODY.announced
         self._met_s = 0.0
         self._names: Sequence[str] = ()
-        self._reports: dict[str, HeardReport] = {}
+        self._reports = ReportTable()
         self._eligible: dict[Need, NamesWithout] = {}
         self._declined: dict[tuple[str, str, bytes], float] = {}
         self._back: list[str] = []
@@ -507,19 +370,22 @@ class Membership:
 
     def report(self, node: str) -> KnownReport | None:
         """The newest report of a peer, unless it is too old to be believed."""
-        heard = self._reports.get(node)
-        announced = self._announced.get(node)
-        if announced is not None and (heard is None or heard.report.sequence < announced.report.sequence):
-            heard = announced  # all members of a directory are in their first run
+        heard = self._newest(node)
         if heard is None:
             return None
         age_s = self._state.now.boot_s - heard.at_s
         return KnownReport(heard.report, age_s) if age_s <= self._believed_s else None
 
+    def _newest(self, node: str) -> HeardReport | None:
+        heard, announced = self._reports.by_name.get(node), self._announced.by_name.get(node)
+        if heard is None or (announced is not None and heard.report.sequence < announced.report.sequence):
+            return announced  # all members of a directory are in their first run
+        return heard
+
     def reports(self, nodes: Iterable[str], age_s_max: float = math.inf) -> Iterator[tuple[str, LoadReport]]:
         """The newest report of each of these peers, unless it is older than that or too old to be believed."""
         now_s, age_s_max = self._state.now.boot_s, min(age_s_max, self._believed_s)
-        reports, announced = self._reports, self._announced
+        reports, announced = self._reports.by_name, self._announced.by_name
         for node in nodes:
             heard, told = reports.get(node), announced.get(node)
             if heard is None or (told is not None and heard.report.sequence < told.report.sequence):
@@ -527,15 +393,47 @@ class Membership:
             if heard is not None and now_s - heard.at_s <= age_s_max:
                 yield node, heard.report
 
+    def reporting(self, nodes: Iterable[str], wanted: Reported) -> list[str]:
+        """Those of these peers whose newest report, unless it is too old to be believed, says so."""
+        own, announced = self._reports, self._announced
+        now_s, age_s_max = self._state.now.boot_s, self._believed_s
+        if wanted == "nothing":
+            heard = own.by_name.keys() | announced.by_name.keys()
+            return [
+                node
+                for node in nodes
+                if node not in heard or ((known := self._newest(node)) is not None and now_s - known.at_s > age_s_max)
+            ]
+        if wanted == "accepts":
+            names = own.accepting | announced.accepting if announced.accepting else own.accepting
+        else:
+            names = own.giving | announced.giving if announced.giving else own.giving
+        return [
+            node
+            for node in nodes
+            if node in names
+            and (known := self._newest(node)) is not None
+            and now_s - known.at_s <= age_s_max
+            and (known.report.accepts if wanted == "accepts" else known.report.gives)
+        ]
+
     def last_report(self, node: str) -> HeardReport | None:
         """The newest report of a peer, however old."""
-        return self._reports.get(node)
+        return self._reports.by_name.get(node)
 
     # -- this node itself ----------------------------------------------------------------------------------------------
 
-    def start(self, known: Sequence[Identity], seeds: Sequence[str]) -> None:
-        """Look for the members of earlier starts, and for whoever is at these addresses."""
+    def start(self, known: Sequence[Identity], seeds: Sequence[str], asleep: Sequence[Profile]) -> None:
+        """Look for the members of earlier starts, and for whoever is at these addresses. asleep: those of the members that slept:
+        nobody else may be there to tell of them."""
         self.gossip.anti_entropy.start(known, seeds)
+        identities = {identity.node: identity for identity in known}
+        for profile in asleep:
+            if (identity := identities.get(profile.node)) is not None:
+                rumour = msgspec.structs.replace(rumour_of(identity, profile, 0), standing=MemberStatus.ASLEEP)
+                self.gossip.update_received(rumour, identity.node, spread=False)
+                if (peer := self._own(identity.node)) is not None:
+                    self.profiles.has(peer, profile, is_new=False)
 
     def announce_load(self, report: LoadReport) -> None:
         """This node's load, for everybody, by gossip, unless a broker tells it; and its profile, if that has changed."""
@@ -598,7 +496,7 @@ class Membership:
         if self._is_listed(node):
             self._become(peer, PeerState.ALIVE, "met")
         if is_new:
-            self._reports.pop(node, None)
+            self._reports.drop(node)
             self.circuit_breaker.started_anew(node)
         peer.identity = identity
         self.profiles.has(peer, profile, is_new=is_new)
@@ -627,17 +525,15 @@ class Membership:
 
     def report_received(self, node: str, report: LoadReport, age_s: float = 0.0, *, by_itself: bool = True) -> bool:
         """A peer told its load, so long ago, or somebody did. True if it is believed instead of what was."""
-        known, heard = self._reports.get(node), HeardReport(report, self._state.now.boot_s - age_s, by_itself)
+        known, heard = self._reports.by_name.get(node), HeardReport(report, self._state.now.boot_s - age_s, by_itself)
         if known is None:
             if node not in self._peers and not self._is_listed(node):
                 return False
-            if len(self._reports) >= self._state.config.reports_kept_max:
-                del self._reports[next(iter(self._reports))]
+            if len(self._reports.by_name) >= self._state.config.reports_kept_max:
+                self._reports.drop(next(iter(self._reports.by_name)))
         elif not known.gives_way_to(heard, self._peers[node].identity.incarnation if node in self._peers else 0):
             return False
-        else:
-            del self._reports[node]  # so that the first is the one that came longest ago
-        self._reports[node] = heard
+        self._reports.put(node, heard)
         return True
 
     def load_heard(self, load: Load, src: str) -> bool:
@@ -662,14 +558,12 @@ class Membership:
             self._become(peer, PeerState.LEFT, "it said good-bye")
 
     def forget(self, node: str) -> bool:
-        """An operator says that it is gone for good: it is no member any more, here and everywhere. False if it is not
-        known, or is there."""
+        """Drop a node that its operator calls gone for good, here and everywhere; also a member of an earlier start that was not met
+        since. False if it is not known, or is there."""
         peer = self._peers.get(node)
-        self.gossip.anti_entropy.known.pop(node, None)
-        if peer is None or peer.state in (PeerState.ALIVE, PeerState.SUSPECT):
+        if peer is not None and peer.state in (PeerState.ALIVE, PeerState.SUSPECT):
             return False
-        self.gossip.forget(node)
-        return True
+        return self.gossip.forget(node)
 
     def back(self) -> list[str]:
         """The peers of which gossip told since this was last asked that they are there again, or anew."""
@@ -693,10 +587,10 @@ class Membership:
         is_new_run = was is None or was.boot != now.boot
         if is_new_run or now.incarnation != peer.identity.incarnation or now.address != peer.identity.address:
             if now.boot != peer.identity.boot:
-                self._reports.pop(node, None)
+                self._reports.drop(node)
                 peer.knows_profile = False  # it may be another
             peer.identity = identity_of(now)
-        state = STANDINGS[now.standing]
+        state = STATE_OF_STATUS[now.standing]
         is_back = state is PeerState.ALIVE and (is_new_run or peer.state in (PeerState.DEAD, PeerState.ASLEEP))
         reason = _reason(now, is_new=was is None)
         if is_new_run and peer.state is state:  # the same, but another: met, or started anew
@@ -704,9 +598,10 @@ class Membership:
         self._become(peer, state, reason)
         if is_back:
             self._back.append(node)
-        if state is PeerState.ALIVE and (not peer.knows_profile or peer.profile.version < now.profile_version):
+        is_wakeable = state in (PeerState.ALIVE, PeerState.ASLEEP)
+        if is_wakeable and (not peer.knows_profile or peer.profile.version < now.profile_version):
             self.profiles.want(node, src)
-        elif state is not PeerState.ALIVE:
+        elif not is_wakeable:
             self.profiles.have(node)
             if state is PeerState.DEAD and was is not None and was.standing is not now.standing:
                 self._mediator.peer_died(node)
@@ -714,7 +609,7 @@ class Membership:
     def loads(self) -> Iterator[Load]:
         """The loads known, for a newcomer."""
         now_s = self._state.now.boot_s
-        for node, heard in self._reports.items():
+        for node, heard in self._reports.by_name.items():
             if self.is_usable(node):
                 yield Load.of(node, heard.report, max(now_s - heard.at_s, 0.0))
 
@@ -734,7 +629,7 @@ class Membership:
         """Keep nothing of a peer that is no member any more."""
         if self._peers.pop(node, None) is not None:
             self._names = [name for name in self._names if name != node]
-            self._reports.pop(node, None)
+            self._reports.drop(node)
             self.profiles.have(node)
             self._eligible.clear()
 

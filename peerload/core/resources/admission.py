@@ -20,8 +20,8 @@ from peerload.core.resources.devices import (
     DeviceRequest,
     counted,
 )
-from peerload.core.resources.placement import Backfill, is_meant, place, waits_for_preferred
-from peerload.core.work import HomeTask
+from peerload.core.resources.placement import Backfill, matches_device, place, waits_for_preferred
+from peerload.core.work import RemoteTask
 from peerload.model.config import GpuConfig
 from peerload.model.resources import BUILDERS, GPU, MIB, OVERCOMMIT_SHARE, Device, GpuShare, GpuWait
 
@@ -45,10 +45,11 @@ def why_never(profile: Profile, request: ResourceRequest, placement: Placement, 
         return f"{under_cap_text(profile.power, profile.cpus)}, asked {request.cpus:g}"
     if profile.mem_bytes and request.mem_bytes > profile.mem_bytes:
         return f"{profile.mem_bytes / 2**30:.1f} GiB of memory, asked {request.mem_bytes / 2**30:.1f} GiB"
-    if request.gpu_share is GpuShare.MPS and not (
-        (profile.mps == "any" or (profile.mps and home == profile.node)) and any(gpu.has_mps for gpu in profile.devices)
-    ):
-        return "no MPS"
+    if request.gpu_share is GpuShare.MPS:
+        if not profile.mps or not any(gpu.has_mps for gpu in profile.devices):
+            return "no MPS"
+        if profile.mps == "home" and home != profile.node:
+            return "no MPS for guests, who each run as another user"
     return _why_no_devices(profile, request) if request.takes_devices else ""
 
 
@@ -97,7 +98,7 @@ def _why_no_devices(profile: Profile, request: ResourceRequest) -> str:
         asked = f"asked {request.gpus}" + (f" with {_gib(request.gpu_mem_bytes)}" if request.gpu_mem_bytes else "")
         return f"{gpus_text(gpus)}, {asked}"
     if waits_for_preferred(request, math.inf):
-        meant = [gpu for gpu in large if any(is_meant(gpu, name) for name in request.gpu_prefer)]
+        meant = [gpu for gpu in large if any(matches_device(gpu, name) for name in request.gpu_prefer)]
         if len(meant) < request.gpus:
             return f"no GPU {', '.join(request.gpu_prefer)}" if not meant else f"only {len(meant)} of those GPUs"
     return ""
@@ -123,7 +124,7 @@ def gpu_mem_bytes_max(profile: Profile, request: ResourceRequest, placement: Pla
         return 0
     gpus = [device for device in profile.devices if device.kind == GPU]
     if waits_for_preferred(request, math.inf):
-        gpus = [gpu for gpu in gpus if any(is_meant(gpu, name) for name in request.gpu_prefer)]
+        gpus = [gpu for gpu in gpus if any(matches_device(gpu, name) for name in request.gpu_prefer)]
     sizes = sorted((_most_bytes(gpu) for gpu in gpus if gpu.mem_bytes), reverse=True)
     if len(sizes) < len(gpus) or len(sizes) < request.gpus:
         return None
@@ -231,7 +232,7 @@ def offers_good_gpus(request: ResourceRequest, profile: Profile, report: LoadRep
     gpus = [device for device in profile.devices if device.kind == GPU]
     if request.gpu_prefer:
         names = [name for name in request.gpu_prefer if not name.isdecimal()]
-        gpus = [gpu for gpu in gpus if any(is_meant(gpu, name) for name in names)]
+        gpus = [gpu for gpu in gpus if any(matches_device(gpu, name) for name in names)]
     if len(gpus) < request.gpus or report is None or not report.devices:
         return len(gpus) >= request.gpus
     if request.cpus > report.cpus_free + EPSILON:
@@ -667,7 +668,8 @@ class DeviceQueue:
         """True if its devices are free; if not, some are kept for it."""
         request, now_s = work.spec.request, self._ledger.now_s
         waited_s = now_s - work.arrived_s
-        owner = self._ledger.devices.mps_owner(work.spec, is_local=isinstance(work, HomeTask))
+        home = work.home if isinstance(work, RemoteTask) else ""
+        owner = self._ledger.devices.mps_owner(work.spec, home)
         ask = DeviceRequest(request, self._ledger.devices.config, learned, run_s, owner)
         if len(self._ledger.kept.seen) < PASSED_MAX:
             self._ledger.kept.seen[work.task] = self._ledger.kept.number

@@ -269,7 +269,7 @@ class DeviceState:
         if self.mps_why:
             return f"MPS does not work: {self.mps_why}"
         if ask.owner is None:
-            return "MPS is for tasks of this node's users"
+            return "guests get no MPS: each runs as another user, and MPS serves one user at a time"
         if any(grant.mode is not DeviceMode.MPS for grant in others) or (self.foreign and not others):
             return "others use it without MPS"
         if any(grant.ask.owner != ask.owner for grant in others):
@@ -557,8 +557,6 @@ class DeviceLedger:
 
     def due_s(self, now_s: float) -> float:
         """The time at which time alone will have changed something; infinite = never."""
-        if not self._leaving and not self.states:
-            return NEVER_S  # asked after every event
         dues = [left_s + self.config.release_s_max for left_s in self._leaving.values()]
         for state in self.states.values():
             dues += [
@@ -570,13 +568,22 @@ class DeviceLedger:
 
     # -- MPS -----------------------------------------------------------------------------------------------------------
 
-    def mps_owner(self, spec: TaskSpec, *, is_local: bool) -> str | None:
-        """Owner of the MPS daemon that a task could use. None: there is no such daemon, or its command has broken MPS before and it
-        does not ask for MPS."""
-        if self.config.mps_by_user and not is_local:
+    def mps_owner(self, spec: TaskSpec, home: str) -> str | None:
+        """Owner of the MPS daemon that a task could use: the account that it runs as, "" where all run as one. None: it is a guest
+        with an account of its own, or its command has broken MPS before and it does not ask for MPS. home: its home node, "" = this
+        one, whose users another node may also have named (`node:user`)."""
+        if self._mps_faults.get(spec.argv, 0) >= MPS_FAULTS_MAX and spec.request.gpu_share is not GpuShare.MPS:
             return None
-        is_broken = self._mps_faults.get(spec.argv, 0) >= MPS_FAULTS_MAX and spec.request.gpu_share is not GpuShare.MPS
-        return None if is_broken else spec.user if self.config.mps_by_user else ""
+        if not self.config.mps_by_user:
+            return ""
+        users, user = self.config.mps_users, spec.user
+        if not home and ":" in user:
+            home, _, user = user.partition(":")
+        if not home:
+            return user
+        return (
+            users.get(f"{home}:{user}") if isinstance(users, dict) else user or None if users == "same-name" else None
+        )
 
     def mps_reported(self, name: str, why: str, *, is_fault: bool) -> None:
         """MPS of a device works, or not. Tasks that wait for its daemon, and can do without, share in turns."""

@@ -145,11 +145,11 @@ def preferred(states: Sequence[DeviceState], names: Sequence[str]) -> list[Devic
     """The devices that these names mean, in this order, each once."""
     found: list[DeviceState] = []
     for name in names:
-        found += [state for state in states if state not in found and is_meant(state.device, name)]
+        found += [state for state in states if state not in found and matches_device(state.device, name)]
     return found
 
 
-def is_meant(device: Device, name: str) -> bool:
+def matches_device(device: Device, name: str) -> bool:
     """True if a user's word for GPUs (a number, the beginning of a name, a pattern of models) means this one."""
     if name.isdecimal():
         return device.index == int(name)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from peerload.model.events import Instant
     from peerload.model.messages import Offer
     from peerload.model.resources import Profile, ResourceRequest
-    from peerload.policy.api import TransferPolicy
+    from peerload.policy.api import Reported, TransferPolicy
 
 
 NAMES_MAX = 16
@@ -349,6 +349,12 @@ class View:
         known = self._membership.reports(self.peers, age_s_max)
         request = self.for_request
         return known if request is None else ((node, seen_by(request, report)) for node, report in known)
+
+    def reporting(self, wanted: Reported) -> Sequence[str]:
+        """By their newest reports."""
+        if self.for_request is None or wanted == "nothing":
+            return self._membership.reporting(self.peers, wanted)
+        return [node for node, report in self.reports() if getattr(report, wanted)]
 
 
 class RunningTasksView:

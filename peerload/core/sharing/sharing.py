@@ -1,8 +1,8 @@
-"""Load sharing of one node: composes its parts, acts on reports, and answers who asks everybody at once.
+"""Load sharing of one node: asks others for work and gives it to those that ask, pairs with another, acts on reports, and
+answers who asks everybody at once. `Sharing` composes these and what the other files have:
 
     information.py  what this node tells of its load, hints and views; whether it would take a task of another home
     sender.py       a home looks for a place for a task
-    receiver.py     a node with room asks for work, gives its own to others, or pairs with another
 
 Policies propose; these own the time-outs, the bounds, the migration limit and the rules for live systems
 (docs/policies.md, "live rules"). Whatever a policy does wrong counts as "keep the task here".
@@ -11,28 +11,583 @@ Policies propose; these own the time-outs, the bounds, the migration limit and t
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.core.sharing.information import Information, PeerHints, RemoteAdmission, task_view
-from peerload.core.sharing.receiver import PairProtocol, Receiver, RetryRate, TaskDonor
-from peerload.core.sharing.sender import Searches, Sender
+import msgspec
+
+from peerload.core.resources.admission import asked_of, has_room, why_never
+from peerload.core.sharing.information import (
+    WAITING_LOOKED_AT_MAX,
+    Information,
+    MovableTasksView,
+    PeerHints,
+    RemoteAdmission,
+    task_view,
+)
+from peerload.core.sharing.sender import STEPS_MAX, Searches, Sender
+from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce, Decided
-from peerload.model.messages import UNASKED, Enough, Need, StateAnswer, StateRequest
-from peerload.policy.api import Transfer, valid_step
+from peerload.model.messages import (
+    PAIR_MOVES_MAX,
+    UNASKED,
+    Enough,
+    GiveReply,
+    GiveRequest,
+    Need,
+    PairReply,
+    PairRequest,
+    StateAnswer,
+    StateRequest,
+    Unpair,
+)
+from peerload.model.task import task_home
+from peerload.policy.api import Probe, Transfer, valid_answer, valid_partner, valid_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Iterable
 
     from peerload.core.handoff.executor import ExecutorHandoff
-    from peerload.core.handoff.home import HomeHandoff
+    from peerload.core.handoff.home import FileHolders, HomeHandoff
     from peerload.core.membership.membership import Membership
+    from peerload.core.resources.admission import Ledger
+    from peerload.core.sharing.sender import Search
     from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.work import RemoteTask
+    from peerload.core.work import Work
     from peerload.model.messages import Footprint
-    from peerload.model.resources import LoadReport
+    from peerload.model.resources import LoadReport, Profile
+
+
+LOOKED_AT_MAX = 64
+"""Tasks that wait for devices and are held against the room of a node that asks for work."""
+
+
+class TaskDonor:
+    """Gives waiting tasks to a node that asks for them, or that is paired with this one; and expects what was promised. One
+    per node; its timer is ``inbound``.
+
+    A task of this home is offered at once; a guest goes back to its home with the name of the node that is to have it.
+    """
+
+    def __init__(
+        self,
+        state: CoreState,
+        queue: WaitingQueue,
+        membership: Membership,
+        home: Home,
+        executor: ExecutorHandoff,
+        holders: FileHolders,
+        sender: Sender,
+    ) -> None:
+        self._state = state
+        self._queue = queue
+        self._ledger = queue.ledger
+        self._membership = membership
+        self._home = home
+        self._executor = executor
+        self._holders = holders
+        self._sender = sender
+
+    # -- giving --------------------------------------------------------------------------------------------------------
+
+    def stranded_for(self, profile: Profile) -> Work | None:
+        """A task that this home cannot run at all and that node could: it goes first, whatever the loads are."""
+        for task in islice(self._home.stranded.values(), WAITING_LOOKED_AT_MAX):
+            if task.phase is HomePhase.WAITING and self._may_go(task, profile):
+                return task
+        return None
+
+    def waits_for_room_there(self, profile: Profile, report: LoadReport) -> Work | None:
+        """A task that waits for devices here while that node says that it has some: it goes, whatever the loads are."""
+        for work in islice(self._queue.waiting_for_devices(), LOOKED_AT_MAX):
+            request = asked_of(self._state, work)
+            if request.gpus and has_room(request, report) and self._may_go(work, profile):
+                return work
+        return None
+
+    def choose(self, profile: Profile, besides: Container[bytes] = ()) -> Work | None:
+        """The waiting task that the selection policy lets go to that node, if it can from those whose files are there; not
+        one of ``besides``, by uid, nor one that takes devices."""
+
+        def goes(work: Work) -> bool:
+            return work.uid not in besides and self._may_go(work, profile)
+
+        node, holders = profile.node, self._holders
+        if holders.has_any(node):
+            near = self._selected(
+                lambda work: isinstance(work, HomeTask) and holders.saved_at(node, work) > 0 and goes(work)
+            )
+            if isinstance(near, HomeTask):
+                policy, reason = self._state.policies.names["selection"], f"{node} has room and its files, which saves"
+                reason = f"{reason} {holders.saved_at(node, near):.1f} s"
+                self._state.actions.append(Decided(near.task, policy, (), node, reason))
+                return near
+        return self._selected(goes)
+
+    def _selected(self, may_go: Callable[[Work], bool]) -> Work | None:
+        movable = MovableTasksView(self._queue, may_go, self._state)
+        try:
+            chosen = self._state.policies.selection.select(movable)
+            return movable.works.get(chosen.task) if chosen is not None else None
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count(metrics.POLICY_ERRORS)
+            return None
+
+    def give(self, work: Work, to: str, reason: str) -> None:
+        """Give work to that node, unless it is declined there."""
+        self._state.count(metrics.TASKS_GIVEN)
+        if isinstance(work, HomeTask):
+            self._sender.give(work, to)
+        elif isinstance(work, RemoteTask):
+            self._executor.give_back(work, reason, to=to)
+
+    def _may_go(self, work: Work, profile: Profile) -> bool:
+        spec, to = work.spec, profile.node
+        if why_never(profile, spec.request, spec.placement, task_home(work.task)):
+            return False
+        if self._membership.will_decline(to, spec):
+            return False
+        if isinstance(work, HomeTask):
+            return bool(work.stranded_because) or (
+                self._home.may_migrate(work) and not spec.placement.local and work.phase is HomePhase.WAITING
+            )
+        return (
+            isinstance(work, RemoteTask)
+            and work.phase is RemotePhase.WAITING
+            and work.may_move
+            and (to != work.home or work.migrations > 0)  # 0: its home could not run it itself
+            and self._membership.is_usable(work.home)
+        )
+
+    # -- what others have promised -------------------------------------------------------------------------------------
+
+    def expect(self, uid: bytes) -> None:
+        """A task was promised: it counts as load until it comes, or for inbound_s, unless it came before the promise, which may
+        take another way; it may even be over."""
+        task, executor = self._home.tasks.get(uid), self._executor
+        is_away = (
+            uid not in executor.by_uid and uid not in executor.fences if task is None else task.phase is HomePhase.AWAY
+        )
+        if is_away:
+            self._ledger.expect(uid, Need().request)
+            self._state.set_timer_in(self._state.config.inbound_s, timers.Inbound.of(uid))
+
+    def taken_home(self, uid: bytes) -> None:
+        """A promised task of this home has come back: it waits here and is on its way no more."""
+        if self._ledger.expect_no_more(uid):
+            self._state.clear_timer(timers.Inbound.of(uid))
+
+    def inbound_timed_out(self, uid: bytes) -> None:
+        """Stop counting a promised task that did not come."""
+        guest = self._executor.by_uid.get(uid)
+        if guest is None or guest.phase is not RemotePhase.RESERVED:
+            self._ledger.expect_no_more(uid)
+
+
+class RetryRate:
+    """Pauses between what is repeated so often "per mean service time", by chance (docs/policies.md, live rules), from the
+    learned durations of tasks here."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: CoreState) -> None:
+        self._state = state
+
+    def pause_s(self, rate: float) -> float:
+        """Until the next time, at so many a mean service time: by chance, so that nodes do not act in step; at least
+        retry_s_min, at most retry_s_max, since tasks of hours must not mean hours of silence."""
+        config = self._state.config
+        mean_s = self._state.history.mean_s / self._state.profile.speed
+        pause_s = mean_s / rate * self._state.rng.expovariate(1.0)
+        return min(max(pause_s, config.retry_s_min), config.retry_s_max)
+
+
+WEIGHTS_KEPT = 1024
+"""Weights of nodes that are remembered: one announcement is looked at more than once, and by each node of a simulation."""
+ASKERS = 3
+"""Nodes that are to ask when a node tells everybody that it has work. With one, nobody would come where the one that the others
+count on has found work meanwhile."""
+
+
+class Receiver:
+    """Asks for work, and answers who asks for some. One per node; its timers are ``probe`` and ``retry``.
+
+    It asks one node after the other until one promises a task. The promise counts as load for inbound_s; the task itself comes
+    as an offer of its home. It asks whenever a task has ended here, when a report shows work elsewhere, and at the policy's
+    retry rate while this node is below its mark.
+    """
+
+    def __init__(
+        self,
+        state: CoreState,
+        ledger: Ledger,
+        membership: Membership,
+        information: Information,
+        searches: Searches,
+        donor: TaskDonor,
+        retry_rate: RetryRate,
+    ) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._membership = membership
+        self._information = information
+        self._searches = searches
+        self._donor = donor
+        self._retry_rate = retry_rate
+        self._in_flight = 0
+        self._retrying = False
+
+    # -- asking for work -----------------------------------------------------------------------------------------------
+
+    def wants_more(self) -> bool:
+        """True if it is below its mark, with what it has asked for already."""
+        profile = self._state.profile
+        if not self._state.takes_guests or not profile.slots:
+            return False
+        return self._information.wants(self._in_flight)
+
+    def pull(self, first: str = "", probes_max: int | None = None, *, asks_others: bool = True) -> None:
+        """Ask for a waiting task, if this node is below its mark; ``first`` is asked first, and without ``asks_others``
+        nobody else."""
+        if not self.wants_more():
+            return
+        search = self._searches.open(None, probes_max)
+        search.asks_others = asks_others
+        self._in_flight += 1
+        self._state.count(metrics.RECEIVER_SEARCHES)
+        if first:
+            self._ask(search, first)
+        else:
+            self.step(search)
+
+    def answer(self, node: str, report: LoadReport) -> None:
+        """A node has told everybody that it has work. If all that want more asked it, one of them would have a task, and the
+        number of questions would grow with the number of nodes. So of those that ask again by themselves only ASKERS ask,
+        and only that node; and none asks where it would be refused because the task would only wait here instead."""
+        if self.answers(node, report):
+            self.pull(first=node, asks_others=not self._state.policies.receiver.retry_rate)
+
+    def answers(self, node: str, report: LoadReport) -> bool:
+        """True if this node asks a node that has told everybody this report: it wants more, and would not be refused as far as
+        that tells."""
+        if not self.wants_more():
+            return False
+        if not self._state.policies.receiver.retry_rate:
+            return True
+        is_ahead = self._information.asks_ahead()
+        if is_ahead and not evens_out(report.load_tasks, report.slots, self._ledger.load_tasks, self._slots):
+            return False
+        return self._is_asker(node, report, is_ahead=is_ahead)
+
+    def wants_from(self) -> float:
+        """Tasks per slot that a node must have, beside the one that it gives, for this node to ask it; infinite: it asks none."""
+        if not self.wants_more():
+            return math.inf
+        if not self._state.policies.receiver.retry_rate or not self._information.asks_ahead():
+            return -math.inf
+        return (self._ledger.load_tasks + 1) / self._slots
+
+    def _is_asker(self, node: str, report: LoadReport, *, is_ahead: bool) -> bool:
+        """True if this node is among the first ASKERS of those that want more, by rendezvous hashing [TR98] of the
+        announcement: nodes that know the same reports agree on who asks, without a message. Those that want more have room,
+        as their reports say; with ``is_ahead`` also those with no task to give."""
+        announcement = f"{node} {report.incarnation} {report.sequence}"
+        own, before = _weight(announcement, self._state.node), 0
+        peers = self._membership.eligible(Need(), "")
+        if is_ahead:
+            known = self._membership.reports(peers)
+            others: Iterable[str] = (peer for peer, told in known if told.accepts or not told.gives)
+        else:
+            others = self._membership.reporting(peers, "accepts")
+        for peer in others:
+            before += _weight(announcement, peer) < own
+            if before == ASKERS:
+                return False
+        return True
+
+    @property
+    def _slots(self) -> int:
+        return max(self._state.profile.slots, 1)
+
+    def step(self, search: Search) -> None:
+        """Ask the policy whom to ask next, and do it."""
+        peers = self._membership.eligible(Need(), "")
+        if self._state.policies.information.reports_guide_probing and self._information.asks_ahead():
+            here, slots = self._ledger.load_tasks, self._slots  # as far as is known:
+            refusing = {
+                peer
+                for peer, told in self._membership.reports(peers)
+                if not evens_out(told.load_tasks, told.slots, here, slots)
+            }
+            peers = tuple(peer for peer in peers if peer not in refusing)
+        view = self._information.view(peers)
+        search.steps += 1
+        try:
+            replies = tuple(search.replies)
+            step = valid_step(self._state.policies.receiver.locate(view, search.probes_max, replies, self._state.rng))
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count(metrics.POLICY_ERRORS)
+            self._searches.decide(search, "nothing", f"the policy failed: {error!r}")
+            self._end(search)
+            return
+        if isinstance(step, Probe) and search.steps <= STEPS_MAX:
+            nodes = self._searches.askable(search, step, peers)
+            if nodes:
+                self._ask(search, nodes[0])
+                return
+        self._searches.leave_footprints(search)
+        self._end(search)
+
+    def _ask(self, search: Search, node: str) -> None:
+        self._searches.asked(search, node)
+        self._state.count(metrics.RECEIVER_PROBES)
+        report, profile = self._information.report(), self._state.profile
+        self._state.send(node, GiveRequest(search.id, report, profile, ahead=self._information.asks_ahead()))
+        self._searches.wait(search)
+
+    def give_replied(self, src: str, reply: GiveReply) -> None:
+        """PROMISED counts as load until the offer comes; NONE asks the next."""
+        self._membership.report_received(src, reply.report)
+        search = self._searches.answered(reply.search, src)
+        if search is None or search.task is not None:
+            return
+        self._searches.wait_no_more(search)
+        if not reply.task:
+            search.add(src, accepts=False, report=reply.report)
+            if search.asks_others:
+                self.step(search)
+            else:
+                self._end(search)
+            return
+        self._searches.decide(search, reply.task, f"{src} gives it")
+        self._end(search)
+        self._donor.expect(reply.uid)
+
+    def settle(self) -> None:
+        """After every event: while this node is below its mark it asks again, at the policy's rate."""
+        rate = self._state.policies.receiver.retry_rate
+        if self._retrying or not rate or not self._information.wants():
+            return
+        if not self._state.takes_guests or not self._membership.has_any():
+            return
+        self._retrying = True
+        self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.RetryDue())
+
+    def retry(self) -> None:
+        """An extra search, if this node is still below its mark."""
+        self._retrying = False
+        self.pull(probes_max=self._state.policies.receiver.retry_probes)
+
+    def _end(self, search: Search) -> None:
+        if self._searches.close(search):
+            self._in_flight -= 1
+
+    # -- giving work ---------------------------------------------------------------------------------------------------
+
+    def give_requested(self, src: str, request: GiveRequest) -> None:
+        """A node has room: promise one task that it can run, and offer it (or have its home offer it)."""
+        self._membership.report_received(src, request.report)
+        work = self._choose(src, request)
+        if work is None:
+            self._searches.hints.refused_work(src)
+            self._state.send(src, GiveReply(request.search, self._information.report()))
+            return
+        self._state.send(src, GiveReply(request.search, self._information.report(), work.task, work.uid))
+        self._donor.give(work, src, f"{src} has room")
+
+    def _choose(self, src: str, request: GiveRequest) -> Work | None:
+        if not self._membership.is_usable(src) or getattr(self._state.policies.sender, "places_all", False):
+            return None
+        stranded = self._donor.stranded_for(request.profile)
+        if stranded is not None:
+            return stranded
+        if self._membership.circuit_breaker.why(src):
+            return None
+        if self._ledger.waits_for_devices:
+            waiting = self._donor.waits_for_room_there(request.profile, request.report)
+            if waiting is not None:
+                return waiting
+        if not self._information.gives() or request.profile.node != src:
+            return None
+        there = request.report
+        if request.ahead and not evens_out(
+            self._ledger.load_tasks, self._slots, there.load_tasks, max(request.profile.slots, 1)
+        ):
+            return None
+        return self._donor.choose(request.profile)
+
+
+def evens_out(load_tasks: int, slots: int, load_tasks_there: int, slots_there: int) -> bool:
+    """True if a node with so many tasks has no fewer than the asker even after it has given it one: else the task would only
+    wait there instead of here."""
+    return (load_tasks_there + 1) * slots <= (load_tasks - 1) * slots_there
+
+
+@lru_cache(WEIGHTS_KEPT)
+def _weight(announcement: str, node: str) -> bytes:
+    """By chance, and the same on every node."""
+    return blake2b(f"{announcement} {node}".encode(), digest_size=8).digest()
+
+
+PARTNERS_ASKED_MAX = 8
+"""Nodes asked in one turn, one after the other, until one of them pairs."""
+
+
+class PairProtocol:
+    """Pairing: two nodes even out their loads and part [BF81]. One per node; its timers are ``pair`` (time to ask) and
+    ``paired`` (the other one has not spoken for too long).
+
+    A node asks one other, as the policy says, by chance. Who is paired, or waits for an answer, refuses; then the asker asks
+    another at once, ``PARTNERS_ASKED_MAX`` of them at most before it waits for its next turn. The richer of the two gives: it
+    promises waiting tasks while the policy lets one more move, and offers them. The promised count as load of the poorer at
+    once, so the pair can part before they have come.
+    """
+
+    def __init__(
+        self,
+        state: CoreState,
+        membership: Membership,
+        information: Information,
+        donor: TaskDonor,
+        retry_rate: RetryRate,
+    ) -> None:
+        self._state = state
+        self._membership = membership
+        self._information = information
+        self._donor = donor
+        self._retry_rate = retry_rate
+        self._partner = ""
+        self._pairing = 0
+        self._last = 0
+        self._is_armed = False
+        self._refused: list[str] = []
+        """The nodes that have refused in this turn."""
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """After every event: the next time to ask is set."""
+        rate = self._state.policies.pairing.rate
+        if rate and not self._is_armed and self._membership.has_any():
+            self._is_armed = True
+            self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.Pair())
+
+    def ask(self) -> None:
+        """Begin a turn: ask the node that the policy names."""
+        self._is_armed = False
+        if self._partner:
+            return
+        self._refused.clear()
+        self._ask_next()
+
+    def _ask_next(self) -> None:
+        """Ask one of the nodes that have not refused in this turn."""
+        if self._state.profile.drained or len(self._refused) >= PARTNERS_ASKED_MAX:
+            return
+        peers = [node for node in self._information.view().peers if node not in self._refused]
+        view = self._information.view(peers)
+        try:
+            node = valid_partner(self._state.policies.pairing.partner(view, self._state.rng))
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count(metrics.POLICY_ERRORS)
+            return
+        if node is None or node not in view.peers:
+            return
+        self._last += 1
+        self._pair_with(node, self._last, self._state.config.probe_timeout_s)
+        self._state.count(metrics.PAIR_REQUESTS)
+        self._state.send(node, PairRequest(self._last, self._information.report()))
+
+    def reply_received(self, src: str, reply: PairReply) -> None:
+        """The other one's word: refused, even, it gives, or this node does."""
+        self._membership.report_received(src, reply.report)
+        for uid in reply.promised:
+            self._donor.expect(uid)
+        if not self._is_paired_with(src, reply.pairing):
+            return  # too late: the other one parts by itself
+        self._part()
+        if not reply.accepts:
+            self._state.count(metrics.PAIR_REQUESTS_REFUSED)
+            self._refused.append(src)
+            self._ask_next()
+        elif not reply.promised:
+            chosen = self._choose(src, self._information.report(), reply.report)
+            self._state.send(src, Unpair(reply.pairing, tuple(work.uid for work in chosen)))
+            self._give(chosen, src)
+
+    # -- being asked ---------------------------------------------------------------------------------------------------
+
+    def request_received(self, src: str, request: PairRequest) -> None:
+        """Pair, unless this node is paired already."""
+        self._membership.report_received(src, request.report)
+        own = self._information.report()
+        if self._partner or self._state.profile.drained or not self._membership.is_usable(src):
+            self._state.send(src, PairReply(request.pairing, accepts=False, report=own))
+            return
+        chosen = self._choose(src, own, request.report)
+        if not chosen and self._moves(request.report, own):
+            self._pair_with(src, request.pairing, self._state.config.inbound_s)
+        promised = tuple(work.uid for work in chosen)
+        self._state.send(src, PairReply(request.pairing, accepts=True, report=own, promised=promised))
+        self._give(chosen, src)
+
+    def unpair_received(self, src: str, message: Unpair) -> None:
+        """The richer one has said what it gives."""
+        for uid in message.promised:
+            self._donor.expect(uid)
+        if self._is_paired_with(src, message.pairing):
+            self._part()
+
+    def timed_out(self) -> None:
+        """The other one has not spoken for too long."""
+        if self._partner:
+            self._state.count(metrics.PAIRS_UNANSWERED)
+        self._partner = ""
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _pair_with(self, node: str, pairing: int, seconds: float) -> None:
+        self._partner, self._pairing = node, pairing
+        self._state.set_timer_in(seconds, timers.Paired())
+
+    def _is_paired_with(self, node: str, pairing: int) -> bool:
+        return (self._partner, self._pairing) == (node, pairing)
+
+    def _part(self) -> None:
+        self._partner = ""
+        self._state.clear_timer(timers.Paired())
+
+    def _choose(self, to: str, own: LoadReport, theirs: LoadReport) -> list[Work]:
+        """The tasks that go there, while the policy lets one more move."""
+        peer = self._membership.get(to)
+        chosen: dict[bytes, Work] = {}
+        while peer is not None and len(chosen) < PAIR_MOVES_MAX and self._moves(own, theirs):
+            work = self._donor.choose(peer.profile, chosen)
+            if work is None:
+                break
+            chosen[work.uid] = work
+            own = msgspec.structs.replace(own, load_tasks=own.load_tasks - 1)
+            theirs = msgspec.structs.replace(theirs, load_tasks=theirs.load_tasks + 1)
+        return list(chosen.values())
+
+    def _moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
+        try:
+            return valid_answer(self._state.policies.pairing.moves(richer, poorer))
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count(metrics.POLICY_ERRORS)
+            return False
+
+    def _give(self, chosen: list[Work], to: str) -> None:
+        policy, known = self._state.policies.names["location.pairing"], self._membership.last_report(to)
+        inputs = ((to, known.report.load, 0.0),) if known is not None else ()
+        for work in chosen:
+            self._state.actions.append(Decided(work.task, policy, inputs, to, f"paired with {to}, which has less"))
+            self._donor.give(work, to, f"paired with {to}")
 
 
 class StateRequests:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.model import metrics, timers
 from peerload.model.actions import Answer, DropFates, FindTasks, PutFate
 from peerload.model.errors import BadRequest, NoSuchTask, SlowDown
@@ -221,7 +221,7 @@ class Dependencies:
         if not unfinished:
             return "over"
         task = self._home.by_id.get(name)
-        return stands(task) if task is not None else f"{unfinished} of it unfinished"
+        return unfinished_text(task) if task is not None else f"{unfinished} of it unfinished"
 
     def is_awaited(self, array: str) -> bool:
         """True if tasks here wait for this array, or for one of its members."""
@@ -329,7 +329,7 @@ def names_of(terms: SubmitOptions) -> Iterator[str]:
     return iter(dict.fromkeys((*terms.after, *terms.after_ok)))
 
 
-def stands(task: HomeTask) -> str:
+def unfinished_text(task: HomeTask) -> str:
     """The state of an unfinished task in a few words."""
     record = task.record
     if record.state is TaskState.LEASED:

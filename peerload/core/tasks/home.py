@@ -78,6 +78,8 @@ class Home:
     def __init__(self, state: CoreState, queue: WaitingQueue, mediator: Mediator) -> None:
         self._state = state
         self._queue = queue
+        limit = state.policies.migration.migrations_max
+        self._migrations_max = limit if limit is not None else state.config.migrations_max
         self.tasks: dict[bytes, HomeTask] = {}
         self.states = dict.fromkeys(TaskState, 0)
         """Number of `tasks` in each state."""
@@ -244,8 +246,7 @@ class Home:
     def migrations_max(self, task: HomeTask | UntouchedMembers) -> int:
         """How often it may be placed elsewhere by choice: `CoreConfig.migrations_max` where nobody sets a limit."""
         own = task.spec.placement.migrations_max
-        limit = own if own is not None else self._state.policies.migration.migrations_max
-        return limit if limit is not None else self._state.config.migrations_max
+        return own if own is not None else self._migrations_max
 
     def may_migrate(self, task: HomeTask | UntouchedMembers) -> bool:
         """True if one more placement by choice is allowed; none is without room on the disk for what it takes."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.core.resources.admission import gpu_mem_bytes_max
 from peerload.core.resources.devices import OUT_OF_GPU_MEMORY
 from peerload.core.work import HomePhase, with_more_memory

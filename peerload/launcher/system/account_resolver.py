@@ -25,6 +25,7 @@ from peerload.launcher.protocol import (
     ListenRequest,
     ListRequest,
     PingRequest,
+    RetireRequest,
     SignalRequest,
     SpawnRequest,
     StopRequest,
@@ -308,7 +309,7 @@ def _key(request: Request) -> Key | None:
     match request:
         case DirectoryCheck() | FileCheck() | FileAppend() | FilesJob():
             return "user", request.id
-        case ListRequest() | PingRequest() | UsageRequest() | ListenRequest() | StopRequest():
+        case ListRequest() | PingRequest() | UsageRequest() | ListenRequest() | StopRequest() | RetireRequest():
             return None
         case _:
             return "attempt", request.key

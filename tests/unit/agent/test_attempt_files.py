@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from peerload.agent.files import attempts
 from peerload.agent.files.attempts import AttemptFiles, AttemptNote
 from peerload.agent.files.transfer import Fetch
 from peerload.agent.output.spool import Spool
-from peerload.files import manifest
+from peerload.files import manifest, work
 from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
 from peerload.files.store import BlockStore, NoRoom
 from peerload.model.actions import KeepOutput, StageFiles
@@ -75,7 +76,7 @@ def test_the_progress_of_outputs_on_their_way_is_told(tmp_path: Path, monkeypatc
         record = SimpleNamespace(submitted_at=1.0)
         task: Any = SimpleNamespace(spec=SPEC, terms=SubmitOptions(files_home=b"/home/u"), record=record)
         files._node.home.tasks[UID] = task
-        fetch = Fetch()
+        fetch = Fetch(bytes(32))
         fetch.size_bytes = 5 << 20
         told = asyncio.Event()
 
@@ -139,6 +140,62 @@ def test_a_user_has_half_of_the_cache_at_most_and_others_give_way_with_what_nobo
         assert alice.store.size_bytes == 3000
         assert files.caches.size_bytes <= 10_000
         assert bob.store.usage().manifests == []
+        await files.close()
+
+    asyncio.run(story())
+
+
+def test_a_disk_that_fills_while_files_are_put_in_place_sends_the_task_elsewhere_and_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[Any] = []
+    running = f"{bytes([1]).hex() * 16}-1"
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "a: no space left on the device")
+
+    monkeypatch.setitem(work.WORK, "make", full)
+
+    async def story() -> None:
+        files = files_of(tmp_path, came, links=SimpleNamespace(send=lambda *_: None))
+        tree, own = encode(Manifest())
+        files.caches.of("").store.put(own)
+        files._notes[running] = AttemptNote("h/2", TaskFiles(tree), TaskUser("h", ""), is_ready=True)
+        files._spool.make_scratch(running)
+        files.offered(StageFiles(KEY, "h/1", UID, 1, "h", TaskSpec((b"true",), SCRATCH, files=TaskFiles(tree))))
+        await others()
+        assert (files.has(running), files.has(KEY)) == (True, False)
+        await files.close()
+
+    asyncio.run(story())
+    assert (tmp_path / "scratch" / running).is_dir()
+    assert not (tmp_path / "scratch" / KEY).exists()
+    (told,) = came
+    assert (told.key, told.code) == (KEY, "disk")
+
+
+def test_where_users_are_apart_who_knows_a_manifest_has_its_blocks_and_no_others(tmp_path: Path) -> None:
+    async def story() -> None:
+        files = files_of(tmp_path, [], "system")
+        alice, bob = (files.caches.of(f"h:{name}") for name in ("alice", "bob"))
+        contents = [b"hers", b"his"]
+        hers, his = map(digest_of, contents)
+        trees = []
+        for cache, content, digest in zip((alice, bob), contents, (hers, his), strict=True):
+            tree, own = encode(Manifest((FileEntry("a", 0o600, len(content), 1, (digest,)),)))
+            await cache.keep([content, *own])
+            assert cache.is_complete(tree)
+            trees.append(tree)
+
+        async def told(digests: list[bytes], id_: bytes) -> list[bytes]:
+            request = BlocksRequest(tuple(digests), task=UID, manifest=id_)
+            pieces = [piece async for piece in files.serve("x", request)]
+            return [bytes(block) for piece in pieces if isinstance(piece, Blocks) for block in piece.blocks]
+
+        assert await told([hers], trees[0]) == [b"hers"]
+        assert digest_of((await told([trees[0]], trees[0]))[0]) == trees[0]
+        for digests, id_ in (([his], trees[0]), ([hers, his], trees[0]), ([hers], b""), ([hers], bytes(32))):
+            assert await told(digests, id_) == []
         await files.close()
 
     asyncio.run(story())

@@ -17,7 +17,8 @@ from peerload.files import manifest
 from peerload.files.manifest import FileEntry, Manifest
 from peerload.files.store import BlockStore, NoRoom
 from peerload.model.errors import LinkUnavailable, StagingFailed
-from peerload.model.messages import Blocks, BlocksEnd, BlocksRequest
+from peerload.model.messages import BLOCKS_MAX, Blocks, BlocksEnd, BlocksRequest, Envelope
+from peerload.wire.peer import encode_frame
 
 Pieces = AsyncIterator[Blocks | BlocksEnd]
 
@@ -90,6 +91,7 @@ def test_each_byte_comes_once_however_many_tasks_wait(tmp_path: Path) -> None:
 
 def test_a_copy_that_broke_off_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "RETRY_S_MIN", 0.0)
+    monkeypatch.setattr(transfer, "PIECE_BYTES", 1 << 20)
     full, empty, id_ = stores(tmp_path)
     serve = server(full)
 
@@ -256,6 +258,24 @@ def test_few_pieces_become_ready_in_one_turn_of_the_loop_however_many_nodes_ask(
     pieces = -(-sum(len(full.read(digest)) for digest in every) // transfer.PIECE_BYTES)
     assert sum(ready.values()) >= 50 * pieces
     assert max(ready.values()) <= 2 * transfer.PIECES_MAX  # each with the word that it was the last
+
+
+@pytest.mark.parametrize("last_but", [0, 1])
+def test_no_piece_is_too_large_for_a_frame(tmp_path: Path, last_but: int) -> None:
+    """Many small blocks, just not enough for a piece, and then the largest one."""
+    store = BlockStore(tmp_path / "full", 1 << 30)
+    small, rest = divmod(transfer.PIECE_BYTES - last_but, BLOCKS_MAX - 2)
+    sizes = [small] * (BLOCKS_MAX - 2) + [rest + 1, manifest.BLOCK_BYTES]
+    blocks = [number.to_bytes(2, "big") * (size // 2) + b"x" * (size % 2) for number, size in enumerate(sizes)]
+    digests = tuple(store.put(blocks))
+
+    async def story() -> list[Blocks]:
+        return [piece async for piece in server(store)("y", BlocksRequest(digests)) if isinstance(piece, Blocks)]
+
+    pieces = asyncio.run(story())
+    for piece in pieces:
+        encode_frame(Envelope(1, "c" * 40, "n" * 40, "b" * 32, 1 << 40, piece, "n" * 40, "b" * 32))
+    assert sum(len(piece.blocks) for piece in pieces) == len(digests)
 
 
 def test_outputs_come_home_while_inputs_that_do_not_arrive_wait(tmp_path: Path) -> None:

@@ -58,11 +58,11 @@ def test_an_end_is_synced_before_it_is_told(tmp_path: Path, monkeypatch: pytest.
     synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink().name))
     asyncio.run(source.finish())
-    assert synced == ["a.in", "a.in-ended.new", tmp_path.name]
+    assert synced == ["a.in", f".a.in-ended.{os.getpid()}", tmp_path.name]
     synced.clear()
     other = StoredStdin(tmp_path / "b.in")
     asyncio.run(other.leave())
-    assert synced == ["b.in", "b.in-left.new", tmp_path.name]
+    assert synced == ["b.in", f".b.in-left.{os.getpid()}", tmp_path.name]
 
 
 @each("verb", ["finish", "leave"])

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from peerload.agent.event_sources import LauncherEvents
 from peerload.agent.requests.attach import COMMANDS_MAX, Command, ExecRequests, InsideCommands
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
-from peerload.model.events import LauncherReady, TaskEnded
+from peerload.model.events import LauncherReady, TaskEnded, TaskStarted
 from peerload.model.task import Exit
 from peerload.wire import control
 
@@ -25,14 +26,19 @@ def test_commands_of_an_earlier_agent_are_ended_and_are_no_tasks() -> None:
     ready = LauncherReady(
         running=(("exec-1", 1.0, 0.0), ("a-1", 2.0, 0.0)), ended=(("exec-2", Exit(0)), ("b-1", Exit(0)))
     )
-    left = commands.listed(ready)
+    inbox: list[object] = []
+    nothing = cast("Any", None)
+    received = LauncherEvents(cast("Any", SimpleNamespace(put=inbox.append)), nothing, nothing, [commands])
+    left = received.without_own(ready)
     assert [key for key, *_ in left.running] == ["a-1"]
     assert [key for key, _ in left.ended] == ["b-1"]
     assert ("signal", "exec-1", 9) in told
     assert ("drop", "exec-2") in told
-    assert commands.heard(TaskEnded("exec-1", Exit(137, 9)))
+    received.received(TaskEnded("exec-1", Exit(137, 9)))
     assert told[-2:] == [("forget", "exec-1"), ("drop", "exec-1")]
-    assert not commands.heard(TaskEnded("a-1", Exit(0)))
+    received.release_early()
+    received.received(other := TaskStarted("a-1", 1.0))
+    assert inbox == [other]
 
 
 def test_who_waits_for_a_command_hears_what_a_lost_launcher_connection_has_kept_from_it() -> None:
@@ -45,7 +51,7 @@ def test_who_waits_for_a_command_hears_what_a_lost_launcher_connection_has_kept_
         loop = asyncio.get_running_loop()
         ends = {key: loop.create_future() for key in ("exec-1", "exec-2", "exec-3")}
         commands._commands = {key: Command(client, end, None) for key, end in ends.items()}
-        commands.listed(LauncherReady(running=(("exec-1", 1.0, 0.0),), ended=(("exec-2", Exit(4)),)))
+        commands.listed({"exec-1"}, {"exec-2": Exit(4)})
         assert not ends["exec-1"].done()
         assert ends["exec-2"].result() == Exit(4)
         assert isinstance(ends["exec-3"].exception(), PeerloadError)

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.peers.membership import PEERS_KEPT_MAX, PORT_TRIES_MAX, PRIVATE, AddressFile, Members
-from peerload.core.membership.membership import PeerState
+from peerload.agent.peers.membership import PEERS_KEPT_MAX, PORT_TRIES_MAX, AddressFile, Members
+from peerload.core.membership.peers import PeerState
 from peerload.model import actions, events
 from peerload.model.errors import ConfigError
 from peerload.model.gossip import LAN, GossipAck
 from peerload.model.messages import Identity
+from peerload.model.resources import Profile
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.each import each
 from tests.support import PATIENCE_S, security_events
@@ -33,6 +34,10 @@ def identity(node: str) -> Identity:
     return Identity(node, "boot", "machine", "store", 1, f"127.0.0.1:{len(node)}")
 
 
+OWNER: Any = object()
+"""The receiver of what comes over the peer links."""
+
+
 class Links:
     """Peer links that find so many ports taken before one is free."""
 
@@ -41,7 +46,8 @@ class Links:
         self.asked: list[int] = []
         self.learned: list[Identity] = []
 
-    async def start(self, host: str, port: int, advertise: str = "") -> str:
+    async def start(self, owner: object, host: str, port: int, advertise: str = "") -> str:
+        assert owner is OWNER
         assert not advertise
         self.asked.append(port)
         if len(self.asked) <= self.taken:
@@ -56,6 +62,7 @@ class Membership(list[Any]):
     def __init__(self) -> None:
         super().__init__()
         self.gossip = SimpleNamespace(anti_entropy=SimpleNamespace(known={}))
+        self.waking = SimpleNamespace(took_s={})
 
     def get(self, node: str) -> Any:
         return next((peer for peer in self if peer.identity.node == node), None)
@@ -85,14 +92,14 @@ def made(directory: Path, listen: str = "127.0.0.1:0", taken: int = 0, node: str
 def test_both_ports_are_one_and_a_clash_is_tried_again(tmp_path: Path) -> None:
     async def test() -> None:
         members, parts = made(tmp_path, taken=3)
-        address = await members.listen()
+        address = await members.listen(OWNER)
         assert len(parts.links.asked) == 4
         assert address == f"127.0.0.1:{parts.links.asked[-1]}"
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", parts.links.asked[-1]))
         members.close()
         again, parts = made(tmp_path)
-        assert await again.listen() == address  # the port of the last start
+        assert await again.listen(OWNER) == address  # the port of the last start
         again.close()
 
     asyncio.run(test())
@@ -105,11 +112,11 @@ def test_a_port_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
             port = other.getsockname()[1]
             members, parts = made(tmp_path, f"127.0.0.1:{port}")
             with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
-                await members.listen()
+                await members.listen(OWNER)
             assert parts.links.asked == []
         members, parts = made(tmp_path, taken=PORT_TRIES_MAX)
         with pytest.raises(ConfigError, match="taken"):
-            await members.listen()
+            await members.listen(OWNER)
 
     asyncio.run(test())
 
@@ -118,8 +125,8 @@ def test_what_is_heard_becomes_an_event(tmp_path: Path) -> None:
     async def test() -> None:
         one, told = made(tmp_path / "1", node="n1")
         two, heard = made(tmp_path / "2", node="n2")
-        await one.listen()
-        where = await two.listen()
+        await one.listen(OWNER)
+        where = await two.listen(OWNER)
         source = f"127.0.0.1:{told.links.asked[-1]}"
         one.send(actions.SendGossip("n2", where, (GossipAck(7),)))
         await until(lambda: heard.put)
@@ -138,7 +145,7 @@ def test_what_is_heard_becomes_an_event(tmp_path: Path) -> None:
 def test_who_is_known_is_written_down_after_news_and_forgotten_on_leaving(tmp_path: Path) -> None:
     async def test() -> None:
         members, parts = made(tmp_path)
-        await members.listen()
+        await members.listen(OWNER)
         for node, state in (("dead", PeerState.DEAD), ("gone", PeerState.LEFT), ("here", PeerState.ALIVE)):
             parts.node.membership.append(SimpleNamespace(identity=identity(node), state=state))
         parts.node.membership.gossip.anti_entropy.known["unmet"] = identity("unmet")
@@ -148,7 +155,7 @@ def test_who_is_known_is_written_down_after_news_and_forgotten_on_leaving(tmp_pa
         assert {one.node for one in members.known} == {"dead", "here", "unmet"}
         members.close()
         again, parts = made(tmp_path)
-        await again.listen()
+        await again.listen(OWNER)
         assert {one.node for one in parts.links.learned} == {"dead", "here", "unmet"}
         again.close(forget=True)
         assert made(tmp_path)[0].known == ()
@@ -172,7 +179,7 @@ def test_kept_addresses_are_the_owners_alone(tmp_path: Path) -> None:
         AddressFile(tmp_path / "addresses").set_listen("127.0.0.1:1")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "addresses").stat().st_mode) == PRIVATE
+    assert stat.S_IMODE((tmp_path / "addresses").stat().st_mode) == 0o600
 
 
 def test_kept_addresses_have_a_bound_and_survive_damage(tmp_path: Path) -> None:
@@ -180,5 +187,8 @@ def test_kept_addresses_have_a_bound_and_survive_damage(tmp_path: Path) -> None:
     addresses.set_peers([identity(f"n{number}") for number in range(PEERS_KEPT_MAX + 5)])
     assert len(AddressFile(tmp_path / "addresses").peers) == PEERS_KEPT_MAX
     assert "n5" in addresses.peers
+    addresses.set_peers([identity("y")], {"y": 7.0, "gone": 9.0}, (Profile("y", 4, 4.0), Profile("gone", 1, 1.0)))
+    kept = AddressFile(tmp_path / "addresses")
+    assert (kept.wake_s, kept.asleep) == ({"y": 7.0}, (Profile("y", 4, 4.0),))
     (tmp_path / "addresses").write_bytes(b"\xc1 no such file")
     assert AddressFile(tmp_path / "addresses").peers == {}

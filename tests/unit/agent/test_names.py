@@ -10,7 +10,7 @@ import pytest
 
 from peerload.agent import joining
 from peerload.agent.joining import Enrollment
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.model.events import Instant
 from tests.each import each
 

@@ -198,8 +198,7 @@ def test_nothing_overtakes_a_launchers_list(tmp_path: Path) -> None:
         spool = _spool(tmp_path)
         spool.keep(KEY, b"hi", b"")
         settler = Disk.settler(spool, _output(spool, {}), take)
-        none: Any = SimpleNamespace(heard=lambda _event: False, listed=lambda event: event)
-        incoming = LauncherEvents(cast("Any", SimpleNamespace(put=take)), settler, cast("Any", None), (none,))
+        incoming = LauncherEvents(cast("Any", SimpleNamespace(put=take)), settler, cast("Any", None), ())
         incoming.release_early()
         for event in told:
             incoming.received(event)
@@ -215,6 +214,7 @@ def test_nothing_overtakes_a_launchers_list(tmp_path: Path) -> None:
         events.LauncherLost(),
         events.LauncherReady(),
         events.TaskStarted("c-1", 2.0),
+        events.TaskEnded("d-1", Exit(0), with_start=True),
     ]
     asyncio.run(story())
     assert put == told

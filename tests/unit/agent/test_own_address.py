@@ -52,7 +52,7 @@ def test_the_way_to_the_members_gives_the_new_address(tmp_path: Path, monkeypatc
     monkeypatch.setattr(addresses, "_towards", lambda host: "198.51.100.2" if host == "198.51.100.9" else "")
     monkeypatch.setattr(addresses, "_free", lambda _host, port: port)
     before = config(tmp_path, ELSEWHERE, "198.51.100.9:7117")
-    assert addresses.followed(before, origins(tmp_path)).listen == "198.51.100.2:7117"
+    assert addresses.with_current_addresses(before, origins(tmp_path)).listen == "198.51.100.2:7117"
     kept = node_identity_file.read(tmp_path)
     assert kept is not None
     assert kept.listen == "198.51.100.2:7117"
@@ -63,7 +63,10 @@ def test_it_stays_with_the_kind_of_address_that_it_has(tmp_path: Path, monkeypat
     node_identity_file.write(tmp_path, node_identity_file.NodeIdentityFile("/c", "n1", gone, members))
     monkeypatch.setattr(addresses, "_towards", lambda host: {"2001:db8:1::9": "2001:db8:1::2"}.get(host, "192.0.2.1"))
     monkeypatch.setattr(addresses, "_free", lambda _host, port: port)
-    assert addresses.followed(config(tmp_path, gone, *members), origins(tmp_path)).listen == "[2001:db8:1::2]:7117"
+    assert (
+        addresses.with_current_addresses(config(tmp_path, gone, *members), origins(tmp_path)).listen
+        == "[2001:db8:1::2]:7117"
+    )
 
 
 def test_a_port_that_somebody_has_is_not_insisted_on() -> None:
@@ -77,12 +80,12 @@ def test_a_port_that_somebody_has_is_not_insisted_on() -> None:
 
 def test_loopback_is_no_way_to_a_member(tmp_path: Path) -> None:
     before = config(tmp_path, ELSEWHERE, "127.0.0.1:7118")
-    assert addresses.followed(before, origins(tmp_path)).listen == ELSEWHERE
+    assert addresses.with_current_addresses(before, origins(tmp_path)).listen == ELSEWHERE
 
 
 def test_an_address_that_somebody_named_is_left_alone(tmp_path: Path) -> None:
     for place in ("flag", "environment", str(tmp_path / "config.toml")):
         before = config(tmp_path, ELSEWHERE, "198.51.100.9:7117")
-        assert addresses.followed(before, {"listen": place}) is before
+        assert addresses.with_current_addresses(before, {"listen": place}) is before
     here = config(tmp_path, HERE, "198.51.100.9:7117")
-    assert addresses.followed(here, origins(tmp_path)) is here
+    assert addresses.with_current_addresses(here, origins(tmp_path)) is here

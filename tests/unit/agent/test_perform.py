@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from peerload.agent.effects import FOUND_AT_A_TIME, PeerEffects, RecordEffects, TaskStarter, Timers
+import pytest
+
+from peerload.agent.effects import COALESCED, FOUND_AT_A_TIME, PeerEffects, RecordEffects, TaskStarter, Timers
 from peerload.agent.event_sources import BusPeers
 from peerload.agent.mqtt import SOURCES_MAX
-from peerload.agent.runtime import RunState
+from peerload.agent.runtime import TICK_S, RunState, coalesced_s
 from peerload.model import actions, events, timers
 from peerload.model.errors import StoreError
 from peerload.model.events import Instant, TaskFound
@@ -19,6 +21,9 @@ from peerload.model.metrics import SPAWNS_DROPPED
 from peerload.model.resources import LoadReport
 from tests.core.given import Given, offer
 from tests.core.test_executor import KEY, commit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
 
 ADVICE = ProbeReply(1, accepts=True, report=LoadReport())
 
@@ -35,7 +40,8 @@ class Ways:
         bus: Any = SimpleNamespace(send=self._bus)
         self.bus_peers = BusPeers()
         unused = cast("Any", None)
-        self.peers = PeerEffects(info, unused, unused, links, unused, bus, self.bus_peers, unused)
+        members: Any = SimpleNamespace(changed=lambda: None)
+        self.peers = PeerEffects(info, unused, unused, links, members, bus, self.bus_peers, unused)
 
     def _bus(self, dst: str, _boot: str, _message: Message) -> bool:
         self.sent.append(("bus", dst))
@@ -151,6 +157,54 @@ def test_a_timer_that_expires_early_is_set_again() -> None:
         made.close()
 
     asyncio.run(story())
+
+
+def test_periodic_timers_of_gossip_come_at_a_tick_and_all_that_wait_for_an_answer_are_exact() -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        made = Timers(cast("Any", None), cast("Any", None), lambda: Instant(5.0, 0.0))
+        for kind in timers.GossipTimerKind:
+            made.set(actions.SetTimer(timers.GossipDue(kind), 6.3))
+        made.set(actions.SetTimer(timers.Lease("00"), 6.3))
+        now_s = loop.time()
+        exact = [
+            timer for timer, handle in made._timers.items() if handle.when() - now_s == pytest.approx(1.3, abs=1e-9)
+        ]
+        at_ticks = {handle.when() for timer, handle in made._timers.items() if timer not in exact}
+        assert len(exact) == 1 + len(timers.GossipTimerKind) - len(COALESCED)
+        assert len(at_ticks) == 1
+        assert abs(at_ticks.pop() - now_s - 1.3) <= TICK_S / 2
+        made.close()
+
+    with_still_clock(story)
+
+
+def test_a_period_of_coalesced_pauses_is_kept_however_late_each_begins() -> None:
+    async def story() -> None:
+        clock = cast("StillClock", asyncio.get_running_loop())
+        clock.at_s += coalesced_s(3.0)
+        began_s = clock.at_s
+        for late_s in (0.0, 0.004, 0.3, 0.49):
+            clock.at_s += late_s
+            clock.at_s += coalesced_s(3.0)
+        assert clock.at_s == pytest.approx(began_s + 4 * 3.0)
+        assert coalesced_s(TICK_S / 2) == TICK_S / 2
+
+    with_still_clock(story)
+
+
+class StillClock(asyncio.SelectorEventLoop):
+    """A loop whose clock stands still."""
+
+    at_s = 100.7
+
+    def time(self) -> float:
+        return self.at_s
+
+
+def with_still_clock(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=StillClock) as runner:
+        runner.run(story())
 
 
 def test_what_was_reported_dead_before_its_turn_to_be_spawned_is_not_spawned() -> None:

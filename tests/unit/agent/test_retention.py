@@ -12,10 +12,9 @@ from peerload.agent.completion.retention import DATE_KEPT_EVERY_S, Retention, Ta
 from peerload.agent.runtime import RunState
 from peerload.agent.store import schema
 from peerload.agent.store.maintenance import MaintenanceRow
-from peerload.agent.store.schema import SINGLE
 from peerload.agent.store.store import DateAnchor, TrustedDate
 from peerload.model.actions import Row
-from peerload.model.task import Exit, TaskState, execution_key
+from peerload.model.task import SINGLE, Exit, TaskState, execution_key
 from tests.each import each
 from tests.unit.agent.test_store import Opened, put, submission, uid
 

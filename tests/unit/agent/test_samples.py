@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from peerload.agent.runtime import now
 from peerload.agent.views.agent import KEYS, SAMPLES_MAX, Samples
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.model.resources import GPU, Device, DeviceLoad, LoadReport
 
 
@@ -94,7 +95,7 @@ def test_a_damaged_file_is_begun_anew_and_a_full_disk_costs_the_file_alone(tmp_p
     assert samples_in(tmp_path)._read() == []
     (tmp_path / "samples").unlink()
     (tmp_path / "samples").symlink_to("/dev/full")
-    (tmp_path / "samples.new").symlink_to("/dev/full")
+    (tmp_path / f".samples.{os.getpid()}").mkdir()  # as a full disk: it cannot be written
     samples = samples_in(tmp_path)
     samples.take(1.0)
     samples.write()

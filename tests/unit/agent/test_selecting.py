@@ -14,11 +14,11 @@ from peerload.agent.control.authorization import Principal
 from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.requests.task_queries import TaskQueries
 from peerload.agent.store.reader import REF_CHARS_MAX, Criteria, references
-from peerload.agent.store.schema import SINGLE, TaskSelection
+from peerload.agent.store.schema import TaskSelection
 from peerload.model.actions import PutSubmission
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.events import Submission
-from peerload.model.task import SubmitOptions, TaskState
+from peerload.model.task import SINGLE, SubmitOptions, TaskState
 from peerload.wire import control
 from tests.unit.agent.test_store import NOW, SPEC, Opened, put, uid
 

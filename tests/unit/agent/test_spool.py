@@ -100,6 +100,23 @@ def test_several_followers_from_their_own_offsets(play: Callable[[Story], None])
     play(story)
 
 
+def test_others_get_their_turn_while_a_task_writes_faster_than_it_is_read(play: Callable[[Story], None]) -> None:
+    async def story(spool: Spool) -> None:
+        out, _ = spool.paths(KEY)
+        turns: list[int] = []
+        _append(out, b"y\n")
+        follower = Follower(spool, KEY)
+        async for _, offset, _ in follower:
+            if turns or offset > 100:
+                break
+            asyncio.get_running_loop().call_soon(turns.append, offset)
+            _append(out, b"y\n")
+        follower.close()
+        assert turns == [0]
+
+    play(story)
+
+
 def test_holes_are_skipped_and_pieces_bounded(play: Callable[[Story], None]) -> None:
     async def story(spool: Spool) -> None:
         head, tail, far = b"h" * (300 << 10), b"t" * 8192, 4 << 20

@@ -136,7 +136,7 @@ def test_an_array_that_was_cut_short_is_dropped_and_its_number_is_not_given_agai
         with Opened(tmp_path / "db") as opened:
             kept = opened.store.recover()
             assert [row.record.task for row in kept.tasks] == ["ws1/1"]
-            assert not kept.damaged
+            assert not opened.store.damaged
             assert kept.counter == 2
             assert opened.store.rows("SELECT count(*) FROM tasks") == [(1,)]
 
@@ -453,8 +453,8 @@ def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     connection.commit()
     connection.close()
     with Opened(path) as opened:
-        kept = opened.store.recover()
-        assert [(damage.task, "submission 1 " in damage.why) for damage in kept.damaged] == [("ws1/1", True)]
+        opened.store.recover()
+        assert [(damage.task, "submission 1 " in damage.why) for damage in opened.store.damaged] == [("ws1/1", True)]
         with pytest.raises(StoreError, match="ws1/1 is damaged"):
             opened.store.records(1, None)
 

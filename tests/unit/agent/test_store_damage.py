@@ -238,8 +238,8 @@ def test_a_missing_submission_and_a_missing_environment_are_named(tmp_path: Path
         with Opened(path) as opened:
             kept = opened.store.recover()
             assert not kept.tasks
-            assert [damage.task for damage in kept.damaged] == ["ws1/4"]
-            assert message in kept.damaged[0].why
+            assert [damage.task for damage in opened.store.damaged] == ["ws1/4"]
+            assert message in opened.store.damaged[0].why
             assert kept.counter == 4, "its id is not given again"
 
 
@@ -261,8 +261,8 @@ def test_a_damaged_task_is_named_and_left_alone_and_all_others_are_there(tmp_pat
     with Opened(path) as opened:
         kept = opened.store.recover()
         assert [row.record.task for row in kept.tasks] == ["ws1/8"]
-        assert sorted(damage.task for damage in kept.damaged) == damaged
-        assert all(damage.why for damage in kept.damaged)
+        assert sorted(damage.task for damage in opened.store.damaged) == damaged
+        assert all(damage.why for damage in opened.store.damaged)
         assert kept.counter == 9
         listing = opened.store.list_tasks(0.0, 100)
         assert sorted(damage.task for damage in listing.damaged) == damaged
@@ -298,7 +298,7 @@ def test_a_promise_that_cannot_be_read_counts_as_the_greatest(tmp_path: Path) ->
         uid(5): (FLOOR_MAX, FenceKind.STARTED_ONCE),
     }
     assert kept.drained
-    assert len(kept.unreadable) == 5
+    assert len(opened.store.unreadable) == 5
 
 
 def test_what_is_to_be_set_aside_is_all_of_the_database(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_a_hundred_thousand_tasks_are_read_in_seconds(tmp_path: Path) -> None:
     numbers = "WITH RECURSIVE n(i) AS (VALUES (2) UNION ALL SELECT i + 1 FROM n WHERE i < 100000)"
     connection.execute(
         f"{numbers} INSERT INTO submissions SELECT i, 'token-' || i, digest, spec, environment, members, submitted_at,"
-        " terms, commands"
+        " terms, commands, uid_key"
         " FROM n, submissions WHERE counter = 1"
     )
     connection.execute(

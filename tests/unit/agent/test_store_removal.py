@@ -21,10 +21,10 @@ from peerload.agent.store.maintenance import (
     RemoveTasks,
     keys_of,
 )
-from peerload.agent.store.schema import MEMBER_MAX, SINGLE
+from peerload.agent.store.schema import MEMBER_MAX
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
-from peerload.model.task import CompletionJob, Exit, TaskState
+from peerload.model.task import SINGLE, CompletionJob, Exit, TaskState
 from tests.support import steps_of
 from tests.unit.agent.test_store import SPEC, Opened, put, submission, uid
 

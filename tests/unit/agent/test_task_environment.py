@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peerload.agent.launcher.task_environment import Given, given, variables
+from peerload.agent.launcher.task_environment import HeldDevices, held_devices, variables
 from peerload.core.resources.devices import DeviceLedger, DeviceRequest
 from peerload.model.config import DeviceConfig, GpuConfig
 from peerload.model.resources import Device, DeviceMode, GpuShare, Profile, ResourceRequest
@@ -17,7 +17,7 @@ SOFT = (
 
 
 def test_advice_is_the_user_s_to_change_and_devices_are_not() -> None:
-    held = Given(CARDS[:1], promised_bytes=20 * GIB)
+    held = HeldDevices(CARDS[:1], promised_bytes=20 * GIB)
     own = {name.encode(): b"mine" for name in (*SOFT, "CUDA_VISIBLE_DEVICES", "PEERLOAD_GPUS", "CUDA_DEVICE_ORDER")}
     assert set(SOFT) <= variables(ResourceRequest(), held, (), {}).keys()
     found = variables(ResourceRequest(), held, (), own)
@@ -27,13 +27,13 @@ def test_advice_is_the_user_s_to_change_and_devices_are_not() -> None:
 
 @each(("promised", "share"), [(20 * GIB, "0.25"), (80 * GIB, "1"), (GIB // 4, "0.01"), (27 * GIB, "0.337")])
 def test_jax_takes_no_more_than_was_promised(promised: int, share: str) -> None:
-    found = variables(ResourceRequest(), Given(CARDS[:2], promised_bytes=promised), (), {})
+    found = variables(ResourceRequest(), HeldDevices(CARDS[:2], promised_bytes=promised), (), {})
     assert found["XLA_PYTHON_CLIENT_MEM_FRACTION"] == share
 
 
 def test_what_is_not_known_is_not_said() -> None:
     nameless = Device("gpu:5", index=5)
-    found = variables(ResourceRequest(), Given((nameless,)), (), {})
+    found = variables(ResourceRequest(), HeldDevices((nameless,)), (), {})
     assert (found["CUDA_VISIBLE_DEVICES"], found["PEERLOAD_GPUS"]) == ("5", "5")
     assert not {"PEERLOAD_GPU_MEM_MB", "XLA_PYTHON_CLIENT_MEM_FRACTION"} & found.keys()
 
@@ -43,7 +43,7 @@ def test_what_was_given_is_what_the_ledger_says() -> None:
     request = ResourceRequest(gpus=2, gpu_mem_bytes=4 * GIB, devices=(("fpga", 1),))
     names = ("nvidia:GPU-2", "nvidia:GPU-0", "fpga:f1")
     ledger.grant("key", names, DeviceRequest(request, GpuConfig()), 0.0)
-    held = given("key", (*names, "nvidia:GPU-gone"), ledger)
+    held = held_devices("key", (*names, "nvidia:GPU-gone"), ledger)
     assert [device.id for device in held.devices] == list(names)
     assert (held.mode, held.promised_bytes) == (DeviceMode.TIME, 4 * GIB)
     config = (
@@ -56,8 +56,8 @@ def test_what_was_given_is_what_the_ledger_says() -> None:
 
     alone = ResourceRequest(gpus=1, gpu_share=GpuShare.EXCLUSIVE)
     ledger.grant("other", ("nvidia:GPU-3",), DeviceRequest(alone, GpuConfig()), 0.0)
-    held = given("other", ("nvidia:GPU-3",), ledger)
+    held = held_devices("other", ("nvidia:GPU-3",), ledger)
     assert (held.mode, held.promised_bytes) == (DeviceMode.EXCLUSIVE, 72 * GIB - GIB // 2)
     found = variables(alone, held, (), {})
     assert (found["PEERLOAD_GPU_MEM_MB"], found["PEERLOAD_GPU_MODE"]) == (str(held.promised_bytes >> 20), "exclusive")
-    assert given("none", (), ledger) == Given()
+    assert held_devices("none", (), ledger) == HeldDevices()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from peerload.agent.joining import CertificateRenewal, TrustDistribution
-from peerload.core.membership.membership import PeerState
+from peerload.core.membership.peers import PeerState
 from peerload.model import events, messages
 from peerload.security.revocation import OVERLAP_REVOKED_S, OVERLAP_S, SPREAD_S, Keyring, SealKey, TrustStore
 from tests.support import cluster_of, security_events

@@ -14,13 +14,12 @@ import pytest
 
 from peerload.agent.launcher import client
 from peerload.agent.store.maintenance import JobPostponed, due_jobs
-from peerload.agent.store.schema import SINGLE
 from peerload.agent.store.store import SLACK_S, DateAnchor, TrustedDate, anchor_of
 from peerload.launcher import protocol
 from peerload.launcher.task import LaunchedTask
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
-from peerload.model.task import CompletionJob, Exit, TaskState
+from peerload.model.task import SINGLE, CompletionJob, Exit, TaskState
 from tests.each import each
 from tests.unit.agent.test_retention import left, retention_of
 from tests.unit.agent.test_store import SPEC, Opened, put, submission

@@ -6,7 +6,9 @@ import itertools
 import json
 import math
 import random
+import subprocess
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -14,6 +16,7 @@ from peerload.assign.program import Limit, Program, ProgramTask, in_order, read_
 from peerload.assign.solver import _Branches, _heuristic, cut, lower_bound, serial, solve
 from peerload.model.errors import ConfigError
 from peerload.wire.control import Cancel, Submit
+from tests.conftest import require_program
 from tests.each import each
 from tests.unit.cli.fake_agent import FakeAgent, fixture_agent, peerload  # noqa: F401 -- one is a fixture
 
@@ -165,6 +168,18 @@ def test_the_verb_tells_matrix_and_totals_and_draws() -> None:
     assert drawn_.startswith("digraph")
     assert drawn_.count("color=red") == 1
     assert peerload("assign", "none.toml").returncode == 2
+
+
+def test_graphviz_draws_every_task_in_the_box_of_its_node() -> None:
+    dot = require_program("dot", "graphviz")
+    graph = peerload("assign", "--dot", str(EXAMPLE)).stdout
+    drawn_ = subprocess.run([dot, "-Tsvg"], input=graph, capture_output=True, check=True, timeout=60).stdout
+    svg = ET.fromstring(drawn_)
+    texts = {(text.text or "").partition(" ")[0] for text in svg.iter("{http://www.w3.org/2000/svg}text")}
+    groups = [group.get("class") for group in svg.iter("{http://www.w3.org/2000/svg}g")]
+    program = read_program(EXAMPLE.read_bytes(), "assign.toml")
+    assert texts >= {*program.nodes, *(task.name for task in program.tasks)}
+    assert (groups.count("cluster"), groups.count("node")) == (len(program.nodes), len(program.tasks))
 
 
 def test_each_task_is_submitted_to_its_node_after_those_before_it(agent: FakeAgent) -> None:

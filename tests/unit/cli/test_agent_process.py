@@ -1,4 +1,4 @@
-"""The start of an agent: how long it may take."""
+"""The start of an agent: where, and how long it may take."""
 
 from __future__ import annotations
 
@@ -8,10 +8,40 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.cli.common import agent_process
+from peerload.config import loader
 from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def test_state_and_socket_come_from_every_place_that_has_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PEERLOAD_SOCKET", "PEERLOAD_STATE", "PEERLOAD_TASK_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "mine"))
+    for name in ("system", "mine/peerload/config", "other"):
+        file = tmp_path / f"{name}.toml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f'state = "/of/{file.stem}"\n' + ('socket = "/of/it"\n' if name == "system" else ""), "utf-8")
+    monkeypatch.setattr(loader, "SYSTEM_FILE", tmp_path / "system.toml")
+    monkeypatch.setattr(loader, "SYSTEM_DIRECTORY", tmp_path / "none")
+
+    def places(**given: str) -> tuple[str, str]:
+        found = agent_process.located(given)
+        assert {key: found[key] for key in given} == given
+        return found["state"], found["socket"]
+
+    assert places() == ("/of/config", "/of/it")
+    assert places(config=str(tmp_path / "other.toml")) == ("/of/other", "/of/it")
+    monkeypatch.setenv("PEERLOAD_STATE", "/of/variable")
+    monkeypatch.setenv("PEERLOAD_SOCKET", "/of/mine")
+    assert places() == ("/of/variable", "/of/mine")
+    assert places(state="/of/flag", socket="/flag") == ("/of/flag", "/flag")
+    monkeypatch.delenv("PEERLOAD_STATE")
+    (tmp_path / "mine/peerload/config.toml").unlink()
+    assert places()[0] == "/of/system"
 
 
 def test_an_agent_may_take_longer_to_start_where_its_database_is_large(

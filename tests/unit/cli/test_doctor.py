@@ -212,9 +212,10 @@ def test_clocks_of_peers(facts: DoctorInput, ahead_s: float | None, result: str)
 
 
 def test_members_of_earlier_starts(facts: DoctorInput) -> None:
-    with_agent(facts).info["remembered"] = 3
+    with_agent(facts).info["remembered"] = 1
+    facts.unmet = ["gone"]
     found = cluster.peers(facts)
-    assert (found.result, "/addresses" in found.fix) == ("warn", True)
+    assert (found.result, "peerload forget gone" in found.fix) == ("warn", True)
 
 
 def test_a_name_that_a_peer_refuses(facts: DoctorInput) -> None:
@@ -256,6 +257,23 @@ def test_persistence_is_asked_of_the_driver(tmp_path: Path, monkeypatch: pytest.
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine._without_persistence() == ["1"]
+
+
+def test_a_daemon_of_mps_that_somebody_else_has_started(facts: DoctorInput) -> None:
+    assert machine.mps(facts).result == "skip"
+    put(facts, "/proc/70/cmdline", "/usr/bin/nvidia-cuda-mps-control\0-d\0")
+    put(facts, "/proc/70/environ", "PEERLOAD_UNIT=/run/peerload-mps0x12345678-0\0")
+    put(facts, "/proc/71/cmdline", "nvidia-cuda-mps-control\0-d\0")
+    put(facts, "/proc/71/cgroup", "0::/system.slice/peerload.service/peerload.1/mps0x12345678-0\n")
+    put(facts, "/proc/72/cmdline", "vi\0nvidia-cuda-mps-control\0")
+    with_agent(facts).nodes[0]["gpus"] = [{"index": 0, "health": "ok"}]
+    assert machine.mps(facts).result == "ok"  # its own, and a program of another name
+    put(facts, "/proc/73/cmdline", "nvidia-cuda-mps-control\0-d\0")
+    put(facts, "/proc/73/environ", "HOME=/\0CUDA_MPS_PIPE_DIRECTORY=/tmp/its own\0")
+    found = machine.mps(facts)
+    assert (found.result, "pid 73" in found.says) == ("warn", True)
+    assert "echo quit | " in found.fix
+    assert "CUDA_MPS_PIPE_DIRECTORY='/tmp/its own' nvidia-cuda-mps-control" in found.fix
 
 
 def test_no_inotify_to_be_had() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from peerload.cli.verbs import ls, nodes, show
 from peerload.wire import control
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent, peerload  # noqa: F401 -- one is a fixture
 
@@ -32,6 +33,14 @@ def test_a_row_of_a_node(agent: FakeAgent) -> None:
     assert asked.at == "ws1"
     text = peerload("energy", agent=agent).stdout.decode().splitlines()[1]
     assert text.split() == ["ws1", "3600", "1", "1000", "600", "2000", "0.0s", "measured", "package", "powercap"]
+
+
+def test_every_text_with_an_estimate_says_so() -> None:
+    usage = {"joules": 7.0, "energy_quality": "estimated", "energy_scope": "node"}
+    node = {"node": "ws1", "watts": 7.0, "watts_quality": "estimated"}
+    assert "7 J estimated" in show._usage(usage)
+    assert "7 J estimated" in ls._history_row({**task(1, "ann", None), "usage": usage})
+    assert nodes.node_cells(node, ["WATTS"]) == ["7 estimated"]
 
 
 def test_small_figures_are_shown(agent: FakeAgent) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import socket
 import sys
 import termios
 from typing import TYPE_CHECKING
 
 import pytest
 
+from peerload.cli.common import output
 from peerload.cli.common.output import redrawn
 from peerload.cli.verbs import nodes
 from tests.each import each
@@ -59,3 +61,18 @@ def test_a_dumb_terminal_is_told_what_is_true(monkeypatch: pytest.MonkeyPatch) -
     assert nodes._lacks_view() == ""
     monkeypatch.setitem(sys.modules, "textual", None)
     assert "pip install" in nodes._lacks_view()
+
+
+def test_what_is_followed_ends_with_its_reader() -> None:
+    agent, client = socket.socketpair()
+    reader, writer = os.pipe()
+    with agent, client:
+        parts = output.followed(client, iter([{"number": 1}, {"number": 2}]), writer)  # type: ignore[arg-type]
+        assert next(parts) == {"number": 1}
+        agent.send(b"the next part")
+        assert next(parts) == {"number": 2}
+        client.recv(100)
+        os.close(reader)
+        with pytest.raises(BrokenPipeError):
+            next(parts)
+    os.close(writer)

@@ -237,6 +237,7 @@ def test_nodes_top(agent: FakeAgent) -> None:
     assert json.loads(peerload("nodes", "--json", agent=agent).stdout) == {
         "v": 1,
         "nodes": [NODE, NODE | {"node": "ws2", "state": "dead", "load": None, "drained": True}],
+        "unmet": [],
     }
     text = peerload("top", "--once", agent=agent).stdout.decode()
     assert "1 of 2 nodes" in text
@@ -260,6 +261,13 @@ def test_nodes_tells_which_agents_share_a_machine(agent: FakeAgent) -> None:
         assert "\nws1, ws1b: one machine" in peerload(*words, agent=agent).stdout.decode()
     agent.answer("nodes", nodes=[shared[0], *others])
     assert "one machine" not in peerload("nodes", agent=agent).stdout.decode()
+
+
+def test_nodes_names_members_that_were_not_met_since_the_start(agent: FakeAgent) -> None:
+    agent.answer("nodes", nodes=[NODE], unmet=["gone", "\x1b[2Jlost"])
+    shown = peerload("nodes", agent=agent).stdout.decode()
+    assert "peerload forget gone" in shown
+    assert "\x1b" not in shown
 
 
 def test_nodes_tells_why_a_node_is_drained(agent: FakeAgent) -> None:

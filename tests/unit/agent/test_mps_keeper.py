@@ -1,0 +1,57 @@
+"""The keeper of an MPS daemon, by the lines that it has for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peerload.agent.launcher.mps_keeper import DaemonFailed, Keeper
+
+
+class Told(Keeper):
+    """A keeper whose daemon answers what `answers` says, and refuses to end a client."""
+
+    def __init__(self) -> None:
+        super().__init__("control", "nvidia:GPU-0", "")
+        self.answers: dict[str, str] = {}
+        self.lines: list[str] = []
+
+    def _say(self, line: str = "", *_flags: str) -> str:
+        self.lines.append(line)
+        if line.startswith("terminate_client"):
+            raise DaemonFailed("refused")
+        return self.answers.get(line, "")
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return Told()
+
+
+def test_a_client_that_was_killed_and_stays_on_the_server_is_ended_and_no_other(keeper: Told) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    server = never_seen = os.getpid()
+    keeper.answers = {"get_server_list": f"{server}", f"get_client_list {server}": f"{killed.pid} {os.getppid()}"}
+    keeper.look()
+    killed.kill()
+    killed.communicate()
+    keeper.look()
+    assert not [line for line in keeper.lines if line.startswith("terminate")]  # the server may be about to notice
+    keeper.look()
+    assert [line for line in keeper.lines if line.startswith("terminate")] == [
+        f"terminate_client {server} {killed.pid}"
+    ]
+    keeper.answers[f"get_client_list {server}"] = (
+        f"{never_seen} {1 << 22}"  # of another namespace: it is not known here
+    )
+    keeper.lines.clear()
+    for _ in range(3):
+        keeper.look()
+    assert not [line for line in keeper.lines if line.startswith("terminate")]
