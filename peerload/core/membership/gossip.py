@@ -652,7 +652,7 @@ class Gossip:
         else:  # an earlier run, of a database that was lost or put back since; or another agent of this name
             self.shared.core.count(metrics.INCARNATIONS_RAISED)
             self._raised_s = self.shared.now_s
-            self.shared.core.outdo(rumour.incarnation, is_copy=rumour.store == own.store)
+            self.shared.core.advance_incarnation(rumour.incarnation, is_copy=rumour.store == own.store)
             self.refutation = 0
         self.speak(grave=True)
         for node in dict.fromkeys((src, *rumour.by)):
