@@ -22,6 +22,7 @@ import msgspec
 
 from peerload import notification
 from peerload.energy.price import read_prices
+from peerload.launcher.protocol import MPS_CONTROL
 from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, CpusSettings, EnergySettings, GpuConfig, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
@@ -163,10 +164,6 @@ def _choices(key: str) -> str:
         fields = kind.fields if isinstance(kind, msgspec.inspect.StructType) else ()
         kind = next((field.type for field in fields if field.name == name), msgspec.inspect.AnyType())
     return f"it may be {' or '.join(map(str, kind.values))}" if isinstance(kind, msgspec.inspect.LiteralType) else ""
-
-
-MPS_CONTROL = "nvidia-cuda-mps-control"
-"""The program of NVIDIA's driver that starts the daemon of MPS, and commands it."""
 
 
 def gpu_config(settings: GpuSettings, *, users: str | dict[str, str] | None = None) -> GpuConfig:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from peerload.agent.output.spool import FOLLOWED_S_MAX, Follower
 from peerload.agent.store.disk_space import cannot_write
 from peerload.core.work import RemotePhase
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import execution_key
@@ -185,7 +186,7 @@ class TaskOutputs:
         self._node = node
         self._followers: dict[str, set[Follower]] = {}
         self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
-        self._ends: dict[str, tuple[int, int]] = {}
+        self._ends: BoundedDict[str, tuple[int, int]] = BoundedDict(ENDS_KEPT_MAX)
         self.served: collections.Counter[str] = collections.Counter()
         """Attempts here whose outputs their homes read now: how often."""
         self._cuts: set[asyncio.Task[None]] = set()
@@ -237,8 +238,6 @@ class TaskOutputs:
     def ended(self, key: str, stdout_bytes: int, stderr_bytes: int) -> None:
         """Set the final sizes of an attempt: no more will come."""
         self.backpressure.release(key)
-        if len(self._ends) >= ENDS_KEPT_MAX:
-            del self._ends[next(iter(self._ends))]
         self._ends[key] = (stdout_bytes, stderr_bytes)
         for follower in self._followers.get(key, ()):
             follower.end(stdout_bytes, stderr_bytes)

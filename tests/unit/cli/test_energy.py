@@ -43,6 +43,12 @@ def test_every_text_with_an_estimate_says_so() -> None:
     assert nodes.node_cells(node, ["WATTS"]) == ["7 estimated"]
 
 
+def test_nodes_shows_watts_unasked_where_a_sensor_tells_them() -> None:
+    guessed, silent = {"watts": 7.0, "watts_quality": "estimated"}, {"watts": None, "watts_quality": None}
+    assert "WATTS" not in nodes.headings_for([guessed, silent], is_wide=False)
+    assert "WATTS" in nodes.headings_for([guessed, {"watts": 7.0, "watts_quality": "measured"}], is_wide=False)
+
+
 def test_small_figures_are_shown(agent: FakeAgent) -> None:
     agent.answer("energy", **{**ROW, "joules": 0.123, "wh": 0.123 / 3600, "tasks_joules": 0.05})
     text = peerload("energy", agent=agent).stdout.decode().splitlines()[1]
@@ -74,6 +80,10 @@ def test_tasks_and_users(agent: FakeAgent) -> None:
     assert [(row["task"], row["joules"]) for row in rows(agent, "--task")] == [
         ("ws1/1", 10.0), ("ws1/2", 5.0), ("ws1/3", 7.0), ("ws1/4", None),
     ]  # fmt: skip
+    assert [row["other_joules"] for row in rows(agent, "--task")] == [0.0, 0.0, 0.0, None]
+    heading, *lines = peerload("energy", "--task", agent=agent).stdout.decode().splitlines()
+    assert heading.split() == ["TASK", "JOULES", "WH", "QUALITY", "SCOPE"]
+    assert lines[3].split() == ["ws1/4", "-", "-", "derived", "package"]
     ann, bob = rows(agent, "--user")
     assert (ann["user"], ann["joules"], ann["quality"], ann["scope"]) == ("ann", 17.0, "estimated", "package+gpu")
     assert (bob["joules"], bob["quality"]) == (5.0, "derived")
