@@ -383,7 +383,7 @@ def completion_object(
         text(output_path(pattern, counter, member, spec.name, node) if pattern and record.ended_at else pattern) or None
         for pattern in (terms.output_file, terms.error_file)
     ]
-    owed = jobs_of(store, counter, member) if record.ended_at and terms.chores() else []
+    owed = jobs_of(store, counter, member) if record.ended_at and terms.completion_jobs() else []
     return {
         "output_file": files[0],
         "error_file": files[1],

@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from peerload.cli.common import agent_process
 from peerload.cli.demo.broker import find_broker, start_broker
@@ -51,14 +52,13 @@ READ_PAUSE_S = 0.22
 SLEEP_S = (0.3, 0.9, 0.6, 1.2)
 
 
-class DemoCommand:
+class DemoCommand(NamedTuple):
     """One command line: a ``name`` for people, its ``argv``, and the ``answer`` it must print (computed here when it
     is asked for)."""
 
-    def __init__(self, name: str, argv: list[str], answer: Callable[[], str]) -> None:
-        self.name = name
-        self.argv = argv
-        self.answer = answer
+    name: str
+    argv: list[str]
+    answer: Callable[[], str]
 
 
 def commands(count: int) -> list[DemoCommand]:
