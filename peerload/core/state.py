@@ -73,7 +73,6 @@ class CoreState:
 
     @property
     def node(self) -> str:
-        """This node's name."""
         return self.identity.node
 
     @property
@@ -119,7 +118,6 @@ class CoreState:
         self.counts[name] = self.counts.get(name, 0) + by
 
     def send(self, dst: str, message: Membership | Advice | Ownership) -> None:
-        """Send a message to a peer."""
         self.actions.append(Send(dst, message))
 
     def persist(self, *rows: Row) -> None:
@@ -162,7 +160,6 @@ class CoreState:
             self.set_timer_in(max(min(left_s, limit_s), 0.0), timers.TimeLimit(key))
 
     def clear_timer(self, timer: Timer) -> None:
-        """Clear a timer."""
         self.actions.append(ClearTimer(timer))
 
 

@@ -31,7 +31,6 @@ class Ask(Protocol):
     """Makes a request `files` → the reply. Raises PeerloadError."""
 
     def __call__(self, **fields: object) -> dict[str, Any]:
-        """Make it."""
         raise NotImplementedError
 
 

@@ -408,6 +408,5 @@ class BlockStore:
             return StoreUsage(self._size_bytes, self.limit_bytes, blocks, [(i, s, c, at) for i, s, c, at in rows])
 
     def close(self) -> None:
-        """Close the database."""
         with self._lock:
             self._database.close()

@@ -90,7 +90,6 @@ class DirfdCache:
         return self._fd, name
 
     def close(self) -> None:
-        """Close the directory."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._path = -1, None

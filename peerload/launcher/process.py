@@ -130,12 +130,7 @@ def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] 
     """
     argv, environment, umask = request.argv, request.environment, request.umask
     captures = [request.stdout, request.stderr]
-    try:
-        os.chdir(request.directory)
-    except (OSError, ValueError) as error:
-        raise_shortage(error)
-        why = error.strerror if isinstance(error, OSError) else error
-        raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(request.directory)}: {why}") from None
+    enter_directory(request.directory)
     if environment is None:
         raise CannotStart(NOT_EXECUTABLE, f"cannot execute {text(argv[0])}: its environment cannot be read")
     before = os.umask(0)
@@ -163,6 +158,16 @@ def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] 
     finally:
         os.umask(before)
         os.chdir("/")
+
+
+def enter_directory(directory: bytes) -> None:
+    """Make this the working directory. Raises CannotStart, or OSError for what is in SHORTAGES."""
+    try:
+        os.chdir(directory)
+    except (OSError, ValueError) as error:
+        raise_shortage(error)
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(directory)}: {why}") from None
 
 
 def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], NoReturn]) -> int:

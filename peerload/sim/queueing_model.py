@@ -119,19 +119,20 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     gpus: int = 0
 
 
-class CompletedTask:
-    """Task at its end. Times in simulated seconds; home, node: where it arrived and where it ran; started_s: when it
-    began to run there; ended_s: when its home knew that it had ended."""
+class CompletedTask(NamedTuple):
+    """Task at its end. Times in simulated seconds; node: where it ran; started_s: when it began to run there; ended_s: when its
+    home knew that it had ended."""
 
-    __slots__ = ("arrival", "ended_s", "home", "node", "number", "started_s")
+    number: int
+    arrival: Arrival
+    node: str
+    started_s: float
+    ended_s: float
 
-    def __init__(self, number: int, arrival: Arrival, node: str, started_s: float, ended_s: float) -> None:
-        self.number = number
-        self.arrival = arrival
-        self.home = arrival.node
-        self.node = node
-        self.started_s = started_s
-        self.ended_s = ended_s
+    @property
+    def home(self) -> str:
+        """The node where it arrived."""
+        return self.arrival.node
 
     @property
     def response_s(self) -> float:

@@ -428,7 +428,6 @@ class AntiEntropy:
 
 
 def identity_of(rumour: MembershipUpdate) -> Identity:
-    """The identity in an update."""
     return Identity(rumour.node, rumour.boot, rumour.machine_boot, rumour.store, rumour.incarnation, rumour.address)
 
 
@@ -694,7 +693,6 @@ class Gossip:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def handle(self, event: GossipReceived | LoopLagged) -> None:
-        """Handle an event of gossip."""
         if isinstance(event, GossipReceived):
             self._received(event)
         else:

@@ -225,7 +225,6 @@ class DeviceState:
 
     @property
     def id(self) -> str:
-        """The id of the device."""
         return self.device.id
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import islice
+from itertools import filterfalse, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -318,13 +318,13 @@ class Receiver:
         """Ask the policy whom to ask next, and do it."""
         peers = self._membership.eligible(Need(), "")
         if self._state.policies.information.reports_guide_probing and self._information.asks_ahead():
-            here, slots = self._ledger.load_tasks, self._slots  # as far as is known:
-            refusing = {
+            slots, with_it = self._slots, self._ledger.load_tasks + 1
+            refusing = {  # as far as is known; `evens_out` without a call for each peer
                 peer
                 for peer, told in self._membership.reports(peers)
-                if not evens_out(told.load_tasks, told.slots, here, slots)
+                if with_it * told.slots > (told.load_tasks - 1) * slots
             }
-            peers = tuple(peer for peer in peers if peer not in refusing)
+            peers = tuple(filterfalse(refusing.__contains__, peers))
         view = self._information.view(peers)
         search.steps += 1
         try:

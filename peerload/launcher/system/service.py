@@ -232,7 +232,6 @@ class MultiUserService(SingleUser):
         return self._guests.take(key, policy.guest_uids, self._resolver.is_unassigned)
 
     def carry_out(self, request: UserRequest) -> None:
-        """See `SingleUser`."""
         number = request.id
         origin, holder = HelperRequest(number, _quota_key(request)), f"helper {number}"
         if isinstance(request, FilesJob) and request.directory == SCRATCH:
@@ -298,12 +297,10 @@ class MultiUserService(SingleUser):
         self.helpers.check_directory(origin, account, directory, hidden, lambda: self._guests.give_back(holder))
 
     def deferring(self, carry_out: Callable[[Request], None]) -> DeferredRequests:
-        """See `SingleUser`."""
         self._deferred = DeferredRequests(carry_out)
         return self._deferred
 
     def ready(self, masks: dict[int, int]) -> None:
-        """See `SingleUser`."""
         if self.reports.fd in masks:
             self.reports.read()
         self.helpers.ready(masks)
@@ -311,7 +308,6 @@ class MultiUserService(SingleUser):
         self._deferred.resume(self._resolver.answered())
 
     def due_at_s(self) -> list[float]:
-        """See `SingleUser`."""
         return [due_s for due_s in (self.helpers.due_s(), self._resolver.due_s()) if due_s is not None]
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -335,7 +331,6 @@ class MultiUserService(SingleUser):
             raise SpawnRefused("commands run only inside tasks of the same user, and not inside those of guests")
 
     def spawn(self, request: SpawnRequest, reads: int | str, fork: Callable[[], int] | None = None) -> int:  # noqa: ARG002 -- for one user
-        """See `SingleUser`."""
         key = request.key
         account, policy = self._accounts[key], self._policies.current()
         order = SpawnOrder(account, policy, request)
@@ -366,7 +361,6 @@ class MultiUserService(SingleUser):
             self._limits.leave()
 
     def counters(self) -> list[Reading]:
-        """See `SingleUser`."""
         return self._powercap.read()
 
     def _make_scratch(self, key: str, account: LauncherAccount) -> bytes:
@@ -386,7 +380,6 @@ class MultiUserService(SingleUser):
         return path.encode()
 
     def failure_of(self, pid: int) -> tuple[int, str] | None:
-        """See `SingleUser`."""
         return self.reports.failure_of(pid)
 
     def release(self, key: str) -> None:
@@ -397,7 +390,6 @@ class MultiUserService(SingleUser):
             self._release_scratch(key)
 
     def forget(self, key: str) -> None:
-        """See `SingleUser`."""
         if self._staged.get(key):
             self._forgotten.add(key)
         elif self._staged.pop(key, None) is not None:

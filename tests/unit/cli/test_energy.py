@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from peerload.agent.views.task import usage_object
 from peerload.cli.verbs import ls, nodes, show
+from peerload.model.task import TaskRecord, TaskState
 from peerload.wire import control
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent, peerload  # noqa: F401 -- one is a fixture
 
@@ -36,11 +38,21 @@ def test_a_row_of_a_node(agent: FakeAgent) -> None:
 
 
 def test_every_text_with_an_estimate_says_so() -> None:
-    usage = {"joules": 7.0, "energy_quality": "estimated", "energy_scope": "node"}
+    usage = {"user_s": 1.0, "system_s": 0.0, "memory_bytes_max": 1 << 20, "joules": 7.0, "energy_quality": "estimated"}
+    usage |= {"energy_scope": "node"}
     node = {"node": "ws1", "watts": 7.0, "watts_quality": "estimated"}
     assert "7 J estimated" in show._usage(usage)
     assert "7 J estimated" in ls._history_row({**task(1, "ann", None), "usage": usage})
     assert nodes.node_cells(node, ["WATTS"]) == ["7 estimated"]
+
+
+def test_a_cancelled_task_has_no_usage_rather_than_none_of_it() -> None:
+    record = TaskRecord("ws1/1", bytes(16), TaskState.CANCELLED, 1.0, started_at=2.0, ended_at=30.0)
+    told = usage_object(record)
+    assert isinstance(told["usage"], dict)
+    assert set(told["usage"].values()) == {None}
+    assert not show._usage(told["usage"])
+    assert ls._history_row({**task(1, "ann", None), **told})[7:10] == ["-", "-", "-"]
 
 
 def test_nodes_shows_watts_unasked_where_a_sensor_tells_them() -> None:
