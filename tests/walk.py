@@ -54,12 +54,16 @@ BACKGROUND = (
     "peerload/agent/daemon.py watch_memory",
     "peerload/agent/store/disk_space.py watch",
     "peerload/agent/control/connection.py watch",
+    "peerload/agent/launcher/client.py _flush",
+    "peerload/agent/launcher/client.py data_received",
+    "peerload/agent/launcher/client.py _send_ping",
     "peerload/agent/launcher/mps.py run",
     "peerload/core/sharing/sharing.py pull",
     "peerload/core/sharing/sharing.py give_requested",
+    "policies/location/poll.py",
 )
-"""A callback in which such a file, or function of a file, is visited would run anyway: gossip, sensors, watchers, and nodes without
-work that ask others for some."""
+"""A callback in which such a file, or function of a file, is visited would run anyway: gossip, sensors, watchers, heartbeats of the
+launcher, and nodes without work that ask others for some."""
 
 
 class Call(NamedTuple):
