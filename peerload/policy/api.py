@@ -144,7 +144,7 @@ class LoadView(Protocol):
 
 
 Reported = Literal["accepts", "gives", "nothing"]
-"""What the newest report of a peer says: it accepts a task, it gives one; nothing: there is no report."""
+"""The content of the newest report of a peer: it accepts a task, it gives one; nothing: there is no report."""
 
 
 class NodeView(LoadView, Protocol):

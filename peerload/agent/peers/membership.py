@@ -129,7 +129,7 @@ class Members:
 
     @property
     def kept(self) -> AddressFile:
-        """What is known from the last start."""
+        """The facts known from the last start."""
         return self._file
 
     @property

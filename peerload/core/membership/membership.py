@@ -394,7 +394,7 @@ class Membership:
                 yield node, heard.report
 
     def reporting(self, nodes: Iterable[str], wanted: Reported) -> list[str]:
-        """Those of these peers whose newest report, unless it is too old to be believed, says so."""
+        """The peers among these whose newest report says so, unless it is too old to be believed."""
         own, announced = self._reports, self._announced
         now_s, age_s_max = self._state.now.boot_s, self._believed_s
         if wanted == "nothing":
