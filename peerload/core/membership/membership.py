@@ -647,10 +647,6 @@ class Membership:
         """Answer."""
         self._state.send(src, Pong(ping.sequence, report))
 
-    def ponged(self, src: str, pong: Pong) -> None:
-        """A ping over the link was answered."""
-        self.gossip.detector.acked(src, pong.sequence)
-
     # -- who may run what ----------------------------------------------------------------------------------------------
 
     def eligible(self, need: Need, home: str) -> Sequence[str]:
