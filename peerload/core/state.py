@@ -124,7 +124,7 @@ class CoreState:
         """Make rows durable; what is sent after this waits until they are."""
         self.actions.append(Persist(rows))
 
-    def outdo(self, incarnation: int, *, is_copy: bool) -> None:
+    def advance_incarnation(self, incarnation: int, *, is_copy: bool) -> None:
         """Count as a later run than that one. is_copy: it was a run of this very database, which does not know of it: what was
         promised since is missing here, so that promises are made under another id from now on, for good."""
         self.identity = msgspec.structs.replace(self.identity, incarnation=incarnation + 1)

@@ -10,6 +10,7 @@ import itertools
 import os
 import select
 import signal
+import sys
 from typing import Any
 
 from peerload.launcher.protocol import LauncherProtocolError, StdinFed
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
         StdinRequest,
         UserRequest,
     )
+
+
+MPS_KEEPER = tuple(
+    os.fsencode(word) for word in (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "mps_keeper.py"))
+)
+"""Command of an MPS keeper; the path of the control program, the device and the owner follow."""
 
 
 class OwnCredentials:

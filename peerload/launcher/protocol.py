@@ -24,6 +24,8 @@ STOP_GRACE_S = 2.0
 """Time that tasks have to end when the launcher is told to stop."""
 ALREADY_RUNS = 75
 """Exit code of a launcher whose directory is locked by another, which may not answer yet."""
+MPS_CONTROL = "nvidia-cuda-mps-control"
+"""The program of NVIDIA's driver that starts the daemon of MPS, and commands it."""
 SHAPES_MAX = 16
 """Shapes of messages of one type that are remembered."""
 KEY_CHARS_MAX = 128

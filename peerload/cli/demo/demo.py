@@ -197,7 +197,7 @@ def account_of(
     sum_s = sum(took_s.values())
     ideal_s = max(sum_s / sum(slots.values()), *took_s.values())
     alone_s = list_schedule_s((took_s[task["id"]] for task in tasks), slots[home])
-    cpu_s = sum(task["usage"]["user_s"] + task["usage"]["system_s"] for task in tasks)
+    cpu_s = sum((task["usage"]["user_s"] or 0.0) + (task["usage"]["system_s"] or 0.0) for task in tasks)
     nodes = []
     for node, room in slots.items():
         there = [task for task in tasks if task["node"] == node]

@@ -15,15 +15,24 @@ import sys
 from peerload.launcher.cgroup_limits import CgroupLimits
 from peerload.launcher.powercap import PLACE, Powercap
 from peerload.launcher.process import (
+    MPS_KEEPER,
     NOT_EXECUTABLE,
     PATH_DEFAULT,
     AgentCredentials,
     CannotStart,
     SingleUser,
     SpawnRefused,
+    find_program,
     raise_shortage,
 )
-from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck, FilesJob, LauncherProtocolError
+from peerload.launcher.protocol import (
+    MPS_CONTROL,
+    DirectoryCheck,
+    FileAppend,
+    FileCheck,
+    FilesJob,
+    LauncherProtocolError,
+)
 from peerload.launcher.record_log import log_line
 from peerload.launcher.server import Launcher, ignore_signals, lock
 from peerload.launcher.system import sandbox
@@ -342,7 +351,8 @@ class MultiUserService(SingleUser):
             home = os.fsdecode(self._make_scratch(key, account))
         order.environment = _environment(order.environment, request, account, home)
         if policy.exec_allow and _is_foreign(request):
-            order.allowed = policy.exec_allow
+            if not _is_mps_keeper(request):
+                order.allowed = policy.exec_allow
             order.environment = _without_code(order.environment, home)
         try:
             self._limits.enter(key, policy.task_processes_max, request.cpus, request.cpus_max)
@@ -425,6 +435,16 @@ def _environment(
 def _is_foreign(request: SpawnRequest | UserRequest) -> bool:
     """True if it is a task of another node, or of another node's user who has submitted it here."""
     return request.home != request.node or (request.uid < 0 and ":" in request.user)
+
+
+def _is_mps_keeper(request: SpawnRequest) -> bool:
+    """True if the command is the keeper of an MPS daemon, for the control program that the launcher itself finds: with any
+    other program it could run whatever it likes."""
+    command, rest = tuple(request.argv[: len(MPS_KEEPER)]), request.argv[len(MPS_KEEPER) :]
+    try:
+        return command == MPS_KEEPER and rest[0] == find_program(MPS_CONTROL.encode(), dict(os.environb))
+    except (CannotStart, IndexError):
+        return False
 
 
 def _quota_key(request: UserRequest) -> str:
