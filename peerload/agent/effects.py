@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
@@ -60,26 +60,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 
+@dataclass(eq=False, repr=False)
 class Consumer:
     """The one consumer of the inbox. recorder: writes down every event and what was decided; None: nobody asked for a recording.
     validates: whether the invariants of the node are checked after each event."""
 
-    def __init__(
-        self,
-        node: Node,
-        performer: Performer,
-        outbox: Outbox,
-        run: RunState,
-        recorder: Recorder | None,
-        *,
-        validates: bool = False,
-    ) -> None:
-        self._node = node
-        self._performer = performer
-        self._outbox = outbox
-        self._run = run
-        self._recorder = recorder
-        self._validates = validates
+    _node: Node
+    _performer: Performer
+    _outbox: Outbox
+    _run: RunState
+    _recorder: Recorder | None
+    _: KW_ONLY
+    validates: bool = False
 
     async def run(self, inbox: Inbox) -> None:
         """Handle what comes, until cancelled."""
@@ -112,7 +104,7 @@ class Consumer:
             raise
         if self._recorder is not None:
             self._recorder.handled(moment, event, actions)
-        if self._validates:
+        if self.validates:
             self._node.validate()
         return actions
 

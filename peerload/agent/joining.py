@@ -18,6 +18,7 @@ import random
 import secrets
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -538,25 +539,17 @@ ASKED_MAX = 4
 """Members that are asked for a certificate where none is known to make them."""
 
 
+@dataclass(eq=False, repr=False)
 class CertificateRenewal:
     """Keeps the certificate of this node valid, and answers the requests of other members."""
 
-    def __init__(
-        self,
-        tls: Credentials,
-        trust: TrustStore,
-        links: PeerLinks,
-        node: Node,
-        events: EventLog,
-        counters: Counter[str],
-    ) -> None:
-        self._tls = tls
-        self._trust = trust
-        self._links = links
-        self._node = node
-        self._events = events
-        self._counters = counters
-        self._served_s: dict[str, float] = {}
+    _tls: Credentials
+    _trust: TrustStore
+    _links: PeerLinks
+    _node: Node
+    _events: EventLog
+    _counters: Counter[str]
+    _served_s: dict[str, float] = field(default_factory=dict, init=False)
 
     async def run(self) -> None:
         """Renew the certificate whenever it is due, and close links whose certificate has expired."""

@@ -468,29 +468,10 @@ def _carry_out(future: Future[R], work: Callable[[], R]) -> None:
 def in_own_thread(work: Callable[[], R]) -> asyncio.Future[R]:
     """Do blocking work that may hang (a dead network mount) in a thread of its own, which holds up neither other work nor
     the end of the agent. Raises BlockingIOError if no thread can be made."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[R] = loop.create_future()
-
-    def settle(result: list[R], error: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(result[0])
-        else:
-            done.set_exception(error)
-
-    def run() -> None:
-        result: list[R] = []
-        error: Exception | None = None
-        try:
-            result.append(work())
-        except Exception as raised:  # noqa: BLE001 -- it is raised where it is waited for
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
-            loop.call_soon_threadsafe(settle, result, error)
-
+    future: Future[R] = Future()
+    done = asyncio.wrap_future(future)
     try:
-        threading.Thread(target=run, name="own thread", daemon=True).start()
+        threading.Thread(target=_carry_out, args=(future, work), name="own thread", daemon=True).start()
     except RuntimeError:
         raise BlockingIOError(errno.EAGAIN, "no thread can be made: the limit of processes is reached") from None
     return done

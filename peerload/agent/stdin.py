@@ -24,6 +24,7 @@ import errno
 import hashlib
 import logging
 import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from peerload.agent.output.spool import remove
@@ -493,27 +494,19 @@ class StdinFetches:
         await self._background.close()
 
 
+@dataclass(eq=False, repr=False)
 class StdinForwarding:
     """The forwarding of one agent. inputs: of tasks of this home; fetches: for attempts of other homes."""
 
-    def __init__(
-        self,
-        node: Node,
-        launcher: LauncherLink,
-        inbox: Inbox,
-        spool: Spool,
-        inputs: StdinStore,
-        fetches: StdinFetches,
-    ) -> None:
-        self._node = node
-        self._launcher = launcher
-        self._inbox = inbox
-        self._spool = spool
-        self._inputs = inputs
-        self._fetches = fetches
-        self._here: dict[str, StoredStdin] = {}
-        self._commands: set[str] = set()
-        self._asked_to_cut: set[bytes] = set()
+    _node: Node
+    _launcher: LauncherLink
+    _inbox: Inbox
+    _spool: Spool
+    _inputs: StdinStore
+    _fetches: StdinFetches
+    _here: dict[str, StoredStdin] = field(default_factory=dict, init=False)
+    _commands: set[str] = field(default_factory=set, init=False)
+    _asked_to_cut: set[bytes] = field(default_factory=set, init=False)
 
     def source(self, action: SpawnTask) -> str:
         """The file that the stdin of an attempt that takes input is to be fed from; "" = /dev/null. `begin` when it was

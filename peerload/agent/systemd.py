@@ -260,23 +260,16 @@ SIGNS_PER_WATCHDOG = 2
 """Keep-alives in each interval of the watchdog."""
 
 
+@dataclass(eq=False, repr=False)
 class Service:
     """The service of one agent, from the moment at which it serves. settings: None if there is nothing to reload."""
 
-    def __init__(
-        self,
-        manager: ServiceManager,
-        health: HealthCheck,
-        info: AgentInfo,
-        node: Node,
-        settings: SettingsReload | None,
-    ) -> None:
-        self._manager = manager
-        self._health = health
-        self._info = info
-        self._node = node
-        self._settings = settings
-        self._last_trouble = ""
+    _manager: ServiceManager
+    _health: HealthCheck
+    _info: AgentInfo
+    _node: Node
+    _settings: SettingsReload | None
+    _last_trouble: str = ""
 
     def start(self) -> None:
         """Reload on SIGHUP from now on. For an agent in a terminal SIGHUP keeps its meaning: it ends with the terminal."""

@@ -13,7 +13,6 @@ from peerload.model.errors import SnapshotWanted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-    from types import TracebackType
 
 
 P = ParamSpec("P")
@@ -75,9 +74,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Nothing is held open."""
 
     def task(self, id: str) -> AsyncTask:  # noqa: A002 -- what it is called

@@ -10,7 +10,6 @@ from peerload.model.errors import SnapshotWanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
 
 
 P = ParamSpec("P")
@@ -70,9 +69,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing is held open."""
 
     def task(self, id: str) -> Task:  # noqa: A002 -- what it is called

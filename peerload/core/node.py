@@ -498,7 +498,7 @@ class Node:
             case messages.Ping():
                 self.membership.pinged(src, message, self.sharing.report())
             case messages.Pong():
-                self.membership.ponged(src, message)
+                self.membership.gossip.detector.acked(src, message.sequence)
                 self.sharing.report_received(src, message.report)
             case messages.Sync():
                 self.membership.gossip.synced(src, message)

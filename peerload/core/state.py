@@ -1,4 +1,4 @@
-"""What all machines of a node share: its state, the calls between machines that do not hold each other, and batched requests."""
+"""The common ground of all machines of a node: its state, the calls between machines that do not hold each other, and batched requests."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class CoreState:
         return value if math.isfinite(value) else None
 
     def run_s_max(self, work: Work, models: Sequence[str] = ()) -> float:
-        """How long it will run here nearly for sure, as far as it is limited, or its command is known; else infinite.
+        """The time that it will run here nearly for sure, as far as it is limited, or its command is known; else infinite.
         ``models``: of the GPUs it may have; what it took on such counts first."""
         keys, limit_s = self.history.keys_of(work), work.spec.time_limit_s or math.inf
         if work.spec.request.gpus and models:

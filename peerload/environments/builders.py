@@ -54,7 +54,7 @@ done
 
 
 class Plan(NamedTuple):
-    """How one environment is built here. key: its name; argv: the command, to be run in its directory; is_conda: tasks find
+    """The way in which one environment is built here. key: its name; argv: the command, to be run in its directory; is_conda: tasks find
     it in CONDA_PREFIX, otherwise in VIRTUAL_ENV."""
 
     key: str
@@ -71,7 +71,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def plan_of(lock: EnvironmentLock) -> Plan | str:
-    """How this node builds a lock; if it cannot, the reason. It blocks: interpreters are asked for their version."""
+    """The way in which this node builds a lock; if it cannot, the reason. It blocks: interpreters are asked for their version."""
     tool = next(filter(None, map(shutil.which, CONDAS if lock.kind == "conda" else ("uv",))), "")
     chosen, has_pip = ("", False) if lock.kind == "conda" else _interpreter(lock.python)
     if lock.kind == "conda":

@@ -192,7 +192,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     files: TaskFiles | None = None
     lock: EnvironmentLock | None = None
     est_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
-    """How long it takes on the reference machine as its user says, 0 = not said."""
+    """Its run time on the reference machine as its user says, 0 = not said."""
     prefer: Literal["", "time", "balanced", "energy"] = ""
     """Goal of its placement: time, energy or both; "": as the preset says."""
 

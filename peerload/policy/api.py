@@ -144,7 +144,7 @@ class LoadView(Protocol):
 
 
 Reported = Literal["accepts", "gives", "nothing"]
-"""What the newest report of a peer says: it accepts a task, it gives one; nothing: there is no report."""
+"""The content of the newest report of a peer: it accepts a task, it gives one; nothing: there is no report."""
 
 
 class NodeView(LoadView, Protocol):
@@ -544,25 +544,25 @@ def draw_receiver(view: NodeView, replies: Sequence[Reply], rng: random.Random, 
     """Draw a peer to ask whether it accepts a task: from the idle list first; then, up to ``probes`` of them,
     uniformly, or by reports: first peers that reported that they accept, then peers without a report, never the
     others. None if no peer is left."""
-    asked = {reply.node for reply in replies}
-    named = _remembered(view.idle_list, view.peers, replies)
-    if named is not None or _spent(replies) >= probes:
-        return named
-    if not view.reports_guide_probing:
-        return _uniform(view.peers, asked, rng)
-    return _by_report(view, asked, rng, wanted="accepts")
+    return _draw(view, view.idle_list, replies, rng, probes, "accepts")
 
 
 def draw_donor(view: NodeView, replies: Sequence[Reply], rng: random.Random, probes: int) -> str | None:
     """Draw a peer to ask for a task: as `draw_receiver`, from the busy list, and by whether reports say that it
     gives."""
+    return _draw(view, view.busy_list, replies, rng, probes, "gives")
+
+
+def _draw(
+    view: NodeView, names: Sequence[str], replies: Sequence[Reply], rng: random.Random, probes: int, wanted: Reported
+) -> str | None:
     asked = {reply.node for reply in replies}
-    named = _remembered(view.busy_list, view.peers, replies)
+    named = _remembered(names, view.peers, replies)
     if named is not None or _spent(replies) >= probes:
         return named
     if not view.reports_guide_probing:
         return _uniform(view.peers, asked, rng)
-    return _by_report(view, asked, rng, wanted="gives")
+    return _by_report(view, asked, rng, wanted)
 
 
 def was_declined(replies: Sequence[Reply]) -> bool:

@@ -255,7 +255,7 @@ def _rate(scenario: Scenario) -> float:
 
 
 def more(found: Outcome, precision: float, most: int) -> int:
-    """How many replications it probably takes, at most ``most``, until the interval is within this share of the mean."""
+    """The number of replications that it probably takes, at most ``most``, until the interval is within this share of the mean."""
     mean = found.mean_response
     if found.is_stable is False or mean.half <= precision * mean.value:
         return len(found.means)

@@ -101,7 +101,7 @@ def listed_table(shown: list[dict[str, Any]], now: float, columns: int = 0) -> l
 
 
 def when_text(task: dict[str, Any], now: float) -> str:
-    """How long ago it ended; else started; else was submitted."""
+    """The time since it ended; else since it started; else since it was submitted."""
     at = task.get("ended_at") or task.get("started_at") or task.get("submitted_at")
     return ago_text(now - at) if isinstance(at, (int, float)) and at else "-"
 

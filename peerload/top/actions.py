@@ -170,7 +170,7 @@ def release(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
 
 
 ON_TASKS = {"cancel": cancel, "hold": hold, "release": release}
-"""What a key does to the tasks that are chosen."""
+"""The change that a key makes to the chosen tasks."""
 
 
 def send(rows: Sequence[dict[str, Any]], name: str) -> Action | ActionRefused:

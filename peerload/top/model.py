@@ -339,7 +339,7 @@ class TopModel:
         return found
 
     def theirs_by_home(self) -> dict[str, int]:
-        """How many attempts of each other home are here."""
+        """The number of attempts here of each other home."""
         found: dict[str, int] = {}
         for guest in self.guests.values():
             home = str(guest.get("home") or "")
@@ -370,7 +370,7 @@ def is_number(value: object) -> bool:
 
 
 def share(part: object, whole: object) -> float | None:
-    """How much of the whole it is, None where that is not known."""
+    """Its share of the whole; None if that is not known."""
     if not is_number(part) or not is_number(whole) or number(whole) <= 0:
         return None
     return number(part) / number(whole)

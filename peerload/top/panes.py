@@ -4,6 +4,7 @@ and the end of its output, or a node with its GPUs. The tables are in `tables.py
 from __future__ import annotations
 
 import collections
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from peerload.text.format import duration_text, number_text, size_text
@@ -463,25 +464,17 @@ def _stacked(order: Sequence[str], height: int, nodes: int) -> dict[str, tuple[i
     return tops
 
 
+@dataclass(eq=False, repr=False)
 class Painter:
     """Draws the panes of a view. ``clock_text(at)``: a moment as the viewer's own clock shows it; the flags as on the command line."""
 
-    def __init__(
-        self,
-        look: ViewState,
-        tail: Tail,
-        clock_text: Callable[[float], str],
-        *,
-        ascii_only: bool = False,
-        readonly: bool = False,
-        wide: bool = False,
-    ) -> None:
-        self.look = look
-        self.tail = tail
-        self.ascii_only = ascii_only
-        self._clock_text = clock_text
-        self._readonly = readonly
-        self._wide = wide
+    look: ViewState
+    tail: Tail
+    _clock_text: Callable[[float], str]
+    _: KW_ONLY
+    ascii_only: bool = False
+    readonly: bool = False
+    wide: bool = False
 
     def plainer(self, line: Line) -> Line:
         """The line as the terminal can show it."""
@@ -493,9 +486,9 @@ class Painter:
         inner, room = max(width - 2, 0), max(height - 2, 0)
         match name:
             case "cluster":
-                title, lines = self._title("1", "cluster"), cluster_lines(world, inner, wide=self._wide)
+                title, lines = self._title("1", "cluster"), cluster_lines(world, inner, wide=self.wide)
             case "nodes":
-                columns = tables.node_columns(look, now, wide=self._wide)
+                columns = tables.node_columns(look, now, wide=self.wide)
                 title = self._table_title("2", "nodes", len(world.nodes))
                 lines = tables.table(look, "nodes", columns, inner, room, now)
             case "tasks":
@@ -551,7 +544,7 @@ class Painter:
         facts += [(f"policy {draw.plain(agent.get('policy') or '-')}", ""), (broker, "" if mqtt else "dim")]
         if self.look.paused_at:
             facts.insert(0, ("paused: p goes on", "warn bold"))
-        if self._readonly:
+        if self.readonly:
             facts.insert(0, ("read only", "warn bold"))
         for text, style in facts:
             line += [(text, style), ("   ", "")]

@@ -34,7 +34,7 @@ def gathered(tasks: Iterable[dict[str, Any]], here: str) -> list[tuple[dict[str,
 
 
 def number_in(task: dict[str, Any]) -> int:
-    """How many tasks a row stands for."""
+    """The number of tasks that a row stands for."""
     counts = task.get("array")
     return sum(counts.values()) if isinstance(counts, dict) else number_of(task)
 
@@ -164,9 +164,9 @@ class ViewState:
         self.chosen = dict.fromkeys(TABLES, "")
         self.tops = dict.fromkeys(TABLES, 0)
         self.heights = dict.fromkeys(TABLES, 0)
-        """How many rows were in sight when they were drawn last."""
+        """The number of rows in sight when they were drawn last."""
         self.events_up = 0
-        """How many of the newest events are below what is shown; 0 follows them."""
+        """The number of newest events below what is shown; 0 follows them."""
         self.subject = "tasks"
         """The table whose choice is told of in detail."""
         self.opened: set[str] = set()
@@ -180,7 +180,7 @@ class ViewState:
         self.paused_at = 0.0
         """Since when all stands still, 0.0 = it does not."""
         self.numbers = dict.fromkeys(TABLES, 0)
-        """How many nodes or tasks the rows stand for."""
+        """The number of nodes or tasks that the rows stand for."""
         self._rows: dict[str, tuple[object, list[Any]]] = {}
 
     # -- rows ----------------------------------------------------------------------------------------------------------

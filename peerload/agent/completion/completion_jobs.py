@@ -108,9 +108,7 @@ class CompletionJobs:
                 except StoreError as error:
                     log.warning("cannot read pending completion jobs: error=%s", error)
                     pause_s = PAUSE_S_MAX
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await self._news.wait()
+                await _wait(self._news, pause_s)
         finally:
             await self._background.close()
 
@@ -144,9 +142,7 @@ class CompletionJobs:
                 return self._outcome(record.task, (counter, member))
             if ours[0].tries:
                 return "postponed", ours[0].why
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE_S):
-                    await self._tried.wait()
+            await _wait(self._tried, PAUSE_S)
 
     def _outcome(self, task: str, place: tuple[int, int]) -> tuple[str, str]:
         if place in self._outcomes:

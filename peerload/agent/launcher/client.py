@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from peerload.agent.launcher.process import LauncherProcess, LauncherService
+    from peerload.agent.launcher.process import LauncherProcess
     from peerload.launcher.protocol import ExitRecord, LauncherEvent, Request, UserRequest
     from peerload.model.actions import SpawnTask
     from peerload.model.events import Event
@@ -256,7 +256,7 @@ class EventFrames(asyncio.Protocol):
         self.data_received(b"")
 
 
-async def open_or_start(process: LauncherProcess | LauncherService) -> EventFrames:
+async def open_or_start(process: LauncherProcess) -> EventFrames:
     """Connect; if nobody answers, have the launcher started and wait for it. Raises LauncherError."""
     directory, is_service = process.directory, bool(process.serves_node)
     deadline_s = time.monotonic() + START_S_MAX
@@ -365,7 +365,7 @@ class LauncherLink:
 
     def __init__(
         self,
-        process: LauncherProcess | LauncherService,
+        process: LauncherProcess,
         output_bytes_max: int,
         failed: Callable[[str], None] | None = None,
         heartbeat: Callable[[Callable[[], None], Callable[[bool], None]], Heartbeat] = Heartbeat,

@@ -76,30 +76,16 @@ class LauncherProcess:
         return lines[-1] if lines else ""
 
 
-class LauncherService:
-    """A launcher that a service runs for all users: it is waited for, but neither started nor ended. The interface of
-    `LauncherProcess`. serves_node: the node of the agent."""
+class LauncherService(LauncherProcess):
+    """A launcher that a service runs for all users: it is waited for, but neither started nor ended. serves_node: the node of
+    the agent."""
 
     def __init__(self, directory: Path, serves_node: str) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.serves_node = serves_node
 
     def start(self) -> None:
         """Do nothing: its service starts it."""
-
-    def detach(self) -> None:
-        """Do nothing."""
-
-    def exit_code(self) -> int | None:
-        """None: none was started here."""
-        return None
-
-    def has_failed(self) -> bool:
-        """False: its service restarts it."""
-        return False
-
-    def wait(self, seconds_max: float | None = None) -> None:
-        """Do nothing: it is no child of ours."""
 
     def last_log_line(self) -> str:
         """The explanation if it does not answer."""

@@ -49,7 +49,7 @@ class HeldDevices(msgspec.Struct, frozen=True):
 
     @property
     def mode(self) -> DeviceMode:
-        """How its GPUs are held; FREE without any."""
+        """The mode in which its GPUs are held; FREE without any."""
         if not self.gpus:
             return DeviceMode.FREE
         if self.is_mps:

@@ -70,19 +70,16 @@ class _Source(NamedTuple):
     at_s: float
 
 
-class PeerFacts:
+class PeerFacts(msgspec.Struct):
     """Facts about one peer for `peerload doctor`; nothing is decided by them.
 
     met_s: when it was first linked or heard (monotonic); datagram_s: when its last datagram came, None: never;
     clock_ahead_s: by how much its clock was ahead in its last Hello, None: not known.
     """
 
-    __slots__ = ("clock_ahead_s", "datagram_s", "met_s")
-
-    def __init__(self) -> None:
-        self.met_s = time.monotonic()
-        self.datagram_s: float | None = None
-        self.clock_ahead_s: float | None = None
+    met_s: float = msgspec.field(default_factory=time.monotonic)
+    datagram_s: float | None = None
+    clock_ahead_s: float | None = None
 
 
 class Members:
@@ -129,7 +126,7 @@ class Members:
 
     @property
     def kept(self) -> AddressFile:
-        """What is known from the last start."""
+        """The facts known from the last start."""
         return self._file
 
     @property

@@ -17,6 +17,7 @@ import asyncio
 import random
 import secrets
 from collections import Counter, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from peerload.agent.peers.connection import FORWARD_STALLED_S, STREAM_STALLED_S
@@ -327,26 +328,19 @@ class _RequestedStream(NamedTuple):
     opened: asyncio.Future[PeerConnection]
 
 
+@dataclass(eq=False, repr=False)
 class Reachability:
     """Which peers can be dialled from here, and the streams to those that cannot."""
 
-    def __init__(
-        self,
-        local: LocalNode,
-        links: Links,
-        table: PeerTable,
-        connections: ConnectionRegistry,
-        counters: Counter[str],
-    ) -> None:
-        self._local = local
-        self._links = links
-        self._table = table
-        self._connections = connections
-        self._counters = counters
-        self._requested: dict[int, _RequestedStream] = {}
-        self._dial_backs: Counter[str] = Counter()
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_stopped = False
+    _local: LocalNode
+    _links: Links
+    _table: PeerTable
+    _connections: ConnectionRegistry
+    _counters: Counter[str]
+    _requested: dict[int, _RequestedStream] = field(default_factory=dict, init=False)
+    _dial_backs: Counter[str] = field(default_factory=Counter, init=False)
+    _timer: asyncio.TimerHandle | None = None
+    _is_stopped: bool = False
 
     def start(self) -> None:
         """Start the periodic checks."""

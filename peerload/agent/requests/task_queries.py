@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -105,27 +105,18 @@ def why_waiting(node: Node, record: TaskRecord) -> str:
     return views.why_waiting(node, node.home.by_id.get(record.task), record)
 
 
+@dataclass(eq=False, repr=False)
 class TaskQueries:
     """Lists of tasks of one agent."""
 
-    def __init__(
-        self,
-        reads: DurableReads,
-        task_ids: TaskIds,
-        access: Authorization,
-        quotas: Quotas,
-        spool: Spool,
-        node: Node,
-        decisions: Decisions,
-    ) -> None:
-        self._reads = reads
-        self._task_ids = task_ids
-        self._access = access
-        self._quotas = quotas
-        self._spool = spool
-        self._node = node
-        self._decisions = decisions
-        self._user = own_user()
+    _reads: DurableReads
+    _task_ids: TaskIds
+    _access: Authorization
+    _quotas: Quotas
+    _spool: Spool
+    _node: Node
+    _decisions: Decisions
+    _user: str = field(default_factory=own_user, init=False)
 
     async def tasks(self, connection: Connection, request: control.TasksRequest) -> None:
         """List unfinished tasks, and those that have ended lately."""

@@ -1,7 +1,7 @@
-"""The GPU sensors of this node. They run in a thread of their own: a driver that hangs makes the GPUs unknown, and
+"""The GPU sensors of this node. The driver is called in a thread of its own: one that hangs makes the GPUs unknown, and
 nothing else.
 
-The thread does one thing at a time (`GpuThread`). After a timeout the GPUs are reported as unknown until the thread
+One call is made at a time (`GpuThread`). After a timeout the GPUs are reported as unknown until the call
 comes back. They are read every second while a task holds one or waits for one, and less often else.
 
 Agents on one machine must not give the same card to different tasks, so each locks those it uses. A lock is on a file that all
@@ -17,10 +17,8 @@ import fcntl
 import functools
 import logging
 import os
-import queue
 import stat
 import tempfile
-import threading
 import time
 from itertools import islice
 from pathlib import Path
@@ -28,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from peerload.agent.runtime import in_own_thread
 from peerload.agent.sensors.nvml import (
     LIBRARY,
     CardReading,
@@ -145,13 +144,10 @@ def _place() -> Path:
 
 
 class GpuThread:
-    """Does one call at a time, for the loop in which it is made. A daemon thread: it does not keep the process alive."""
+    """Does one call at a time, each in a thread that does not keep the process alive."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._work: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._done: asyncio.Future[Any] | None = None
-        self._is_started = False
 
     @property
     def is_busy(self) -> bool:
@@ -159,15 +155,11 @@ class GpuThread:
 
     async def do(self, call: Callable[[], Any], seconds_max: float) -> Any:  # noqa: ANN401 -- what the call returns
         """The result of the call, or its exception. Raises TimeoutError if it does not return in time, or the last one
-        has not; RuntimeError if no thread can be made."""
+        has not; BlockingIOError if no thread can be made."""
         if self.is_busy:
             raise TimeoutError
-        if not self._is_started:
-            threading.Thread(target=self._run, name="gpus", daemon=True).start()
-            self._is_started = True
-        self._done = self._loop.create_future()
+        self._done = in_own_thread(call)
         self._done.add_done_callback(_looked_at)
-        self._work.put(call)
         async with asyncio.timeout(seconds_max):
             return await asyncio.shield(self._done)
 
@@ -175,29 +167,6 @@ class GpuThread:
         """Return when the last call has returned."""
         if self._done is not None:
             await asyncio.wait((self._done,))
-
-    def stop(self) -> None:
-        self._work.put(None)
-
-    def _run(self) -> None:
-        while (call := self._work.get()) is not None:
-            result, error = None, None
-            try:
-                result = call()
-            except Exception as failure:  # noqa: BLE001 -- it is the caller's, in the loop
-                error = failure
-            try:
-                self._loop.call_soon_threadsafe(self._hand_over, result, error)
-            except RuntimeError:  # the loop is closed: nobody waits for it any more
-                return
-
-    def _hand_over(self, result: object, error: Exception | None) -> None:
-        if self._done is None or self._done.done():
-            return
-        if error is None:
-            self._done.set_result(result)
-        else:
-            self._done.set_exception(error)
 
 
 def _looked_at(done: asyncio.Future[Any]) -> None:
@@ -354,7 +323,6 @@ class Gpus:
                 await self._thread.do(self._nvml.close, READ_S_MAX)
             except TimeoutError:
                 log.warning("GPU driver does not answer")
-        self._thread.stop()
 
     # -- in the thread -------------------------------------------------------------------------------------------------
 

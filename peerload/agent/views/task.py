@@ -162,7 +162,7 @@ def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
 
 
 def ended_object(record: TaskRecord) -> dict[str, object]:
-    """How a task ended, in the form of `wait` and `output`."""
+    """The end of a task, in the form of `wait` and `output`."""
     exit_ = record.exit
     return {
         "id": record.task,

@@ -17,7 +17,6 @@ from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
 LOADS = ("integer", "memory")
 SETTLE_S = 3.0
@@ -76,9 +75,7 @@ class Spinners:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.spin(0, "")
         self._counts.close()
         self._directory.cleanup()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 ROUNDS_MAX = 4
-"""How often a scenario is played, each time longer than before."""
+"""Bound on the plays of a scenario, each longer than the one before."""
 
 ELSEWHERE = "is there room?  df -h        elsewhere:  peerload sim … --csv FILE"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +11,7 @@ from peerload.cli.common.options import Options
 from peerload.client.connection import AgentConnection
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
-from peerload.text.format import print_json
+from peerload.text.format import print_result
 
 
 def main(words: list[str]) -> int:
@@ -60,11 +59,7 @@ def _tokens_of(info: dict[str, Any]) -> Path:
 
 
 def _told(url: str, flags: Any) -> int:  # noqa: ANN401 -- argparse's own
-    if flags.json:
-        print_json({"url": url})
-    else:
-        sys.stdout.write(f"{url}\n")
-    sys.stdout.flush()
+    print_result({"url": url}, [url], as_json=flags.json)
     if flags.open:
         import webbrowser
 

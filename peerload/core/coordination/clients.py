@@ -11,6 +11,7 @@ again. That a task is attended is in its record, which connections attend it onl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -43,26 +44,17 @@ HELD_BY_USER = "held by its user"
 RELEASED = "released"
 
 
+@dataclass(eq=False, repr=False)
 class ClientRequests:
     """Requests of clients about tasks of this home and about this node. One per node."""
 
-    def __init__(
-        self,
-        state: CoreState,
-        home: Home,
-        leases: HomeLeases,
-        membership: Membership,
-        drain: NodeDrain,
-        batches: BatchedRequests,
-        eligibility: Eligibility,
-    ) -> None:
-        self._state = state
-        self._home = home
-        self._leases = leases
-        self._membership = membership
-        self._drain = drain
-        self._batches = batches
-        self._eligibility = eligibility
+    _state: CoreState
+    _home: Home
+    _leases: HomeLeases
+    _membership: Membership
+    _drain: NodeDrain
+    _batches: BatchedRequests
+    _eligibility: Eligibility
 
     def _is_there(self, task: HomeTask) -> bool:
         return self._home.tasks.get(task.uid) is task

@@ -8,6 +8,7 @@ a fact of the node's profile, so that peers know and say why.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from peerload.core.work import HomeTask
@@ -101,25 +102,17 @@ AWAITING_MAX = 1000
 """Requests that wait until the node is empty."""
 
 
+@dataclass(eq=False, repr=False)
 class NodeDrain:
     """The drain of this node, and the requests that wait until it is empty. One per node."""
 
-    def __init__(
-        self,
-        state: CoreState,
-        ledger: Ledger,
-        executor: ExecutorHandoff,
-        own_profile: OwnProfile,
-        information: Information,
-        evacuation: TaskEvacuation,
-    ) -> None:
-        self._state = state
-        self._ledger = ledger
-        self._executor = executor
-        self._own_profile = own_profile
-        self._information = information
-        self._evacuation = evacuation
-        self._awaiting: dict[int, None] = {}
+    _state: CoreState
+    _ledger: Ledger
+    _executor: ExecutorHandoff
+    _own_profile: OwnProfile
+    _information: Information
+    _evacuation: TaskEvacuation
+    _awaiting: dict[int, None] = field(default_factory=dict, init=False)
 
     def restore(self, reason: str) -> None:
         """Restore the drain that was on before the agent's start."""

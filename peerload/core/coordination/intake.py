@@ -8,6 +8,7 @@ run, or that no policy would keep waiting for room here, is looked after by `sen
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -373,24 +374,16 @@ SINGLY_MAX = 250
 """Members of a uniform array that are looked at one by one for whether they go elsewhere: the first of them mostly stay."""
 
 
+@dataclass(eq=False, repr=False)
 class TaskDispatch:
     """Dispatch of arriving tasks: to the gate, to the queue, or to a search. One per node, without state of its own."""
 
-    def __init__(
-        self,
-        state: CoreState,
-        queue: WaitingQueue,
-        membership: Membership,
-        home: Home,
-        sharing: Sharing,
-        eligibility: Eligibility,
-    ) -> None:
-        self._state = state
-        self._queue = queue
-        self._membership = membership
-        self._home = home
-        self._sharing = sharing
-        self._eligibility = eligibility
+    _state: CoreState
+    _queue: WaitingQueue
+    _membership: Membership
+    _home: Home
+    _sharing: Sharing
+    _eligibility: Eligibility
 
     def adopt(self, task: HomeTask, *, directory_here: bool) -> None:
         """Add a task of this home, new or from the store."""
@@ -535,26 +528,17 @@ class TaskDispatch:
             self._requeued(task)
 
 
+@dataclass(eq=False, repr=False)
 class Intake:
     """Intake of submissions and of tasks from the store. One per node; ``client_binding`` hears of each new task."""
 
-    def __init__(
-        self,
-        state: CoreState,
-        home: Home,
-        submissions: SubmissionLog,
-        batches: BatchedRequests,
-        eligibility: Eligibility,
-        client_binding: ClientBinding,
-        dispatch: TaskDispatch,
-    ) -> None:
-        self._state = state
-        self._home = home
-        self._submissions = submissions
-        self._batches = batches
-        self._eligibility = eligibility
-        self._client_binding = client_binding
-        self._dispatch = dispatch
+    _state: CoreState
+    _home: Home
+    _submissions: SubmissionLog
+    _batches: BatchedRequests
+    _eligibility: Eligibility
+    _client_binding: ClientBinding
+    _dispatch: TaskDispatch
 
     def submitted(self, event: TaskSubmitted) -> None:
         """Keep, answer and dispatch a submission, or refuse it. One that names tasks to wait for is first checked for whether there

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -579,6 +580,7 @@ class TerminationTracker:
 TROUBLE = "shortage"
 
 
+@dataclass(eq=False, repr=False)
 class ResourceShortage:
     """Circuit breaker of this node, for a shortage of room on the disk, inodes, descriptors, processes or memory.
 
@@ -587,25 +589,17 @@ class ResourceShortage:
     it is half open: one attempt is tried, of others if no own one waits. If that starts, the breaker is closed; if not, the
     next pause is twice as long. ``reason``: what this node is short of, as far as is known; "" while the breaker is closed."""
 
-    def __init__(
-        self,
-        state: CoreState,
-        own_profile: OwnProfile,
-        executor: ExecutorHandoff,
-        information: Information,
-        evacuation: TaskEvacuation,
-    ) -> None:
-        self._state = state
-        self._own_profile = own_profile
-        self._executor = executor
-        self._information = information
-        self._evacuation = evacuation
-        self.reason = ""
-        self._is_open = False
-        self._is_announced = False
-        self._trial = ""
-        self._pause_s = 0.0
-        self._closed_s = 0.0
+    _state: CoreState
+    _own_profile: OwnProfile
+    _executor: ExecutorHandoff
+    _information: Information
+    _evacuation: TaskEvacuation
+    reason: str = ""
+    _is_open: bool = False
+    _is_announced: bool = False
+    _trial: str = ""
+    _pause_s: float = 0.0
+    _closed_s: float = 0.0
 
     @property
     def may_start(self) -> bool:

@@ -711,7 +711,7 @@ MANIFESTS_MAX = 1024
 HOLDERS_MAX = 64
 """Nodes that are remembered for each manifest."""
 BYTES_PER_S = 50e6
-"""How fast files come to a node, until that was seen."""
+"""The speed at which files come to a node, until one was seen."""
 LEARNED_BYTES_MIN = 1 << 20
 """Smaller transfers say nothing about the speed."""
 SAVED_S_MIN = 0.5

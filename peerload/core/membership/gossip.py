@@ -382,7 +382,7 @@ class AntiEntropy:
         return [*dead, *self.known.values(), *seeds]
 
     def _count_lost(self) -> int:
-        """How many `_lost` has: this is asked at every death, of which there may be many at once."""
+        """The number of nodes in `_lost`: this is asked at every death, of which there may be many at once."""
         members = self._shared.members.values()
         dead = sum(member.rumour.standing is MemberStatus.DEAD for member in members)
         there = {member.rumour.address for member in members if member.is_there} if self.seeds else ()

@@ -399,7 +399,7 @@ class Membership:
                 yield node, heard.report
 
     def reporting(self, nodes: Iterable[str], wanted: Reported) -> Iterator[str]:
-        """Those of these peers whose newest report, unless it is too old to be believed, says so."""
+        """The peers among these whose newest report says so, unless it is too old to be believed."""
         own, announced = self._reports, self._announced
         if wanted == "nothing":
             believed: Collection[str] = own.by_name.keys() | announced.by_name.keys()
@@ -640,10 +640,6 @@ class Membership:
     def pinged(self, src: str, ping: Ping, report: LoadReport) -> None:
         """Answer."""
         self._state.send(src, Pong(ping.sequence, report))
-
-    def ponged(self, src: str, pong: Pong) -> None:
-        """A ping over the link was answered."""
-        self.gossip.detector.acked(src, pong.sequence)
 
     # -- who may run what ----------------------------------------------------------------------------------------------
 

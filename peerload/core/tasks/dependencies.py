@@ -151,7 +151,7 @@ class Dependencies:
         return task_home(name) == self._state.node
 
     def _count(self, name: str, awaited: Awaited) -> bool:
-        """How much of it is unfinished here; → whether the disk has to tell more."""
+        """The unfinished part of it here; → whether the disk has to tell more."""
         awaited.left = self._home.unfinished_in(name)
         awaited.is_known = awaited.is_known or awaited.left > 0
         return not awaited.left and not awaited.fate.is_over

@@ -244,7 +244,7 @@ class Home:
         return list(self.arrays.get(name, {}).values())
 
     def migrations_max(self, task: HomeTask | UntouchedMembers) -> int:
-        """How often it may be placed elsewhere by choice: `CoreConfig.migrations_max` where nobody sets a limit."""
+        """Bound on the number of times it may be placed elsewhere by choice: `CoreConfig.migrations_max` where nobody sets a limit."""
         own = task.spec.placement.migrations_max
         return own if own is not None else self._migrations_max
 

@@ -231,13 +231,13 @@ class WaitingQueue:
         self._look_again()
 
     def oldest_wait_s(self) -> float:
-        """How long the first task in line has waited here, over all lines; 0 if nothing waits."""
+        """The time that the first task in line has waited here, over all lines; 0 if nothing waits."""
         firsts = [next(line.as_it_is()) for level in self._levels.values() for line in level if line]
         return max((self._state.now.boot_s - work.arrived_s for work in firsts), default=0.0)
 
     @property
     def expected_s(self) -> float:
-        """How long all that waits is expected to take on the reference machine; nothing is kept of it before the first
+        """The time that all waiting tasks are expected to take on the reference machine; nothing is kept of it before the first
         who asks, a load policy."""
         if self._backlog is None:
             self._backlog = BacklogEstimate(self._state.history)
@@ -309,7 +309,7 @@ class WaitingQueue:
         return None
 
     def count_before(self, work: Work, at_most: int) -> int:
-        """How many of its kind and priority came before it and wait still; no more than ``at_most`` are counted."""
+        """The number of its kind and priority that came before it and still wait; no more than ``at_most`` are counted."""
         level = self._levels.get(work.spec.priority)
         if level is None:
             return 0

@@ -126,7 +126,7 @@ class MultiUserService(SingleUser):
         self._staged: dict[str, int] = {}
         """Attempts with files, whose scratch directories outlive them, and the number of jobs that work there."""
         self._forgotten: set[str] = set()
-        """Those of them that the agent needs no longer, while a job still works there."""
+        """Attempts among them that the agent needs no longer, while a job still works there."""
         self._kernel = Syscalls()
         self._seccomp = guest_filter()
         self._has_sandbox = self._has_networks = False
