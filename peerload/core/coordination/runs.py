@@ -24,7 +24,7 @@ from peerload.core.work import HomePhase, HomeTask, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import AttemptGone, EvictTask, ForgetTask, LookAtDevices, SignalTask
 from peerload.model.bounded import BoundedDict
-from peerload.model.messages import Died, NotStarted, Query, Result, Return
+from peerload.model.messages import Died, Need, NotStarted, Query, Result, Return
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import TIME_LIMIT_EXIT_CODE, Guarantee, execution_key, task_home
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from peerload.core.coordination.evacuation import TaskEvacuation
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.handoff.home import HomeHandoff
-    from peerload.core.membership.membership import OwnProfile
+    from peerload.core.membership.membership import Membership, OwnProfile
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
     from peerload.core.state import CoreState
@@ -60,17 +60,18 @@ class RunningTasks:
         self,
         state: CoreState,
         queue: WaitingQueue,
-        ledger: Ledger,
+        membership: Membership,
         home: Home,
         handoff: HomeHandoff,
         executor: ExecutorHandoff,
         shortage: ResourceShortage,
     ) -> None:
-        self.frozen = Frozen(state, queue, ledger, executor)
+        self.frozen = Frozen(state, queue, queue.ledger, executor)
         self.terminations = TerminationTracker(state, home, self)
         self._state = state
         self._queue = queue
-        self._ledger = ledger
+        self._ledger = queue.ledger
+        self._membership = membership
         self._home = home
         self._handoff = handoff
         self._executor = executor
@@ -132,14 +133,16 @@ class RunningTasks:
 
     def _give_ahead(self, first: HomeTask | RemoteTask) -> None:
         """Give the launcher short tasks that are to start one after the other when ``first`` has ended: the next in line that ask
-        for the same room. No lane gets more than its share of what waits, so that all slots end at about the same time."""
+        for the same room. No lane gets more than its share of what waits, so that all slots end at about the same time: what waits
+        behind an attempt cannot go to a peer whose slot becomes free."""
         config, queue = self._state.config, self._queue
         if not config.ahead_s or not len(queue) or self._shortage.reason or not (each_s := self._short_s(first)):
             return
         lane = self._lanes.get(first.key)
         if lane is None:
             lane = self._lanes[first.key] = deque()
-        at_most = min(config.ahead_max, (len(queue) + len(self._ahead)) // self._state.profile.slots)
+        waiting = len(queue) + len(self._ahead)
+        at_most = min(config.ahead_max, waiting // self._slots_for(first, waiting))
         expected_s = each_s * len(lane)
         while len(lane) < at_most and isinstance(task := queue.head(), HomeTask):
             if task.spec is not first.spec:  # it is, in an array
@@ -151,6 +154,21 @@ class RunningTasks:
             self._home.start_here(task, after=(lane[-1] if lane else first).key)
             self._ahead[task.key] = lane
             lane.append(task)
+
+    def _slots_for(self, work: Work, enough: int) -> int:
+        """The slots that share what waits, if it is all like this: those of this node, and of the peers that could run it and have no task
+        of their own to give. Counted until they are more than ``enough``."""
+        slots, spec, names = self._state.profile.slots, work.spec, self._state.policies.names
+        shares_load = any(name != "none" for kind, name in names.items() if kind.startswith("location."))
+        if slots > enough or not shares_load:
+            return slots
+        for node in self._membership.eligible(Need(spec.request, spec.placement), self._state.node):
+            peer, known = self._membership.get(node), self._membership.last_report(node)
+            if peer is not None and not (known is not None and known.report.gives):
+                slots += peer.profile.slots
+            if slots > enough:
+                break
+        return slots
 
     def _short_s(self, work: Work) -> float:
         """Expected run time here, in seconds, of a task that may be given ahead or have others behind it: the launcher alone can start
