@@ -62,10 +62,9 @@ def test_slots_of_peers_that_may_ask_for_work_share_what_waits(policies: str, gi
     x = short(policies=policies)
     x.meet("y")
     x.hear("y", messages.Pong(1, LoadReport(load_tasks=1, slots=1, gives=gives, incarnation=1, sequence=5)))
-    x.submit()
-    for _ in range(5):
+    for _ in range(6):
         x.submit()
-    x.end(x.task(4).key)
+    x.after(1.0).end(x.task(4).key)
     assert sum(bool(action.after) for action in x.last if isinstance(action, SpawnTask)) == given
 
 

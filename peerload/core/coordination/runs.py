@@ -50,6 +50,8 @@ SIGTERM = 15
 SIGKILL = 9
 TIME_LIMIT = "time limit"
 SILENT = "it does not answer: what it has may stand still, and no lease is enforced"
+PEER_SLOTS_KEPT_S = 0.05
+"""Short tasks end by the hundred a second, and there may be a thousand peers to be counted."""
 RUNS_ON = "it runs on; the agent is back"
 
 
@@ -81,6 +83,8 @@ class RunningTasks:
         """Attempts that were given ahead, by the attempt whose room the first of them gets."""
         self._ahead: dict[str, deque[HomeTask]] = {}
         """The lane of each attempt that waits in one."""
+        self._peer_slots = -math.inf, Need(), 0
+        """Until when the slots of the peers that share such tasks are taken for so many."""
         self._launcher_away = False
         self._strangers: set[str] = set()
         self._devices_due_s = math.inf
@@ -142,7 +146,7 @@ class RunningTasks:
         if lane is None:
             lane = self._lanes[first.key] = deque()
         waiting = len(queue) + len(self._ahead)
-        at_most = min(config.ahead_max, waiting // self._slots_for(first, waiting))
+        at_most = min(config.ahead_max, waiting // self._slots_for(first))
         expected_s = each_s * len(lane)
         while len(lane) < at_most and isinstance(task := queue.head(), HomeTask):
             if task.spec is not first.spec:  # it is, in an array
@@ -155,20 +159,21 @@ class RunningTasks:
             self._ahead[task.key] = lane
             lane.append(task)
 
-    def _slots_for(self, work: Work, enough: int) -> int:
+    def _slots_for(self, work: Work) -> int:
         """The slots that share what waits, if it is all like this: those of this node, and of the peers that could run it and have no task
-        of their own to give. Counted until they are more than ``enough``."""
-        slots, spec, names = self._state.profile.slots, work.spec, self._state.policies.names
-        shares_load = any(name != "none" for kind, name in names.items() if kind.startswith("location."))
-        if slots > enough or not shares_load:
-            return slots
-        for node in self._membership.eligible(Need(spec.request, spec.placement), self._state.node):
-            peer, known = self._membership.get(node), self._membership.last_report(node)
-            if peer is not None and not (known is not None and known.report.gives):
-                slots += peer.profile.slots
-            if slots > enough:
-                break
-        return slots
+        of their own to give, as of the last PEER_SLOTS_KEPT_S."""
+        own, spec, names = self._state.profile.slots, work.spec, self._state.policies.names
+        if all(name == "none" for kind, name in names.items() if kind.startswith("location.")):
+            return own
+        need, now_s = Need(spec.request, spec.placement), self._state.now.boot_s
+        until_s, known, slots = self._peer_slots
+        if known != need or now_s >= until_s:
+            peers = self._membership.eligible(need, self._state.node)
+            giving = set(self._membership.reporting(peers, "gives"))
+            others = (self._membership.get(node) for node in peers if node not in giving)
+            slots = sum(peer.profile.slots for peer in others if peer is not None)
+            self._peer_slots = now_s + PEER_SLOTS_KEPT_S, need, slots
+        return own + slots
 
     def _short_s(self, work: Work) -> float:
         """Expected run time here, in seconds, of a task that may be given ahead or have others behind it: the launcher alone can start
