@@ -157,6 +157,8 @@ class Performer:
             elif type(action) is actions.Send and type(action.message) is RenewOk:
                 uids = tuple(extension.uid for extension in action.message.extensions)
                 self._outbox.renewal(uids, partial(self._outward, action))
+            elif type(action) is actions.Send and isinstance(action.message, ADVICE):
+                self._outbox.advice(partial(self._outward, action))
             elif type(action) in OUTWARD:
                 self._outbox.when_durable(partial(self._outward, action))
             else:

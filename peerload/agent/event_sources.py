@@ -448,7 +448,7 @@ class BusEvents:
         if self._duplicates.copy_reported(other):
             self._links.dial_copy(other.address)
 
-    def from_bus(self, envelope: Envelope, *, retained: bool) -> None:  # noqa: ARG002 -- it counts as much
+    def from_bus(self, envelope: Envelope, *, retained: bool) -> None:
         """Advice came over the broker. It counts if its sender does."""
         if not self._trust.admits(envelope.src, envelope.src_boot):
             self._security.counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason="revoked node")] += 1
@@ -459,7 +459,7 @@ class BusEvents:
         if isinstance(body, State):
             if body.identity.address and self._links.learn(body.identity):
                 self._members.changed()
-            # However live, it may be late: only a Hello proves that a machine was started anew.
-            self._inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=True))
-        else:
-            self._inbox.put(events.MessageReceived(envelope.src, body))  # type: ignore[arg-type]
+            if retained:
+                self._inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=True))
+                return
+        self._inbox.put(events.MessageReceived(envelope.src, body))  # type: ignore[arg-type]

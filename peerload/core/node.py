@@ -105,7 +105,7 @@ class Node:
             self.state, self.own_profile, self.executor, self.sharing.information, self.evacuation
         )
         self.runs = RunningTasks(
-            self.state, self.queue, self.ledger, self.home, self.handoff, self.executor, self.shortage
+            self.state, self.queue, self.membership, self.home, self.handoff, self.executor, self.shortage
         )
         self.drain = NodeDrain(
             self.state, self.ledger, self.executor, self.own_profile, self.sharing.information, self.evacuation

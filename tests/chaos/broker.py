@@ -91,10 +91,7 @@ class Broker:
         for name in self._connected:
             if name == src.name:
                 continue
-            event: events.Event = events.MessageReceived(src.name, message)
-            if isinstance(message, State):
-                event = events.PeerMet(message.identity, message.profile, message.report, retained=True)
-            self._deliver(self._cluster.machines[name], event)
+            self._deliver(self._cluster.machines[name], events.MessageReceived(src.name, message))
         return frozenset(self._connected)
 
     def _deliver(self, machine: Machine, event: events.Event) -> None:

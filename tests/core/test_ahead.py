@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.model import events
+from peerload.model import events, messages
 from peerload.model.actions import ForgetTask, SignalTask, SpawnTask
 from peerload.model.config import CoreConfig
-from peerload.model.resources import ResourceRequest
+from peerload.model.resources import LoadReport, ResourceRequest
 from peerload.model.task import Exit, Guarantee, TaskSpec, TaskState
+from peerload.policy.registry import load_preset
 from tests.core.given import WALL_S, Given, spec
 
 CONFIG = CoreConfig(ahead_s=10.0, ahead_max=4)
 
 
-def short(slots: int = 1, config: CoreConfig = CONFIG) -> Given:
+def short(slots: int = 1, config: CoreConfig = CONFIG, policies: str = "none") -> Given:
     """A node that knows its command to take a second."""
-    x = Given(peers=(), slots=slots, config=config)
+    x = Given(peers=(), slots=slots, config=config, policies=load_preset(policies))
     for number in range(1, 4):
         x.submit()
         x.end(x.task(number).key)
@@ -50,6 +51,21 @@ def test_no_slot_gets_more_than_its_share_of_what_waits() -> None:
     x = short(slots=2)
     x.submit()
     assert lane(x, *[spec()] * 7) == ["", *(x.task(number).key for number in (6, 7, 8))]
+
+
+@pytest.mark.parametrize(
+    ("policies", "gives", "given"),
+    [("adaptive", False, 2), ("adaptive", True, 4), ("none", False, 4)],
+    ids=["the peer may want some", "the peer has its own", "nothing is shared"],
+)
+def test_slots_of_peers_that_may_ask_for_work_share_what_waits(policies: str, gives: bool, given: int) -> None:
+    x = short(policies=policies)
+    x.meet("y")
+    x.hear("y", messages.Pong(1, LoadReport(load_tasks=1, slots=1, gives=gives, incarnation=1, sequence=5)))
+    for _ in range(6):
+        x.submit()
+    x.after(1.0).end(x.task(4).key)
+    assert sum(bool(action.after) for action in x.last if isinstance(action, SpawnTask)) == given
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 Rows of one turn are kept together. An outward action that comes after a row goes out when that row is durable, and
 never overtakes another: a client is not told, a peer is not answered and no process is started on the strength of
-something a power cut could take back. Only renewed leases overtake: they wait for rows of their own tasks alone."""
+something a power cut could take back. Only two kinds of message overtake: renewed leases wait for rows of their own tasks
+alone; advice waits for no row, since it promises nothing and may be false."""
 
 from __future__ import annotations
 
@@ -112,6 +113,13 @@ class Outbox:
         """Send renewed leases of these tasks at once, unless rows of these very tasks are not durable yet."""
         waiting = [self._turn, *(batch for _, _, batch in self._under_way)]
         if self._broken or any(uid in batch for uid in uids for batch in waiting):
+            self.when_durable(act)
+        else:
+            act()
+
+    def advice(self, act: Callable[[], None]) -> None:
+        """Send advice at once: it promises nothing, and a commit takes longer than its way."""
+        if self._broken:
             self.when_durable(act)
         else:
             act()

@@ -25,7 +25,7 @@ from peerload.core.work import HomePhase, HomeTask, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import AttemptGone, EvictTask, ForgetTask, LookAtDevices, SignalTask
 from peerload.model.bounded import BoundedDict
-from peerload.model.messages import Died, NotStarted, Query, Result, Return
+from peerload.model.messages import Died, Need, NotStarted, Query, Result, Return
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import TIME_LIMIT_EXIT_CODE, Guarantee, execution_key, task_home
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from peerload.core.coordination.evacuation import TaskEvacuation
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.handoff.home import HomeHandoff
-    from peerload.core.membership.membership import OwnProfile
+    from peerload.core.membership.membership import Membership, OwnProfile
     from peerload.core.resources.admission import Ledger
     from peerload.core.sharing.information import Information
     from peerload.core.state import CoreState
@@ -51,6 +51,8 @@ SIGTERM = 15
 SIGKILL = 9
 TIME_LIMIT = "time limit"
 SILENT = "it does not answer: what it has may stand still, and no lease is enforced"
+PEER_SLOTS_KEPT_S = 0.05
+"""Short tasks end by the hundred a second, and there may be a thousand peers to be counted."""
 RUNS_ON = "it runs on; the agent is back"
 
 
@@ -61,17 +63,18 @@ class RunningTasks:
         self,
         state: CoreState,
         queue: WaitingQueue,
-        ledger: Ledger,
+        membership: Membership,
         home: Home,
         handoff: HomeHandoff,
         executor: ExecutorHandoff,
         shortage: ResourceShortage,
     ) -> None:
-        self.frozen = Frozen(state, queue, ledger, executor)
+        self.frozen = Frozen(state, queue, queue.ledger, executor)
         self.terminations = TerminationTracker(state, home, self)
         self._state = state
         self._queue = queue
-        self._ledger = ledger
+        self._ledger = queue.ledger
+        self._membership = membership
         self._home = home
         self._handoff = handoff
         self._executor = executor
@@ -81,6 +84,8 @@ class RunningTasks:
         """Attempts that were given ahead, by the attempt whose room the first of them gets."""
         self._ahead: dict[str, deque[HomeTask]] = {}
         """The lane of each attempt that waits in one."""
+        self._peer_slots = -math.inf, Need(), 0
+        """Until when the slots of the peers that share such tasks are taken for so many."""
         self._launcher_away = False
         self._strangers: set[str] = set()
         self._devices_due_s = math.inf
@@ -133,14 +138,16 @@ class RunningTasks:
 
     def _give_ahead(self, first: HomeTask | RemoteTask) -> None:
         """Give the launcher short tasks that are to start one after the other when ``first`` has ended: the next in line that ask
-        for the same room. No lane gets more than its share of what waits, so that all slots end at about the same time."""
+        for the same room. No lane gets more than its share of what waits, so that all slots end at about the same time: what waits
+        behind an attempt cannot go to a peer whose slot becomes free."""
         config, queue = self._state.config, self._queue
         if not config.ahead_s or not len(queue) or self._shortage.reason or not (each_s := self._short_s(first)):
             return
         lane = self._lanes.get(first.key)
         if lane is None:
             lane = self._lanes[first.key] = deque()
-        at_most = min(config.ahead_max, (len(queue) + len(self._ahead)) // self._state.profile.slots)
+        waiting = len(queue) + len(self._ahead)
+        at_most = min(config.ahead_max, waiting // self._slots_for(first))
         expected_s = each_s * len(lane)
         while len(lane) < at_most and isinstance(task := queue.head(), HomeTask):
             if task.spec is not first.spec:  # it is, in an array
@@ -152,6 +159,22 @@ class RunningTasks:
             self._home.start_here(task, after=(lane[-1] if lane else first).key)
             self._ahead[task.key] = lane
             lane.append(task)
+
+    def _slots_for(self, work: Work) -> int:
+        """The slots that share what waits, if it is all like this: those of this node, and of the peers that could run it and have no task
+        of their own to give, as of the last PEER_SLOTS_KEPT_S."""
+        own, spec, names = self._state.profile.slots, work.spec, self._state.policies.names
+        if all(name == "none" for kind, name in names.items() if kind.startswith("location.")):
+            return own
+        need, now_s = Need(spec.request, spec.placement), self._state.now.boot_s
+        until_s, known, slots = self._peer_slots
+        if known != need or now_s >= until_s:
+            peers = self._membership.eligible(need, self._state.node)
+            giving = set(self._membership.reporting(peers, "gives"))
+            others = (self._membership.get(node) for node in peers if node not in giving)
+            slots = sum(peer.profile.slots for peer in others if peer is not None)
+            self._peer_slots = now_s + PEER_SLOTS_KEPT_S, need, slots
+        return own + slots
 
     def _short_s(self, work: Work) -> float:
         """Expected run time here, in seconds, of a task that may be given ahead or have others behind it: the launcher alone can start

@@ -9,17 +9,26 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from peerload.agent.effects import COALESCED, FOUND_AT_A_TIME, PeerEffects, RecordEffects, TaskStarter, Timers
-from peerload.agent.event_sources import BusPeers
+from peerload.agent.effects import (
+    COALESCED,
+    FOUND_AT_A_TIME,
+    PeerEffects,
+    Performer,
+    RecordEffects,
+    TaskStarter,
+    Timers,
+)
+from peerload.agent.event_sources import BusEvents, BusPeers
 from peerload.agent.mqtt import SOURCES_MAX
 from peerload.agent.runtime import TICK_S, RunState, coalesced_s
+from peerload.agent.store.write_ahead import Outbox
 from peerload.model import actions, events, timers
 from peerload.model.errors import StoreError
 from peerload.model.events import Instant, TaskFound
-from peerload.model.messages import Envelope, Message, ProbeReply
+from peerload.model.messages import Envelope, Message, Offer, ProbeReply, State
 from peerload.model.metrics import SPAWNS_DROPPED
-from peerload.model.resources import LoadReport
-from tests.core.given import Given, offer
+from peerload.model.resources import LoadReport, Profile
+from tests.core.given import Given, identity, offer
 from tests.core.test_executor import KEY, commit
 
 if TYPE_CHECKING:
@@ -71,6 +80,42 @@ def test_a_peer_that_is_forgotten_is_forgotten_there_too() -> None:
     ways.heard("y")
     ways.peers.forget(actions.ForgetPeer("y"))
     assert ways.way("y") == "link"
+
+
+def test_advice_overtakes_what_waits_for_the_disk() -> None:
+    gone: list[Message] = []
+    peers: Any = SimpleNamespace(send=lambda _dst, message: gone.append(message))
+    disk: Any = SimpleNamespace(persist=lambda _rows, done: done())
+    outbox, unused = Outbox(disk, RunState()), cast("Any", None)
+    performer = Performer(outbox, unused, unused, unused, peers, unused, unused, unused)
+    row: Any = SimpleNamespace()
+    sent = offer()
+    performer.perform(
+        events.TimerExpired(timers.RetryDue()),
+        [actions.Persist((row,)), actions.Send("y", sent), actions.Send("y", ADVICE)],
+    )
+    assert gone == [ADVICE]
+    outbox.flush()
+    assert gone == [ADVICE, sent]
+    assert isinstance(sent, Offer)
+
+
+@pytest.mark.parametrize("retained", [False, True])
+def test_a_state_over_mqtt_carries_its_report_unless_it_is_retained(retained: bool) -> None:
+    put: list[Any] = []
+    inbox: Any = SimpleNamespace(put=put.append)
+    trust: Any = SimpleNamespace(admits=lambda _node, _boot: True)
+    links: Any = SimpleNamespace(learn=lambda _identity: False)
+    unused = cast("Any", None)
+    bus = BusEvents(inbox, trust, links, unused, unused, unused, BusPeers())
+    x = Given(peers=("y",))
+    report = LoadReport(load_tasks=3, slots=1, incarnation=1, sequence=9)
+    state = State(identity("y"), Profile("y", 1, 1.0, slots_fixed=True), report)
+    bus.from_bus(Envelope(1, "default", "y", "y-boot-1", 1, state), retained=retained)
+    for event in put:
+        x.when(event)
+    known = x.node.membership.last_report("y")
+    assert (known is not None and known.report == report) is not retained
 
 
 def test_many_that_are_looked_up_come_a_few_at_a_time_and_each_once() -> None:

@@ -157,6 +157,19 @@ def test_a_renewed_lease_waits_for_rows_of_its_own_tasks_alone() -> None:
     assert gone[-1] == "durable by now"
 
 
+def test_advice_waits_for_no_row() -> None:
+    disk, gone = Disk(), list[str]()
+    release = Outbox(disk, RunState())
+    release.keep((row(1),))
+    release.when_durable(lambda: gone.append("offer"))
+    release.advice(lambda: gone.append("probe"))
+    release.flush()
+    release.advice(lambda: gone.append("another"))
+    assert gone == ["probe", "another"]
+    disk.commit()
+    assert gone == ["probe", "another", "offer"]
+
+
 def test_bulk_requests_wait_while_the_disk_is_behind() -> None:
     disk, gone = Disk(), list[str]()
     release = Outbox(disk, RunState())
@@ -171,7 +184,7 @@ def test_bulk_requests_wait_while_the_disk_is_behind() -> None:
     assert gone == ["a", "b", "c"]
 
 
-def test_no_renewal_goes_out_once_rows_could_not_be_kept() -> None:
+def test_no_renewal_and_no_advice_goes_out_once_rows_could_not_be_kept() -> None:
     class Full:
         def persist(self, _rows: Sequence[Row], _done: Callable[[], None]) -> None:
             raise StoreError("the disk does not keep up")
@@ -181,6 +194,7 @@ def test_no_renewal_goes_out_once_rows_could_not_be_kept() -> None:
     with pytest.raises(StoreError):
         release.flush()
     release.renewal([task_row(30).record.uid], lambda: gone.append("renewed"))
+    release.advice(lambda: gone.append("advised"))
     assert gone == []
 
 
