@@ -194,9 +194,11 @@ def test_a_command_in_quotes_is_told_at_once(agent: Agent) -> None:
 
 def test_an_agent_that_is_there_already_keeps_its_settings(agent: Agent) -> None:
     done = agent.cli("up", "--slots", "9", "--node", "other", "--socket", agent.socket)
-    assert done.returncode == 0
+    assert done.returncode == CANNOT
     assert b"--node --slots not applied: the agent is already running" in done.stderr
     assert agent.call("info")["node"] == "n1"
+    again = agent.cli("up", "--node", "n1", "--socket", agent.socket)
+    assert (again.returncode, again.stderr) == (0, b"")
 
 
 def test_a_closed_pipe_is_no_error(agent: Agent) -> None:

@@ -155,10 +155,10 @@ class TaskQueries:
                     continue
                 if shown["state"] == "queued":
                     shown["reason"] = why_waiting(self._node, record)
-                if record.task in together:
-                    shown |= views.array_row(shown, together[record.task])
                 if request.limit <= LISTED_HERE_MAX:
                     shown |= views.error_line(self._spool, record)
+                if record.task in together:
+                    shown |= views.array_row(shown, together[record.task])
                 tasks.append(shown)
             await send_page(self._quotas, connection, request.id, tasks)
         if criteria == Criteria():
