@@ -280,7 +280,8 @@ class ReadOutput(_Request, frozen=True, tag="output"):
     now. tail_bytes, tail_lines: of what there is now, only the last so many bytes, or lines, of each stream. tells_start:
     ``more`` {running: {node, attempt}}, too, when an attempt of it runs, before its output, and {ended: {node, attempt}}
     before what is left of the output of one that has ended. done_with: when all of it was sent, no more of it need be kept than
-    of any output. Of a task whose home is away the node that runs it tells, and says so first: ``more`` {away: {id home why}}."""
+    of any output. behind: why the newest output of a running task is missing, only where its node cannot be asked. Of a task
+    whose home is away the node that runs it tells, and says so first: ``more`` {away: {id home why}}."""
 
     task: TaskRef
     follow: bool = False

@@ -172,7 +172,6 @@ def _line(task: dict[str, object]) -> str:
     is_said = reason in ("", how, f"exit code {task.get('exit_code')}") or reason.startswith(BY_SIGNAL)
     if task.get("state") == "failed" and not is_said:
         how += f" ({reason})"
-    return (
-        f"{printable(task.get('id', ''))}  {printable(task.get('state', ''))}  {printable(how)}  {printable(task.get('node') or '')}".rstrip()
-        + "\n"
-    )
+    state = str(task.get("state", ""))
+    facts = (task.get("id", ""), state, "" if how == state else how, task.get("node") or "")
+    return "  ".join(printable(fact) for fact in facts if fact) + "\n"

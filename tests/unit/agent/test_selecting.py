@@ -182,6 +182,6 @@ def test_many_failed_members_are_one_row(tmp_path: Path) -> None:
             assert not truncated
             assert [row.count for row in found] == [300, *[1] * SINGLE_MAX, 1]
             assert found[0].spans == ((1, 300),)
-        assert [row.count for row in store.behind(path, found[:1])] == [299]
+            assert [row.count for row in store.behind(path, found[:1])] == [299]
         few = Criteria(meant=(TaskSelection(1, ((281, 300),)),))
         assert len(store.listed_in_thread(path, 0.0, 200, few, gathered=True)[0]) == SINGLE_MAX

@@ -510,6 +510,15 @@ def test_wait_for_one_that_never_ran(agent: FakeAgent) -> None:
     done = peerload("wait", "42", agent=agent)
     assert done.returncode == 125
     assert done.stdout == b"ws1/42  cancelled  by you\n"
+    ends(agent, {"state": "cancelled", "exit_code": None, "node": "", "reason": "cancelled"})
+    assert peerload("wait", "42", agent=agent).stdout == b"ws1/42  cancelled\n"
+
+
+@each("words", [[], ["--tail", "3"], ["--err"]])
+def test_logs_of_a_node_that_cannot_be_asked_are_no_success(agent: FakeAgent, words: list[str]) -> None:
+    agent.answer("output", **(ENDED | {"state": "leased", "exit_code": None}), behind="ws2 does not answer")
+    done = peerload("logs", *words, "42", agent=agent)
+    assert (done.returncode, b"ws2 does not answer" in done.stderr) == (125, True)
 
 
 def test_cancel(agent: FakeAgent) -> None:
