@@ -169,9 +169,9 @@ def _line(task: dict[str, object]) -> str:
         how = reason
     elif not task.get("signal"):
         how = f"exit {how}"
-    is_said = reason in ("", how, f"exit code {task.get('exit_code')}") or reason.startswith(BY_SIGNAL)
-    if task.get("state") == "failed" and not is_said:
-        how += f" ({reason})"
+    more = "" if reason == how else reason.removeprefix(f"exit code {task.get('exit_code')}").removeprefix("; ")
+    if task.get("state") == "failed" and more and not more.startswith(BY_SIGNAL):
+        how += f" ({more})"
     state = str(task.get("state", ""))
     facts = (task.get("id", ""), state, "" if how == state else how, task.get("node") or "")
     return "  ".join(printable(fact) for fact in facts if fact) + "\n"

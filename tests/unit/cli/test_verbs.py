@@ -477,6 +477,7 @@ def test_wait(agent: FakeAgent) -> None:
         ({"exit_code": 124, "signal": 15, "reason": "time limit"}, "signal 15 (time limit)"),
         ({"exit_code": 127, "reason": "command not found: x"}, "exit 127 (command not found: x)"),
         ({"exit_code": 3, "reason": "exit code 3"}, "exit 3"),
+        ({"exit_code": 4, "reason": "exit code 4; it was tried 3 times"}, "exit 4 (it was tried 3 times)"),
         ({"exit_code": None, "signal": 9, "reason": "ended by signal 9 (KILL)"}, "signal 9"),
         ({"exit_code": None, "reason": "lost once"}, "lost once"),
     ],
