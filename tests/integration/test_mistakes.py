@@ -102,6 +102,7 @@ MISTAKES = [
     Mistake(["retry", "@"], CANNOT, "your last task, and there is none yet", "peerload submit"),
     Mistake(["cancel", "1", "--signal", "FOO"], USAGE, "'FOO' is not a signal; such as TERM", "cancel --help"),
     Mistake(["ls", "--state", "Running"], USAGE, "no such state: 'Running'", "held queued"),
+    Mistake(["ls", "77"], CANNOT, "no such task: 77", "peerload ls"),
     Mistake(["events", "--what", "tasks"], USAGE, "no such kind: 'tasks'", "task attempt node"),
     Mistake(["forget", "n1"], CANNOT, "n1 is this node itself", "peerload leave"),
     Mistake(["forget", "gone"], CANNOT, "no node gone is known here", "peerload nodes"),

@@ -127,8 +127,9 @@ class TaskQueries:
         self._user = own_user()
 
     async def tasks(self, connection: Connection, request: control.TasksRequest) -> None:
-        """List unfinished tasks, and those that have ended lately."""
+        """List unfinished tasks, and those that have ended lately. Raises NoSuchTask for an unknown reference."""
         whole = await self._reads.readable(connection)
+        await self._task_ids.known_ids(request.tasks)
         store = self._access.store(connection.caller)
         criteria = Criteria.of(request, map(self._task_ids.parse, request.tasks))
         ended_after = now().wall_s - request.ended_within_s
