@@ -14,8 +14,8 @@ from peerload import __version__
 from peerload.cli.verbs import ALIASES, HIDDEN, VERBS, listed, load, suggested
 from peerload.model.errors import PeerloadError, UsageError
 
-CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
-"""Errors of writing stdout that are no bugs: no room, a quota, a broken disk."""
+CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
+"""Errors of writing stdout that are no bugs: no room, a quota, a broken disk, a stdout that is closed."""
 OPTIONS = ("--help", "--version", "--debug", "-h", "-V")
 
 HELP = """\
@@ -54,16 +54,16 @@ def main(words: list[str] | None = None) -> int:
 
 def _mend_standard_streams() -> None:
     """Open the descriptors 0, 1 and 2 if they are closed, so that the agent's socket does not get one of these numbers, and escape
-    characters that stdout cannot encode."""
-    for descriptor in range(3):
+    characters that stdout cannot encode. A closed stdout stays one that cannot be written: what was asked for would be lost."""
+    for descriptor, mode in enumerate((os.O_RDWR, os.O_RDONLY, os.O_RDWR)):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number: this one
-    for name in ("stdout", "stderr"):
+            os.open(os.devnull, mode)  # it gets the lowest free number: this one
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 -- lasts as long as the process
+            setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115 -- lasts as long as the process
         elif isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 

@@ -18,6 +18,7 @@ from peerload.client import submission
 from peerload.client.connection import OutputGaps, joined
 from peerload.client.submission import captured_variables, packed_variables
 from peerload.model.errors import BadRequest
+from peerload.text.format import counted
 from peerload.text.units import size
 
 if TYPE_CHECKING:
@@ -392,6 +393,8 @@ def submit_array(
 ) -> Call[list[str]]:
     """Queue it once for each number, which the task finds in PEERLOAD_ARRAY_INDEX."""
     numbers = sorted(set(indices))
+    if not numbers:
+        raise _no_members()
     fields = submit_fields(command_words(argv, shell=shell), wanted)
     return _submit({**fields, "array": array_ranges(numbers)}, numbers, wanted)
 
@@ -399,8 +402,14 @@ def submit_array(
 def submit_each(commands: Sequence[Sequence[Word]], **wanted: Unpack[RunRequest]) -> Call[list[str]]:
     """Queue an array whose members, counted from 1, run one of these commands each: at most 100,000, and 3 MiB in all."""
     each = [command_words(argv, shell=False) for argv in commands]
-    fields = submit_fields(each[0] if each else [b""], wanted)
+    if not each:
+        raise _no_members()
+    fields = submit_fields(each[0], wanted)
     return _submit({**fields, "each": each}, range(1, len(each) + 1), wanted)
+
+
+def _no_members() -> BadRequest:
+    return BadRequest("an array without members", why="nothing was submitted", hint="give it at least one")
 
 
 def _submit(fields: dict[str, Any], numbers: Sequence[int], wanted: RunRequest) -> Call[list[str]]:
@@ -425,7 +434,7 @@ def wait(
     def read(parts: Parts, reply: Reply) -> list[Ended]:
         found = [end for part in parts for end in _ended(part)]
         if reply.get("timed_out"):
-            raise TimeoutError(f"{len(found)} had ended after {timeout_s:g} s")
+            raise TimeoutError(f"{counted(len(found), 'task')} had ended after {timeout_s:g} s, not all of them")
         return found
 
     names = list(map(_name, tasks))

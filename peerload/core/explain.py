@@ -29,6 +29,7 @@ from peerload.core.resources.placement import Scope, matches_device, place
 from peerload.core.work import HomePhase
 from peerload.model.config import GpuConfig
 from peerload.model.resources import GPU, MIB, DeviceMode, GpuShare, GpuWait, Region
+from peerload.model.text import times_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -246,7 +247,7 @@ class WaitReasons:
             limit = node.home.migrations_max(task)
             if not node.state.has_disk_room:
                 return f"nothing is sent away: little room is left on {node.state.node}'s disk"
-            return f"it may move no more: moved {task.record.migrations} times, at most {limit}"
+            return f"it may move no more: moved {times_text(task.record.migrations)}, at most {limit}"
         return ""
 
 

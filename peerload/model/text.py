@@ -1,4 +1,4 @@
-"""Foreign text made harmless, before a terminal or a log is given it: the one function for that (rule T1)."""
+"""Foreign text made harmless, before a terminal or a log is given it: the one function for that (rule T1). Counts as words."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ _FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")
 """Letters and marks that show nothing."""
 MARKS_MAX = 2
 """Bound on the marks on one letter; with more of them text climbs into other lines."""
+
+
+def times_text(number: int) -> str:
+    """``once``, ``3 times``."""
+    return "once" if number == 1 else f"{number} times"
 
 
 def printable(text: object) -> str:

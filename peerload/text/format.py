@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 _MINUTE_S = 60
 _HOUR_S = 3600
 _DAY_S = 86_400
+INSTANT_S_MAX = 253_402_300_799
+"""The end of the year 9999 as a Unix time: greater numbers, of a node that lies or has no clock, are not shown as times."""
+NUMBER_MAX = 1e300
+"""Greater numbers, infinity and what is not a number are not shown."""
 CELL_WIDTH_MIN = 8
 """No cell is shortened below this."""
 
@@ -140,6 +144,8 @@ def duration_text(duration_s: object) -> str:
     if not isinstance(duration_s, (int, float)) or isinstance(duration_s, bool):
         return "-"
     seconds = max(0.0, float(duration_s))
+    if not seconds <= INSTANT_S_MAX:  # also what is not a number
+        return "-"
     if seconds < 10:  # noqa: PLR2004 -- below that, tenths matter
         return f"{seconds:.1f}s"
     whole = int(seconds)
@@ -153,7 +159,9 @@ def duration_text(duration_s: object) -> str:
 
 
 def ago_text(seconds: float) -> str:
-    """``4s ago``, ``11m ago``, ``2h ago``, ``3d ago``."""
+    """``4s ago``, ``11m ago``, ``2h ago``, ``3d ago``; a dash for what is no time."""
+    if not abs(seconds) <= INSTANT_S_MAX:
+        return "-"
     for unit, size_s in (("d", _DAY_S), ("h", _HOUR_S), ("m", _MINUTE_S)):
         if seconds >= size_s:
             return f"{int(seconds // size_s)}{unit} ago"
@@ -163,6 +171,8 @@ def ago_text(seconds: float) -> str:
 def number_text(number: object, digits: int = 2) -> str:
     """A number without needless zeros; a dash if it is not known."""
     if not isinstance(number, (int, float)) or isinstance(number, bool):
+        return "-"
+    if not abs(number) <= NUMBER_MAX:  # also what is not a number
         return "-"
     rounded = round(float(number), digits)
     return f"{rounded:.0f}" if rounded == int(rounded) else f"{rounded:.{digits}f}"

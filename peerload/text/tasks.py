@@ -7,7 +7,7 @@ import os
 import time
 
 from peerload.model.text import printable
-from peerload.text.format import ago_text, counted, duration_text, number_text, say, shortened, table
+from peerload.text.format import INSTANT_S_MAX, ago_text, counted, duration_text, number_text, say, shortened, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def when_text(task: dict[str, Any], now: float) -> str:
 
 def instant_text(at: object) -> str:
     """A Unix time in this machine's local time; a dash if there is none."""
-    if not isinstance(at, (int, float)) or not at:
+    if not isinstance(at, (int, float)) or not 0 < at < INSTANT_S_MAX:
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
@@ -276,7 +276,8 @@ def _placed(told: dict[str, Any], head: str, now: float) -> list[str]:
     at = f" on {printable(node)}" if node else ""
     for_s = duration_text(now - since) if isinstance(since, (int, float)) else "-"
     if state in ENDED:
-        stands = f"It ended{at} {for_s} ago, {printable(state)}: {printable(told.get('says') or '')}"
+        says = str(told.get("says") or "")
+        stands = f"It ended{at} {for_s} ago, {printable(state)}: {printable(says if says != state else '')}"
     else:
         stands = f"It is {printable(state)}{at}, for {for_s}: {printable(told.get('says') or '')}"
     lines = [head, stands.removesuffix(": ")]

@@ -37,7 +37,10 @@ def duration(text: str) -> float:
         return _clock(text)
     number, unit = _split_unit(text)
     if not unit and number is not None:
-        raise invalid(f"{text!r} has no unit: {text}m is {text} minutes, {text}s is {text} seconds; which is meant?")
+        minutes, seconds = ("minute", "second") if number == 1 else ("minutes", "seconds")
+        raise invalid(
+            f"{text!r} has no unit: {text}m is {text} {minutes}, {text}s is {text} {seconds}; which is meant?"
+        )
     total, rest = 0.0, text.strip().upper()
     while rest or not text.strip():
         digits = len(rest) - len(rest.lstrip("0123456789."))

@@ -7,6 +7,7 @@ import collections
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
+from peerload.model.text import times_text
 from peerload.text.format import duration_text, number_text, size_text
 from peerload.text.tasks import number_of
 from peerload.top import lines as draw
@@ -226,7 +227,7 @@ def _who_for_whom(task: dict[str, Any], here: str) -> Line:
     if home and home != here:
         return [(f"here, for {draw.plain(home)}", "good")]
     moves = task.get("migrations")
-    moved: Line = [(f", moved {moves} times" if moves != 1 else ", moved once", "dim")] if moves else []
+    moved: Line = [(f", moved {times_text(moves)}", "dim")] if moves else []
     if not node and (task.get("nodes") or 0) > 1:
         return [(f"on {task['nodes']} nodes", "accent")]
     if not node:

@@ -113,8 +113,8 @@ class TasksRequest(_Selecting, frozen=True, tag="tasks"):
     ``limit``, ``truncated`` tells: those that a node has come first, then as many of those that wait (who is next) as of
     those that ended (who was last). unfinished: where it is truncated, how many there are in each state. damaged: those
     that cannot be read (id, why). cluster: those of all nodes, in no order, at most ``limit`` of each; missing: which nodes
-    did not answer (node state why). gathered: members of an array that are held, queued, done or cancelled are one task of the
-    list for each of these states, and the limit counts it as one: that of the first with ``members``: spans (the first of
+    did not answer (node state why). gathered: members of an array that are held, queued, done or cancelled, and many that failed
+    or are unknown, are one task of the list for each of these states, and the limit counts it as one: that of the first with ``members``: spans (the first of
     their ranges) count nodes (how many), and started_at, ended_at, exit_code and reason as of all of them."""
 
     ended_within_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 86_400.0
@@ -280,7 +280,8 @@ class ReadOutput(_Request, frozen=True, tag="output"):
     now. tail_bytes, tail_lines: of what there is now, only the last so many bytes, or lines, of each stream. tells_start:
     ``more`` {running: {node, attempt}}, too, when an attempt of it runs, before its output, and {ended: {node, attempt}}
     before what is left of the output of one that has ended. done_with: when all of it was sent, no more of it need be kept than
-    of any output. Of a task whose home is away the node that runs it tells, and says so first: ``more`` {away: {id home why}}."""
+    of any output. behind: why the newest output of a running task is missing, only where its node cannot be asked. Of a task
+    whose home is away the node that runs it tells, and says so first: ``more`` {away: {id home why}}."""
 
     task: TaskRef
     follow: bool = False
@@ -442,7 +443,7 @@ class Settings(_Request, frozen=True, tag="settings"):
 
 
 class Stop(_Request, frozen=True, tag="stop"):
-    """Stop the agent → ok, then it stops. all: its running tasks and the launcher end too."""
+    """Stop the agent → pid running (the number of tasks that run here), then it stops. all: these and the launcher end too."""
 
     all: bool = False
 

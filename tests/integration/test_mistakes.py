@@ -102,6 +102,7 @@ MISTAKES = [
     Mistake(["retry", "@"], CANNOT, "your last task, and there is none yet", "peerload submit"),
     Mistake(["cancel", "1", "--signal", "FOO"], USAGE, "'FOO' is not a signal; such as TERM", "cancel --help"),
     Mistake(["ls", "--state", "Running"], USAGE, "no such state: 'Running'", "held queued"),
+    Mistake(["ls", "77"], CANNOT, "no such task: 77", "peerload ls"),
     Mistake(["events", "--what", "tasks"], USAGE, "no such kind: 'tasks'", "task attempt node"),
     Mistake(["forget", "n1"], CANNOT, "n1 is this node itself", "peerload leave"),
     Mistake(["forget", "gone"], CANNOT, "no node gone is known here", "peerload nodes"),
@@ -194,9 +195,11 @@ def test_a_command_in_quotes_is_told_at_once(agent: Agent) -> None:
 
 def test_an_agent_that_is_there_already_keeps_its_settings(agent: Agent) -> None:
     done = agent.cli("up", "--slots", "9", "--node", "other", "--socket", agent.socket)
-    assert done.returncode == 0
+    assert done.returncode == CANNOT
     assert b"--node --slots not applied: the agent is already running" in done.stderr
     assert agent.call("info")["node"] == "n1"
+    again = agent.cli("up", "--node", "n1", "--socket", agent.socket)
+    assert (again.returncode, again.stderr) == (0, b"")
 
 
 def test_a_closed_pipe_is_no_error(agent: Agent) -> None:

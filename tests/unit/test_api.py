@@ -123,6 +123,13 @@ def test_what_is_asked_for_becomes_a_spec() -> None:
             operations.task_spec([b"x"], wanted)
 
 
+def test_an_array_without_members_is_refused() -> None:
+    with pytest.raises(BadRequest, match="without members"):
+        operations.submit_array("x", [], shell=True)
+    with pytest.raises(BadRequest, match="without members"):
+        operations.submit_each([])
+
+
 def test_values_leave_out_what_they_do_not_know() -> None:
     node = NodeInfo.of({"node": "n1", "state": "alive", "gpus": [{"id": "g"}], "later": 1})
     assert (node.node, node.gpus, node.labels) == ("n1", ({"id": "g"},), ())

@@ -37,6 +37,7 @@ from peerload.agent.store.maintenance import (
 from peerload.agent.store.schema import KEPT_S
 from peerload.model.errors import StoreError
 from peerload.model.task import task_name
+from peerload.text.format import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -300,9 +301,9 @@ class Retention:
             f"{self._info.config.node}/{counter} ({count})" for counter, count in gone.of.most_common(OF_TOLD_MAX)
         )
         what = (
-            f"the outputs of {gone.tasks} ended tasks, {gone.output_bytes} bytes"
+            f"the outputs of {counted(gone.tasks, 'ended task')}, {gone.output_bytes} bytes"
             if outputs_only
-            else f"{gone.tasks} ended tasks with {gone.output_bytes} bytes of output"
+            else f"{counted(gone.tasks, 'ended task')} with {gone.output_bytes} bytes of output"
         )
         what += f", of {of}" + (
             f" and {len(gone.of) - OF_TOLD_MAX} other submissions" if len(gone.of) > OF_TOLD_MAX else ""

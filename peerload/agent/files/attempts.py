@@ -656,7 +656,8 @@ class AttemptFiles:
             )
             self._event_log.record("files", "returned", task=action.task, reason=returned or unplaced)
         except (NoRoom, OSError) as error:
-            return f"its output files cannot be kept: {error}", event
+            why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+            return f"its output files cannot be kept: {why}", event
         except StagingFailed as error:
             return "", msgspec.structs.replace(event, unplaced=str(error))
         except PeerloadError as error:

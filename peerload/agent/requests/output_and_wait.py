@@ -55,14 +55,16 @@ class OutputSource:
         task = self._node.home.tasks.get(record.uid)
         return task is not None and bool(task.running_at)
 
-    async def bring_up_to_date(self, record: TaskRecord) -> None:
-        """Copy the current output of a task that runs elsewhere."""
+    async def bring_up_to_date(self, record: TaskRecord) -> str:
+        """Copy the current output of a task that runs elsewhere → "", or why that is not possible."""
         if self.runs(record) and record.node != self._node.state.node:
             key = execution_key(record.uid, record.attempt)
             try:
                 await self._output.copy_now(record.node, record.task, record.uid, record.attempt, key)
-            except (PeerloadError, OSError, TimeoutError):
+            except (PeerloadError, OSError, TimeoutError) as error:
                 self._info.counters[metrics.OUTPUT_COPIES_FAILED] += 1  # the output so far is shown
+                return str(error) or f"{record.node} does not answer"
+        return ""
 
     def size_now(self, record: TaskRecord) -> tuple[int, int]:
         """Sizes of the output here: at most those of the result, less if it was cleaned."""
@@ -161,8 +163,9 @@ class OutputStream:
             if record.state is TaskState.UNKNOWN:
                 self._connection.more(self._request.id, {"unknown": views.ended_object(record)})
             record = await self._live(record)
+        behind = ""
         if not record.state.is_final:
-            await self._source.bring_up_to_date(record)
+            behind = await self._source.bring_up_to_date(record)
         elif self._request.tells_start:
             self._connection.more(self._request.id, {"ended": {"node": record.node, "attempt": record.attempt}})
         key = execution_key(record.uid, record.attempt)
@@ -175,6 +178,7 @@ class OutputStream:
                 "stdout_bytes": exit_.stdout_bytes if exit_ is not None else 0,
                 "stderr_bytes": exit_.stderr_bytes if exit_ is not None else 0,
                 **views.output_gone_object(self._store, record),
+                **({"behind": behind} if behind else {}),
             },
         )
         if self._request.done_with and record.state.is_final and not self._is_to_be_saved(record):

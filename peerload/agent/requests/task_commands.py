@@ -29,6 +29,7 @@ from peerload.model.events import (
     SignalRequested,
 )
 from peerload.model.task import TaskState, execution_key
+from peerload.text.format import counted
 from peerload.wire import control
 
 if TYPE_CHECKING:
@@ -161,7 +162,9 @@ class CleanRequests:
         )
         if gone.tasks and not request.dry_run:
             what = "the outputs of" if request.outputs_only else ""
-            reason = f"{what} {gone.tasks} ended tasks, {gone.output_bytes} bytes of output: {REASON}".strip()
+            reason = (
+                f"{what} {counted(gone.tasks, 'ended task')}, {gone.output_bytes} bytes of output: {REASON}".strip()
+            )
             self._reads.event_log.record("store", "removed", reason=reason)
         counts = {"outputs": gone.outputs, "output_bytes": gone.output_bytes, "in_use": gone.in_use}
         connection.ok(request.id, {"removed": gone.tasks, **counts})

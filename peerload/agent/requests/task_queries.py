@@ -119,8 +119,9 @@ class TaskQueries:
     _user: str = field(default_factory=own_user, init=False)
 
     async def tasks(self, connection: Connection, request: control.TasksRequest) -> None:
-        """List unfinished tasks, and those that have ended lately."""
+        """List unfinished tasks, and those that have ended lately. Raises NoSuchTask for an unknown reference."""
         whole = await self._reads.readable(connection)
+        await self._task_ids.known_ids(request.tasks)
         store = self._access.store(connection.caller)
         criteria = Criteria.of(request, map(self._task_ids.parse, request.tasks))
         ended_after = now().wall_s - request.ended_within_s
@@ -147,10 +148,10 @@ class TaskQueries:
                     continue
                 if shown["state"] == "queued":
                     shown["reason"] = why_waiting(self._node, record)
-                if record.task in together:
-                    shown |= views.array_row(shown, together[record.task])
                 if request.limit <= LISTED_HERE_MAX:
                     shown |= views.error_line(self._spool, record)
+                if record.task in together:
+                    shown |= views.array_row(shown, together[record.task])
                 tasks.append(shown)
             await send_page(self._quotas, connection, request.id, tasks)
         if criteria == Criteria():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import json
 import re
 import sqlite3
 from bisect import bisect_right
@@ -72,7 +73,10 @@ REF_CHARS_MAX = 4000
 SUBMISSIONS_AT_A_TIME = 500
 """Submissions asked for in one query."""
 TOGETHER = (TaskState.HELD, TaskState.QUEUED, TaskState.DONE, TaskState.CANCELLED)
-"""The members of an array in one of these states are one row; each other task has its own."""
+"""The members of an array in one of these states are one row."""
+TOGETHER_IF_MANY = (TaskState.FAILED, TaskState.UNKNOWN)
+"""The members of an array in one of these states are one row if there are more than SINGLE_MAX of them; each other task has its own."""
+SINGLE_MAX = 20
 SPANS_TOLD_MAX = 4
 FIRSTS_AT_A_TIME = 250
 _GROUPS = (
@@ -321,7 +325,7 @@ class StoreReader:
             counter, member, state = row.first[0], row.first[1], row.first[3]
             rest = Criteria(meant=(TaskSelection(counter, ((member + 1, MEMBER_MAX),)),))
             with self.snapshot(path, rest) as reader:
-                found += rows(reader, "1", (), [TaskState(state)], 1, gathered=True)
+                found += rows(reader, "1", (), [TaskState(state)], SINGLE_MAX, gathered=True)
         return found
 
     def selected_in_thread(self, path: Path, criteria: Criteria) -> Selected:
@@ -681,23 +685,30 @@ def rows(
     """The first ``limit`` rows of tasks in these states: by their numbers, or those first that ended last. gathered: members of
     arrays as above; else each task is a row."""
     together = [state for state in states if gathered and state in TOGETHER]
+    if_many = [state for state in states if gathered and state in TOGETHER_IF_MANY]
     single = [state for state in states if state not in together]
-    order = "t.ended_at DESC" if newest else "t.counter, t.member"
-    found = reader.each_found(
-        COLUMNS, f"{where} AND t.state IN ({marks(single)}) ORDER BY {order} LIMIT ?", (*values, *single, limit)
-    )
-    made = [ArrayRow(row, ended_at=_number(row[ENDED_AT])) for row in found] if single else []
     order = "max(t.ended_at) DESC" if newest else "t.counter"
     by = (
         "+t.counter" if newest else "t.counter"
     )  # with the sign, those are looked at that ended lately, not all there are
-    groups = reader.each_found(
-        _GROUPS,
-        f"{where} AND t.state IN ({marks(together)}) GROUP BY {by}, t.state ORDER BY {order} LIMIT ?",
-        (*values, *together, limit),
-    )
-    if together:
-        made += _made(reader, where, values, list(groups))
+
+    def groups(of: list[TaskState], having: str = "") -> list[Found]:
+        if not of:
+            return []
+        among = f"{where} AND t.state IN ({marks(of)}) GROUP BY {by}, t.state{having} ORDER BY {order} LIMIT ?"
+        return list(reader.each_found(_GROUPS, among, (*values, *of, limit)))
+
+    many = groups(if_many, f" HAVING count(*) > {SINGLE_MAX}")
+    made = _made(reader, where, values, groups(together) + many)
+    if single:
+        among = f"{where} AND t.state IN ({marks(single)})"
+        besides: tuple[object, ...] = ()
+        if many:
+            among += " AND (t.counter, t.state) NOT IN (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))"
+            besides = (json.dumps([group[:2] for group in many]),)
+        order = "t.ended_at DESC" if newest else "t.counter, t.member"
+        found = reader.each_found(COLUMNS, f"{among} ORDER BY {order} LIMIT ?", (*values, *single, *besides, limit))
+        made += [ArrayRow(row, ended_at=_number(row[ENDED_AT])) for row in found]
     made.sort(key=(lambda row: -row.ended_at) if newest else (lambda row: row.place))
     return made[:limit]
 

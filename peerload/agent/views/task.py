@@ -110,14 +110,16 @@ def unreachable_since(node: Node, record: TaskRecord, now: Instant) -> float | N
 
 def array_row(first: dict[str, object], row: ArrayRow) -> dict[str, object]:
     """The fields of a row for several members of an array that differ from those of its first member."""
-    is_over = first["state"] in (TaskState.DONE, TaskState.CANCELLED)
-    return {
+    is_over = first["state"] in (TaskState.DONE, TaskState.CANCELLED, TaskState.FAILED)
+    is_same = first["state"] == TaskState.DONE or (first["state"] == TaskState.FAILED and row.has_reason)
+    line = {"error_line": f"{first['id']}: {first['error_line']}"} if first.get("error_line") else {}
+    return line | {
         "members": {"spans": row.spans, "count": row.count, "nodes": row.nodes},
         "node": first["node"] if row.nodes == 1 else None,
         "started_at": row.started_at or None,
         "ended_at": row.ended_at or None,
-        "exit_code": first["exit_code"] if first["state"] == TaskState.DONE else None,
-        "signal": None,
+        "exit_code": first["exit_code"] if is_same else None,
+        "signal": first["signal"] if is_same else None,
         "reason": first["reason"] if row.has_reason or not is_over else "",
     }
 

@@ -44,9 +44,14 @@ def cluster(facts: DoctorInput) -> Finding:
     """Check that the cluster directory can be used, for how long, and is the one that the agent uses."""
     if facts.cluster_error is not None:
         return Finding(FAIL, str(facts.cluster_error), facts.cluster_error.hint or "peerload cluster show")
-    if facts.cluster is None:
-        return Finding(OK, "none yet: only agents of this user on this machine meet")
+    if facts.checkup.get("revoked"):
+        return Finding(FAIL, "this node was revoked by the cluster", REJOIN)
     found = facts.cluster
+    if found is None:
+        if not facts.info.get("cluster_directory") or facts.info.get("cluster_local"):
+            return Finding(OK, "none yet: only agents of this user on this machine meet")
+        used = f"{facts.info.get('cluster')} in {facts.info['cluster_directory']}"
+        return _certificate(facts) or Finding(OK, f"{used}, which the agent was started with")
     left_s = found.valid_until.timestamp() - facts.now
     if facts.info and facts.info.get("cluster_id") != found.id:
         says = f"the agent uses {facts.info.get('cluster')!r} in {facts.info.get('cluster_directory')}, not {found.directory}"
@@ -54,8 +59,12 @@ def cluster(facts: DoctorInput) -> Finding:
     if left_s < EXPIRES_WITHIN_S:
         says = f"the CA of {found.name} " + (f"expires in {duration_text(left_s)}" if left_s > 0 else "has expired")
         return Finding(WARN if left_s > 0 else FAIL, says, "make a new cluster:  peerload cluster init DIR")
-    if facts.checkup.get("revoked"):
-        return Finding(FAIL, "this node was revoked by the cluster", REJOIN)
+    where = "this machine only" if found.is_local else f"until {found.valid_until:%Y-%m-%d}"
+    return _certificate(facts) or Finding(OK, f"{found.name} in {found.directory}, {where}")
+
+
+def _certificate(facts: DoctorInput) -> Finding | None:
+    """A finding if the node's own certificate has expired, or will soon and cannot be renewed; else None."""
     certificate_s = (facts.checkup.get("certificate_until") or facts.now + EXPIRES_WITHIN_S) - facts.now
     cannot_renew = facts.checkup.get("issuer") is False
     if certificate_s <= 0:
@@ -64,8 +73,7 @@ def cluster(facts: DoctorInput) -> Finding:
     if cannot_renew and certificate_s < EXPIRES_WITHIN_S:
         says = f"this node's certificate expires in {duration_text(certificate_s)}, and it has no key to renew it"
         return Finding(WARN, says, REJOIN)
-    where = "this machine only" if found.is_local else f"until {found.valid_until:%Y-%m-%d}"
-    return Finding(OK, f"{found.name} in {found.directory}, {where}")
+    return None
 
 
 def listen(facts: DoctorInput) -> Finding:

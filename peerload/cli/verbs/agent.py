@@ -25,6 +25,7 @@ from peerload.cli.common.agent_process import (
     start,
     watch,
 )
+from peerload.cli.common.messages import CANNOT
 from peerload.cli.common.options import Options
 from peerload.client.connection import ANSWERS_WITHIN_S, START_HINT, AgentConnection, default_socket_path
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
@@ -90,10 +91,11 @@ def up(words: list[str]) -> int:
     settings = located(given_settings(flags))
     info = agent_info(settings["socket"], ANSWERS_WITHIN_S) or _running(settings)
     already = info is not None
-    if info is not None and (ignored := _not_in_force(given_settings(flags), settings, info)):
-        said = " ".join(f"--{key}" for key in ignored)
-        sys.stderr.write(f"peerload: {said} not applied: the agent is already running\n")
-        sys.stderr.write(f"  stop it first:  peerload down --socket {printable(settings['socket'])}\n")
+    ignored = _not_in_force(given_settings(flags), settings, info) if info is not None else []
+    if ignored:
+        said = " ".join(f"--{key.replace('_', '-')}" for key in ignored)
+        hint = f"stop it first:  peerload down --socket {settings['socket']}"
+        say(f"{said} not applied: the agent is already running", hint)
     if info is None:
         log_start = _log_size(settings)
         info = start(settings)
@@ -102,7 +104,7 @@ def up(words: list[str]) -> int:
     info.setdefault("socket", settings["socket"])
     info["notices"] = [*(info.get("notices") or ()), *_shared_machine(info)]
     print_result({key: info.get(key) for key in JSON_KEYS}, _started_lines(info, already=already), as_json=flags.json)
-    return 0
+    return CANNOT if ignored else 0
 
 
 def _shared_machine(info: dict[str, Any]) -> list[str]:
@@ -128,9 +130,19 @@ def _running(settings: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _not_in_force(given: dict[str, Any], settings: dict[str, Any], info: dict[str, Any]) -> list[str]:
-    """The given flags that have no effect on an agent that runs already."""
+    """The given flags that differ from the settings of an agent that runs already."""
     same_state = "state" not in given or os.path.realpath(settings["state"]) == os.path.realpath(str(info.get("state")))
-    return sorted(set(given) - ({"state", "socket"} if same_state else {"socket"}))
+    asked = set(given) - ({"state", "socket"} if same_state else {"socket"})
+    if not asked:
+        return []
+    with AgentConnection(settings["socket"]) as client:
+        in_force = {setting["key"]: setting["value"] for setting in client.call("settings")["settings"]}
+    return sorted(key for key in asked if _as_text(given[key]) != _as_text(in_force.get(key)))
+
+
+def _as_text(value: object) -> list[str]:
+    """A setting in a form that can be compared: the values of a list in any order."""
+    return sorted(map(str, value)) if isinstance(value, (list, tuple)) else [str(value)]
 
 
 def _log_size(settings: dict[str, Any]) -> int:
@@ -246,18 +258,31 @@ def down(words: list[str]) -> int:
         info = client.call("info")
         back = "" if flags.all or flags.json else _back_again(client)
         watched = {key: watch(info.get(key)) for key in (("pid", "launcher_pid") if flags.all else ("pid",))}
+        running = None
         try:
-            client.call("stop", all=flags.all)
+            running = client.call("stop", all=flags.all).get("running")
         except AgentUnavailable:
             if watched["pid"] is None:
                 raise  # without its process nothing shows whether it stops
     for key, descriptor in watched.items():
         if descriptor is not None:
             await_end(descriptor, f"{'the agent' if key == 'pid' else 'the launcher'} (pid {info[key]})")
-    left = "its tasks were ended" if flags.all else f"running tasks go on.  Start it again:  {back}"
-    text = f"agent of {printable(info.get('node', ''))} stopped; {left}"
-    print_result({"pid": info.get("pid"), "node": info.get("node"), "all": flags.all}, [text], as_json=flags.json)
+    again = "" if flags.all else f".  Start it again:  {back}"
+    text = f"agent of {printable(info.get('node', ''))} stopped; {_left_text(running, ends_tasks=flags.all)}{again}"
+    told = {"pid": info.get("pid"), "node": info.get("node"), "all": flags.all, "running": running}
+    print_result(told, [text], as_json=flags.json)
     return 0
+
+
+def _left_text(running: int | None, *, ends_tasks: bool) -> str:
+    """What happens to the tasks that ran at the stop; ``running``: their number, None = not known."""
+    if running == 0:
+        return "no task was running"
+    number = "its running tasks" if running is None else counted(running, "running task")
+    is_one = running == 1
+    if ends_tasks:
+        return f"{number} {'was' if is_one else 'were'} ended"
+    return f"{number} {'goes' if is_one else 'go'} on"
 
 
 def _none_runs(error: AgentUnavailable, *, ends_tasks: bool) -> AgentUnavailable:

@@ -245,7 +245,8 @@ def _change(reader: Options, words: list[str], verb: str, states: Sequence[str],
         reply = selection.changed(client, verb, chosen, **asked)
         found = {key: reply.get(key, []) for key in says}
         refused = found.get("not_waiting", [])
-        code = CANNOT if refused and not found["held"] and not found["already_held"] else 0
+        too_late = {*refused, *found.get("ended", [])}
+        code = CANNOT if too_late and all(map(too_late.issuperset, found.values())) else 0
         if flags.json:
             print_json(asked | found)
             return code

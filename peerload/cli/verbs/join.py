@@ -20,7 +20,7 @@ from peerload.cli.common.agent_process import agent_info, configured, located, m
 from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.client.connection import ANSWERS_WITHIN_S, AgentConnection, default_socket_path
 from peerload.model.errors import BadRequest, PeerloadError, UsageError
-from peerload.model.text import printable
+from peerload.model.text import printable, times_text
 from peerload.text.format import duration_text, print_json, print_result, say
 from peerload.text.units import duration
 from peerload.wire import frame
@@ -385,7 +385,7 @@ def invite(words: list[str]) -> int:
 
 
 def _say_terms(flags: Namespace, reply: dict[str, Any]) -> None:
-    times = "once" if flags.uses == 1 else f"{flags.uses} times"
+    times = times_text(flags.uses)
     who = f" a node called {flags.node}" if flags.node else ""
     more = " It includes the right to invite others." if flags.issuer else ""
     say(

@@ -203,6 +203,9 @@ def _print_one(client: AgentConnection, task: str, flags: Namespace, *, names: b
     writer.close()
     if code := say_if_gone(client.last):
         return code
+    if behind := client.last.get("behind"):
+        say(f"the newest output of {task} may be missing: {behind}", "who is there:  peerload nodes")
+        return CANNOT
     if not flags.err:
         writer.end(client.last)
     return CANNOT if writer.missing_bytes else 0

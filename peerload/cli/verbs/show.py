@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common.options import Options
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
-from peerload.model.text import printable
+from peerload.model.text import printable, times_text
 from peerload.text import tasks
 from peerload.text.format import ago_text, counted, duration_text, number_text, print_json, print_result, size_text
 from peerload.text.tasks import executors_of, trace_lines, trace_spans
@@ -192,11 +192,11 @@ def _retries(task: dict[str, Any]) -> str:
 
 def _attempt(task: dict[str, Any]) -> str:
     lost = task.get("lost_on") or []
-    said = f", lost {task['lost']} times" if task.get("lost") else ""
+    said = f", lost {times_text(task['lost'])}" if task.get("lost") else ""
     where = f" (on {', '.join(map(str, lost))})" if said and lost else ""
     tried = task.get("memory_retries")
-    more = f", out of GPU memory {tried} time{'s' * (tried > 1)}" if tried else ""
-    return f"{task.get('attempt', 0)}, moved {task.get('migrations', 0)} times{said}{where}{more}"
+    more = f", out of GPU memory {times_text(tried)}" if tried else ""
+    return f"{task.get('attempt', 0)}, moved {times_text(task.get('migrations', 0))}{said}{where}{more}"
 
 
 def _needs(task: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import print_json, say
-from peerload.text.tasks import array_of
+from peerload.text.tasks import array_of, exit_text
 from peerload.text.units import duration
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FAILED_NAMED_MAX = 100
 """Bound of failed tasks that the summary names."""
+BY_SIGNAL = "ended by signal "
+"""Begin of the reason of a task that a signal ended."""
 UNKNOWN_SAID_MAX = 3
 """Bound of messages about unknown outcomes."""
 
@@ -161,12 +163,15 @@ def _short(ref: str) -> str:
 
 
 def _line(task: dict[str, object]) -> str:
-    how = f"signal {task['signal']}" if task.get("signal") else f"exit {exit_code_of(task)}"
-    if task.get("exit_code") is None and not task.get("signal"):
-        how = str(task.get("reason") or "")
-    elif task.get("out_of"):
-        how += f" ({task.get('reason')})"
-    return (
-        f"{printable(task.get('id', ''))}  {printable(task.get('state', ''))}  {printable(how)}  {printable(task.get('node') or '')}".rstrip()
-        + "\n"
-    )
+    """``ws1/3  failed  exit 7  ws2``, with the reason if the code or signal does not say it all."""
+    how, reason = exit_text(task), str(task.get("reason") or "")
+    if how == "-":
+        how = reason
+    elif not task.get("signal"):
+        how = f"exit {how}"
+    more = "" if reason == how else reason.removeprefix(f"exit code {task.get('exit_code')}").removeprefix("; ")
+    if task.get("state") == "failed" and more and not more.startswith(BY_SIGNAL):
+        how += f" ({more})"
+    state = str(task.get("state", ""))
+    facts = (task.get("id", ""), state, "" if how == state else how, task.get("node") or "")
+    return "  ".join(printable(fact) for fact in facts if fact) + "\n"

@@ -30,6 +30,7 @@ from peerload.core.work import HomePhase, with_more_memory
 from peerload.model import metrics, timers
 from peerload.model.resources import GpuShare
 from peerload.model.task import Guarantee, TaskState, how_it_ended
+from peerload.model.text import times_text
 
 if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership
@@ -206,7 +207,7 @@ class Retries:
             return why
         failures = task.record.failures + 1
         if failures > retries:
-            return f"it was tried {failures} times"
+            return f"it was tried {times_text(failures)}"
         self._state.count(metrics.ATTEMPTS_RETRIED)
         pause_s = _failure_pause_s(self._state.config, failures)
         record = task.record
@@ -228,7 +229,7 @@ class Retries:
         is_alone = request.gpu_share is GpuShare.EXCLUSIVE
         is_last = record.memory_retries >= request.gpu_oom_retries
         if is_alone and (is_last or record.gpu_alone):
-            return f"it was tried {record.memory_retries + 1} times"
+            return f"it was tried {times_text(record.memory_retries + 1)}"
         need_bytes, how = record.gpu_mem_bytes, "with the same, since others had taken the memory"
         if exit_.had_bytes:
             is_known = self._is_known(record.node)

@@ -21,12 +21,14 @@ from peerload.agent.output import output as output_module
 from peerload.agent.output import spool as spool_module
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool
+from peerload.agent.requests.output_and_wait import OutputSource
 from peerload.agent.runtime import RunState
 from peerload.core.work import RemotePhase
 from peerload.model import events
 from peerload.model.actions import FetchOutput, KeepOutput
+from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
-from peerload.model.task import Exit, execution_key
+from peerload.model.task import Exit, TaskState, execution_key
 from tests.each import each
 from tests.support import PATIENCE_S
 
@@ -322,3 +324,24 @@ def test_output_of_an_end_is_on_disk_before_the_end_counts(tmp_path: Path, monke
     ended = events.TaskEnded(KEY, Exit(0, stdout_bytes=3, stderr_bytes=3))
     log = disk.ended(spool, _output(spool, {}), ended)
     assert log == [f"spool/{KEY}.out", f"spool/{KEY}.err", "spool", "TaskEnded"]
+
+
+@each(
+    ("failure", "why"),
+    [(None, ""), (TimeoutError(), "ws2 does not answer"), (PeerloadError("ws2 has no output"), "ws2 has no output")],
+)
+def test_output_that_cannot_be_fetched_from_its_node_is_no_silence(failure: Exception | None, why: str) -> None:
+    async def copy_now(*_words: object) -> None:
+        if failure is not None:
+            raise failure
+
+    record = cast(
+        "Any", SimpleNamespace(state=TaskState.LEASED, node="ws2", task="ws1/1", uid=UID, attempt=1, exit=None)
+    )
+    tasks = {UID: SimpleNamespace(running_at=1.0)}
+    node = SimpleNamespace(state=SimpleNamespace(node="ws1"), home=SimpleNamespace(tasks=tasks))
+    info = SimpleNamespace(counters=collections.Counter())
+    unused = cast("Any", None)
+    source = OutputSource(cast("Any", info), cast("Any", node), cast("Any", SimpleNamespace(copy_now=copy_now)), unused)
+    assert asyncio.run(source.bring_up_to_date(record)) == why
+    assert info.counters.total() == (failure is not None)

@@ -13,7 +13,7 @@ import pytest
 from peerload.agent.control.authorization import Principal
 from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.requests.task_queries import TaskQueries
-from peerload.agent.store.reader import REF_CHARS_MAX, Criteria, references
+from peerload.agent.store.reader import REF_CHARS_MAX, SINGLE_MAX, Criteria, references
 from peerload.agent.store.schema import TaskSelection
 from peerload.model.actions import PutSubmission
 from peerload.model.errors import BadRequest, NoSuchTask
@@ -167,3 +167,21 @@ def test_a_large_array_leaves_room_for_others(tmp_path: Path) -> None:
         assert [row.count for row in store.behind(path, found[:1])] == [395]
         assert store.listed_in_thread(path, 0.0, 3, Criteria(), gathered=True)[1]
         assert store.listed_in_thread(path, 0.0, 200, Criteria())[1]
+
+
+def test_many_failed_members_are_one_row(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(kept(1, indices=tuple(range(1, 301))), kept(2, indices=tuple(range(1, SINGLE_MAX + 1))), kept(3))
+        for counter, members in ((1, range(1, 301)), (2, range(1, SINGLE_MAX + 1))):
+            told = [put(counter, TaskState.FAILED, member, ended_at=NOW + member, node="n1") for member in members]
+            opened.keep(*told)
+        opened.keep(put(3, TaskState.FAILED, ended_at=NOW, node="n1"))
+        store, path = opened.store, opened.store.path
+        for criteria in (Criteria(), Criteria(states=("failed",))):
+            found, truncated = store.listed_in_thread(path, 0.0, 200, criteria, gathered=True)
+            assert not truncated
+            assert [row.count for row in found] == [300, *[1] * SINGLE_MAX, 1]
+            assert found[0].spans == ((1, 300),)
+            assert [row.count for row in store.behind(path, found[:1])] == [299]
+        few = Criteria(meant=(TaskSelection(1, ((281, 300),)),))
+        assert len(store.listed_in_thread(path, 0.0, 200, few, gathered=True)[0]) == SINGLE_MAX

@@ -159,6 +159,21 @@ def test_a_loopback_address_in_a_cluster_of_machines(facts: DoctorInput) -> None
     assert cluster.listen(facts).result == "warn"
 
 
+def test_the_cluster_that_only_the_agent_was_told_of(facts: DoctorInput) -> None:
+    with_agent(facts)
+    facts.cluster = None
+    facts.info |= {"cluster_local": False, "cluster": "lab", "cluster_directory": "/lab"}
+    assert "lab in /lab" in cluster.cluster(facts).says
+    facts.checkup["certificate_until"] = facts.now - 1
+    assert cluster.cluster(facts).result == "fail"
+    facts.checkup["revoked"] = True
+    assert "revoked" in cluster.cluster(facts).says
+    facts.info["cluster_local"] = True
+    assert cluster.cluster(facts).result == "fail"
+    facts.checkup["revoked"] = False
+    assert "none yet" in cluster.cluster(facts).says
+
+
 @each(
     ("tcp", "tcp6", "udp", "result"),
     [

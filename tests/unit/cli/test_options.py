@@ -64,6 +64,7 @@ def test_durations(text: str, seconds: float) -> None:
     ("text", "says"),
     [
         ("30", "30m is 30 minutes, 30s is 30 seconds"),
+        ("1", "1m is 1 minute, 1s is 1 second"),
         ("0:30", "0:30:00 is hours and minutes, 0:0:30 is minutes and seconds"),
         ("x", "not a duration"),
         ("", "not a duration"),

@@ -519,7 +519,7 @@ def test_submit_whose_answer_is_lost_says_so(agent: FakeAgent) -> None:
 
 def test_closed_standard_streams_do_no_harm(agent: FakeAgent) -> None:
     submitted(agent)
-    produces(agent, {"stream": 1, "offset": 0, "data": b"x" * 100}, exit_code=7)
+    produces(agent, {"stream": 2, "offset": 0, "data": b"x" * 100}, exit_code=7)
     line = " ".join(map(shlex.quote, map(str, command_line("run", "x"))))
     done = subprocess.run(["sh", "-c", f"{line} <&- >&- 2>&-"], env=environment(agent), check=False)
     assert done.returncode == 7

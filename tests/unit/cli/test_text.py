@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerload.model.text import printable
-from peerload.text.format import coloured, duration_text, size_text, table
+from peerload.text.format import ago_text, coloured, duration_text, number_text, size_text, table
+from peerload.text.tasks import instant_text
 from tests.each import each
 
 HARMFUL = set(range(0x20)) | set(range(0x7F, 0xA0)) | {0x2028, 0x2029, 0x200E, 0x200F, 0x061C}
@@ -52,6 +53,17 @@ def test_table_is_aligned_and_harmless() -> None:
 )
 def test_durations(seconds: object, shown: str) -> None:
     assert duration_text(seconds) == shown
+
+
+@each("number", [1e18, 1e300, float("inf"), -float("inf"), float("nan")])
+def test_times_that_another_node_makes_up_are_no_bug(number: float) -> None:
+    assert instant_text(number) == ago_text(number) == "-"
+    assert duration_text(number) in ("-", "0.0s")
+    assert number_text(number)
+
+
+def test_instants_after_2038() -> None:
+    assert instant_text(4e9).startswith("2096-10-0")
 
 
 @each(

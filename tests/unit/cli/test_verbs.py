@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -329,6 +330,19 @@ def test_hold_tells_what_it_did_with_each(agent: FakeAgent) -> None:
     assert (done.returncode, done.stdout.endswith(b"peerload retry\n")) == (125, True)
 
 
+@each(
+    ("became", "code"),
+    [
+        ({"ended": ["ws1/42"]}, 125),
+        ({"ended": ["ws1/42"], "changed": ["ws1/43"]}, 0),
+        ({"elsewhere": ["ws1/42"]}, 0),
+    ],
+)
+def test_prio_of_a_task_that_has_ended_is_no_success(agent: FakeAgent, became: dict[str, Any], code: int) -> None:
+    agent.answer("prio", **became)
+    assert peerload("prio", "5", "42", agent=agent).returncode == code
+
+
 def test_undrain_of_a_node_that_was_not_drained(agent: FakeAgent) -> None:
     agent.answer("undrain", was_drained=False)
     assert json.loads(peerload("undrain", "--json", agent=agent).stdout) == {"v": 1, "was_drained": False}
@@ -457,6 +471,22 @@ def test_wait(agent: FakeAgent) -> None:
     assert agent.asked(control.Wait)[1].any
 
 
+@each(
+    ("ended", "says"),
+    [
+        ({"exit_code": 124, "signal": 15, "reason": "time limit"}, "signal 15 (time limit)"),
+        ({"exit_code": 127, "reason": "command not found: x"}, "exit 127 (command not found: x)"),
+        ({"exit_code": 3, "reason": "exit code 3"}, "exit 3"),
+        ({"exit_code": 4, "reason": "exit code 4; it was tried 3 times"}, "exit 4 (it was tried 3 times)"),
+        ({"exit_code": None, "signal": 9, "reason": "ended by signal 9 (KILL)"}, "signal 9"),
+        ({"exit_code": None, "reason": "lost once"}, "lost once"),
+    ],
+)
+def test_wait_says_why_a_task_failed(agent: FakeAgent, ended: dict[str, Any], says: str) -> None:
+    ends(agent, {"state": "failed"} | ended)
+    assert peerload("wait", "42", agent=agent).stdout.decode() == f"ws1/42  failed  {says}  ws2\n"
+
+
 def test_wait_timeout(agent: FakeAgent) -> None:
     ends(agent, {}, timed_out=True)
     done = peerload("wait", "--timeout", "2s", "42", "43", agent=agent)
@@ -481,6 +511,15 @@ def test_wait_for_one_that_never_ran(agent: FakeAgent) -> None:
     done = peerload("wait", "42", agent=agent)
     assert done.returncode == 125
     assert done.stdout == b"ws1/42  cancelled  by you\n"
+    ends(agent, {"state": "cancelled", "exit_code": None, "node": "", "reason": "cancelled"})
+    assert peerload("wait", "42", agent=agent).stdout == b"ws1/42  cancelled\n"
+
+
+@each("words", [[], ["--tail", "3"], ["--err"]])
+def test_logs_of_a_node_that_cannot_be_asked_are_no_success(agent: FakeAgent, words: list[str]) -> None:
+    agent.answer("output", **(ENDED | {"state": "leased", "exit_code": None}), behind="ws2 does not answer")
+    done = peerload("logs", *words, "42", agent=agent)
+    assert (done.returncode, b"ws2 does not answer" in done.stderr) == (125, True)
 
 
 def test_cancel(agent: FakeAgent) -> None:
@@ -494,6 +533,23 @@ def test_cancel(agent: FakeAgent) -> None:
         "cancelled": ["ws1/42"],
         "already_ended": ["ws1/41"],
     }
+
+
+@each("words", [["ls"], ["ls", "--json"], ["--help"], ["run", "x"]])
+def test_a_closed_stdout_is_an_error(agent: FakeAgent, words: list[str]) -> None:
+    agent.answer("tasks", tasks=[TASK], truncated=False)
+    agent.answer("submit", id="ws1/42", members=None)
+
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
+        reply.more(stream=1, offset=0, data=b"x")
+        reply.ok(**ENDED)
+
+    agent.handlers["output"] = output
+    line = " ".join(map(shlex.quote, map(str, command_line(*words))))
+    done = subprocess.run(
+        ["sh", "-c", f"{line} >&-"], env=environment(agent), stderr=subprocess.PIPE, check=False, timeout=60
+    )
+    assert (done.returncode, b"standard output cannot be written" in done.stderr) == (125, True)
 
 
 def test_output_to_a_closed_pipe_is_quiet(agent: FakeAgent) -> None:
@@ -600,6 +656,27 @@ def test_down_waits_until_the_agent_has_gone(agent: FakeAgent) -> None:
     done = peerload("down", "--all", agent=agent)
     assert (done.returncode, b"ws1" in done.stdout) == (0, True)
     wait_until(lambda: stand_in.poll() is not None, what="the thread that ended it to have noticed")
+
+
+@each(
+    ("words", "running", "says"),
+    [
+        ([], 0, "no task was running"),
+        ([], 1, "1 running task goes on"),
+        ([], 2, "2 running tasks go on"),
+        ([], None, "its running tasks go on"),
+        (["--all"], 0, "no task was running"),
+        (["--all"], 3, "3 running tasks were ended"),
+    ],
+)
+def test_down_says_what_becomes_of_the_tasks(
+    agent: FakeAgent, words: list[str], running: int | None, says: str
+) -> None:
+    agent.answer("info", node="ws1", pid=None, launcher_pid=None)
+    agent.answer("settings", settings=[])
+    agent.answer("stop", running=running)
+    assert says in peerload("down", *words, agent=agent).stdout.decode()
+    assert json.loads(peerload("down", "--json", *words, agent=agent).stdout)["running"] == running
 
 
 def test_config_file_says_where_the_agent_is(tmp_path: Path) -> None:
