@@ -113,8 +113,9 @@ class Desk:
         self.gpu_agent: subprocess.Popen[bytes] | None = None
 
     def as_here(self, command: str) -> str:
-        """The line as a reader would type it, with what differs from machine to machine."""
-        here = command.replace("/tmp/second", f"{self.directory}/second").replace("/root/", f"{self.directory}/")
+        """The line as a reader would type it, with what differs from machine to machine, and shorter simulations."""
+        here = command.replace("--tasks 1000", "--tasks 100")
+        here = here.replace("/tmp/second", f"{self.directory}/second").replace("/root/", f"{self.directory}/")
         if here == "peerload invite":
             return f"peerload invite --listen 127.0.0.1:{self.port}"
         here = here.replace("TOKEN", f"--listen 127.0.0.2:{self.port} {self.token}")

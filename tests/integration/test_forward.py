@@ -70,8 +70,7 @@ def text(done: subprocess.CompletedProcess[bytes]) -> str:
 def test_what_a_task_is_and_says(agents: list[Agent]) -> None:
     here, home, _ = agents
     task = far(home, "sh", "-c", "echo out; echo bad >&2; exit 3")
-    waited = here.cli("wait", task)
-    assert (waited.returncode, waited.stdout) == (3, f"{task}  failed  exit 3  n3\n".encode())
+    assert here.cli("wait", task).returncode == 3
     shown = json.loads(text(here.cli("show", "--json", task)))
     assert (shown["id"], shown["home"], shown["node"], shown["state"]) == (task, "n2", "n3", "failed")
     logs = here.cli("logs", task)
@@ -150,7 +149,7 @@ def test_what_a_running_task_uses_is_told_everywhere(agents: list[Agent]) -> Non
         assert live["cpu_s"] > 0
     assert there.call("usage", tasks=[task], at="n3")["tasks"][0]["id"] == task
     assert home.call("usage", tasks=[task])["tasks"] == []  # it runs elsewhere
-    assert text(here.cli("cancel", "--wait", task)) == f"{task}  cancelled\n"
+    assert json.loads(text(here.cli("cancel", "--wait", "--json", task)))["cancelled"] == [task]
     assert json.loads(text(here.cli("show", "--json", task)))["live"] is None
     assert used(here) == {}
 
@@ -161,7 +160,7 @@ def test_what_changes_a_task(agents: list[Agent]) -> None:
     home.await_state(task, "running")
     refused = here.cli("hold", task)
     assert refused.returncode == 125
-    assert text(here.cli("cancel", "--wait", task)) == f"{task}  cancelled\n"
+    assert here.cli("cancel", "--wait", task).returncode == 0
     assert home.show(task)["state"] == "cancelled"
     again = text(here.cli("retry", task)).strip()
     assert again.startswith("n2/")
@@ -178,12 +177,12 @@ def test_tasks_of_several_homes_at_once(agents: list[Agent]) -> None:
         gates[1].touch()
         assert waiting.wait(60) == 0
         assert waiting.stdout is not None
-        assert waiting.stdout.read() == f"{tasks[1]}  done  exit 0  n2\n".encode()
+        assert waiting.stdout.read().split()[:2] == [tasks[1].encode(), b"done"]
 
     def is_told() -> bool:  # if n2 is slow to answer, the time is up before
         timed_out = agents[0].cli("wait", "--timeout", "0.3s", *tasks)
         assert timed_out.returncode == 124
-        assert timed_out.stdout in (b"", f"{tasks[1]}  done  exit 0  n2\n".encode())
+        assert timed_out.stdout.split()[:1] in ([], [tasks[1].encode()])
         return bool(timed_out.stdout)
 
     wait_until(is_told, what="the one that has ended to be told")
@@ -225,7 +224,8 @@ def test_my_own_names_stay_mine_wherever_they_are_told(agents: list[Agent]) -> N
     here.wait(task)
     number = task.partition("/")[2]
     for name in ("@", number):
-        assert f"{task}  running" in text(here.cli("events", "--at", "n3", name))
+        lines = text(here.cli("events", "--json", "--at", "n3", name)).splitlines()
+        assert (task, "running") in [(event["task"], event["state"]) for event in map(json.loads, lines)]
     refused = here.cli("show", "--at", "n2", "@")
     assert (refused.returncode, task in refused.stderr.decode()) == (125, True)
 
@@ -460,7 +460,8 @@ def test_a_home_that_is_killed_is_named() -> None:
             assert [piece["data"] for piece in client.stream("output", task=task, tail_bytes=4) if "data" in piece] == [
                 b"far\n"
             ]
-        assert f"{task}  running attempt 1 (a guest)" in text(runs.cli("events", task))
+        steps = [json.loads(line) for line in text(runs.cli("events", "--json", task)).splitlines()]
+        assert ("attempt", "running", 1) in [(step["what"], step["state"], step["attempt"]) for step in steps]
         wait_until(lambda: _standing(here, "n2") == "dead", 40, "n2 to be called dead")
         listed = json.loads(text(here.cli("ls", "--cluster", "--json")))
         assert ("n2", "dead") in [(node["node"], node["state"]) for node in listed["missing"]]

@@ -357,5 +357,5 @@ def test_quantiles_come_from_longer_batches_than_means() -> None:
     sample = replicate(setup, 1, tasks=4000, clock=time.process_time, service="exp")
     assert (len(sample.batches["mean_response"]), len(sample.batches["p99"])) == (20, 10)
     assert combine([sample])["p99"][1] == math.inf, "too few independent responses lie beyond it"
-    value, half = combine([replicate(setup, seed, tasks=4000, clock=time.process_time) for seed in range(4)])["p99"]
+    value, half = combine([replicate(setup, seed, tasks=4000, clock=time.process_time) for seed in range(3)])["p99"]
     assert 0 < half < value
