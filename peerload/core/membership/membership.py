@@ -128,8 +128,7 @@ class ReportTable:
         """Replace the report of a peer."""
         self.by_name.pop(node, None)  # so that the first is the one that came longest ago
         self.by_name[node] = heard
-        if heard.at_s < self.oldest_s:
-            self.oldest_s = heard.at_s
+        self.oldest_s = min(self.oldest_s, heard.at_s)
         report = heard.report
         (self.accepting.add if report.accepts else self.accepting.discard)(node)
         (self.giving.add if report.gives else self.giving.discard)(node)
