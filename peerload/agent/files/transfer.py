@@ -415,7 +415,6 @@ class FileCaches:
         self.pinned = frozenset(self._in_use().union(*(cache.transfer.under_way for cache in self.all())))
 
     async def close(self) -> None:
-        """Close all."""
         for cache in self.all():
             await cache.transfer.close()
             cache.store.close()

@@ -146,7 +146,7 @@ class Directory:
     In real life nodes meet one by one, and each keeps what it knows of each other: N² entries in all. Where N nodes live in
     one process and were introduced before anything happened, they share one directory instead, and each keeps of its own
     only what it has heard since. What a member tells everybody stands in the directory, once: only the nodes that do
-    something about it have to be told (`Sharing.heeds`).
+    something about it have to be told (`Sharing.acts_on`).
     """
 
     __slots__ = ("_eligible", "announced", "members", "names")
