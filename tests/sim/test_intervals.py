@@ -1,15 +1,30 @@
 """The 95 % interval of one run holds, and a run that is too short says so."""
 
+import heapq
+import itertools
 import math
 import random
+import time
 from statistics import fmean
 
 import pytest
 
-from peerload.sim.outcome import Interval, batch_half_width, half_width, quantile_interval
+from peerload.sim.outcome import (
+    INDEPENDENT_TASKS_MIN,
+    Interval,
+    batch_half_width,
+    half_width,
+    independent_tasks,
+    intervals,
+    mmc_response,
+    outcome,
+    quantile_interval,
+)
+from peerload.sim.replication import BATCHES, QUANTILES, Sample, quantile
+from peerload.sim.scenario import Scenario, play
 from tests.theory.run import controlled
 
-LOAD, TASKS, WARM_UP, RUNS, BATCHES = 0.5, 2000, 500, 200, 10
+LOAD, TASKS, WARM_UP, RUNS = 0.5, 2000, 500, 200
 
 
 def responses(seed: int, load: float = LOAD) -> list[float]:
@@ -101,3 +116,96 @@ def test_a_control_variate_narrows_intervals_and_they_hold() -> None:
 def test_few_batches_are_left_alone() -> None:
     assert controlled([[1.0, 2.0]], [[(3.0,), (4.0,)]]) == [[1.0, 2.0]]
     assert controlled([[1.0], [2.0]], [[(3.0,)], [(4.0,)]]) == [[1.0], [2.0]]
+
+
+def sample_of(rng: random.Random, servers: int, load: float, tasks: int) -> Sample:
+    """One replication of M/M/c, the first quarter of it warm-up: each task takes the server that is free first."""
+    free_s, now_s, found = [0.0] * servers, 0.0, []
+    for _ in range(tasks):
+        now_s += rng.expovariate(load * servers)
+        ends_s = max(free_s[0], now_s) + rng.expovariate(1.0)
+        heapq.heapreplace(free_s, ends_s)
+        found.append(ends_s - now_s)
+    measured = found[tasks // 4 :]
+    edges = [len(measured) * batch // BATCHES for batch in range(BATCHES + 1)]
+    batches = [fmean(measured[edge:following]) for edge, following in itertools.pairwise(edges)]
+    values = {"mean_response": fmean(measured), "p99": quantile(sorted(measured), QUANTILES["p99"])}
+    return Sample(values, {"mean_response": batches}, tasks, 0.0, responses=measured)
+
+
+def held(servers: int, load: float, tasks: int, replications: int) -> dict[str, tuple[int, int]]:
+    """→ of so many replications, each on its own, the intervals that were told and those of them that hold what theory says."""
+    rng = random.Random(f"{servers} {load} {tasks}")
+    exact = {"mean_response": mmc_response(servers, load)}
+    if servers == 1:  # the response time is exponential
+        exact["p99"] = math.log(100) * exact["mean_response"]
+    told, hold = dict.fromkeys(exact, 0), dict.fromkeys(exact, 0)
+    for _ in range(replications):
+        sample = sample_of(rng, servers, load, tasks)
+        independent = independent_tasks(len(sample.responses), load, sample.values["mean_response"])
+        found = intervals([sample], independent)
+        for metric, value in exact.items():
+            told[metric] += math.isfinite(found[metric].half)
+            hold[metric] += abs(found[metric].value - value) <= found[metric].half < math.inf
+    return {metric: (told[metric], hold[metric]) for metric in exact}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("servers", "load", "tasks", "told_min"),
+    [(1, 0.5, 2_000, 360), (1, 0.8, 10_000, 350), (1, 0.9, 40_000, 350), (4, 0.8, 10_000, 350), (20, 0.9, 20_000, 350)],
+)
+def test_400_replications_that_are_long_enough_hold_the_mean_of_m_m_n(
+    servers: int, load: float, tasks: int, told_min: int
+) -> None:
+    told, hold = held(servers, load, tasks, 400)["mean_response"]
+    assert told >= told_min
+    assert hold >= 0.92 * told
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("load", "tasks"), [(0.9, 5_000), (0.95, 20_000)])
+def test_replications_that_are_too_short_tell_hardly_any_interval(load: float, tasks: int) -> None:
+    """The spread of their batches told one in 87 % of them, of which 87 % and 84 % held the mean."""
+    found = held(1, load, tasks, 400)
+    assert found["mean_response"][0] <= 4
+    assert found["p99"][0] == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("load", "tasks"), [(0.5, 16_000), (0.8, 80_000)])
+def test_intervals_of_p99_hold_where_enough_lies_beyond(load: float, tasks: int) -> None:
+    told, hold = held(1, load, tasks, 200)["p99"]
+    assert told >= 90
+    assert hold >= 0.9 * told
+
+
+@pytest.mark.long
+def test_intervals_of_probes_hold_the_mean_of_many_replications() -> None:
+    asked = Scenario(policy="threshold", nodes=5, load=0.8, tasks=2000, warm_up=500)
+    found = [
+        outcome(asked, [play(asked, 1, number, clock=time.process_time, passed=lambda _tasks: None)]).metrics
+        for number in range(100)
+    ]
+    for metric in ("probes_per_task", "transfers_per_task", "messages_per_task"):
+        mean = fmean(one[metric].value for one in found)
+        told = [one[metric] for one in found if math.isfinite(one[metric].half)]
+        assert len(told) >= 70
+        assert sum(abs(one.value - mean) <= one.half for one in told) >= 0.9 * len(told)
+
+
+def test_a_single_replication_that_is_too_short_says_so() -> None:
+    """A queue at load 0.95 forgets in some 1,500 tasks: 1,500 of them tell no interval, of the mean or of probes."""
+    asked = Scenario(policy="none", nodes=1, load=0.95, tasks=2000, warm_up=500)
+    sample = play(asked, 1, 1, clock=time.process_time, passed=lambda _tasks: None)
+    sample.values["mean_response"] = 20.0
+    found = outcome(asked, [sample])
+    assert {interval.half for metric, interval in found.metrics.items() if metric not in QUANTILES} == {math.inf}
+    assert any("too short to tell an interval: --replications 4" in warning for warning in found.warnings)
+
+
+def test_tasks_are_worth_as_many_independent_ones_as_the_queue_forgets() -> None:
+    assert independent_tasks(36_000, 0.9, 10.0) == pytest.approx(100)
+    assert independent_tasks(36_000, 0.9, 1.25) == pytest.approx(800)  # nodes that share
+    assert independent_tasks(1000, 1.0, 10.0) == independent_tasks(1000, 0.0, 1.0) == math.inf
+    assert independent_tasks(15_000, 0.9, 10.0) > INDEPENDENT_TASKS_MIN > independent_tasks(15_000, 0.95, 20.0)
