@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from peerload.client.blocking import Client
     from peerload.client.executor import Executor
 
-_ROOMS = {"Client": "blocking", "AsyncClient": "asynchronous", "Executor": "executor"}
+_MODULES = {"Client": "blocking", "AsyncClient": "asynchronous", "Executor": "executor"}
 
 
 def __getattr__(name: str) -> object:
     """The classes of the Python interface, imported when they are asked for: every command imports this module."""
-    if name not in _ROOMS:
+    if name not in _MODULES:
         raise AttributeError(f"module 'peerload' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415 -- as above
 
-    return getattr(import_module(f"peerload.client.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"peerload.client.{_MODULES[name]}"), name)

@@ -2,8 +2,8 @@
 
 `python -m tests.walk` starts two real agents, keeps the first one busy, submits tasks to it, and traces the calls of all functions
 of peerload in the real processes. It prints each distinct file with the lines of the functions that were called, and the spine of
-docs/architecture.md in the order of the first visits. Files count that most submissions visit. Callbacks of the event loop in
-which gossip or sensors are at work are left out, since they would run anyway.
+docs/architecture.md in the order of the first visits. Files count that most submissions visit. Callbacks of the event loop that
+would run anyway (`BACKGROUND`) are left out.
 """
 
 from __future__ import annotations
@@ -51,7 +51,15 @@ BACKGROUND = (
     "peerload/agent/sensors/",
     "peerload/agent/systemd.py",
     "peerload/agent/completion/retention.py",
+    "peerload/agent/daemon.py watch_memory",
+    "peerload/agent/store/disk_space.py watch",
+    "peerload/agent/control/connection.py watch",
+    "peerload/agent/launcher/mps.py run",
+    "peerload/core/sharing/sharing.py pull",
+    "peerload/core/sharing/sharing.py give_requested",
 )
+"""A callback in which such a file, or function of a file, is visited would run anyway: gossip, sensors, watchers, and nodes without
+work that ask others for some."""
 
 
 class Call(NamedTuple):
@@ -152,7 +160,7 @@ def _by_role(calls: Sequence[Call], roles: dict[int, str]) -> dict[str, list[Cal
     ordered_ns = _ordered_ns(by_role["executor"])
     for role in ("home", "executor"):
         within = [call for call in by_role[role] if arrived_ns <= call.at_ns <= ordered_ns]
-        background = {call.callback for call in within if call.file.startswith(BACKGROUND)}
+        background = {call.callback for call in within if f"{call.file} {call.function}".startswith(BACKGROUND)}
         by_role[role] = [call for call in within if call.callback not in background]
     by_role["launcher"] = [call for call in by_role["launcher"] if call.at_ns >= ordered_ns]
     return by_role

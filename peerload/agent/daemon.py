@@ -221,7 +221,7 @@ class Daemon:
         try:
             claim = preflight.claim(self.store.store_id, state)
             self._damage: list[str] = []
-            if await asyncio.to_thread(preflight.end_strange_launcher, self.store.store_id, state / "launcher"):
+            if await asyncio.to_thread(preflight.end_foreign_launcher, self.store.store_id, state / "launcher"):
                 self._damage.append(preflight.begin_as_copy(self.store, config))
             await preflight.check_places(config, self._manager, loopback_only=cluster.is_local)
             if notice := preflight.begin_anew(self.store, config, traces):
@@ -399,7 +399,7 @@ class Daemon:
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
         timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
-        told_too = [hooks.changed] if hooks.hears_ends else []
+        told_too = [hooks.changed] if hooks.runs_at_end else []
         self.publisher: StatePublisher | None = None
         if self.bus is not None and config.mqtt_publish_state:
             self.publisher = StatePublisher(node, store, self.bus, own_user())
@@ -595,7 +595,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.run_state.stop)
         self.launcher.log_facts()
-        self.notify_hooks.forget_strangers()
+        self.notify_hooks.remove_orphans()
         log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
         self.event_log.record(
             "agent", "started", reason=f"peerload {__version__}, incarnation {self.info.identity.incarnation}"

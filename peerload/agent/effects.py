@@ -158,7 +158,7 @@ class Performer:
     def perform(self, event: Event, decided: list[Action]) -> None:
         """Carry out what was decided about an event."""
         if isinstance(event, events.LauncherReady):
-            self._tasks.resume()
+            self._tasks.launcher.resume()
         for action in decided:
             if type(action) is actions.Persist:
                 self._persist(action.rows)
@@ -170,7 +170,7 @@ class Performer:
             else:
                 self._inward(action)
         if isinstance(event, events.AgentStarted):
-            self._clients.restored()
+            self._clients.attach.restored()
         if isinstance(event, events.AgentStarted | events.LauncherReady):
             self._tasks.adopt(self._knows, is_first=isinstance(event, events.AgentStarted))
 
@@ -187,9 +187,9 @@ class Performer:
         elif isinstance(action, actions.ClearTimer):
             self._timers.clear(action)
         elif isinstance(action, actions.SendGossip):
-            self._peers.gossip(action)
+            self._peers.members.send(action)
         elif isinstance(action, actions.LookAtDevices):
-            self._tasks.look_at_devices()
+            self._tasks.gpus.look()
         elif isinstance(action, actions.Note):
             self._records.note(action.event)
         elif isinstance(action, actions.Decided):
@@ -208,19 +208,19 @@ class Performer:
             case actions.Send():
                 self._peers.send(action.dst, action.message)
             case actions.AttemptGone():
-                self._clients.attempt_gone(action.key)
+                self._clients.cancel_waits.attempt_gone(action.key)
             case actions.Answer():
-                self._clients.answered(action)
+                self._clients.core.answered(action)
             case actions.AnswerPart():
-                self._clients.answered_in_part(action)
+                self._clients.core.answered_in_part(action)
             case actions.StageFiles():
-                self._tasks.stage(action)
+                self._tasks.environments.offered(action)
             case actions.SignalTask():
                 self._tasks.signal(action)
             case actions.SetLease():
-                self._tasks.set_lease(action)
+                self._tasks.launcher.set_lease(action.key, action.deadline_s, action.ts)
             case actions.EvictTask():
-                self._tasks.evict(action)
+                self._tasks.launcher.evict(action.key, action.reason)
             case actions.SendResult():
                 self._results.send(action)
             case actions.KeepOutput():
@@ -232,13 +232,13 @@ class Performer:
             case actions.FindTasks():
                 self._records.find(action.tasks)
             case actions.Dial():
-                self._peers.dial(action)
+                self._peers.links.connect(action.identity)
             case actions.WakePeer():
                 self._peers.wake(action)
             case actions.ForgetPeer():
                 self._peers.forget(action)
             case actions.DialAddress():
-                self._peers.dial_address(action)
+                self._peers.links.dial(action.address)
             case (
                 actions.Persist()
                 | actions.SetTimer()
@@ -254,7 +254,7 @@ class Performer:
 
     async def drained(self, inbox: Inbox) -> None:
         """Wait until everything decided is durable and out."""
-        self._records.settle()
+        self._records.journal.settle()
         while len(inbox) or self._outbox.held:
             durable = asyncio.Event()
             self._outbox.when_durable(durable.set)
@@ -323,7 +323,7 @@ class RecordEffects:
     _store: Store
     _outbox: Outbox
     _inbox: Inbox
-    _journal: EventLog
+    journal: EventLog
     _security: SecurityEvents
     _jobs: CompletionJobs
     _run: RunState
@@ -343,11 +343,7 @@ class RecordEffects:
         if event.what == "security":
             self._security.report(event.state, event.node, event.reason)
         else:
-            self._journal.note(event)
-
-    def settle(self) -> None:
-        """Hand events that were noted to the store now."""
-        self._journal.settle()
+            self.journal.note(event)
 
     def find(self, tasks: Sequence[str]) -> None:
         """Look tasks up, a few at a time: a peer may ask for many."""
@@ -383,14 +379,13 @@ class PeerEffects:
     _info: AgentInfo
     _inbox: Inbox
     _node: Node
-    _links: PeerLinks
-    _members: Members
+    links: PeerLinks
+    members: Members
     _bus: MqttBus | None
     _bus_peers: BusPeers
     _waker: Waker
 
     def wake(self, action: actions.WakePeer) -> None:
-        """Wake a machine."""
         peer = self._node.membership.get(action.node)
         if peer is not None:
             self._waker.wake(peer.profile)
@@ -407,7 +402,7 @@ class PeerEffects:
             return
         if isinstance(message, ADVICE):
             self._info.counters[metrics.ADVICE_OVER_PEER_LINK] += 1
-        self._links.send(dst, message)
+        self.links.send(dst, message)
 
     def announce(self, action: actions.Announce) -> None:
         """Tell all peers: over MQTT those that are there, over the peer link the others."""
@@ -421,25 +416,13 @@ class PeerEffects:
         for peer in self._node.membership:
             node = peer.identity.node
             if not is_published or node not in self._bus_peers:
-                self._links.send(node, message)
-
-    def gossip(self, action: actions.SendGossip) -> None:
-        """Send one datagram."""
-        self._members.send(action)
-
-    def dial(self, action: actions.Dial) -> None:
-        """Connect to a peer."""
-        self._links.connect(action.identity)
-
-    def dial_address(self, action: actions.DialAddress) -> None:
-        """Connect to whoever is at an address."""
-        self._links.dial(action.address)
+                self.links.send(node, message)
 
     def forget(self, action: actions.ForgetPeer) -> None:
         """Close the link to a peer, and look for it no more after a restart either."""
-        self._links.forget(action.node)
+        self.links.forget(action.node)
         self._bus_peers.forget(action.node)
-        self._members.changed()
+        self.members.changed()
 
 
 @dataclass(eq=False, repr=False)
@@ -528,28 +511,24 @@ class TaskEffects:
     """Effects on the processes of this node and on their files."""
 
     _starter: TaskStarter
-    _launcher: LauncherLink
+    launcher: LauncherLink
     _stdin: StdinForwarding
     _fetches: StdinFetches
     _spool: Spool
     _output: TaskOutputs
-    _gpus: Gpus
+    gpus: Gpus
     _files: AttemptFiles
-    _environments: Environments
+    environments: Environments
     _mps: MpsDaemons
     _settler: ExitSettler
     _background: BackgroundTasks
-
-    def resume(self) -> None:
-        """Let the launcher carry on: the core knows what it has."""
-        self._launcher.resume()
 
     def adopt(self, knows: Callable[[str], bool], *, is_first: bool) -> None:
         """Go on feeding what runs, after a launcher was listed; ``is_first``: this agent has just been started; knows: true of
         the attempts that there are."""
         if is_first:
             self._files.keep_only(knows)
-            self._environments.keep_only(knows)
+            self.environments.keep_only(knows)
         self._stdin.adopt(is_first=is_first)
 
     def spawn(self, action: actions.SpawnTask) -> None:
@@ -560,16 +539,16 @@ class TaskEffects:
         elif action.devices and self._mps.is_awaited(action.key):
             self._background.start(self._start_mps(action))
         elif self._starter.start(action) and action.devices:
-            self._gpus.wake()
+            self.gpus.wake()
 
     def _are_staged(self, action: actions.SpawnTask) -> bool:
         has_files = action.spec.files is None or self._files.is_ready(action.key)
-        return has_files and self._environments.is_ready(action)
+        return has_files and self.environments.is_ready(action)
 
     async def _stage_own(self, action: actions.SpawnTask) -> None:
         """Start a task of this home when its files and its environment are in place."""
         try:
-            await self._environments.stage_own(action)
+            await self.environments.stage_own(action)
         except (PeerloadError, OSError, TimeoutError) as error:
             self._settler.not_started(action.key, "environment" if isinstance(error, BuildFailed) else "staging", error)
         except asyncio.CancelledError:
@@ -585,18 +564,14 @@ class TaskEffects:
         else:
             self.spawn(action)
 
-    def stage(self, action: actions.StageFiles) -> None:
-        """Bring the files and the environment of an offered attempt here."""
-        self._environments.offered(action)
-
     def forget(self, action: actions.ForgetTask) -> None:
         """Forget an attempt that has ended."""
-        self._launcher.forget(action.key)
+        self.launcher.forget(action.key)
         self._fetches.end(action.key)
         if action.output:
             self._spool.drop(action.key)
         self._files.forget(action.key)
-        self._environments.forget(action.key)
+        self.environments.forget(action.key)
 
     def dropped(self, row: Row) -> None:
         """End the outputs of attempts that are gone from here by this row."""
@@ -605,29 +580,17 @@ class TaskEffects:
 
     def signal(self, action: actions.SignalTask) -> None:
         """Send a signal to the processes of an attempt."""
-        if self._environments.ended_early(action.key) or self._files.ended_early(action.key):
+        if self.environments.ended_early(action.key) or self._files.ended_early(action.key):
             reason = f"signal {action.signal} while its files were put in place"
             self._settler.settle(events.TaskEnded(action.key, Exit(128 + action.signal, action.signal, reason)))
             return
         self._output.backpressure.signalled(action.key, action.signal)
-        self._launcher.signal(action.key, action.signal)
-
-    def set_lease(self, action: actions.SetLease) -> None:
-        """Let an attempt run until then."""
-        self._launcher.set_lease(action.key, action.deadline_s, action.ts)
-
-    def evict(self, action: actions.EvictTask) -> None:
-        """End an attempt for the sake of its node."""
-        self._launcher.evict(action.key, action.reason)
-
-    def look_at_devices(self) -> None:
-        """Measure the GPUs now."""
-        self._gpus.look()
+        self.launcher.signal(action.key, action.signal)
 
     async def close(self) -> None:
         """End background work; staging goes on with the next start of its attempt."""
         await self._background.close()
-        await self._environments.close()
+        await self.environments.close()
         self._mps.close()
         await self._files.close()
 
@@ -696,7 +659,7 @@ class ResultEffects:
         if not error and action.files:
             error, event = await self._files.bring_home(node, action)
         if error:
-            self._clients.waits(action.task, error)
+            self._clients.watches.delayed(action.task, error)
         self._inbox.put(msgspec.structs.replace(event, error=error, missing=missing))
 
     async def close(self) -> None:

@@ -158,7 +158,7 @@ def claim(store: str, state: Path) -> socket.socket:
     return held
 
 
-def end_strange_launcher(store: str, launcher: Path) -> bool:
+def end_foreign_launcher(store: str, launcher: Path) -> bool:
     """End a launcher that runs tasks for this database and belongs to another directory (this directory was copied,
     or put back from a copy, while tasks ran), with its tasks: no agent here knows them. → whether there was one.
     Blocks; raises StoreError if it does not end."""

@@ -184,7 +184,6 @@ class RunState:
         await self._stopping.wait()
 
     def stop(self, ending: Ending = Ending.STOP) -> None:
-        """Begin to stop."""
         self._endings.add(ending)
         self._stopping.set()
 
@@ -278,7 +277,6 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begin this work."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

@@ -22,6 +22,7 @@ import msgspec
 
 from peerload import notification
 from peerload.energy.price import read_prices
+from peerload.launcher.protocol import MPS_CONTROL
 from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, CpusSettings, EnergySettings, GpuConfig, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
@@ -165,10 +166,6 @@ def _choices(key: str) -> str:
     return f"it may be {' or '.join(map(str, kind.values))}" if isinstance(kind, msgspec.inspect.LiteralType) else ""
 
 
-MPS_CONTROL = "nvidia-cuda-mps-control"
-"""The program of NVIDIA's driver that starts the daemon of MPS, and commands it."""
-
-
 def gpu_config(settings: GpuSettings, *, users: str | dict[str, str] | None = None) -> GpuConfig:
     """Core configuration of the table `[gpu]`. users: the setting of that name in system mode. Raises ConfigError."""
     return GpuConfig(
@@ -294,7 +291,7 @@ def configured_devices(config: Sequence[DeviceConfig]) -> tuple[Device, ...]:
 
 
 FILE_BYTES_MAX = 1 << 20
-FLAT_TABLES = {"load": LoadSettings, "energy": EnergySettings, "cpus": CpusSettings}
+FLAT_TABLES = {"gpu": GpuSettings, "load": LoadSettings, "energy": EnergySettings, "cpus": CpusSettings}
 _LINE = re.compile(r"at line (\d+)")
 
 
@@ -343,12 +340,8 @@ def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
         if key not in KEYS:
             yield unknown(key, "here")
             continue
-        if key == "gpu" and isinstance(value, dict):
-            yield from _of_gpus(value)
-            continue
-        fields = FLAT_TABLES[key].__struct_fields__ if key in FLAT_TABLES and isinstance(value, dict) else None
-        if fields and (strange := value.keys() - fields):
-            yield ConfigError(f"{key}.{min(strange)}", "no such setting", hint=f"there are: {', '.join(fields)}")
+        if key in FLAT_TABLES and isinstance(value, dict):
+            yield from _of_table(key, value)
             continue
         try:
             converted = converted_value(key, value, "here")
@@ -357,17 +350,28 @@ def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
             yield error
 
 
-def _of_gpus(table: dict[str, Any]) -> Iterator[ConfigError]:
+def _of_table(name: str, table: dict[str, Any]) -> Iterator[ConfigError]:
+    """The mistakes of a table: of each setting by itself, and of those that need each other."""
+    fields = FLAT_TABLES[name].__struct_fields__
+    good: dict[str, Any] = {}
     for key, value in table.items():
+        if key not in fields:
+            yield ConfigError(f"{name}.{key}", "no such setting", hint=f"there are: {', '.join(fields)}")
+            continue
         try:
-            gpu_config(converted_value("gpu", {key: value}, "here"))
+            converted = converted_value(name, {key: value}, "here")
+            if name == "gpu":
+                gpu_config(converted)
+            elif key == "price_file" and value:
+                load_prices(Path(value))
+            good[key] = value
         except ConfigError as error:
-            if key not in GpuSettings.__struct_fields__:
-                yield ConfigError(
-                    f"gpu.{key}", "no such setting", hint=f"there are: {', '.join(GpuSettings.__struct_fields__)}"
-                )
-            else:
-                yield error if error.key.startswith("gpu.") else ConfigError(f"gpu.{key}", error.says, why=error.why)
+            yield error if error.key.startswith(f"{name}.") else ConfigError(f"{name}.{key}", error.says, why=error.why)
+    if name == "energy" and ("suspend_cmd" in good or "suspend_cmd" not in table):
+        try:
+            sleep_after_s(converted_value(name, good, "here"))
+        except ConfigError as error:
+            yield error
 
 
 def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's own type
@@ -382,8 +386,6 @@ def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's 
     }
     if key == "device":
         configured_devices(value)
-    elif key == "energy" and value.price_file:
-        load_prices(Path(value.price_file))
     elif key in each:
         for one in value if isinstance(value, tuple) else (value,):
             each[key](one)

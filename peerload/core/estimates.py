@@ -22,6 +22,8 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.model.bounded import BoundedDict
 from peerload.model.resources import MIB
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
@@ -282,14 +284,11 @@ class BacklogEstimate:
             self._unknown += command.count
 
 
-class _Waiting:
+class _Waiting(msgspec.Struct):
     """Waiting tasks of one command line, and their expected duration (0 = not known)."""
 
-    __slots__ = ("count", "expected_s")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.expected_s = 0.0
+    count: int = 0
+    expected_s: float = 0.0
 
 
 MARGIN, MARGIN_BYTES = 1.10, 256 * MIB

@@ -254,7 +254,6 @@ _ELSEWHERE = (HomePhase.AWAY, HomePhase.COLLECTING, HomePhase.UNKNOWN)
 
 
 def drained_reason(reason: str) -> str:
-    """The reason of a drained node."""
     return f'drained: "{reason}"' if reason else "drained"
 
 

@@ -210,7 +210,7 @@ class Node:
             case events.DevicesFound():
                 self.own_profile.set_devices(event.devices)
                 self.sharing.information.announce()
-                self.dispatch.judge_again()
+                self.dispatch.reevaluate_waiting()
                 self.executor.give_unrunnable_back()
             case events.PeerMet():
                 self._met(event, told_by_itself=not event.retained)

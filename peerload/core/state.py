@@ -73,7 +73,6 @@ class CoreState:
 
     @property
     def node(self) -> str:
-        """This node's name."""
         return self.identity.node
 
     @property
@@ -119,14 +118,13 @@ class CoreState:
         self.counts[name] = self.counts.get(name, 0) + by
 
     def send(self, dst: str, message: Membership | Advice | Ownership) -> None:
-        """Send a message to a peer."""
         self.actions.append(Send(dst, message))
 
     def persist(self, *rows: Row) -> None:
         """Make rows durable; what is sent after this waits until they are."""
         self.actions.append(Persist(rows))
 
-    def outdo(self, incarnation: int, *, is_copy: bool) -> None:
+    def advance_incarnation(self, incarnation: int, *, is_copy: bool) -> None:
         """Count as a later run than that one. is_copy: it was a run of this very database, which does not know of it: what was
         promised since is missing here, so that promises are made under another id from now on, for good."""
         self.identity = msgspec.structs.replace(self.identity, incarnation=incarnation + 1)
@@ -162,7 +160,6 @@ class CoreState:
             self.set_timer_in(max(min(left_s, limit_s), 0.0), timers.TimeLimit(key))
 
     def clear_timer(self, timer: Timer) -> None:
-        """Clear a timer."""
         self.actions.append(ClearTimer(timer))
 
 

@@ -78,7 +78,6 @@ def validate_tasks(home: Home, runs: RunningTasks, node: str) -> None:
 
 
 def validate_groups(groups: TaskGroups, home: Home) -> None:
-    """Groups of tasks of this home."""
     for group in groups:
         for task in group.members.values():
             _hold(task, home.tasks.get(task.uid) is task, "it is over, and its group still has it")

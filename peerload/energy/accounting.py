@@ -34,8 +34,8 @@ DRIFT_S = 600.0
 DRIFT_EVERY_S = 10.0
 
 
-class Counted(NamedTuple):
-    """Joules since the reading before, and for how long of that time nothing is known."""
+class EnergyDelta(NamedTuple):
+    """Joules since the reading before, and seconds of that time of which nothing is known."""
 
     joules: float = 0.0
     gap_s: float = 0.0
@@ -47,25 +47,25 @@ class Counter(msgspec.Struct):
     value_j: float | None = None
     at_s: float = 0.0
 
-    def take(self, at_s: float, value_j: float | None, range_j: float = 0.0, tdp_w: float = 0.0) -> Counted:
+    def take(self, at_s: float, value_j: float | None, range_j: float = 0.0, tdp_w: float = 0.0) -> EnergyDelta:
         """Take a reading. value_j: None where it cannot be read, which the next one makes up for; range_j: it wraps
         there, 0 = never; tdp_w: rated power, 0 = not known."""
         if value_j is None or not math.isfinite(value_j) or value_j < 0:
-            return Counted()
+            return EnergyDelta()
         before_j, passed_s = self.value_j, at_s - self.at_s
         self.value_j, self.at_s = value_j, at_s
         if before_j is None or passed_s <= 0:
-            return Counted()
+            return EnergyDelta()
         joules = value_j - before_j
         if joules < 0:
             if not before_j < range_j:  # it has no end, or another one by now: it began anew
-                return Counted(gap_s=passed_s)
+                return EnergyDelta(gap_s=passed_s)
             joules += range_j
         rated_w = tdp_w or WATTS_MAX
         may_have_wrapped_again = range_j > 0 and joules + range_j <= rated_w * passed_s
         if may_have_wrapped_again or joules > JUMP_TDPS * rated_w * passed_s:
-            return Counted(gap_s=passed_s)
-        return Counted(joules)
+            return EnergyDelta(gap_s=passed_s)
+        return EnergyDelta(joules)
 
 
 class Integral(msgspec.Struct):
@@ -82,10 +82,10 @@ class Integral(msgspec.Struct):
         self._advance(at_s)
         self.watts, self.read_s = watts, at_s
 
-    def take(self, at_s: float) -> Counted:
+    def take(self, at_s: float) -> EnergyDelta:
         """Joules since this was last asked."""
         self._advance(at_s)
-        told = Counted(self.joules, self.gap_s)
+        told = EnergyDelta(self.joules, self.gap_s)
         self.joules = self.gap_s = 0.0
         return told
 
@@ -141,8 +141,8 @@ ENDED_KEPT_MAX = 256
 JOULES_PER_WH = 3600.0
 
 
-class Part(NamedTuple):
-    """Joules of one part of the machine in a window. used: processor seconds of each attempt, or its share of a device;
+class DomainEnergy(NamedTuple):
+    """Joules of one power domain (the host, or a GPU) in a window. used: processor seconds of each attempt, or its share of a device;
     busy: of everybody; idle_w: what it draws anyway; gap_s: for so long nothing is known."""
 
     scope: str
@@ -197,7 +197,7 @@ class TaskEnergy(msgspec.Struct, omit_defaults=True):
     is_known: bool = False
 
 
-class Book(msgspec.Struct):
+class EnergyAccount(msgspec.Struct):
     """Account of one node, which is kept as it is over restarts. rate: joules for a processor second in the last window;
     owed: processor seconds of ended attempts that no window has had."""
 
@@ -221,37 +221,37 @@ class Book(msgspec.Struct):
         return used
 
     def window(
-        self, at_s: float, wall_at: float, seconds: float, parts: Sequence[Part], running: Collection[str]
+        self, at_s: float, wall_at: float, seconds: float, domains: Sequence[DomainEnergy], running: Collection[str]
     ) -> Totals:
-        """Divide the joules of a window that ends now. The first part is the host's."""
-        total = Totals(wall_at - seconds, wall_at, scope="+".join(part.scope for part in parts))
-        total.source = "+".join(dict.fromkeys(part.source for part in parts))
-        total.quality = Quality.worst(tuple(part.quality for part in parts))
+        """Divide the joules of a window that ends now. The first domain is the host's."""
+        total = Totals(wall_at - seconds, wall_at, scope="+".join(domain.scope for domain in domains))
+        total.source = "+".join(dict.fromkeys(domain.source for domain in domains))
+        total.quality = Quality.worst(tuple(domain.quality for domain in domains))
         for task in self.tasks.values():
             task.device_w = 0.0
-        for number, part in enumerate(parts):
-            known_s = part.known_s(seconds)
-            idle_j = min(part.idle_w * known_s, part.joules)
-            dynamic_j, everybody = part.joules - idle_j, max(part.busy, sum(part.used.values()))
+        for number, domain in enumerate(domains):
+            known_s = domain.known_s(seconds)
+            idle_j = min(domain.idle_w * known_s, domain.joules)
+            dynamic_j, everybody = domain.joules - idle_j, max(domain.busy, sum(domain.used.values()))
             tasks_j = 0.0
-            for key, used in part.used.items():
+            for key, used in domain.used.items():
                 joules = dynamic_j * used / everybody if everybody > 0 else 0.0
                 tasks_j += joules
                 one = self.tasks.get(key)
                 if one is not None and known_s > 0:
                     one.joules += joules
                     one.is_known = True
-                    one.scope = joined(one.scope, part.scope)
-                    one.quality = Quality.worst((one.quality, part.quality))
+                    one.scope = joined(one.scope, domain.scope)
+                    one.quality = Quality.worst((one.quality, domain.quality))
                     if number:
                         one.device_w += joules / known_s
-            total.joules += part.joules
+            total.joules += domain.joules
             total.tasks_joules += tasks_j
             total.idle_joules += idle_j
             total.other_joules += dynamic_j - tasks_j
-            total.gap_s = max(total.gap_s, part.gap_s)
-            if not number and known_s > 0 and part.busy > 0:
-                self.rate, self.scope, self.quality = dynamic_j / everybody, part.scope, part.quality
+            total.gap_s = max(total.gap_s, domain.gap_s)
+            if not number and known_s > 0 and domain.busy > 0:
+                self.rate, self.scope, self.quality = dynamic_j / everybody, domain.scope, domain.quality
         self.at_s = at_s
         self.tasks = {key: task for key, task in self.tasks.items() if key in running}
         return total

@@ -13,7 +13,7 @@ import msgpack
 
 from peerload.files import tree
 from peerload.files.manifest import FILES_MAX, FileEntry, Manifest, digest_of, encode
-from peerload.files.tree import DIRECTORY, Parents
+from peerload.files.tree import DIRECTORY, DirfdCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,6 @@ class Ask(Protocol):
     """Makes a request `files` → the reply. Raises PeerloadError."""
 
     def __call__(self, **fields: object) -> dict[str, Any]:
-        """Make it."""
         raise NotImplementedError
 
 
@@ -153,7 +152,7 @@ def _read(base: int, found: Iterable[tree.Found], known: _Known, sender: _Sender
     files: list[FileEntry] = []
     links: list[tuple[str, str]] = []
     directories: list[str] = []
-    parents = Parents(base, makes=False)
+    parents = DirfdCache(base, makes=False)
     for item in found:
         if item.status is None:
             directories.append(item.path)

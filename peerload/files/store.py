@@ -7,7 +7,6 @@ may be removed, the manifest that was used least recently first: a pack without 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
 import os
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from peerload.files.manifest import Root, decode, decode_root, digest_of
 from peerload.files.tree import punch_hole, sync_file_system
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import StagingFailed, StoreError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class BlockStore:
         self._size_bytes = int(self._database.execute("SELECT coalesce(sum(size), 0) FROM blocks").fetchone()[0])
         self._pack = self._remove_unnamed()
         self._is_dirty = False
-        self._fresh: collections.OrderedDict[int, tuple[float, int]] = collections.OrderedDict()
+        self._fresh: BoundedDict[int, tuple[float, int]] = BoundedDict(FRESH_MAX)
 
     def _opened(self) -> sqlite3.Connection:
         path = self._directory / "index.db"
@@ -185,8 +185,6 @@ class BlockStore:
                     raise NoRoom("files of tasks cannot be kept", why=str(error)) from None
                 raise
             self._fresh[pack] = time.monotonic() + FRESH_S, changed_ns
-            if len(self._fresh) > FRESH_MAX:
-                self._fresh.popitem(last=False)
             if named < len(rows):
                 self._size_bytes -= start - sum(
                     size for (size,) in self._execute("SELECT size FROM blocks WHERE pack = ?", (pack,))
@@ -414,6 +412,5 @@ class BlockStore:
             return StoreUsage(self._size_bytes, self.limit_bytes, blocks, [(i, s, c, at) for i, s, c, at in rows])
 
     def close(self) -> None:
-        """Close the database."""
         with self._lock:
             self._database.close()

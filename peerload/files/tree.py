@@ -66,9 +66,9 @@ def make_directories(directory: int, path: str, mode: int = 0o777) -> int:
             os.close(parent)
 
 
-class Parents:
-    """The directory of the last file beneath an open one, kept open: files come sorted, so that the next one mostly lies there,
-    too. makes: directories that are not there are made."""
+class DirfdCache:
+    """Cache of one directory descriptor: the directory of the last file beneath ``base`` stays open, since files come sorted and
+    the next one mostly lies there, too. makes: directories that are not there are made."""
 
     def __init__(self, base: int, *, makes: bool = True) -> None:
         self._base = base
@@ -90,7 +90,6 @@ class Parents:
         return self._fd, name
 
     def close(self) -> None:
-        """Close the directory."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._path = -1, None
@@ -269,7 +268,7 @@ def largest(found: Iterable[Found], count: int = 3) -> list[Found]:
 
 
 def read_file(
-    parents: Parents, path: str, take: Callable[[bytes], bytes], *, by_content: bool = False
+    parents: DirfdCache, path: str, take: Callable[[bytes], bytes], *, by_content: bool = False
 ) -> tuple[FileEntry, os.stat_result]:
     """Read one file → its entry, and its status then. ``take(block)`` gives the digest of a block. by_content: a large file is
     cut where its content says so: after a change in its middle most blocks are as before. Raises StagingFailed if it changes
@@ -406,7 +405,7 @@ def changed(
             raise StagingFailed(f"the output {glob} is not there", why="the task has not made it")
     check_size(found)
     files = []
-    parents = Parents(base, makes=False)
+    parents = DirfdCache(base, makes=False)
     for item in found:
         if item.target or item.status is None:
             continue

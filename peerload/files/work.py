@@ -23,7 +23,7 @@ from peerload.files.tree import (
     DIRECTORY,
     KEPT_BESIDE,
     PART_PREFIX,
-    Parents,
+    DirfdCache,
     literal_directory,
     make_directories,
     open_beneath,
@@ -64,7 +64,7 @@ def make_tree(
     """Make a tree in a fresh directory, and the directories that the globs of outputs name. Files have the dates that they
     had; links come last, so that no file is written through one. Raises StagingFailed, OSError, and what ``read`` raises."""
     base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
-    parents = Parents(base)
+    parents = DirfdCache(base)
     path = ""
     try:
         for path in (*manifest.directories, *filter(None, map(literal_directory, globs))):
@@ -115,8 +115,8 @@ def _write(parent: int, name: str, entry: FileEntry, contents: Iterator[bytes], 
         os.close(fd)
 
 
-class Homecoming:
-    """Outputs of one task on their way to the directory of its user.
+class OutputMerge:
+    """Merge of the outputs of one task into the directory of its user.
 
     A file at home that is as it was at submit (``before``), or as this task has left it (``own``: digests by path), is
     replaced. One that was changed since stays, and the task's is kept beside it as ``name.peerload-<id>``.
@@ -138,7 +138,7 @@ class Homecoming:
             base = os.open(self._directory, DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise StagingFailed(f"outputs cannot be written to {shown}", why=str(error.strerror)) from None
-        parents = Parents(base)
+        parents = DirfdCache(base)
         path = ""
         try:
             for entry in manifest.files:
@@ -275,14 +275,14 @@ def place(
     mark: str,
 ) -> tuple[list[str], dict[str, bytes]]:
     """Place the outputs of a task among what its user has → the paths of those that are kept beside another, and what this task
-    has placed so far, as `Homecoming` has it. Raises StagingFailed, OSError."""
+    has placed so far, as `OutputMerge` has it. Raises StagingFailed, OSError."""
     try:
         known = manifests.decode(before, blocks.read)
     except StagingFailed:  # it is not kept any more: then nothing at home counts as unchanged
         known = Manifest()
-    coming = Homecoming(directory, known, own, since=since, mark=mark)
-    coming.place(manifests.decode(outputs, blocks.read), blocks.read_some)
-    return coming.conflicts, own
+    merge = OutputMerge(directory, known, own, since=since, mark=mark)
+    merge.place(manifests.decode(outputs, blocks.read), blocks.read_some)
+    return merge.conflicts, own
 
 
 def prepare(directory: bytes, blocks: BlockAccess, manifest: bytes, modules: dict[str, str]) -> None:

@@ -22,94 +22,109 @@ import os
 import signal
 import time
 
+from peerload.launcher.protocol import Message
 from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Protocol
 
-    class Units(Protocol):
-        """The interface of a containment backend. ``key`` names the attempt."""
 
-        name: str
-        unenforced: tuple[str, ...]
-        is_proc_scan: bool
-        root: str
-        """Directory of the units; "" if there is none."""
+class Units:
+    """Base of the containment backends. ``key`` names the attempt."""
 
-        def orphans(self) -> set[int]:
-            """Children of the launcher, where orphans are reparented to it."""
+    name: str
+    unenforced: tuple[str, ...]
+    is_proc_scan = False
+    root = ""
+    """Directory of the units; "" if there is none."""
 
-        def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", forks: bool = False) -> None:
-            """Put what the launcher starts from here on into the unit of this key, from its first instruction on.
-            is_fresh: the unit is not reused from, nor for, another task. inside: it is a part of that unit, where units
-            can have parts. forks: it is started by `fork`, where there is one. Raises OSError if there can be no such unit, or there is one already."""
+    def orphans(self) -> set[int]:
+        """Children of the launcher, where orphans are reparented to it."""
+        return set()
 
-        def leave(self) -> None:
-            """End what `enter` began."""
+    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", forks: bool = False) -> None:
+        """Put what the launcher starts from here on into the unit of this key, from its first instruction on.
+        is_fresh: the unit is not reused from, nor for, another task. inside: it is a part of that unit, where units
+        can have parts. forks: it is started by `fork`, where there is one. Raises OSError if there can be no such unit, or there is one already."""
 
-        def leader_started(self, key: str, pid: int, start: int) -> None:
-            """Note the leader of the session, and its start (clock ticks since boot; 0 unless `is_proc_scan`)."""
+    def leave(self) -> None:
+        """End what `enter` began."""
 
-        def freeze(self, key: str) -> None:
-            """Stop the execution of all its processes, and of those that they fork, until `thaw`."""
+    def leader_started(self, key: str, pid: int, start: int) -> None:
+        """Note the leader of the session, and its start (clock ticks since boot; 0 unless `is_proc_scan`)."""
 
-        def refreeze(self, keys: list[str]) -> None:
-            """Freeze again what a user has thawed of these; for backends where that is possible."""
+    def freeze(self, key: str) -> None:
+        """Stop the execution of all its processes, and of those that they fork, until `thaw`."""
+        raise NotImplementedError
 
-        def thaw(self, key: str) -> None:
-            """Resume all its processes."""
+    def refreeze(self, keys: list[str]) -> None:
+        """Freeze again what a user has thawed of these; for backends where that is possible."""
 
-        def kill(self, key: str) -> None:
-            """SIGKILL to all of it, frozen or not. To be repeated until `close` returns True."""
+    def thaw(self, key: str) -> None:
+        """Resume all its processes."""
+        raise NotImplementedError
 
-        def processes(self, key: str) -> list[int]:
-            """Pids of its live processes."""
+    def kill(self, key: str) -> None:
+        """SIGKILL to all of it, frozen or not. To be repeated until `close` returns True."""
+        raise NotImplementedError
 
-        def processes_of(self, keys: list[str]) -> dict[str, list[int]]:
-            """Pids of several units, cheaply: hidden processes may be missing, and some may have ended."""
+    def processes(self, key: str) -> list[int]:
+        """Pids of its live processes."""
+        raise NotImplementedError
 
-        def cpu_s(self, key: str) -> float:
-            """Processor seconds of all its processes, ended ones too; -1 if they are not counted together."""
+    def processes_of(self, keys: list[str]) -> dict[str, list[int]]:
+        """Pids of several units, cheaply: hidden processes may be missing, and some may have ended."""
+        return {key: self.processes(key) for key in keys}
 
-        def close(self, key: str) -> bool:
-            """Remove the unit of an ended leader that is not reaped yet. → True if no process was left; else those left
-            are being killed, and it has to be called again."""
+    def cpu_s(self, key: str) -> float:  # noqa: ARG002 -- as `Cgroup2` has it
+        """Processor seconds of all its processes, ended ones too; -1 if they are not counted together."""
+        return -1.0
 
-        def remove(self) -> None:
-            """Remove the root; no unit is left."""
+    def close(self, key: str) -> bool:
+        """Remove the unit of an ended leader that is not reaped yet. → True if no process was left; else those left
+        are being killed, and it has to be called again."""
+        raise NotImplementedError
 
-    class MemoryLimits(Protocol):
-        """The interface of a backend. ``key`` names the attempt; a ``limit_bytes`` of 0 is no limit."""
+    def remove(self) -> None:
+        """Remove the root; no unit is left."""
 
-        name: str
-        unenforced: tuple[str, ...]
-        root: str
-        """Directory of its cgroups; "" if it makes none."""
 
-        def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
-            """Count what the launcher starts from here on for this key, whose unit is entered. inside: count it for
-            that key as well. Raises OSError."""
+class MemoryLimits:
+    """Base of the backends. ``key`` names the attempt; a ``limit_bytes`` of 0 is no limit."""
 
-        def leave(self) -> None:
-            """End what `enter` began."""
+    name: str
+    unenforced: tuple[str, ...] = ()
+    root = ""
+    """Directory of its cgroups; "" if it makes none."""
 
-        def limit(self, key: str, pid: int, limit_bytes: int) -> bool:
-            """Set the limit for a running process and its descendants. → False if it has more already and has to be
-            killed."""
+    def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
+        """Count what the launcher starts from here on for this key, whose unit is entered. inside: count it for
+        that key as well. Raises OSError."""
+        raise NotImplementedError
 
-        def is_out_of_memory(self, key: str) -> bool:
-            """True if a process of it was killed for want of memory, so that the others have to be."""
+    def leave(self) -> None:
+        """End what `enter` began."""
 
-        def used(self, key: str) -> MemoryUse:
-            """Memory use of a task whose leader has ended; before its unit is closed."""
+    def limit(self, key: str, pid: int, limit_bytes: int) -> bool:
+        """Set the limit for a running process and its descendants. → False if it has more already and has to be
+        killed."""
+        raise NotImplementedError
 
-        def close(self, key: str) -> None:
-            """Forget the task."""
+    def is_out_of_memory(self, key: str) -> bool:  # noqa: ARG002 -- as `Cgroup1Memory` has it
+        """True if a process of it was killed for want of memory, so that the others have to be."""
+        return False
 
-        def remove(self) -> None:
-            """Remove what is left; there are no tasks."""
+    def used(self, key: str) -> MemoryUse:
+        """Memory use of a task whose leader has ended; before its unit is closed."""
+        raise NotImplementedError
+
+    def close(self, key: str) -> None:
+        """Forget the task."""
+        raise NotImplementedError
+
+    def remove(self) -> None:
+        """Remove what is left; there are no tasks."""
 
 
 PREFIX = "peerload-"
@@ -191,7 +206,7 @@ _OUTSIDE = (
 )
 
 
-class Cgroup2:
+class Cgroup2(Units):
     """`Units` of the unified hierarchy: cgroup.freeze (Linux 5.2) and, where there is one, cgroup.kill (5.14). Raises OSError where
     this does not work.
 
@@ -202,7 +217,6 @@ class Cgroup2:
     """
 
     name = "cgroup2"
-    is_proc_scan = False
     has_memory = False
     unenforced: tuple[str, ...] = (_OUTSIDE,)
 
@@ -291,10 +305,6 @@ class Cgroup2:
         assert self._clone is not None
         return self._clone(self._birthplace)
 
-    def orphans(self) -> set[int]:
-        """See `Units`. Orphans go to the reaper they went to before."""
-        return set()
-
     def path(self, key: str) -> str:
         """The directory of this unit. Raises KeyError if there is none."""
         return self._paths[key]
@@ -370,26 +380,17 @@ class Cgroup2:
         return int(words[1]) / 1e6 if words[:1] == [b"usage_usec"] else -1.0
 
     def leave(self) -> None:
-        """See `Units`."""
         if self._birthplace >= 0:
             os.close(self._birthplace)
             self._birthplace = -1
         else:
             os.write(self._home, b"0")
 
-    def leader_started(self, key: str, pid: int, start: int) -> None:
-        """See `Units`. The kernel knows."""
-
     def freeze(self, key: str) -> None:
-        """See `Units`."""
         self._frozen.add(key)
         _set_frozen(self._paths[key], is_frozen=True)
 
-    def refreeze(self, keys: list[str]) -> None:
-        """See `Units`. Nobody else thaws them."""
-
     def thaw(self, key: str) -> None:
-        """See `Units`."""
         self._frozen.discard(key)
         _set_frozen(self._paths[key], is_frozen=False)
 
@@ -400,12 +401,7 @@ class Cgroup2:
         kill_cgroup(self._paths[key])
 
     def processes(self, key: str) -> list[int]:
-        """See `Units`."""
         return processes_below(self._paths[key])
-
-    def processes_of(self, keys: list[str]) -> dict[str, list[int]]:
-        """See `Units`. The kernel knows them all."""
-        return {key: self.processes(key) for key in keys}
 
     def cpu_s(self, key: str) -> float:
         """See `Units`. What the directory was used for before does not count."""
@@ -413,7 +409,6 @@ class Cgroup2:
         return counted_s - self._used_before.get(key, 0.0) if counted_s >= 0 else -1.0
 
     def close(self, key: str) -> bool:
-        """See `Units`."""
         path = self._paths.get(key)
         if path is None:
             return True
@@ -435,7 +430,6 @@ class Cgroup2:
         return True
 
     def remove(self) -> None:
-        """See `Units`."""
         if not removed_all(self.root):
             log_line(f"cannot remove cgroup: {self.root}")
 
@@ -586,36 +580,23 @@ SLACK_BYTES = 4 << 20
 TRIAL_BYTES = 64 << 20
 
 
-class MemoryUse:
+class MemoryUse(Message):
     """Memory use of an ended task. limit_bytes: 0 = none. peak_bytes: the most that all of it had at once, 0 = unknown.
     kills: processes killed for want of memory. is_own: for the task's own limit."""
 
-    __slots__ = ("is_own", "is_refused", "kills", "limit_bytes", "peak_bytes")
-
-    def __init__(
-        self,
-        limit_bytes: int = 0,
-        peak_bytes: int = 0,
-        kills: int = 0,
-        *,
-        is_own: bool = False,
-        is_refused: bool = False,
-    ) -> None:
-        self.limit_bytes = limit_bytes
-        self.peak_bytes = peak_bytes
-        self.kills = kills
-        self.is_own = is_own
-        self.is_refused = is_refused
-        """Nothing was killed: a process that wants more gets an error."""
+    limit_bytes: int = 0
+    peak_bytes: int = 0
+    kills: int = 0
+    is_own: bool = False
+    is_refused: bool = False
+    """Nothing was killed: a process that wants more gets an error."""
 
 
-class Cgroup2Memory:
+class Cgroup2Memory(MemoryLimits):
     """Limits of the units themselves, in cgroups of version 2. A unit with a limit is used once, since its peak cannot
     be reset."""
 
     name = Cgroup2.name
-    unenforced: tuple[str, ...] = ()
-    root = ""
 
     def __init__(self, units: Cgroup2) -> None:
         self._units = units
@@ -624,9 +605,6 @@ class Cgroup2Memory:
     def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:  # noqa: ARG002 -- as the others have it
         """See `MemoryLimits`. Kills in a reused unit before this task do not count."""
         self._before[key] = limit_bytes, _count(self._units.path(key) + "/memory.events", b"oom_kill")
-
-    def leave(self) -> None:
-        """See `MemoryLimits`."""
 
     def limit(self, key: str, pid: int, limit_bytes: int) -> bool:  # noqa: ARG002 -- as the others have it
         """See `MemoryLimits`. The kernel kills a task that has more already."""
@@ -637,12 +615,7 @@ class Cgroup2Memory:
         write(path + "/memory.max", b"%d" % limit_bytes)
         return True
 
-    def is_out_of_memory(self, key: str) -> bool:  # noqa: ARG002 -- as the others have it
-        """See `MemoryLimits`. The kernel kills all of it."""
-        return False
-
     def used(self, key: str) -> MemoryUse:
-        """See `MemoryLimits`."""
         limit_bytes, before = self._before.get(key, (0, 0))
         path = self._units.path(key)
         kills = max(_count(path + "/memory.events", b"oom_kill") - before, 0)
@@ -656,15 +629,11 @@ class Cgroup2Memory:
         """See `MemoryLimits`. The unit is closed elsewhere."""
         self._before.pop(key, None)
 
-    def remove(self) -> None:
-        """See `MemoryLimits`."""
 
-
-class Cgroup1Memory:
+class Cgroup1Memory(MemoryLimits):
     """A cgroup of version 1 for each limited task. Raises OSError where that does not work."""
 
     name = "cgroup1"
-    unenforced: tuple[str, ...] = ()
 
     def __init__(self, own: str, root_name: str) -> None:
         self.root = f"{own}/{root_name}"
@@ -723,13 +692,11 @@ class Cgroup1Memory:
         write(path + "/cgroup.procs", b"0")
 
     def leave(self) -> None:
-        """See `MemoryLimits`."""
         if self._is_inside:
             os.write(self._home, b"0")
             self._is_inside = False
 
     def limit(self, key: str, pid: int, limit_bytes: int) -> bool:  # noqa: ARG002 -- as the others have it
-        """See `MemoryLimits`."""
         path = self._paths[key]
         try:
             write(path + "/memory.limit_in_bytes", b"%d" % limit_bytes)
@@ -749,7 +716,6 @@ class Cgroup1Memory:
         return key in self._over_limit or bool(path and _count(path + "/memory.oom_control", b"oom_kill"))
 
     def used(self, key: str) -> MemoryUse:
-        """See `MemoryLimits`."""
         path = self._paths.get(key, "")
         if not path:
             return MemoryUse()
@@ -767,18 +733,16 @@ class Cgroup1Memory:
             self._not_removed = [left for left in (*self._not_removed, path) if not removed_all(left)]
 
     def remove(self) -> None:
-        """See `MemoryLimits`."""
         if not removed_all(self.root):
             log_line(f"cannot remove cgroup: {self.root}")
 
 
-class RlimitMemory:
+class RlimitMemory(MemoryLimits):
     """RLIMIT_DATA of each process: its private writable memory, untouched pages too. A child inherits its parent's
     limit, so the launcher takes on the limit for a moment."""
 
     name = "rlimit"
-    root = ""
-    unenforced: tuple[str, ...] = (
+    unenforced = (
         "memory is limited for each process of a task by itself, not for the task; shared memory is not counted",
     )
 
@@ -802,7 +766,6 @@ class RlimitMemory:
         self._before = before
 
     def leave(self) -> None:
-        """See `MemoryLimits`."""
         if self._before is not None:
             self._resource.setrlimit(self._resource.RLIMIT_DATA, self._before)
             self._before = None
@@ -817,20 +780,11 @@ class RlimitMemory:
             log_line(f"task can raise its memory limit, it runs as another user: key={key}")
         return True
 
-    def is_out_of_memory(self, key: str) -> bool:  # noqa: ARG002 -- as the others have it
-        """See `MemoryLimits`. Nothing is killed."""
-        return False
-
     def used(self, key: str) -> MemoryUse:
-        """See `MemoryLimits`."""
         return MemoryUse(self._limits.get(key, 0), is_refused=True)
 
     def close(self, key: str) -> None:
-        """See `MemoryLimits`."""
         self._limits.pop(key, None)
-
-    def remove(self) -> None:
-        """See `MemoryLimits`."""
 
 
 def memory_limits(wanted: str, units: Units, root_name: str) -> MemoryLimits:

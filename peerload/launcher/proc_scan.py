@@ -15,7 +15,7 @@ import select
 import signal
 import time
 
-from peerload.launcher.containment import PREFIX, REPORT_S, kill_one, read
+from peerload.launcher.containment import PREFIX, REPORT_S, Units, kill_one, read
 from peerload.launcher.record_log import log_line, process_fields, process_start
 
 MARK = b"PEERLOAD_UNIT"
@@ -37,14 +37,13 @@ Table = dict[int, tuple[int, int, int, int, bool]]
 processes."""
 
 
-class ProcScan:
+class ProcScan(Units):
     """`Units` by scanning. run: the name of this run of the launcher, for the marks. own_children: pids of the
     launcher's children that are no tasks; whoever makes one adds it."""
 
     name = "bare"
     is_proc_scan = True
-    root = ""
-    unenforced: tuple[str, ...] = (
+    unenforced = (
         "a process that leaves its session, is left by its parent and clears its environment is ended with the last task only",
         "a frozen process can be thawed by its user (SIGCONT), for up to half a second",
         "a task sees that it was stopped and continued, and what it had stopped itself is continued too",
@@ -59,21 +58,13 @@ class ProcScan:
         _become_subreaper()
 
     def mark(self, key: str) -> bytes:
-        """The mark of this unit."""
         return unit_mark(self._run, key)
-
-    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", forks: bool = False) -> None:
-        """Nothing to do: the mark does it."""
-
-    def leave(self) -> None:
-        """Nothing to do."""
 
     def leader_started(self, key: str, pid: int, start: int) -> None:
         """See `Units`. The start distinguishes processes that have the same number in turn."""
         self._leaders[key] = (pid, start)
 
     def freeze(self, key: str) -> None:
-        """See `Units`."""
         stop_all(dict([self._leaders[key]]), {self.mark(key)})
 
     def refreeze(self, keys: list[str]) -> None:
@@ -89,17 +80,14 @@ class ProcScan:
                 kill_one(pid, signal.SIGSTOP)
 
     def thaw(self, key: str) -> None:
-        """See `Units`."""
         for member in self.processes(key):
             kill_one(member, signal.SIGCONT)
 
     def kill(self, key: str) -> None:
-        """See `Units`."""
         for member in stop_all(dict([self._leaders[key]]), {self.mark(key)}):
             kill_one(member)
 
     def processes(self, key: str) -> list[int]:
-        """See `Units`."""
         return sorted(members(process_table(), dict([self._leaders[key]]), {self.mark(key)}))
 
     def processes_of(self, keys: list[str]) -> dict[str, list[int]]:
@@ -115,10 +103,6 @@ class ProcScan:
             leaders |= {pid: process_start(pid) for pid, environment in orphans.items() if mark in environment + b"\0"}
             found[key] = sorted(members(table, leaders, set()))
         return found
-
-    def cpu_s(self, key: str) -> float:  # noqa: ARG002 -- as `Cgroup2` has it
-        """See `Units`. Nothing counts it."""
-        return -1.0
 
     def orphans(self) -> set[int]:
         """See `Units`. The leaders of tasks are among them."""
@@ -166,9 +150,6 @@ class ProcScan:
     def _forget(self, key: str) -> None:
         del self._leaders[key]
         self._unmarked_looks.pop(key, None)
-
-    def remove(self) -> None:
-        """Nothing to do."""
 
 
 def process_table() -> Table:
@@ -231,7 +212,6 @@ def stop_all(leaders: dict[int, int], marks: set[bytes]) -> set[int]:
 
 
 def unit_mark(run: bytes, key: str) -> bytes:
-    """The mark of a unit of this run of a launcher."""
     return run + b"/" + PREFIX.encode() + key.encode()
 
 

@@ -10,6 +10,7 @@ import itertools
 import os
 import select
 import signal
+import sys
 from typing import Any
 
 from peerload.launcher.protocol import LauncherProtocolError, StdinFed
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
         StdinRequest,
         UserRequest,
     )
+
+
+MPS_KEEPER = tuple(
+    os.fsencode(word) for word in (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "mps_keeper.py"))
+)
+"""Command of an MPS keeper; the path of the control program, the device and the owner follow."""
 
 
 class OwnCredentials:
@@ -123,12 +130,7 @@ def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] 
     """
     argv, environment, umask = request.argv, request.environment, request.umask
     captures = [request.stdout, request.stderr]
-    try:
-        os.chdir(request.directory)
-    except (OSError, ValueError) as error:
-        raise_shortage(error)
-        why = error.strerror if isinstance(error, OSError) else error
-        raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(request.directory)}: {why}") from None
+    enter_directory(request.directory)
     if environment is None:
         raise CannotStart(NOT_EXECUTABLE, f"cannot execute {text(argv[0])}: its environment cannot be read")
     before = os.umask(0)
@@ -156,6 +158,16 @@ def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] 
     finally:
         os.umask(before)
         os.chdir("/")
+
+
+def enter_directory(directory: bytes) -> None:
+    """Make this the working directory. Raises CannotStart, or OSError for what is in SHORTAGES."""
+    try:
+        os.chdir(directory)
+    except (OSError, ValueError) as error:
+        raise_shortage(error)
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(directory)}: {why}") from None
 
 
 def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], NoReturn]) -> int:

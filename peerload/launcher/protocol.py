@@ -8,7 +8,7 @@ VERSION_MIN. The imports are few: the launcher has to stay small.
 
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Self, dataclass_transform
+from typing import Any, NamedTuple, Self, dataclass_transform, get_args
 
 import msgpack
 
@@ -24,6 +24,8 @@ STOP_GRACE_S = 2.0
 """Time that tasks have to end when the launcher is told to stop."""
 ALREADY_RUNS = 75
 """Exit code of a launcher whose directory is locked by another, which may not answer yet."""
+MPS_CONTROL = "nvidia-cuda-mps-control"
+"""The program of NVIDIA's driver that starts the daemon of MPS, and commands it."""
 SHAPES_MAX = 16
 """Shapes of messages of one type that are remembered."""
 KEY_CHARS_MAX = 128
@@ -56,6 +58,8 @@ class LauncherTooOld(LauncherProtocolError):
 class MessageType(type):
     """Makes a class of the annotations of its body: a `NamedTuple` takes the launcher three times the memory."""
 
+    tag: str
+    """The value of ``do`` or ``is`` by which it is told apart; "" for a part of others."""
     names: tuple[str, ...]
     types: tuple[Any, ...]
     defaults: dict[str, Any]
@@ -67,9 +71,10 @@ class MessageType(type):
     shapes: dict[tuple[str, ...], tuple[tuple[type, ...], tuple[tuple[str, Callable[[Any], Any]], ...]]]
     """Of messages seen before: by their keys the types of their values, and the fields that need a look inside."""
 
-    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> "MessageType":
+    def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], tag: str = "") -> "MessageType":
         """A class with defaults and match arguments."""
         made = super().__new__(cls, name, bases, body)
+        made.tag = tag
         # Python 3.14 has no annotations in ``body``; `inspect` and `annotationlib` take the launcher a megabyte.
         annotations = type.__dict__["__annotations__"].__get__(made)  # noqa: RUF063
         made.names, made.types = tuple(annotations), tuple(annotations.values())
@@ -157,11 +162,11 @@ class TaskUsage(NamedTuple):
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-class ListRequest(Message):
+class ListRequest(Message, tag="list"):
     """Send everything known; events follow only from here on."""
 
 
-class SpawnRequest(Message):
+class SpawnRequest(Message, tag="spawn"):
     """Start a task.
 
     environment: None if it cannot be read. deadline_s: CLOCK_BOOTTIME, 0 = none. ts: of the message that granted the lease.
@@ -200,14 +205,14 @@ class SpawnRequest(Message):
     cpus_max: float = 0.0
 
 
-class SignalRequest(Message):
+class SignalRequest(Message, tag="signal"):
     """Send a signal to a task."""
 
     key: str
     signal: int
 
 
-class LeaseRequest(Message):
+class LeaseRequest(Message, tag="lease"):
     """Move the deadline of a task (CLOCK_BOOTTIME, 0 = none), granted for the message of ``ts``."""
 
     key: str
@@ -215,24 +220,24 @@ class LeaseRequest(Message):
     ts: float = 0.0
 
 
-class EvictRequest(Message):
+class EvictRequest(Message, tag="evict"):
     """Kill a task if it is frozen."""
 
     key: str
     reason: str
 
 
-class ForgetRequest(Message):
+class ForgetRequest(Message, tag="forget"):
     """Drop an exit record."""
 
     key: str
 
 
-class PingRequest(Message):
+class PingRequest(Message, tag="ping"):
     """Answer with `PongEvent`."""
 
 
-class StdinRequest(Message):
+class StdinRequest(Message, tag="input"):
     """The file that feeds the stdin of a task has ``size`` bytes; ``ends``: it will not grow any more."""
 
     key: str
@@ -240,7 +245,7 @@ class StdinRequest(Message):
     ends: bool = False
 
 
-class ResizeRequest(Message):
+class ResizeRequest(Message, tag="resize"):
     """Set the window size of the terminal of a task."""
 
     key: str
@@ -248,7 +253,7 @@ class ResizeRequest(Message):
     columns: int
 
 
-class UsageRequest(Message):
+class UsageRequest(Message, tag="usage"):
     """Answer with the `UsageEvent` of these tasks. brief: only their processor time is needed, where it is counted; counters: with
     the energy counters that only root may read."""
 
@@ -258,19 +263,19 @@ class UsageRequest(Message):
     counters: bool = False
 
 
-class ListenRequest(Message):
+class ListenRequest(Message, tag="listen"):
     """Make the socket again if its name is gone."""
 
 
-class StopRequest(Message):
+class StopRequest(Message, tag="stop"):
     """End all tasks, then the launcher."""
 
 
-class RetireRequest(Message):
+class RetireRequest(Message, tag="retire"):
     """End the launcher when no task is left, unless an agent has come by then."""
 
 
-class DirectoryCheck(Message):
+class DirectoryCheck(Message, tag="may"):
     """Check, as a user, that the directory may be entered. Answered by `UserReply`, as all requests for a user are."""
 
     directory: bytes
@@ -281,7 +286,7 @@ class DirectoryCheck(Message):
     node: str = ""
 
 
-class FileCheck(Message):
+class FileCheck(Message, tag="check"):
     """Check, as a user, that files of these names can be written."""
 
     patterns: list[bytes]
@@ -292,7 +297,7 @@ class FileCheck(Message):
     node: str = ""
 
 
-class FileAppend(Message):
+class FileAppend(Message, tag="append"):
     """Write, as a user, parts (captured file, first byte, end) of captured output to a file, from the offset ``at`` on. ends: the
     file is on the disk afterwards."""
 
@@ -308,7 +313,7 @@ class FileAppend(Message):
     node: str = ""
 
 
-class FilesJob(Message):
+class FilesJob(Message, tag="files"):
     """Do, as a user, what the agent asks for at its ``socket``, with the files in ``directory``: "-" is the scratch directory of
     the attempt ``key``, which is made now with ``makes``, and kept until `ForgetRequest`."""
 
@@ -345,7 +350,7 @@ Request = (
 # -- events ------------------------------------------------------------------------------------------------------------
 
 
-class ListedEvent(Message):
+class ListedEvent(Message, tag="listed"):
     """A part of the list. run: the name of this run of the launcher. units, memory: how tasks are contained, and their memory
     limited. unenforced: sentences about what cannot be enforced. system: it serves all users. cores: tasks get their shares of
     the processors."""
@@ -363,7 +368,7 @@ class ListedEvent(Message):
     cores: bool = False
 
 
-class StartedEvent(Message):
+class StartedEvent(Message, tag="started"):
     """A task runs."""
 
     key: str
@@ -371,7 +376,7 @@ class StartedEvent(Message):
     started_at: float
 
 
-class EndedEvent(Message):
+class EndedEvent(Message, tag="ended"):
     """A task has ended. with_start: its start was not told before; `ExitRecord.started_at` says when."""
 
     key: str
@@ -379,7 +384,7 @@ class EndedEvent(Message):
     with_start: bool = False
 
 
-class ExpiredEvent(Message):
+class ExpiredEvent(Message, tag="expired"):
     """A task has no process and no exit: its lease had run out, it was evicted, or it could not be made. shortage: the resource
     that this machine is short of."""
 
@@ -389,19 +394,19 @@ class ExpiredEvent(Message):
     shortage: str = ""
 
 
-class FrozenEvent(Message):
+class FrozenEvent(Message, tag="frozen"):
     """A task was frozen, since its lease ran out."""
 
     key: str
 
 
-class ThawedEvent(Message):
+class ThawedEvent(Message, tag="thawed"):
     """A frozen task has a new lease."""
 
     key: str
 
 
-class StdinFed(Message):
+class StdinFed(Message, tag="fed"):
     """A task has read ``offset`` bytes of its stdin; is_closed: it reads no more."""
 
     key: str
@@ -409,14 +414,14 @@ class StdinFed(Message):
     is_closed: bool
 
 
-class UserReply(Message):
+class UserReply(Message, tag="told"):
     """The outcome of a `UserRequest`: why it was not done, "" if it was."""
 
     id: int
     why: str
 
 
-class UsageEvent(Message):
+class UsageEvent(Message, tag="used"):
     """Usage of running tasks at CLOCK_BOOTTIME ``at_s``. counters: see `powercap.Reading`."""
 
     id: int
@@ -425,7 +430,7 @@ class UsageEvent(Message):
     counters: list[tuple[str, str, int, int, int]] = []  # noqa: RUF012 -- no attribute: `MessageType` takes it out
 
 
-class PongEvent(Message):
+class PongEvent(Message, tag="pong"):
     """The answer to a ping."""
 
 
@@ -442,42 +447,11 @@ LauncherEvent = (
     | PongEvent
 )
 
-REQUESTS: dict[str, type[Request]] = {
-    "list": ListRequest,
-    "spawn": SpawnRequest,
-    "signal": SignalRequest,
-    "lease": LeaseRequest,
-    "evict": EvictRequest,
-    "forget": ForgetRequest,
-    "ping": PingRequest,
-    "input": StdinRequest,
-    "resize": ResizeRequest,
-    "usage": UsageRequest,
-    "listen": ListenRequest,
-    "stop": StopRequest,
-    "retire": RetireRequest,
-    "may": DirectoryCheck,
-    "check": FileCheck,
-    "append": FileAppend,
-    "files": FilesJob,
-}
-EVENTS: dict[str, type[LauncherEvent]] = {
-    "listed": ListedEvent,
-    "started": StartedEvent,
-    "ended": EndedEvent,
-    "expired": ExpiredEvent,
-    "frozen": FrozenEvent,
-    "thawed": ThawedEvent,
-    "fed": StdinFed,
-    "told": UserReply,
-    "used": UsageEvent,
-    "pong": PongEvent,
-}
+REQUESTS: dict[str, type[Request]] = {kind.tag: kind for kind in get_args(Request)}
+EVENTS: dict[str, type[LauncherEvent]] = {kind.tag: kind for kind in get_args(LauncherEvent)}
 
 
 # -- codec -------------------------------------------------------------------------------------------------------------
-
-_KINDS: dict[type, str] = {kind: tag for table in (REQUESTS, EVENTS) for tag, kind in table.items()}
 
 
 def claim_name(what: str, store: str) -> str:
@@ -493,8 +467,7 @@ def frame(messages: list[bytes]) -> bytes:
 
 def encode(message: Request | LauncherEvent) -> bytes:
     """One message, to be put into a frame."""
-    kind = type(message)
-    tag = _KINDS[kind]
+    tag = type(message).tag
     fields: dict[str, Any] = {"do" if tag in REQUESTS else "is": tag}
     if isinstance(message, ListedEvent):
         fields |= _listed_fields(message)
@@ -748,6 +721,6 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     list[ListedTask]: _as_it_is,
     list[tuple[str, ExitRecord]]: _as_it_is,
 }
-for _kind in (*_KINDS, ExitRecord, ResourceUsage):
-    _wanted = zip(_kind.names, _kind.types, strict=True)  # type: ignore[attr-defined]
-    _kind.converters = {name: (kind, _CONVERTERS[kind]) for name, kind in _wanted}  # type: ignore[attr-defined]
+for _kind in (*REQUESTS.values(), *EVENTS.values(), ExitRecord, ResourceUsage):
+    _wanted = zip(_kind.names, _kind.types, strict=True)
+    _kind.converters = {name: (kind, _CONVERTERS[kind]) for name, kind in _wanted}

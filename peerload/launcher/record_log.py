@@ -95,7 +95,6 @@ class RecordLog:
         os.fdatasync(self._fd)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._fd)
 
 

@@ -84,7 +84,6 @@ class PutMembers(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     @property
     def members(self) -> range:
-        """The numbers of the members."""
         return range(self.first, self.last + 1, self.step)
 
     def rows(self) -> Iterator[PutTask]:

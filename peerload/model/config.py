@@ -281,7 +281,6 @@ class HooksSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sendmail: Annotated[str, Meta(max_length=4096)] = ""
 
     def targets(self) -> tuple[str, ...]:
-        """All targets."""
         return (*self.on_end, *self.on_fail, *self.on_node_dead)
 
 

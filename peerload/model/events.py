@@ -101,7 +101,6 @@ class MembersRow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def members(self) -> range:
-        """The numbers of the members."""
         return range(self.first, self.last + 1, self.step)
 
     def rows(self) -> Iterator[TaskRow]:

@@ -183,7 +183,6 @@ class Load(_Message, frozen=True, tag="load"):
         return cls(node=node, age_s=age_s, is_news=is_news, **fields)
 
     def report(self) -> LoadReport:
-        """The report again."""
         return LoadReport(**dict(zip(GOSSIPED, _gossiped(self), strict=True)))
 
 

@@ -269,7 +269,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         """The options of a task that repeats this one on request of a user: it waits for nothing any more."""
         return msgspec.structs.replace(self, after=(), after_ok=())
 
-    def chores(self) -> tuple[CompletionJob, ...]:
+    def completion_jobs(self) -> tuple[CompletionJob, ...]:
         """The completion jobs of a task that ends."""
         files = (CompletionJob.FILES,) if self.output_file or self.error_file else ()
         return (*files, CompletionJob.NOTIFY) if self.notify else files

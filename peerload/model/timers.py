@@ -27,7 +27,6 @@ class _OfTask(_Timer, frozen=True):
 
     @property
     def uid(self) -> bytes:
-        """The uid of its task."""
         return bytes.fromhex(self.uid_hex)
 
 

@@ -39,7 +39,7 @@ from peerload.sim.utilization import SAMPLE, CpuUse, check_modelled, readings_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from peerload.core.sharing.sharing import Attention
+    from peerload.core.sharing.sharing import ReportFilter
     from peerload.model.actions import Action
     from peerload.model.resources import LoadReport
     from peerload.model.task import TaskRecord
@@ -119,19 +119,20 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     gpus: int = 0
 
 
-class CompletedTask:
-    """Task at its end. Times in simulated seconds; home, node: where it arrived and where it ran; started_s: when it
-    began to run there; ended_s: when its home knew that it had ended."""
+class CompletedTask(NamedTuple):
+    """Task at its end. Times in simulated seconds; node: where it ran; started_s: when it began to run there; ended_s: when its
+    home knew that it had ended."""
 
-    __slots__ = ("arrival", "ended_s", "home", "node", "number", "started_s")
+    number: int
+    arrival: Arrival
+    node: str
+    started_s: float
+    ended_s: float
 
-    def __init__(self, number: int, arrival: Arrival, node: str, started_s: float, ended_s: float) -> None:
-        self.number = number
-        self.arrival = arrival
-        self.home = arrival.node
-        self.node = node
-        self.started_s = started_s
-        self.ended_s = ended_s
+    @property
+    def home(self) -> str:
+        """The node where it arrived."""
+        return self.arrival.node
 
     @property
     def response_s(self) -> float:
@@ -154,15 +155,15 @@ class _PendingTask:
 
 
 class _Listeners:
-    """Index of the nodes that may heed an announcement. changed: those that have handled an event since the last one: only they
+    """Index of the nodes that may act on an announcement. changed: those that have handled an event since the last one: only they
     are looked at again."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self.changed: set[str] = set()
         self._nodes = nodes
         self._places: dict[str, int] = {}
-        self._attention: dict[str, Attention] = {}
-        self._heed_all: set[str] = set()
+        self._filters: dict[str, ReportFilter] = {}
+        self._act_on_all: set[str] = set()
         self._want_room: set[str] = set()
         self._want_work: defaultdict[float, set[str]] = defaultdict(set)
         """By tasks per slot that a node must have for them to ask it."""
@@ -172,7 +173,7 @@ class _Listeners:
     def of(self, src: str, report: LoadReport) -> list[str]:
         """The nodes that do something about this report, in the order in which they were made."""
         self._look_again()
-        found = self._heed_all | self._hinted[src]
+        found = self._act_on_all | self._hinted[src]
         if report.accepts or report.gpus:
             found |= self._want_room
         if report.has_work:
@@ -181,17 +182,17 @@ class _Listeners:
                 if tasks <= left:
                     found |= names
         found.discard(src)
-        heeding = [name for name in found if self._nodes[name].sharing.heeds(src, report)]
-        if len(heeding) > 1:
+        acting = [name for name in found if self._nodes[name].sharing.acts_on(src, report)]
+        if len(acting) > 1:
             self._places = self._places or {name: place for place, name in enumerate(self._nodes)}
-            heeding.sort(key=self._places.__getitem__)
-        return heeding
+            acting.sort(key=self._places.__getitem__)
+        return acting
 
     def _look_again(self) -> None:
         for name in self.changed:
-            before, now = self._attention.get(name), self._nodes[name].sharing.attention()
+            before, now = self._filters.get(name), self._nodes[name].sharing.report_filter()
             if now != before:
-                self._attention[name] = now
+                self._filters[name] = now
                 if before is not None:
                     for group in self._groups(before):
                         group.discard(name)
@@ -199,14 +200,14 @@ class _Listeners:
                     group.add(name)
         self.changed.clear()
 
-    def _groups(self, attention: Attention) -> Iterator[set[str]]:
-        if attention.to_all:
-            yield self._heed_all
-        if attention.to_room:
+    def _groups(self, reports: ReportFilter) -> Iterator[set[str]]:
+        if reports.every:
+            yield self._act_on_all
+        if reports.with_room:
             yield self._want_room
-        if attention.to_work_from < math.inf:
-            yield self._want_work[attention.to_work_from]
-        for busy in attention.to_nodes:
+        if reports.with_work_from < math.inf:
+            yield self._want_work[reports.with_work_from]
+        for busy in reports.of_nodes:
             yield self._hinted[busy]
 
 
@@ -360,7 +361,7 @@ class QueueingModel:
             self._move_to(due_s)
             if event is SAMPLE and self._cpu_use is not None:
                 event = self._cpu_use.sample(name, due_s)
-            for heard in self._who_heeds(event) if name is EVERYBODY else (name,):
+            for heard in self._who_acts(event) if name is EVERYBODY else (name,):
                 self._handle(heard, event)
                 self._finish_instant()
         self._move_to(at_s)
@@ -382,7 +383,7 @@ class QueueingModel:
             if name is not EVERYBODY:
                 self._handle(name, event)
                 continue
-            for heard in self._who_heeds(event):
+            for heard in self._who_acts(event):
                 self._handle(heard, event)
         for name, timer in self._new_timers:
             at_s = self._timers[name].get(timer)
@@ -442,7 +443,7 @@ class QueueingModel:
         if self._watch is not None:
             self._watch.look(self.now_s, name, node.ledger, node.ledger.waiting + len(node.home.stranded))
 
-    def _who_heeds(self, event: events.Event) -> list[str]:
+    def _who_acts(self, event: events.Event) -> list[str]:
         """Note an announcement where all can read it → the nodes that do something about it."""
         assert isinstance(event, events.MessageReceived)
         src, message = event.src, event.message

@@ -311,7 +311,7 @@ class TopApp(App[int]):
     def _done(self, text: str, style: str) -> None:
         """Show the result of an action, and look again at once."""
         self.say(text, style)
-        self._sampler.hurry()
+        self._sampler.sample_now()
 
     def _explained(self, command: str, lines: Sequence[str]) -> None:
         content: list[Line] = [

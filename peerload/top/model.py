@@ -455,7 +455,7 @@ class Sampler(Watcher):
         self._source = source
         self._hurry.set()
 
-    def hurry(self) -> None:
+    def sample_now(self) -> None:
         """Take a sample at once: something was changed."""
         self._hurry.set()
 

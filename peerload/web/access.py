@@ -16,6 +16,7 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Access:
         self._hosts = (*LOOPBACK_NAMES, *(host.lower() for host in hosts))
         self._cookie = cookie
         self._is_secure = is_secure
-        self._codes: dict[str, tuple[float, ViewerRight]] = {}
+        self._codes: BoundedDict[str, tuple[float, ViewerRight]] = BoundedDict(CODES_MAX)
 
     def is_addressed(self, request: Request) -> bool:
         """True if the request names this server, and not one whose name was pointed at it."""
@@ -114,8 +115,6 @@ class Access:
     def new_code(self, right: ViewerRight) -> str:
         code = secrets.token_urlsafe(24)
         self._codes[code] = time.monotonic() + CODE_S, right
-        while len(self._codes) > CODES_MAX:
-            del self._codes[next(iter(self._codes))]
         return code
 
     def take_code(self, code: str) -> ViewerRight:

@@ -15,7 +15,6 @@ the receiving node, so that a message is invalid anywhere else.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidTag
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import NotAuthentic, Replayed
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Sealer:
         self._own = (node, boot)
         self._header = bytes((VERSION,)) + _prefixed(node.encode()) + _prefixed(boot.encode())
         self._cipher = self._derived(key, node.encode(), boot.encode())
-        self._senders: OrderedDict[tuple[str, str], _Sender] = OrderedDict()
+        self._senders: BoundedDict[tuple[str, str], _Sender] = BoundedDict(SENDERS_MAX)
 
     def __repr__(self) -> str:
         return f"Sealer(node={self._own[0]!r}, purpose={self._purpose.decode()!r})"
@@ -141,9 +141,6 @@ class Sealer:
             raise NotAuthentic("a sealed message does not open", why="another key, or it was changed")
         sender.add(number)  # only now: a forged counter must not shut out those that follow
         self._senders[who] = sender
-        self._senders.move_to_end(who)
-        if len(self._senders) > SENDERS_MAX:
-            self._senders.popitem(last=False)
         return *who, plaintext
 
     def _derived(self, key: bytes, src: bytes, boot: bytes) -> ChaCha20Poly1305:

@@ -17,7 +17,7 @@ from peerload.model.errors import PeerloadError
 from tests.chaos_real.faults import COPY, Faults, plan
 from tests.chaos_real.lab import Lab
 from tests.chaos_real.submitter import Submitter, Work
-from tests.chaos_real.verdict import FINAL, Verdict, recorded
+from tests.chaos_real.verdict import FINAL, Verdict, history, recorded
 from tests.integration.cluster import processes_with
 from tests.support import wait_until
 
@@ -38,6 +38,8 @@ HOT_S = 3.0
 SETTLE_S_MAX = 240.0
 LEASES_S = (2, 3, 5)
 GONE_S_MAX = 30.0
+STORY_S = 3.0
+"""A story begins and ends so long before and after what was noted."""
 
 
 class Options(NamedTuple):
@@ -212,9 +214,30 @@ def report(campaign: Campaign, verdict: Verdict, took_s: float) -> str:
         f"tasks that ran again {verdict.again}, given up after too many losses {verdict.gave_up}, unknown {verdict.unknown}",
         f"{took_s:.0f} s, seed {campaign.options.seed}",
         *verdict.complaints(),
+        *stories(campaign, verdict),
         f"tasks {verdict.tasks}, faults {done.total()}, {verdict}",
     ]
     return "\n".join(lines)
+
+
+def stories(campaign: Campaign, verdict: Verdict) -> list[str]:
+    """What all nodes noted about the tasks that something is wrong with, among the faults of those seconds."""
+    lines = []
+    for task in verdict.concerned():
+        told = [
+            (at, f"{machine.node} noted: {words}")
+            for machine in campaign.lab.machines
+            for at, words in history(task, machine.state / "peerload.db")
+        ]
+        first, last = min(told, default=(0.0, ""))[0], max(told, default=(0.0, ""))[0]
+        told += [
+            (at, f"fault of {node}: {kind}")
+            for at, kind, node in campaign.faults.begun
+            if first - STORY_S <= at <= last + STORY_S
+        ]
+        lines.append(f"story of {task}:")
+        lines += [f"  {at - first:8.3f} s {words}" for at, words in sorted(told)]
+    return lines
 
 
 def hold(options: Options, mosquitto: Path | None, start: Sequence[str] = ()) -> Verdict:

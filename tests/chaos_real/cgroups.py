@@ -6,8 +6,6 @@ Machines differ in what their launchers find to freeze tasks with: cgroup v2, or
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from pathlib import Path
 
 from peerload.launcher.containment import own_cgroup
@@ -65,14 +63,6 @@ class Cgroups:
         files = [str(place / "cgroup.procs") for place in self.places]
         script = f'for file in {" ".join(files)}; do echo 0 >"$file"; done; exec "$@"'
         return ["sh", "-c", script, "enter", *words]
-
-    def kill(self) -> None:
-        """SIGKILL to all in them, also to what is frozen."""
-        for place in self.places:
-            for file in place.rglob("cgroup.procs"):
-                with contextlib.suppress(OSError):
-                    for pid in file.read_text(encoding="ascii").split():
-                        os.kill(int(pid), signal.SIGKILL)
 
     def remove(self) -> None:
         """After all of its processes have ended."""

@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos_real.machine import send
@@ -75,6 +76,9 @@ class Faults:
         self.submitters = submitters
         self.over = threading.Event()
         self.done: collections.Counter[str] = collections.Counter()
+        self.begun: list[tuple[float, str, str]] = []
+        """When (Unix time), of which kind and to which machine: the faults of machines."""
+        self._kind = threading.local()
         self.copy: Machine | None = None
         self._copy_busy = threading.Lock()
         self._broker_busy = threading.Lock()
@@ -91,6 +95,7 @@ class Faults:
 
     def inject(self, fault: Fault) -> None:
         """Do one fault, from its beginning to its healing."""
+        self._kind.name = fault.kind
         KINDS[fault.kind].act(self, random.Random(fault.seed), fault.lasts_s)
         with self._lock:
             self.done[fault.kind] += 1
@@ -107,6 +112,7 @@ class Faults:
         for machine in itertools.chain.from_iterable(itertools.repeat(chosen)):
             if machine.busy.acquire(timeout=FREE_S_MAX if len(chosen) == 1 else 0.05):
                 break
+        self.begun.append((time.time(), self._kind.name, machine.node))
         try:
             yield machine
             if not machine.is_on:

@@ -56,6 +56,22 @@ def recorded(node: str, database: Path) -> list[Recorded]:
     ]
 
 
+def history(task: str, database: Path) -> list[tuple[float, str]]:
+    """What a node's event log has about a task: Unix time and words."""
+    home, _, name = task.partition("/")
+    counter, _, member = name.partition(".")
+    own = database.parent.parent.name == home
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        rows = connection.execute(
+            "SELECT at, state, attempt, node, reason FROM events WHERE what = 'task' AND"
+            + (" counter = ? AND member IN (-1, ?)" if own else " task = ? AND ? IS NOT NULL"),
+            (int(counter), int(member or -1)) if own else (task, member),
+        ).fetchall()
+    return [
+        (at, f"{state}, attempt {attempt}, at {node or '-'}: {reason}") for at, state, attempt, node, reason in rows
+    ]
+
+
 class Verdict:
     """Everything that is wrong, by kind: task → what about it."""
 
@@ -134,6 +150,11 @@ class Verdict:
             "wrong": self.wrong,
         }
         return [f"{kind}: {task}: {why}" for kind, found in kinds.items() for task, why in [*found.items()][:SHOWN_MAX]]
+
+    def concerned(self) -> list[str]:
+        """Some of the tasks about which something is wrong."""
+        found = {**self.lost, **self.overlapped, **self.recorded_twice, **self.wrong}
+        return [task for task in found if "/" in task][:SHOWN_MAX]
 
     def __str__(self) -> str:
         parts = [f"lost {len(self.lost)}", f"overlapped {len(self.overlapped)}"]

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.config.loader import MPS_CONTROL, gpu_config
+from peerload.config.loader import gpu_config
 from peerload.core.resources.admission import why_never
 from peerload.core.resources.devices import DeviceLedger, DeviceRequest, MpsDegree, with_gpu_use
+from peerload.launcher.protocol import MPS_CONTROL
 from peerload.model.config import GpuConfig, GpuSettings
 from peerload.model.resources import Device, DeviceMode, DeviceReading, GpuShare, Placement, Profile, ResourceRequest
 from peerload.model.task import Exit, TaskSpec

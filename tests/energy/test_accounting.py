@@ -353,7 +353,7 @@ def test_a_damaged_file_is_begun_anew(tmp_path: Path) -> None:
     store = EnergyStore(tmp_path / "energy.db")
     assert store.totals(0.0) == []
     store.write(b"[]", None)
-    assert store.kept() == energy.Kept()
+    assert store.checkpoint() == energy.EnergyCheckpoint()
     store.close()
     with sqlite3.connect(tmp_path / "energy.db") as database:
         assert database.execute("SELECT count(*) FROM totals").fetchone() == (0,)
@@ -427,5 +427,5 @@ def test_accounts_that_cannot_be_opened_now_are_not_deleted(tmp_path: Path) -> N
     (tmp_path / "energy.db").mkdir()
     store = EnergyStore(tmp_path / "energy.db")
     store.write(b"{}", None)
-    assert store.kept().boot == ""
+    assert store.checkpoint().boot == ""
     assert (tmp_path / "energy.db").is_dir()

@@ -86,3 +86,12 @@ def test_config_check_names_the_line_of_a_price_file(tmp_path: Path) -> None:
     config.write_text(f'[energy]\nprice_file = "{prices}"\n')
     (mistake,) = mistakes_in(config)
     assert f"{prices}:4" in str(mistake)
+
+
+def test_config_check_names_every_mistake_of_a_table(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(
+        '[energy]\npower_cmd = 3\ncap_w = -1\nsleep_after = "10m"\nnonsense = 1\n[cpus]\nenforce = "hard"\n'
+    )
+    keys = ["energy.power_cmd", "energy.cap_w", "energy.nonsense", "energy.sleep_after", "cpus.enforce"]
+    assert [mistake.key for mistake in mistakes_in(config)] == keys

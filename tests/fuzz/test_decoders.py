@@ -73,7 +73,7 @@ DECODERS = {
     "agent/sensors/nvml.py:GpuFaults._stored": "state",
     "agent/launcher/mps.py:MpsDaemons._told": "mps-keeper",
     "agent/energy.py:PowerControls._changed": "state",
-    "agent/sensors/energy.py:EnergyStore.kept": OUR_OWN,
+    "agent/sensors/energy.py:EnergyStore.checkpoint": OUR_OWN,
     "energy/profile.py:decoded": "power-profile",
     "energy/profile.py:_reason": "power-profile",
     "agent/sensors/energy.py:EnergyStore.totals": OUR_OWN,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 AS_ON_ANOTHER_MACHINE = (  # the claim on the database is one machine's
     "from peerload.agent import preflight;"
-    " preflight.claim = lambda *_: None; preflight.end_strange_launcher = lambda *_: False"
+    " preflight.claim = lambda *_: None; preflight.end_foreign_launcher = lambda *_: False"
 )
 
 

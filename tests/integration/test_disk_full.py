@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -257,11 +259,15 @@ def test_what_a_task_wrote_on_a_full_disk_is_said_to_be_missing(cluster: Cluster
 
 def test_a_full_disk_is_scraped_like_any_other(cluster: Cluster) -> None:
     agent = on_small_disk(cluster)
-    process, _ = serve(agent, "--listen", str(cluster.directory / "web"), "--tokens", str(cluster.directory / "tokens"))
-    words = ["curl", "-s", "--unix-socket", str(cluster.directory / "web"), "http://x/metrics"]
+    path = str(cluster.directory / "web")
+    process, _ = serve(agent, "--listen", path, "--tokens", str(cluster.directory / "tokens"))
 
     def scraped() -> dict[str, float]:
-        lines = subprocess.run(words, capture_output=True, check=True).stdout.decode().splitlines()
+        with contextlib.closing(http.client.HTTPConnection("x", timeout=60)) as link:
+            link.sock = socket.socket(socket.AF_UNIX)
+            link.sock.connect(path)
+            link.request("GET", "/metrics")
+            lines = link.getresponse().read().decode().splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
     with ended(process):

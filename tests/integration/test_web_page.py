@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -23,6 +24,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from peerload.agent.views.agent import KEYS
 from tests.fakes.web_agent import ChangingCluster, served
 from tests.integration.cluster import Agent, Cluster, ended
 from tests.integration.test_web import serve
@@ -198,12 +200,44 @@ def test_a_page_shows_what_is_queued_elsewhere_and_follows_a_task_to_its_end(
         fact = "return Object.fromEntries([...document.querySelectorAll('#d-body dt')].map(one => [one.innerText, one.nextSibling.innerText]))"
         wait_until(lambda: browser.script(fact).get("State") == "running")
         buttons = "return [...document.querySelectorAll('#d-actions button')].map(one => one.innerText)"
-        assert browser.script(buttons) == ["Cancel", "Hold", "Close"]
+        assert browser.script(buttons) == ["Cancel", "Close"], "what runs cannot be held"
         n1.call("cancel", tasks=[task], force=True)
         wait_until(lambda: browser.script(fact).get("State") == "cancelled", what="the end of the task")
         assert browser.script(buttons) == ["Close"]
         browser.script("document.getElementById('detail').close()")
         n2.call("cancel", tasks=[held], force=True)
+
+
+OUTSIDE = """
+return [...document.querySelectorAll('%s')].filter(one => [...one.children, one].some(
+  part => part.scrollWidth > part.clientWidth && getComputedStyle(part).display !== 'inline'
+    || part.getBoundingClientRect().right > one.getBoundingClientRect().right + 1)).map(one => one.innerText)
+"""
+"""Those of these elements whose text does not fit."""
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_charts_and_long_names_keep_inside_their_boxes(browser: Browser, width: int) -> None:
+    with Cluster() as cluster:
+        agent = cluster.add("n1")
+        agent.state.mkdir(parents=True, mode=0o700)
+        now = time.time()
+        sample = [struct.pack(f"<d{len(KEYS)}f", now - 60 * (9 - at), 1 + at % 2, 2, *[1] * 7) for at in range(9)]
+        (agent.state / "samples").write_bytes(b"peerload samples 1\n" + b"".join(sample))
+        agent.start()
+        task = agent.submit("sleep", "600", name=HOSTILE + "x" * 60)
+        process, url = serve(agent)
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        browser.devtools("Emulation.setDeviceMetricsOverride", size)
+        with ended(process):
+            browser.open(url)
+            wait_until(lambda: browser.script("return document.querySelectorAll('figure').length") == 5)
+            wait_until(lambda: "peak" in browser.script("return document.querySelector('#charts').innerText"))
+            assert browser.script(OUTSIDE % "figcaption") == []
+            browser.script(f"location.hash = 'task={task}'")
+            wait_until(lambda: browser.script("return document.querySelectorAll('#d-body dt').length"))
+            assert browser.script(OUTSIDE % "#d-title, #d-body dd, #d-body p") == []
+        browser.devtools("Emulation.clearDeviceMetricsOverride", {})
 
 
 DAY_S = 86_400

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.agent.accounts import append_output
-from peerload.launcher.process import PATH_DEFAULT, AgentCredentials, SpawnRefused
-from peerload.launcher.protocol import DirectoryCheck, SpawnRequest
+from peerload.launcher.process import MPS_KEEPER, PATH_DEFAULT, AgentCredentials, SpawnRefused
+from peerload.launcher.protocol import MPS_CONTROL, DirectoryCheck, SpawnRequest
 from peerload.launcher.system.accounts import LauncherAccount, PolicyFiles, UsersPolicy
 from peerload.launcher.system.fork_server import ChildReports, ForkServer, SpawnOrder, UserHelpers
 from peerload.launcher.system.sandbox import Syscalls
-from peerload.launcher.system.service import MultiUserService, _is_foreign, _without_code
+from peerload.launcher.system.service import MultiUserService, _is_foreign, _is_mps_keeper, _without_code
 from tests.integration.cluster import is_alive
 from tests.security.users import ROOT, needs_root
 from tests.support import wait_until
@@ -145,6 +145,29 @@ def test_a_program_that_was_not_chosen_is_not_run_by_whatever_name() -> None:
             _, status = os.waitpid(pid, 0)
             is_chosen = os.path.realpath(shutil.which(name) or name) == chosen
             assert ((status == 0), words.failure_of(pid) is None) == (is_chosen, is_chosen), name
+
+
+@pytest.mark.rule("X2")
+def test_the_keeper_of_mps_is_exempt_with_the_control_program_of_this_machine_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    control, other = tmp_path / MPS_CONTROL, tmp_path / "other" / MPS_CONTROL
+    other.parent.mkdir()
+    for path in (control, other):
+        path.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def is_keeper(*argv: bytes) -> bool:
+        return _is_mps_keeper(
+            SpawnRequest("k", [*argv], {}, b"/", 0o22, "out", "err", deadline_s=0.0, output_bytes_max=1)
+        )
+
+    assert is_keeper(*MPS_KEEPER, bytes(control), b"nvidia:GPU-0", b"alice")
+    assert not is_keeper(*MPS_KEEPER, bytes(other), b"nvidia:GPU-0", b"alice")
+    assert not is_keeper(*MPS_KEEPER)
+    assert not is_keeper(MPS_KEEPER[0], b"-c", b"", b"", bytes(control))
+    control.unlink()
+    assert not is_keeper(*MPS_KEEPER, bytes(control), b"nvidia:GPU-0", b"alice")
 
 
 @needs_root

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import Any
 
 import pytest
@@ -35,3 +37,25 @@ def test_the_daemon_of_a_gpu_runs_as_the_user_of_its_tasks() -> None:
         for user, one in (("alice", task), ("bob", other)):
             told = cluster.ended(agent, user, one)
             assert (told["exit_code"], told["out"].split("\n")[:2]) == (0, [f"{ACCOUNTS[user]} 700", "under MPS"])
+
+
+@pytest.mark.long
+@pytest.mark.rule("X2")
+def test_a_task_of_another_node_has_its_daemon_where_only_chosen_programs_may_run() -> None:
+    with ServiceCluster() as cluster:
+        cards = Cards(cluster.directory, count=1)
+        nvml.library().parent.chmod(0o755)
+        cluster.environment |= mps_control.install(cluster.directory)
+        (cluster.directory / "mps").chmod(0o777)
+        first = cluster.node("ws1").start()
+        cluster.environment |= cards.environment
+        chosen = json.dumps([os.path.realpath("/bin/sh")])
+        settings = f'users = "same-name"\nexec_allow = {chosen}\n'
+        second = cluster.node("ws2", "--peer", first.listen, settings=settings).start()
+        with_cards(second, 1)
+        cluster.await_acquainted([first, second])
+        request: dict[str, Any] = {"gpus": 1, "gpu_mem_bytes": GIB, "gpu_share": "mps"}
+        (cluster.directory / "done").touch()
+        script = " ".join(mps_control.client(cluster.directory))
+        told = cluster.run(first, "alice", script, request=request, placement={"node": "ws2"}, directory=b"-")
+        assert (told["exit_code"], told["node"], told["out"]) == (0, "ws2", "under MPS\n"), told

@@ -20,8 +20,8 @@ from peerload.agent.files.transfer import FileCaches
 from peerload.files import manifest, snapshot, tree, work
 from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest
 from peerload.files.store import BlockStore, NoRoom
-from peerload.files.tree import Parents, open_beneath
-from peerload.files.work import Homecoming, make_tree
+from peerload.files.tree import DirfdCache, open_beneath
+from peerload.files.work import OutputMerge, make_tree
 from peerload.model.errors import StagingFailed, StoreError
 from tests.support import wait_until
 
@@ -127,11 +127,11 @@ def test_a_large_file_that_has_changed_in_its_middle_costs_the_blocks_there(
     assert (there / "large").read_bytes() == (home / "large").read_bytes()
 
     output = manifest.FileEntry("large", 0o644, 1, 1, tuple(store.put([b"x"])))
-    coming = Homecoming(os.fsencode(home), first.manifest, {}, since=0.0, mark="h/1")
-    coming.place(Manifest((output,)), store.read_some)
-    assert coming.conflicts == ["large"]  # it is not as at submit
+    merge = OutputMerge(os.fsencode(home), first.manifest, {}, since=0.0, mark="h/1")
+    merge.place(Manifest((output,)), store.read_some)
+    assert merge.conflicts == ["large"]  # it is not as at submit
     (home / "large").write_bytes(before)
-    coming.place(Manifest((output,)), store.read_some)
+    merge.place(Manifest((output,)), store.read_some)
     assert (home / "large").read_bytes() == b"x"
 
 
@@ -320,7 +320,7 @@ def test_a_file_that_changes_all_the_time_is_refused_and_one_that_is_gone_left_o
         return manifest.digest_of(block)
 
     with pytest.raises(StagingFailed, match="log"):
-        tree.read_file(Parents(base, makes=False), "log", grows)
+        tree.read_file(DirfdCache(base, makes=False), "log", grows)
     os.close(base)
 
 
@@ -555,8 +555,8 @@ def test_globs(glob: str, path: str, matches: bool) -> None:
     assert bool(tree.matcher([glob]).match(path)) is matches
 
 
-def coming_home(home: Path, before: Manifest, own: dict[str, bytes], since: float = 100.0) -> Homecoming:
-    return Homecoming(os.fsencode(home), before, own, since=since, mark="n1/7")
+def output_merge(home: Path, before: Manifest, own: dict[str, bytes], since: float = 100.0) -> OutputMerge:
+    return OutputMerge(os.fsencode(home), before, own, since=since, mark="n1/7")
 
 
 def test_outputs_replace_what_is_as_it_was_and_stand_beside_what_was_changed(home: Path, store: BlockStore) -> None:
@@ -570,9 +570,9 @@ def test_outputs_replace_what_is_as_it_was_and_stand_beside_what_was_changed(hom
         for name in ("edited", "fresh", "old", "same", "sub/n")
     ]
     own: dict[str, bytes] = {}
-    coming = coming_home(home, before, own)
-    coming.place(Manifest(tuple(entries)), store.read_some)
-    assert coming.conflicts == ["edited", "fresh"]
+    merge = output_merge(home, before, own)
+    merge.place(Manifest(tuple(entries)), store.read_some)
+    assert merge.conflicts == ["edited", "fresh"]
     texts = {str(path.relative_to(home)): path.read_text() for path in home.rglob("*") if path.is_file()}
     assert texts == {
         "edited": "by the user",
@@ -583,7 +583,7 @@ def test_outputs_replace_what_is_as_it_was_and_stand_beside_what_was_changed(hom
         "same": "output",
         "sub/n": "output",
     }
-    again = coming_home(home, before, own)
+    again = output_merge(home, before, own)
     later = entries[-1]._replace(blocks=tuple(store.put([b"second"])))
     again.place(Manifest((later,)), store.read_some)  # another attempt of the same task
     assert (again.conflicts, (home / "sub/n").read_text()) == ([], "second")
@@ -605,18 +605,18 @@ def test_holes_of_a_sparse_file_at_home_are_not_read_to_compare_it(
 
     monkeypatch.setattr(work, "digest_of", counted)
     output = before.files[0]._replace(blocks=(manifest.ZEROS,) * 1000)
-    coming = coming_home(home, before, {})
-    coming.place(Manifest((output,)), store.read_some)
-    assert (coming.conflicts, (home / "sparse").read_bytes()[:5]) == ([], bytes(5))
+    merge = output_merge(home, before, {})
+    merge.place(Manifest((output,)), store.read_some)
+    assert (merge.conflicts, (home / "sparse").read_bytes()[:5]) == ([], bytes(5))
     assert len(read) < 10
 
 
 def test_of_two_tasks_with_one_output_the_second_keeps_its_own_beside(home: Path, store: BlockStore) -> None:
     for number in (7, 8):
         entry = FileEntry("out/a", 0o600, 1, 0, tuple(store.put([str(number).encode()])))
-        coming = Homecoming(os.fsencode(home), Manifest(), {}, since=100.0, mark=f"n1/{number}")
-        coming.place(Manifest((entry,)), store.read_some)
-        assert coming.conflicts == ([] if number == 7 else ["out/a"])
+        merge = OutputMerge(os.fsencode(home), Manifest(), {}, since=100.0, mark=f"n1/{number}")
+        merge.place(Manifest((entry,)), store.read_some)
+        assert merge.conflicts == ([] if number == 7 else ["out/a"])
     assert {path.name: path.read_text() for path in (home / "out").iterdir()} == {"a": "7", "a.peerload-8": "8"}
 
 
@@ -625,18 +625,18 @@ def test_outputs_go_nowhere_but_beneath_their_home(home: Path, tmp_path: Path, s
     (home / "out").symlink_to(tmp_path / "outside")
     entry = FileEntry("out/a", 0o600, 6, 0, tuple(store.put([b"output"])))
     with pytest.raises(StagingFailed, match="out/a"):
-        coming_home(home, Manifest(), {}).place(Manifest((entry,)), store.read_some)
+        output_merge(home, Manifest(), {}).place(Manifest((entry,)), store.read_some)
     (home / "b").symlink_to(tmp_path / "outside/b")
-    coming = coming_home(home, Manifest(), {})
-    coming.place(Manifest((entry._replace(path="b"),)), store.read_some)
-    assert coming.conflicts == ["b"]
+    merge = output_merge(home, Manifest(), {})
+    merge.place(Manifest((entry._replace(path="b"),)), store.read_some)
+    assert merge.conflicts == ["b"]
     assert list((tmp_path / "outside").iterdir()) == []
 
 
 def test_a_file_gets_its_name_when_it_is_complete(home: Path, store: BlockStore) -> None:
     entry = FileEntry("a", 0o600, BLOCK_BYTES + 6, 0, (*store.put([os.urandom(BLOCK_BYTES)]), bytes(32)))
     with pytest.raises(StagingFailed):
-        coming_home(home, Manifest(), {}).place(Manifest((entry,)), store.read_some)
+        output_merge(home, Manifest(), {}).place(Manifest((entry,)), store.read_some)
     assert list(home.iterdir()) == []
 
 

@@ -21,6 +21,7 @@ from peerload.agent.runtime import BackgroundTasks
 from peerload.agent.store.maintenance import JobDone, JobPostponed, due_jobs, jobs_of, next_job_due_at
 from peerload.launcher.system.write_as_user import FileChanged
 from peerload.model.actions import PutEvent
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import PeerloadError, StoreError
 from peerload.model.task import CompletionJob, TaskState, execution_key, order_of, task_name
 
@@ -91,7 +92,7 @@ class CompletionJobs:
         self._news = asyncio.Event()
         self._under_way: dict[int, CompletionJob] = {}
         self._tried = asyncio.Event()
-        self._outcomes: dict[tuple[int, int], tuple[str, str]] = {}
+        self._outcomes: BoundedDict[tuple[int, int], tuple[str, str]] = BoundedDict(OUTCOMES_MAX)
 
     def wake(self) -> None:
         """Look for jobs now."""
@@ -191,8 +192,6 @@ class CompletionJobs:
     def _tell(self, job: DueJob, state: str, reason: str) -> None:
         if _is_of_files(state, reason):
             self._outcomes[job.counter, job.member] = state, reason
-            if len(self._outcomes) > OUTCOMES_MAX:
-                del self._outcomes[next(iter(self._outcomes))]
         log.log(
             logging.WARNING if state in ("abandoned", "incomplete") else logging.INFO,
             "%s: %s %s",
@@ -287,7 +286,7 @@ class OutputSaver:
         self._users = users
         self._background = BackgroundTasks(run)
         self._boot = info.identity.machine_boot
-        self._saved: dict[str, SavedOutput] = {}
+        self._saved: BoundedDict[str, SavedOutput] = BoundedDict(SAVED_MAX)  # of the others, what is noted tells
         self.live: dict[str, _Live] = {}
         """Attempts whose files grow now; while there are any, `changed` wants to hear of every change."""
         self._writes = asyncio.Semaphore(WRITES_AT_A_TIME)
@@ -425,8 +424,6 @@ class OutputSaver:
             if noted is None or noted.at.keys() != files.keys():
                 noted = SaveProgress(self._boot, [0, 0], dict.fromkeys(files, 0))
             self._saved.setdefault(key, SavedOutput(key, spec, terms, files, noted))
-            while len(self._saved) > SAVED_MAX:  # of the others, what is noted tells
-                self._saved.pop(next(iter(self._saved)))
         return self._saved[key]
 
     def _noted(self, key: str) -> SaveProgress | None:

@@ -93,14 +93,14 @@ class NodeHooks:
             journal.on_note(self._noted)
 
     @property
-    def hears_ends(self) -> bool:
+    def runs_at_end(self) -> bool:
         """True if a hook is run at the end of tasks."""
         return bool(self._settings.on_end or self._settings.on_fail)
 
     def changed(self, action: TaskChanged) -> None:
         """A task of this home has a new record."""
         record = action.record
-        if not record.state.is_final or not self.hears_ends:
+        if not record.state.is_final or not self.runs_at_end:
             return
         facts = outcome_of(record) | {"TASK_ID": record.task}
         self._put("on_end", facts)
@@ -231,7 +231,7 @@ class NotifyHooks:
             elif key not in running:
                 self._lose(key, "the launcher went away")
 
-    def forget_strangers(self) -> None:
+    def remove_orphans(self) -> None:
         """Forget the commands without a job: they were done, and an earlier agent was killed before it forgot them."""
         job = {_key(number, tries) for number, tries in pending_notifications(self._store)}
         for key in (*self._running, *self._ended):

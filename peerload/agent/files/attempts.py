@@ -8,7 +8,6 @@ of a machine, each work with files is done by a process of the launcher, as the 
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import functools
 import logging
@@ -32,6 +31,7 @@ from peerload.files.manifest import decode_root
 from peerload.files.store import Damaged, NoRoom
 from peerload.files.tree import PART_PREFIX
 from peerload.launcher.protocol import FileCheck, FilesJob
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown, StagingFailed
 from peerload.model.events import FilesStaged, OutputArrived, OutputComing
 from peerload.model.messages import BlocksEnd, Staging
@@ -312,9 +312,9 @@ class AttemptFiles:
         self._staging: dict[str, asyncio.Task[None]] = {}
         self._removing: asyncio.Task[None] | None = None
         self._is_more_dropped = False
-        self._placed: collections.OrderedDict[bytes, dict[str, bytes]] = collections.OrderedDict()
         self._placing: list[bytes] = []
         """Manifests of outputs that are being placed."""
+        self._placed: BoundedDict[bytes, dict[str, bytes]] = BoundedDict(TASKS_REMEMBERED_MAX)
         for path in self._directory.iterdir():
             try:
                 self._notes[path.name] = msgspec.msgpack.decode(path.read_bytes(), type=AttemptNote)
@@ -686,10 +686,7 @@ class AttemptFiles:
     ) -> tuple[str, int, str]:
         """→ why an output is not in its place, the number of those that are kept beside another, and what came home, in
         words."""
-        own = self._placed.setdefault(uid, {})
-        self._placed.move_to_end(uid)
-        while len(self._placed) > TASKS_REMEMBERED_MAX:
-            self._placed.popitem(last=False)
+        own = self._placed[uid] = self._placed.get(uid, {})
         cache, mark = self._cache(user), task
         self._placing.append(outputs)
         self.caches.pin_also(outputs)

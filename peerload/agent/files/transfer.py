@@ -428,7 +428,6 @@ class FileCaches:
         self.pinned = self.pinned.union(manifests)
 
     async def close(self) -> None:
-        """Close all."""
         for cache in self.all():
             await cache.transfer.close()
             cache.store.close()

@@ -2,7 +2,7 @@
 
 off → starting → up → off, when no task has needed it for IDLE_S; failed: it could not be started, or a server has ended under its
 clients, for a time that grows with each failure in a row (BACKOFF_S). The daemon is kept by a process of the launcher's
-(`mps_keeper.py`), which outlives this agent; the next one goes on with it. The compute mode of a card is never changed.
+(`launcher/mps_keeper.py`), which outlives this agent; the next one goes on with it. The compute mode of a card is never changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import logging
 import secrets
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -23,7 +22,8 @@ from msgspec import Meta
 
 from peerload.agent.runtime import next_tick
 from peerload.agent.sensors.processes import MPS, ProcessOwners
-from peerload.config.loader import MPS_CONTROL
+from peerload.launcher.process import MPS_KEEPER
+from peerload.launcher.protocol import MPS_CONTROL
 from peerload.model.actions import SpawnTask
 from peerload.model.events import MpsReported, TaskEnded, TaskLost
 from peerload.model.resources import DeviceMode, GpuShare
@@ -53,14 +53,13 @@ WITHOUT_LOOKS = 2
 """Looks in a row at which a task used its GPU and was no client: it runs without MPS, which CUDA does not say."""
 BACKOFF_S = (60.0, 300.0, 1800.0)
 STATE_BYTES_MAX = 1 << 20
-KEEPER = Path(__file__).with_name("mps_keeper.py")
 
 
 Place = Annotated[str, Meta(pattern=r"^/[!-~]{1,200}\Z")]
 
 
 class KeeperState(msgspec.Struct, frozen=True):
-    """State of a daemon as its keeper told it (`mps_keeper.py`). The keeper runs as a user, so that nothing in it is trusted."""
+    """State of a daemon as its keeper told it (`launcher/mps_keeper.py`). The keeper runs as a user, so that nothing in it is trusted."""
 
     device: Annotated[str, Meta(max_length=128)]
     owner: Annotated[str, Meta(max_length=128)] = ""
@@ -156,9 +155,7 @@ class MpsDaemons:
             return daemon
         task = self._node.home.by_id.get(action.task)
         spec = TaskSpec(
-            (sys.executable.encode(), b"-I", b"-S", str(KEEPER).encode(), *(
-                word.encode() for word in (control, state.id, owner)
-            )),
+            (*MPS_KEEPER, *(word.encode() for word in (control, state.id, owner))),
             b"/",
             action.spec.environment,
             user=action.spec.user,

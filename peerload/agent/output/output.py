@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from peerload.agent.output.spool import FOLLOWED_S_MAX, Follower
 from peerload.agent.store.disk_space import cannot_write
 from peerload.core.work import RemotePhase
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import execution_key
@@ -113,9 +114,9 @@ class OutputBackpressure:
     def signalled(self, key: str, number: int) -> None:
         """Release the attempt, because its user has sent it a signal, which a stopped process would not take."""
         if number not in HARMLESS:
-            self.let_go(key)
+            self.release(key)
 
-    def let_go(self, key: str) -> None:
+    def release(self, key: str) -> None:
         held = self._held.get(key)
         if held is not None:
             held.is_free = True
@@ -185,7 +186,7 @@ class TaskOutputs:
         self._node = node
         self._followers: dict[str, set[Follower]] = {}
         self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
-        self._ends: dict[str, tuple[int, int]] = {}
+        self._ends: BoundedDict[str, tuple[int, int]] = BoundedDict(ENDS_KEPT_MAX)
         self.served: collections.Counter[str] = collections.Counter()
         """Attempts here whose outputs their homes read now: how often."""
         self._cuts: set[asyncio.Task[None]] = set()
@@ -236,9 +237,7 @@ class TaskOutputs:
 
     def ended(self, key: str, stdout_bytes: int, stderr_bytes: int) -> None:
         """Set the final sizes of an attempt: no more will come."""
-        self.backpressure.let_go(key)
-        if len(self._ends) >= ENDS_KEPT_MAX:
-            del self._ends[next(iter(self._ends))]
+        self.backpressure.release(key)
         self._ends[key] = (stdout_bytes, stderr_bytes)
         for follower in self._followers.get(key, ()):
             follower.end(stdout_bytes, stderr_bytes)
@@ -334,7 +333,7 @@ class TaskOutputs:
     async def bring_home(self, action: FetchOutput) -> tuple[str, tuple[int, int]]:
         """Fetch all that the node can give, durably → an error or "", known SILENCE_S_MAX after the last piece at
         the latest; and the number of missing bytes of stdout and stderr."""
-        self.backpressure.let_go(action.key)  # the end of a task is not to wait for who reads it
+        self.backpressure.release(action.key)  # the end of a task is not to wait for who reads it
         try:
             mirror = self.mirror(action.node, action.task, action.uid, action.attempt, action.key)
             await self._arrival(mirror, action)

@@ -612,11 +612,9 @@ class PeerEntry:
         return self.identity.address if self.identity is not None else ""
 
     def dial_succeeded(self, address: str) -> None:
-        """Note a dial that succeeded."""
         self.reached, self.unreached = address, ""
 
     def dial_failed(self, address: str, why: str) -> None:
-        """Note a dial that failed."""
         if address == self.address:
             self.reached, self.unreached = "", why
 

@@ -204,7 +204,6 @@ class PeerLinks:
             self._dial_peer(peer)
 
     def linked(self) -> list[str]:
-        """The nodes that are linked."""
         return sorted(node for node, peer in self._table.entries.items() if peer.links)
 
     def certificate_of(self, node: str) -> bytes:

@@ -101,7 +101,6 @@ class LocalNode:
         return None if peer is None else peer.identity
 
     def alive_peers(self) -> Sequence[Identity]:
-        """The peers that are alive."""
         return [peer.identity for peer in self._node.membership if peer.state is PeerState.ALIVE]
 
     def reachable_peers(self) -> list[str]:

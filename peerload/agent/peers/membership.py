@@ -342,7 +342,6 @@ class GossipSocket(Generic[Sent, Received]):
         self._counters[metrics.GOSSIP_BYTES_SENT] += len(datagram)
 
     def close(self) -> None:
-        """Close the socket."""
         made, self._socket = self._socket, None
         if made is not None:
             asyncio.get_running_loop().remove_reader(made.fileno())

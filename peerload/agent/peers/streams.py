@@ -72,7 +72,6 @@ class PieceServer(Protocol):
     """Source of the pieces that answer one kind of request. src: the node that asks; the last piece is one of LAST."""
 
     def __call__(self, src: str, request: Any, /) -> AsyncIterator[Message]:  # noqa: ANN401 -- of its kind
-        """The pieces."""
         raise NotImplementedError
 
 
@@ -354,7 +353,6 @@ class Reachability:
         self._timer = asyncio.get_running_loop().call_later(coalesced_s(CHECK_EVERY_S), self._check_all)
 
     def stop(self) -> None:
-        """Stop the checks."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()

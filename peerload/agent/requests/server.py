@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from peerload.agent.views.node import NodesView
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
-    from peerload.model.actions import Answer, AnswerPart, Decided, MembersCancelled, TaskChanged
+    from peerload.model.actions import Decided, MembersCancelled, TaskChanged
     from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
 
 TASK_SECONDS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0)
@@ -617,23 +617,17 @@ class TaskFigures:
 class ClientEvents:
     """Passes answers and changes on to the clients that wait for them."""
 
-    _core: CoreRequests
+    core: CoreRequests
     _decisions: Decisions
-    _watches: TaskWatches
-    _attach: AttachRequests
-    _cancel_waits: CancelWaits
+    watches: TaskWatches
+    attach: AttachRequests
+    cancel_waits: CancelWaits
     _stdin: StdinForwarding
     _saving: OutputSaver
     _output: TaskOutputs
     _figures: TaskFigures
     _also: Sequence[Callable[[TaskChanged], None]]
     """Others that learn of changes of tasks."""
-
-    def answered(self, answer: Answer) -> None:
-        self._core.answered(answer)
-
-    def answered_in_part(self, part: AnswerPart) -> None:
-        self._core.answered_in_part(part)
 
     def changed(self, action: TaskChanged) -> None:
         if action.record.input:
@@ -644,31 +638,19 @@ class ClientEvents:
         for call in self._also:
             call(action)
         record = action.record
-        self._watches.changed(record, running=action.running)
+        self.watches.changed(record, running=action.running)
         if record.state.is_final and record.exit is not None:
             key = execution_key(record.uid, record.attempt)
             self._output.ended(key, record.exit.stdout_bytes, record.exit.stderr_bytes)
 
     def members_cancelled(self, action: MembersCancelled) -> None:
         """Untouched members of an array were cancelled, of which nothing else is known here than who follows them."""
-        if self._also or self._watches:
+        if self._also or self.watches:
             for change in action.changes():
                 self.changed(change)
         else:
             self._figures.cancelled(action.row.record, len(action.row.members))
 
-    def attempt_gone(self, key: str) -> None:
-        """No process of this attempt is left."""
-        self._cancel_waits.attempt_gone(key)
-
-    def restored(self) -> None:
-        """The core has recovered its state after a start."""
-        self._attach.restored()
-
     def decided(self, decision: Decided) -> None:
         self._decisions.add(decision, now().wall_s)
         self._figures.decided(decision)
-
-    def waits(self, task: str, why: str) -> None:
-        """A task has ended elsewhere, and its result cannot be fetched for now."""
-        self._watches.delayed(task, why)

@@ -29,6 +29,7 @@ from peerload.core.explain import (
 from peerload.core.membership.peers import PeerState
 from peerload.core.resources.admission import needs_text
 from peerload.core.work import HomePhase, RemotePhase, as_recorded
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import NoSuchTask, StoreError
 from peerload.model.task import SINGLE, TaskState, execution_key, how_it_ended, is_id, member_of, order_of, task_name
 
@@ -534,7 +535,7 @@ class LiveUsage:
         self._energy = energy
         self._mps = mps
         self._lock = asyncio.Lock()
-        self._last: dict[str, UsageReading] = {}
+        self._last: BoundedDict[str, UsageReading] = BoundedDict(KEPT_MAX)
 
     async def readings(self, refs: Sequence[str]) -> list[dict[str, object]]:
         """Read the usage of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes joules gpus, null for
@@ -555,11 +556,9 @@ class LiveUsage:
         if told is None:
             return
         for key, used in told.of.items():
-            before = self._last.pop(key, None)
+            before = self._last.get(key)
             reading = UsageReading(told.at_s, *used)
             self._last[key] = reading._replace(cpus_busy=_busy(before, reading))
-        while len(self._last) > KEPT_MAX:
-            del self._last[next(iter(self._last))]
 
     def _object(self, task: str, key: str, reading: UsageReading) -> dict[str, Any]:
         return {

@@ -31,13 +31,13 @@ from peerload.agent.sensors.processes import read_text_of
 from peerload.energy.accounting import (
     BUCKET_S,
     JOULES_PER_WH,
-    Book,
-    Counted,
     Counter,
+    DomainEnergy,
     Drift,
+    EnergyAccount,
+    EnergyDelta,
     IdlePower,
     Integral,
-    Part,
     Totals,
 )
 from peerload.energy.profile import BadProfile, Level, PowerProfile, decoded, fitted, levels_of
@@ -88,8 +88,9 @@ class UsageSource(Protocol):
         """Usage of these tasks; None if the launcher does not answer."""
 
 
-class Kept(msgspec.Struct):
-    """State that the next agent goes on with. boot: of the machine; at_s, wall_at: when the last window ended, by boot clock and date."""
+class EnergyCheckpoint(msgspec.Struct):
+    """Checkpoint of the energy accounts, from which the next agent goes on. boot: of the machine; at_s: when the last window ended,
+    by its boot clock."""
 
     boot: str = ""
     at_s: float = 0.0
@@ -98,7 +99,7 @@ class Kept(msgspec.Struct):
     joules: float = 0.0
     """Read since then; gap_s alike."""
     gap_s: float = 0.0
-    book: Book = msgspec.field(default_factory=Book)
+    account: EnergyAccount = msgspec.field(default_factory=EnergyAccount, name="book")
     counters: dict[str, Counter] = {}
     cards: dict[str, Counter] = {}
     idle: dict[str, IdlePower] = {}
@@ -135,14 +136,14 @@ class EnergyStore:
         )
         return database
 
-    def kept(self) -> Kept:
+    def checkpoint(self) -> EnergyCheckpoint:
         """The counters that the previous agent stored."""
         row = self._database.execute("SELECT body FROM kept").fetchone()
         try:
-            return msgspec.json.decode(row[0], type=Kept) if row else Kept()
+            return msgspec.json.decode(row[0], type=EnergyCheckpoint) if row else EnergyCheckpoint()
         except msgspec.DecodeError as error:
             log.warning("energy accounts of running tasks are lost: error=%s", error)
-            return Kept()
+            return EnergyCheckpoint()
 
     def write(self, kept: bytes, totals: Totals | None, keep_since: float = 0.0) -> None:
         """Write in one transaction. keep_since: what ended before is removed."""
@@ -203,27 +204,27 @@ class EnergySensors:
         self._told_s: dict[str, float] = {}
         self._drift = Drift()
         self.is_stale = False
-        self._kept = self._restored()
-        self._sampled_s = self._kept.at_s
+        self._checkpoint = self._restored()
+        self._sampled_s = self._checkpoint.at_s
         self._samples = 0
-        self._joules, self._gap_s = self._kept.joules, self._kept.gap_s
+        self._joules, self._gap_s = self._checkpoint.joules, self._checkpoint.gap_s
         self._used_sources: dict[Source, None] = {}
-        self._cards: dict[str, Part] = {}
+        self._cards: dict[str, DomainEnergy] = {}
         self._bucket: Totals | None = None
         self.watts: float | None = None
         self.quality = Quality.ESTIMATED
 
-    def _restored(self) -> Kept:
+    def _restored(self) -> EnergyCheckpoint:
         """The counters that the previous agent stored; after a boot of the machine only those that still hold."""
-        kept, boot = self._store.kept(), machine_boot_id()
-        if kept.boot != boot:
-            return Kept(boot, self._now().boot_s, -1.0, -1.0, idle=kept.idle)
-        self._counters.counters = kept.counters
-        if kept.counters:  # they go on
+        checkpoint, boot = self._store.checkpoint(), machine_boot_id()
+        if checkpoint.boot != boot:
+            return EnergyCheckpoint(boot, self._now().boot_s, -1.0, -1.0, idle=checkpoint.idle)
+        self._counters.counters = checkpoint.counters
+        if checkpoint.counters:  # they go on
             self._counters.known_s = self._now().boot_s
-        self.command.goes_on_from(kept.at_s)
-        self._hwmon.goes_on_from(kept.at_s)
-        return kept
+        self.command.goes_on_from(checkpoint.at_s)
+        self._hwmon.goes_on_from(checkpoint.at_s)
+        return checkpoint
 
     @property
     def curve(self) -> PowerCurve:
@@ -234,12 +235,12 @@ class EnergySensors:
 
     async def sample(self, machine_s: float, own_s: float) -> None:
         """Take a sample. machine_s: processor seconds of all cores so far; own_s: of those that this node may use."""
-        if self._kept.machine_s < 0:
-            self._kept.machine_s, self._kept.own_s = machine_s, own_s
-            self._kept.at_s = self._sampled_s = self._now().boot_s  # the accounts begin here
+        if self._checkpoint.machine_s < 0:
+            self._checkpoint.machine_s, self._checkpoint.own_s = machine_s, own_s
+            self._checkpoint.at_s = self._sampled_s = self._now().boot_s  # the accounts begin here
         elif not self._samples:
             # own_s counts from the start of this agent; before, whatever ran may have been on these cores.
-            self._kept.own_s = own_s - max(machine_s - self._kept.machine_s, 0.0)
+            self._checkpoint.own_s = own_s - max(machine_s - self._checkpoint.machine_s, 0.0)
         self._samples += 1
         keys = list(self._node.ledger.running)
         every = SCAN_EVERY if self._launcher.units == "bare" else 1
@@ -249,7 +250,7 @@ class EnergySensors:
         at_s = self._now().boot_s
         passed_s, self._sampled_s = at_s - self._sampled_s, at_s
         await self._hwmon.refresh(at_s)
-        busy = max(own_s - self._kept.own_s, 0.0) / max(at_s - self._kept.at_s, 1e-3)
+        busy = max(own_s - self._checkpoint.own_s, 0.0) / max(at_s - self._checkpoint.at_s, 1e-3)
         self._take_host(at_s, passed_s, readings, busy)
         self._take_cards(at_s, passed_s)
         may_catch_up = self._active is self._counters and self._counters.known_s < at_s  # then it is one window
@@ -318,11 +319,13 @@ class EnergySensors:
                 continue
             told, quality = counted
             held = holders.get(place, {})
-            idle = self._kept.idle.setdefault(place, IdlePower())
+            idle = self._checkpoint.idle.setdefault(place, IdlePower())
             if not held and not reading.foreign and reading.power_w is not None:
                 idle.take(reading.power_w, 0.0, 1.0)
             cards_w += reading.power_w or 0.0
-            before = self._cards.get(place) or Part("gpu", self._source_of(place), quality, 0.0, 0.0, 0.0, {}, 0.0)
+            before = self._cards.get(place) or DomainEnergy(
+                "gpu", self._source_of(place), quality, 0.0, 0.0, 0.0, {}, 0.0
+            )
             self._cards[place] = before._replace(
                 quality=Quality.worst((before.quality, quality)),
                 joules=before.joules + told.joules,
@@ -339,11 +342,11 @@ class EnergySensors:
 
     def _card_counted(
         self, place: str, read_s: float, reading: DeviceReading, at_s: float
-    ) -> tuple[Counted, Quality] | None:
+    ) -> tuple[EnergyDelta, Quality] | None:
         """Joules of a card since the last sample; None if it has never told anything."""
-        told, quality = Counted(), Quality.MEASURED
+        told, quality = EnergyDelta(), Quality.MEASURED
         if reading.energy_j is not None:
-            told = self._kept.cards.setdefault(place, Counter()).take(read_s, reading.energy_j)
+            told = self._checkpoint.cards.setdefault(place, Counter()).take(read_s, reading.energy_j)
         elif reading.power_w is not None:
             integral = self._integrals.setdefault(place, Integral())
             integral.read(read_s, reading.power_w)
@@ -353,31 +356,31 @@ class EnergySensors:
         if reading.energy_j is not None or reading.power_w is not None:
             self._told_s[place] = max(read_s, self._told_s.get(place, read_s))
         if at_s - self._told_s[place] > CARD_SILENT_S:  # when it tells again it starts from nothing
-            told = Counted(gap_s=at_s - self._told_s[place])
+            told = EnergyDelta(gap_s=at_s - self._told_s[place])
             self._told_s[place] = at_s
-            self._kept.cards.pop(place, None)
+            self._checkpoint.cards.pop(place, None)
         return told, quality
 
     def _close_window(self, at_s: float, machine_s: float, own_s: float, cpu_s: Mapping[str, float]) -> None:
-        kept = self._kept
-        seconds = at_s - kept.at_s
+        checkpoint = self._checkpoint
+        seconds = at_s - checkpoint.at_s
         if seconds <= 0:
             return
         sources = tuple(self._used_sources)
         is_model = self._model in sources
-        busy_s = max(own_s - kept.own_s if is_model else machine_s - kept.machine_s, 0.0)
+        busy_s = max(own_s - checkpoint.own_s if is_model else machine_s - checkpoint.machine_s, 0.0)
         joules = self._joules
         if any(one.scope == "node" for one in sources) and not is_model:  # what the GPUs draw is in it
             joules = max(joules - sum(card.joules for card in self._cards.values()), 0.0)
         quality = Quality.worst(tuple(one.quality for one in sources))
         scope = "+".join(dict.fromkeys(one.scope for one in sources))
         source = "+".join(dict.fromkeys(one.name for one in sources))
-        used = kept.book.used_since(cpu_s)
-        host = Part(scope, source, quality, joules, self._gap_s, 0.0, used, busy_s)
+        used = checkpoint.account.used_since(cpu_s)
+        host = DomainEnergy(scope, source, quality, joules, self._gap_s, 0.0, used, busy_s)
         host = host._replace(
             idle_w=self._idle_watts(joules, host.known_s(seconds), busy_s / seconds, is_model=is_model)
         )
-        totals = kept.book.window(
+        totals = checkpoint.account.window(
             at_s, self._now().wall_s, seconds, (host, *self._cards.values()), self._node.ledger.running
         )
         self._joules = self._gap_s = 0.0
@@ -386,7 +389,7 @@ class EnergySensors:
             self._divided[name, totals.quality] = self._divided.get((name, totals.quality), 0.0) + joules
         self._divided_gap_s += totals.gap_s
         self._used_sources, self._cards = {}, {}
-        kept.at_s, kept.machine_s, kept.own_s = at_s, machine_s, own_s
+        checkpoint.at_s, checkpoint.machine_s, checkpoint.own_s = at_s, machine_s, own_s
         if self._bucket is None:
             self._bucket = totals
         else:
@@ -405,7 +408,7 @@ class EnergySensors:
                 )
                 self._put(PowerMeasured(msgspec.structs.replace(curve, quality=Quality.ESTIMATED)))
             return curve.watts[0]
-        idle = self._kept.idle.setdefault(self._active.scope, IdlePower())
+        idle = self._checkpoint.idle.setdefault(self._active.scope, IdlePower())
         if known_s > 0 and joules > 0:
             share = min(busy / (os.cpu_count() or 1), 1.0)
             typical = curve.watts_at(share * curve.threads)
@@ -421,7 +424,7 @@ class EnergySensors:
         curve, usage = self.curve, exit_.usage
         rate = curve.watts_at(1.0) - curve.watts[0]
         at_s = self._now().boot_s
-        task = self._kept.book.finish(key, usage.user_s + usage.system_s, at_s, rate)
+        task = self._checkpoint.account.finish(key, usage.user_s + usage.system_s, at_s, rate)
         if task is None:
             return exit_
         with_energy = {"joules": round(task.joules, 3), "energy_quality": task.quality, "energy_scope": task.scope}
@@ -429,19 +432,19 @@ class EnergySensors:
 
     def so_far(self, key: str) -> float | None:
         """Joules of a running attempt until the last window; None if there was none."""
-        task = self._kept.book.tasks.get(key)
+        task = self._checkpoint.account.tasks.get(key)
         return task.joules if task is not None and task.is_known else None
 
     # -- what is kept and shown ----------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        kept = self._kept
-        kept.counters, kept.joules, kept.gap_s = self._counters.counters, self._joules, self._gap_s
+        checkpoint = self._checkpoint
+        checkpoint.counters, checkpoint.joules, checkpoint.gap_s = self._counters.counters, self._joules, self._gap_s
         totals, keep_since = self._bucket, 0.0
         if self._samples % PRUNED_EVERY == 0:
             keep_since = self._now().wall_s - self._config.ended_kept_s
         try:
-            await asyncio.to_thread(self._store.write, msgspec.json.encode(kept), totals, keep_since)
+            await asyncio.to_thread(self._store.write, msgspec.json.encode(checkpoint), totals, keep_since)
         except sqlite3.Error as error:
             log.warning("energy accounts cannot be kept: error=%s", error)
         else:

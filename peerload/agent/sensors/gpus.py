@@ -31,9 +31,9 @@ import msgspec
 from peerload.agent.sensors.nvml import (
     LIBRARY,
     CardReading,
-    CardsRecut,
     GpuAverages,
     GpuFaults,
+    MigLayoutChanged,
     Nvml,
     SessionOver,
     find_library,
@@ -285,7 +285,7 @@ class Gpus:
         self._ever_seen: dict[str, str] = {}
         self._is_short = False
         self._is_late = False
-        self._is_recut = False
+        self._has_mig_layout_changed = False
         self._look_for_more_at_s = 0.0
         self._why_none = ""
         self.devices: tuple[Device, ...] = others
@@ -427,10 +427,10 @@ class Gpus:
     async def _look_for_more(self) -> None:
         """Search again: cards of other agents may be free, missing ones may be back."""
         gpus, why_none = self._seen, ""
-        if self._is_short or self._is_recut:
+        if self._is_short or self._has_mig_layout_changed:
             assert self._thread is not None
             why, is_anew = AWAY, not self._is_late
-            self._is_late = self._is_recut = False
+            self._is_late = self._has_mig_layout_changed = False
             try:
                 gpus, why_none = await self._thread.do(functools.partial(self._find, is_anew=is_anew), READ_S_MAX)
             except (
@@ -521,9 +521,9 @@ class Gpus:
             await self._thread.idle()
             log.warning("GPU driver answers again")
             return  # what it has come back with is old
-        except CardsRecut:
+        except MigLayoutChanged:
             log.info("slices of a GPU have changed, searching again")
-            self._is_recut = True
+            self._has_mig_layout_changed = True
             self._look_for_more_at_s = 0.0
             self._wanted.set()
             return

@@ -348,8 +348,8 @@ class _Card:
         return self.instances is not None
 
 
-class CardsRecut(Exception):
-    """The slices of a card (MIG) have changed since they were found; call `find_anew`."""
+class MigLayoutChanged(Exception):
+    """The MIG layout of a card has changed since its slices were found; call `find_anew`."""
 
 
 class Nvml:
@@ -475,7 +475,7 @@ class Nvml:
                 found.append((number, name, part))
         return found
 
-    def _is_recut(self) -> bool:
+    def _has_mig_layout_changed(self) -> bool:
         """True if the slices of a card have changed since they were found. A lost card cannot tell."""
         for handle, known in self._shapes.values():
             self._library.codes.clear()
@@ -545,10 +545,10 @@ class Nvml:
     # -- what it does --------------------------------------------------------------------------------------------------
 
     def read(self) -> list[CardReading]:
-        """Readings of all devices that were found. Raises SessionOver, CardsRecut."""
+        """Readings of all devices that were found. Raises SessionOver, MigLayoutChanged."""
         self._hear()
-        if self._is_recut():
-            raise CardsRecut
+        if self._has_mig_layout_changed():
+            raise MigLayoutChanged
         return [self._read(card) for card in self._cards]
 
     def _read(self, card: _Card) -> CardReading:

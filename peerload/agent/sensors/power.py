@@ -20,7 +20,7 @@ import msgspec
 
 from peerload.agent.runtime import next_tick, run_command
 from peerload.agent.sensors.processes import read_text_of
-from peerload.energy.accounting import HOLD_S, Counted, Counter, Integral
+from peerload.energy.accounting import HOLD_S, Counter, EnergyDelta, Integral
 from peerload.energy.profile import BadProfile, decoded
 from peerload.launcher.powercap import FORBIDDEN, zones
 from peerload.model.resources import DeviceReading, Quality, estimated_curve
@@ -100,7 +100,7 @@ class _OfReadings(Source):
         """The agent before has counted until then."""
         self._integral.at_s = at_s
 
-    def take(self, at_s: float) -> Counted:
+    def take(self, at_s: float) -> EnergyDelta:
         return self._integral.take(at_s)
 
 
@@ -259,7 +259,7 @@ class PowercapCounters(Source):
         self.counters: dict[str, Counter] = {}
         self._asked_s = 0.0
 
-    def take(self, at_s: float, readings: Iterable[Reading]) -> Counted:
+    def take(self, at_s: float, readings: Iterable[Reading]) -> EnergyDelta:
         zones = [reading for reading in readings if (reading[1] == "psys") is self._is_platform]
         is_told = any(value >= 0 for _, _, value, _, _ in zones)
         if is_told:
@@ -284,7 +284,7 @@ class PowercapCounters(Source):
             self.told(at_s, joules, at_s - before_s if joules else 0.0)
         elif zones:
             self.why = FORBIDDEN_TEXT if any(value == FORBIDDEN for _, _, value, _, _ in zones) else "it cannot be read"
-        return Counted(joules, gap_s)
+        return EnergyDelta(joules, gap_s)
 
 
 class Model(Source):

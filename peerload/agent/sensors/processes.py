@@ -15,12 +15,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerload.launcher.containment import ROOT_PREFIX
 from peerload.launcher.record_log import process_fields
+from peerload.model.bounded import BoundedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -54,7 +54,7 @@ class ProcessOwners:
         self._proc = proc
         self._cgroups = cgroups
         self._now_s = now_s
-        self._known: OrderedDict[tuple[int, bytes], tuple[str, float]] = OrderedDict()
+        self._known: BoundedDict[tuple[int, bytes], tuple[str, float]] = BoundedDict(KEPT_MAX)
 
     def is_contained(self) -> bool:
         """True if this process has a process namespace of its own, where the driver's pids may mean others."""
@@ -73,10 +73,7 @@ class ProcessOwners:
         if known is not None and (known[0] or self._now_s() < known[1] + FOREIGN_KEPT_S):
             return known[0]
         key = self._found(pid)
-        self._known.pop((pid, start), None)
         self._known[pid, start] = (key, self._now_s())
-        if len(self._known) > KEPT_MAX:
-            self._known.popitem(last=False)
         return key
 
     def _found(self, pid: int) -> str:

@@ -275,7 +275,6 @@ class Store(StoreRecovery):
 
     @property
     def node(self) -> str:
-        """The name of this node."""
         return self._node
 
     @property

@@ -13,6 +13,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from peerload.model import metrics
 from peerload.model.actions import EVENTS, PutEvent, PutMembers, PutTask
 from peerload.model.bounded import BoundedDict
@@ -187,7 +189,6 @@ class EventLog:
         self._noted.append(call)
 
     def note(self, event: PutEvent) -> None:
-        """Keep an event."""
         self._outbox.note(event)
         for call in self._noted:
             call(event)
@@ -223,16 +224,13 @@ class EventLog:
             news.set()
 
 
-class _Culprit:
+class _Culprit(msgspec.Struct):
     """The refusals of one culprit by one rule."""
 
-    __slots__ = ("began_s", "noted_s", "seen", "unsaid")
-
-    def __init__(self, now_s: float) -> None:
-        self.noted_s = float("-inf")
-        self.began_s = now_s
-        self.seen = 0
-        self.unsaid = 0
+    began_s: float
+    noted_s: float = float("-inf")
+    seen: int = 0
+    unsaid: int = 0
 
 
 class SecurityEvents:

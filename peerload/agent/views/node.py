@@ -14,6 +14,7 @@ from peerload.agent.runtime import next_tick
 from peerload.agent.sensors.gpus import NOT_INSTALLED
 from peerload.agent.views.task import task_here, text
 from peerload.core.membership.peers import PeerState
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import PeerloadError
 from peerload.model.resources import GPU, MIB, DeviceMode, Health, Quality
 from peerload.model.task import order_of
@@ -266,15 +267,12 @@ class StatePublisher:
         self._bus = bus
         self._user = user
         self._told: dict[str, TaskRecord] = {}
-        self._changed: dict[str, TaskRecord] = {}
+        self._changed: BoundedDict[str, TaskRecord] = BoundedDict(TASKS_MAX)
         self._node_told: dict[str, object] = {}
         self._connects = 0
 
     def changed(self, action: TaskChanged) -> None:
-        self._changed.pop(action.record.task, None)
         self._changed[action.record.task] = action.record
-        if len(self._changed) > TASKS_MAX:
-            del self._changed[next(iter(self._changed))]
 
     async def run(self) -> None:
         for look in itertools.count():
@@ -287,7 +285,8 @@ class StatePublisher:
             is_first = self._connects == 0
             self._connects, self._node_told, is_of_node = self._bus.connects, {}, True
             waiting = [task.record for task in self._node.home.some(TASKS_MAX)] if is_first else self._told.values()
-            self._changed = {record.task: record for record in waiting} | self._changed
+            for record in [*waiting, *self._changed.values()]:
+                self._changed[record.task] = record
         for name in list(itertools.islice(self._changed, AT_ONCE_MAX)):
             if not self._bus.publish_json(_topic(name), self._task(self._changed[name])):
                 return

@@ -358,16 +358,17 @@ def damaged_objects(rows: Sequence[Damage]) -> list[dict[str, object]]:
 
 
 def _usage(record: TaskRecord) -> dict[str, object]:
-    exit_ = record.exit
+    """What the last attempt used. Nothing is known before its end, of a cancelled task, or where it never ran: None, not 0."""
+    used = record.exit.usage if record.exit is not None else None
     return {
-        "user_s": exit_.usage.user_s if exit_ is not None else 0.0,
-        "system_s": exit_.usage.system_s if exit_ is not None else 0.0,
-        "memory_bytes_max": exit_.usage.memory_bytes_max if exit_ is not None else 0,
-        "gpu_memory_bytes_max": exit_.usage.gpu_memory_bytes_max if exit_ is not None else 0,
-        "gpu_model": exit_.usage.gpu_model or None if exit_ is not None else None,
-        "joules": exit_.usage.joules if exit_ is not None else None,
-        "energy_quality": exit_.usage.energy_quality if exit_ is not None else None,
-        "energy_scope": exit_.usage.energy_scope or None if exit_ is not None else None,
+        "user_s": used and used.user_s,
+        "system_s": used and used.system_s,
+        "memory_bytes_max": used and used.memory_bytes_max,
+        "gpu_memory_bytes_max": used and used.gpu_memory_bytes_max,
+        "gpu_model": used and (used.gpu_model or None),
+        "joules": used and used.joules,
+        "energy_quality": used and used.energy_quality,
+        "energy_scope": used and (used.energy_scope or None),
     }
 
 
@@ -382,7 +383,7 @@ def completion_object(
         text(output_path(pattern, counter, member, spec.name, node) if pattern and record.ended_at else pattern) or None
         for pattern in (terms.output_file, terms.error_file)
     ]
-    owed = jobs_of(store, counter, member) if record.ended_at and terms.chores() else []
+    owed = jobs_of(store, counter, member) if record.ended_at and terms.completion_jobs() else []
     return {
         "output_file": files[0],
         "error_file": files[1],

@@ -38,14 +38,14 @@ class OutputWriter:
     """Writes pieces of output unbuffered to the descriptors 1 and 2.
 
     A gap between two pieces was cut out by the capture limit; stderr says so. raw: bytes are written as they are; without it, output
-    to a terminal is made harmless (`HarmlessOutput`), and output to pipes and files is not changed. is_whole: as for `OutputGaps`.
+    to a terminal is sanitized (`SanitizedOutput`), and output to pipes and files is not changed. is_whole: as for `OutputGaps`.
     is_json: each piece is printed as an object. Raises BrokenPipeError if the reader has gone.
     """
 
     def __init__(self, *, raw: bool = True, is_whole: bool = True, is_json: bool = False) -> None:
         self._is_json = is_json
         self._gaps = OutputGaps(is_whole=is_whole)
-        self._shown = {} if raw else {stream: HarmlessOutput() for stream in (1, 2) if os.isatty(stream)}
+        self._shown = {} if raw else {stream: SanitizedOutput() for stream in (1, 2) if os.isatty(stream)}
 
     def write(self, piece: dict[str, Any]) -> None:
         """Write one piece {stream: 1|2, offset, data}."""
@@ -75,8 +75,8 @@ class OutputWriter:
             write_all(stream, shown.of(b"", final=True))
 
 
-class HarmlessOutput:
-    r"""Output made harmless to a terminal, piece by piece: lines and tabs are kept; other control characters, bidi controls and bytes
+class SanitizedOutput:
+    r"""Output sanitized for a terminal, piece by piece: lines and tabs are kept; other control characters, bidi controls and bytes
     that are not UTF-8 become ``\x1b``-style escapes. A character may be split between pieces."""
 
     def __init__(self) -> None:

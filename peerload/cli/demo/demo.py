@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from peerload.cli.common import agent_process
 from peerload.cli.demo.broker import find_broker, start_broker
@@ -51,14 +52,13 @@ READ_PAUSE_S = 0.22
 SLEEP_S = (0.3, 0.9, 0.6, 1.2)
 
 
-class DemoCommand:
+class DemoCommand(NamedTuple):
     """One command line: a ``name`` for people, its ``argv``, and the ``answer`` it must print (computed here when it
     is asked for)."""
 
-    def __init__(self, name: str, argv: list[str], answer: Callable[[], str]) -> None:
-        self.name = name
-        self.argv = argv
-        self.answer = answer
+    name: str
+    argv: list[str]
+    answer: Callable[[], str]
 
 
 def commands(count: int) -> list[DemoCommand]:
@@ -197,7 +197,7 @@ def account_of(
     sum_s = sum(took_s.values())
     ideal_s = max(sum_s / sum(slots.values()), *took_s.values())
     alone_s = list_schedule_s((took_s[task["id"]] for task in tasks), slots[home])
-    cpu_s = sum(task["usage"]["user_s"] + task["usage"]["system_s"] for task in tasks)
+    cpu_s = sum((task["usage"]["user_s"] or 0.0) + (task["usage"]["system_s"] or 0.0) for task in tasks)
     nodes = []
     for node, room in slots.items():
         there = [task for task in tasks if task["node"] == node]

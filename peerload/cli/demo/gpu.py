@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import peerload
 from peerload.cli.common import agent_process
@@ -63,14 +64,13 @@ _CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\ndevice = []\
 """Configuration that excludes this machine's own."""
 
 
-class DemoGpuTask:
+class DemoGpuTask(NamedTuple):
     """Task of the demonstration: its request, its duration, and what it demonstrates."""
 
-    def __init__(self, share: float, mode: str, seconds: float, story: str) -> None:
-        self.share = share
-        self.mode = mode
-        self.seconds = seconds
-        self.story = story
+    share: float
+    mode: str
+    seconds: float
+    story: str
 
 
 FIRST = (

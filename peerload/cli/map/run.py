@@ -14,7 +14,7 @@ import signal
 import stat
 import time
 from array import array
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from peerload.cli.common import command
 from peerload.cli.common.command import say_declining
@@ -158,15 +158,12 @@ WORD_BYTES = 5
 """Overhead of each word."""
 
 
-class MapTask:
+class MapTask(NamedTuple):
     """A task that was submitted and has not ended."""
 
-    __slots__ = ("argv", "number", "values")
-
-    def __init__(self, number: int, values: tuple[bytes, ...], argv: list[bytes]) -> None:
-        self.number = number
-        self.values = values
-        self.argv = argv
+    number: int
+    values: tuple[bytes, ...]
+    argv: list[bytes]
 
 
 class MapBatch:
@@ -235,15 +232,12 @@ class Halt:
         return bool(self._share) and ended >= PERCENT_AFTER and count >= self._share * ended
 
 
-class MapResult:
+class MapResult(NamedTuple):
     """A task that has ended: its number, its inputs, and its part of the answer to `wait`."""
 
-    __slots__ = ("body", "number", "tag")
-
-    def __init__(self, number: int, tag: bytes, body: dict[str, Any]) -> None:
-        self.number = number
-        self.tag = tag
-        self.body = body
+    number: int
+    tag: bytes
+    body: dict[str, Any]
 
 
 class MapView:

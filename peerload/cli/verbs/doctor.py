@@ -70,7 +70,7 @@ def main(words: list[str]) -> int:
     told = {"node": facts.info.get("node")}
     if flags.security:
         checks, told = security.CHECKS, told | {"mode": facts.security.get("mode")}
-    found = [(check.name, looked_at(check, facts)) for check in checks]
+    found = [(check.name, run_check(check, facts)) for check in checks]
     counts = {result: sum(finding.result == result for _, finding in found) for result in (OK, WARN, FAIL, SKIP)}
     if flags.json:
         listed = [{"name": name, **finding._asdict()} for name, finding in found]
@@ -86,7 +86,7 @@ def main(words: list[str]) -> int:
     return 1 if counts[FAIL] else 0
 
 
-def looked_at(check: Check, facts: DoctorInput) -> Finding:
+def run_check(check: Check, facts: DoctorInput) -> Finding:
     """Run a check. A check that raises, or hangs (in a mount whose server is gone), gives a finding that says so."""
     found: list[Finding] = []
 

@@ -143,7 +143,9 @@ def restore(words: list[str]) -> int:
     return 0
 
 
+TASK_HEADINGS = ("JOULES", "WH", "QUALITY", "SCOPE")
 HEADINGS = ("JOULES", "WH", "TASKS", "OTHERS", "IDLE", "UNKNOWN", "QUALITY", "SCOPE", "SOURCE")
+JOULES_OF = {"JOULES": "joules", "TASKS": "tasks_joules", "OTHERS": "other_joules", "IDLE": "idle_joules"}
 QUALITIES = ("measured", "derived", "estimated")
 WH_J = 3600.0
 DIGITS_MAX = 9
@@ -181,8 +183,9 @@ def energy(words: list[str]) -> int:
             print_json(row)
         return 0
     first = "task" if flags.task else "user" if flags.user else "node"
-    cells = [[str(row[first]), *_cells(row)] for row in rows]
-    print_lines(table((first.upper(), *HEADINGS), cells, HEADINGS[:6]))
+    headings = HEADINGS if first == "node" else TASK_HEADINGS
+    cells = [[str(row[first]), *(_cell(row, heading) for heading in headings)] for row in rows]
+    print_lines(table((first.upper(), *headings), cells, HEADINGS[:6]))
     return 0
 
 
@@ -204,6 +207,7 @@ def of_nodes(client: AgentConnection, node: str | None, since: float) -> list[di
 def of_task(task: dict[str, Any]) -> dict[str, Any]:
     usage = task.get("usage") or {}
     joules = usage.get("joules")
+    none = None if joules is None else 0.0
     return {
         "node": task.get("node"),
         "since": task.get("started_at"),
@@ -211,8 +215,8 @@ def of_task(task: dict[str, Any]) -> dict[str, Any]:
         "joules": joules,
         "wh": None if joules is None else joules / WH_J,
         "tasks_joules": joules,
-        "other_joules": 0.0,
-        "idle_joules": 0.0,
+        "other_joules": none,
+        "idle_joules": none,
         "gap_s": None,
         "quality": usage.get("energy_quality"),
         "scope": usage.get("energy_scope"),
@@ -248,8 +252,12 @@ def _number(value: float | None, digits: int) -> str:
     return number_text(value, digits)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    parts = ("joules", "wh", "tasks_joules", "other_joules", "idle_joules")
-    numbers = [_number(row[key], 3 if key == "wh" else 1) for key in parts]
-    gap = "-" if row["gap_s"] is None else duration_text(row["gap_s"])
-    return [*numbers, gap, *(str(row[key] or "-") for key in ("quality", "scope", "source"))]
+def _cell(row: dict[str, Any], heading: str) -> str:
+    match heading:
+        case "JOULES" | "TASKS" | "OTHERS" | "IDLE":
+            return _number(row[JOULES_OF[heading]], 1)
+        case "WH":
+            return _number(row["wh"], 3)
+        case "UNKNOWN":
+            return "-" if row["gap_s"] is None else duration_text(row["gap_s"])
+    return str(row[heading.lower()] or "-")

@@ -385,7 +385,7 @@ def _file_cells(task: dict[str, Any]) -> list[str]:
 
 def _history_row(task: dict[str, Any]) -> list[str]:
     usage = task.get("usage") or {}
-    ran = task.get("duration_s") is not None
+    is_known = task.get("duration_s") is not None and usage.get("user_s") is not None
     return [
         str(task.get("id", "")),
         shortened(str(task.get("name") or ""), tasks.NAME_WIDTH_MAX),
@@ -394,8 +394,8 @@ def _history_row(task: dict[str, Any]) -> list[str]:
         tasks.instant_text(task.get("ended_at")),
         duration_text(task.get("waited_s")),
         duration_text(task.get("duration_s")),
-        duration_text(usage.get("user_s", 0.0) + usage.get("system_s", 0.0)) if ran else "-",
-        size_text(usage.get("memory_bytes_max")) if ran else "-",
+        duration_text(usage["user_s"] + usage["system_s"]) if is_known else "-",
+        size_text(usage["memory_bytes_max"]) if is_known else "-",
         "-" if usage.get("joules") is None else f"{number_text(usage['joules'], 1)} J {usage.get('energy_quality')}",
         tasks.exit_text(task),
     ]

@@ -33,14 +33,14 @@ from peerload.text.units import duration
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 def nodes(words: list[str]) -> int:
     reader = Options(
         "nodes",
         "List the nodes: state, busy and all cores, used and all memory, GPUs, running and queued tasks, and how long ago they\n"
-        "were last heard of. Then the GPUs: model, how busy, memory in use by tasks and by other programs, tasks.",
+        "were last heard of; and the power where a sensor measures it. Then the GPUs: model, how busy, memory in use by tasks and by other programs, tasks.",
     )
     reader.switch(
         "--wide",
@@ -57,7 +57,7 @@ def nodes(words: list[str]) -> int:
     if flags.json:
         print_json({"nodes": nodes, "unmet": unmet})
         return 0
-    headings, columns = WIDE_HEADINGS if flags.wide else HEADINGS, terminal_columns()
+    headings, columns = headings_for(nodes, is_wide=flags.wide), terminal_columns()
     lines = node_table(headings, [node_cells(node, headings) for node in nodes], columns)
     lines += gpu_table(nodes, columns)
     lines += [
@@ -152,6 +152,8 @@ def undrain(words: list[str]) -> int:
 
 
 HEADINGS = ("NODE", "STATE", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "SEEN")
+WITH_WATTS = (*HEADINGS[:-1], "WATTS", "SEEN")
+"""Where a node measures its power."""
 WIDE_HEADINGS = (*HEADINGS[:-1], "OTHER CPUS", "WATTS", "LOAD", "REGION", "INCARNATION", "SEEN")
 """With `--wide`: cores that other programs keep busy, the power and where that figure comes from, the load index of the policy and the region it puts the node into, and the
 number of the node's start."""
@@ -166,6 +168,14 @@ PAINT = {
     "STATE": {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim", "revoked": "red"},
     "REGION": {"underloaded": "green", "overloaded": "red"},
 }
+
+
+def headings_for(nodes: Iterable[dict[str, Any]], *, is_wide: bool) -> Sequence[str]:
+    """The columns of these nodes: the power is shown unasked where a sensor tells it, not where it is estimated."""
+    if is_wide:
+        return WIDE_HEADINGS
+    has_sensor = any(node.get("watts") is not None and node.get("watts_quality") != "estimated" for node in nodes)
+    return WITH_WATTS if has_sensor else HEADINGS
 
 
 def node_table(
@@ -329,7 +339,7 @@ def top_lines(shown: dict[str, Any], now: float, *, wide: bool = False) -> list[
         mqtt,
     ]
     columns = terminal_columns() or WIDE
-    of_node = WIDE_HEADINGS if wide else HEADINGS
+    of_node = headings_for(shown["nodes"], is_wide=wide)
     headings = ["NODE", "SLOTS", "CPU", *of_node[1:]]
     rows = [
         [name, _slots_bar(node), _cpu_bar(node), *cells]

@@ -245,7 +245,7 @@ def _pairs(facts: dict[str, Any]) -> str:
 
 
 def _usage(usage: dict[str, Any]) -> str:
-    if not usage:
+    if usage.get("user_s") is None:
         return ""
     cpu = f"{number_text(usage.get('user_s'))} s user, {number_text(usage.get('system_s'))} s system"
     parts = [f"{cpu}, {size_text(usage.get('memory_bytes_max'))} at most"]

@@ -194,12 +194,10 @@ class ClientRequests:
         )
 
     def drain(self, event: events.DrainRequested) -> None:
-        """Drain this node."""
         returned, running = self._drain.begin(event.reason)
         self._answer(event.request, returned=returned, running=running)
 
     def undrain(self, event: events.UndrainRequested) -> None:
-        """Undrain this node."""
         was_drained = self._state.profile.drained
         self._drain.end()
         self._answer(event.request, was_drained=was_drained)

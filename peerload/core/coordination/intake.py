@@ -472,7 +472,7 @@ class TaskDispatch:
             self._state.clear_timer(timers.Rest.of(task.uid))
             self._home.rested(task)
 
-    def judge_again(self) -> None:
+    def reevaluate_waiting(self) -> None:
         """This node has other devices than before. Its own tasks that wait for some wait here if it can run them now, else
         look for a place elsewhere."""
         sender = self._sharing.sender
@@ -609,7 +609,7 @@ class Intake:
         yield from self._make_members(array) if is_uniform else self._make_tasks(array)
         rows = self._eligibility.dependencies.rows(event.terms) if event.terms.awaits else ()
         self._submissions.accept(array, placeable, rows, declining)
-        self._home.has_made(array.name)
+        self._home.mark_durable(array.name)
         for block in array.adopt_members(self._home) if is_uniform else ():
             yield from self._dispatch.arrive_together(block)
         yield from self._arrive(array)

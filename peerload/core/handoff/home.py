@@ -16,7 +16,6 @@ these messages are late, lost or repeated.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,6 +25,7 @@ from peerload.core.tasks.retries import LostAttempts, Retries
 from peerload.core.work import Collection, GrantedLease, HomePhase, Offering, story
 from peerload.model import metrics, rules, timers
 from peerload.model.actions import FetchOutput, KeepOutput, TaskChanged
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import (
     RENEWALS_MAX,
@@ -724,21 +724,16 @@ class FileHolders:
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._nodes: OrderedDict[bytes, dict[str, None]] = OrderedDict()
+        self._nodes: BoundedDict[bytes, BoundedDict[str, None]] = BoundedDict(MANIFESTS_MAX)
         self._bytes_per_s = BYTES_PER_S
 
     def has(self, node: str, task: HomeTask) -> None:
         """A node has accepted a task, whose files are there."""
         if task.spec.files is None:
             return
-        nodes = self._nodes.setdefault(task.spec.files.manifest, {})
-        self._nodes.move_to_end(task.spec.files.manifest)
-        nodes.pop(node, None)
+        manifest = task.spec.files.manifest
+        nodes = self._nodes[manifest] = self._nodes.get(manifest) or BoundedDict(HOLDERS_MAX)
         nodes[node] = None
-        if len(nodes) > HOLDERS_MAX:
-            del nodes[next(iter(nodes))]
-        if len(self._nodes) > MANIFESTS_MAX:
-            self._nodes.popitem(last=False)
 
     def took(self, staged: Staged | None) -> None:
         """An attempt has ended whose files came so fast."""
@@ -749,7 +744,7 @@ class FileHolders:
         """The usable nodes that have the files of this task, the latest first."""
         if task.spec.files is None:
             return []
-        known = self._nodes.get(task.spec.files.manifest, {})
+        known = self._nodes.get(task.spec.files.manifest, ())
         return [node for node in reversed(known) if self._membership.is_usable(node)]
 
     def sources(self, task: HomeTask, node: str) -> tuple[str, ...]:

@@ -229,8 +229,8 @@ class Detector:
         self._ping(request.node, self._sequence, request.address)
         shared.arm(Kind.NACK, shared.preset.probe_timeout_s * NACK_SHARE, str(self._sequence))
 
-    def nothing_heard(self, sequence: int) -> None:
-        """Say so; an ack that comes later is still passed on."""
+    def ack_missing(self, sequence: int) -> None:
+        """Tell the asker by a nack that no ack has come; one that comes later is still passed on."""
         helped = self._helped.get(sequence)
         if helped is not None:
             asker, address, asked = helped
@@ -428,7 +428,6 @@ class AntiEntropy:
 
 
 def identity_of(rumour: MembershipUpdate) -> Identity:
-    """The identity in an update."""
     return Identity(rumour.node, rumour.boot, rumour.machine_boot, rumour.store, rumour.incarnation, rumour.address)
 
 
@@ -652,7 +651,7 @@ class Gossip:
         else:  # an earlier run, of a database that was lost or put back since; or another agent of this name
             self.shared.core.count(metrics.INCARNATIONS_RAISED)
             self._raised_s = self.shared.now_s
-            self.shared.core.outdo(rumour.incarnation, is_copy=rumour.store == own.store)
+            self.shared.core.advance_incarnation(rumour.incarnation, is_copy=rumour.store == own.store)
             self.refutation = 0
         self.speak(grave=True)
         for node in dict.fromkeys((src, *rumour.by)):
@@ -694,7 +693,6 @@ class Gossip:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def handle(self, event: GossipReceived | LoopLagged) -> None:
-        """Handle an event of gossip."""
         if isinstance(event, GossipReceived):
             self._received(event)
         else:
@@ -801,7 +799,7 @@ class Gossip:
             case Kind.VERDICT:
                 self.detector.failed(int(subject))
             case Kind.NACK:
-                self.detector.nothing_heard(int(subject))
+                self.detector.ack_missing(int(subject))
             case Kind.SUSPECT:
                 self._unrefuted(subject)
             case Kind.SPREAD:

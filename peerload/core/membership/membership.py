@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import TYPE_CHECKING, overload
 
 import msgspec
@@ -38,7 +38,7 @@ from peerload.model.timers import GossipTimerKind as Kind
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState, Mediator
@@ -113,19 +113,22 @@ class NamesWithout(Sequence[str]):
 
 
 class ReportTable:
-    """The newest report of each peer, in the order in which they came, and the names of those that accept and that give by it."""
+    """The newest report of each peer, in the order in which they came, and the names of those that accept and that give by it.
+    oldest_s: none of them came before that."""
 
-    __slots__ = ("accepting", "by_name", "giving")
+    __slots__ = ("accepting", "by_name", "giving", "oldest_s")
 
     def __init__(self) -> None:
         self.by_name: dict[str, HeardReport] = {}
         self.accepting: set[str] = set()
         self.giving: set[str] = set()
+        self.oldest_s = math.inf
 
     def put(self, node: str, heard: HeardReport) -> None:
         """Replace the report of a peer."""
         self.by_name.pop(node, None)  # so that the first is the one that came longest ago
         self.by_name[node] = heard
+        self.oldest_s = min(self.oldest_s, heard.at_s)
         report = heard.report
         (self.accepting.add if report.accepts else self.accepting.discard)(node)
         (self.giving.add if report.gives else self.giving.discard)(node)
@@ -143,7 +146,7 @@ class Directory:
     In real life nodes meet one by one, and each keeps what it knows of each other: N² entries in all. Where N nodes live in
     one process and were introduced before anything happened, they share one directory instead, and each keeps of its own
     only what it has heard since. What a member tells everybody stands in the directory, once: only the nodes that do
-    something about it have to be told (`Sharing.heeds`).
+    something about it have to be told (`Sharing.acts_on`).
     """
 
     __slots__ = ("_eligible", "announced", "members", "names")
@@ -208,6 +211,8 @@ class CircuitBreaker:
 
     def is_any(self) -> bool:
         """True if any node is skipped now (the common case is no)."""
+        if not self._skipped:
+            return False
         now_s = self._state.now.boot_s
         over = [node for node, (until_s, _) in self._skipped.items() if until_s <= now_s]
         for node in over:
@@ -393,29 +398,18 @@ class Membership:
             if heard is not None and now_s - heard.at_s <= age_s_max:
                 yield node, heard.report
 
-    def reporting(self, nodes: Iterable[str], wanted: Reported) -> list[str]:
+    def reporting(self, nodes: Iterable[str], wanted: Reported) -> Iterator[str]:
         """Those of these peers whose newest report, unless it is too old to be believed, says so."""
         own, announced = self._reports, self._announced
-        now_s, age_s_max = self._state.now.boot_s, self._believed_s
         if wanted == "nothing":
-            heard = own.by_name.keys() | announced.by_name.keys()
-            return [
-                node
-                for node in nodes
-                if node not in heard or ((known := self._newest(node)) is not None and now_s - known.at_s > age_s_max)
-            ]
-        if wanted == "accepts":
-            names = own.accepting | announced.accepting if announced.accepting else own.accepting
-        else:
-            names = own.giving | announced.giving if announced.giving else own.giving
-        return [
-            node
-            for node in nodes
-            if node in names
-            and (known := self._newest(node)) is not None
-            and now_s - known.at_s <= age_s_max
-            and (known.report.accepts if wanted == "accepts" else known.report.gives)
-        ]
+            believed: Collection[str] = own.by_name.keys() | announced.by_name.keys()
+            if self._state.now.boot_s - min(own.oldest_s, announced.oldest_s) > self._believed_s:
+                nodes = tuple(nodes)
+                believed = {node for node, _ in self.reports(nodes)}
+            return filterfalse(believed.__contains__, nodes)
+        names = own.accepting | announced.accepting if wanted == "accepts" else own.giving | announced.giving
+        known = self.reports(filter(names.__contains__, nodes))
+        return (node for node, report in known if getattr(report, wanted))
 
     def last_report(self, node: str) -> HeardReport | None:
         """The newest report of a peer, however old."""

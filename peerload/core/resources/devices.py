@@ -225,7 +225,6 @@ class DeviceState:
 
     @property
     def id(self) -> str:
-        """The id of the device."""
         return self.device.id
 
     @property
@@ -430,7 +429,7 @@ class DeviceLedger:
         self.version = 0
         self.was_left = False
         """An attempt is over whose devices have to be read."""
-        self.strays: dict[tuple[str, str], None] = {}
+        self.strays: BoundedDict[tuple[str, str], None] = BoundedDict(STRAYS_MAX)
         """(execution key, device id) of attempts seen on devices that they were not given, as long as they hold others or
         none: the newest STRAYS_MAX."""
         self.kept: Mapping[str, object] = {}
@@ -493,8 +492,6 @@ class DeviceLedger:
             ]
         for stray in strays:
             self.strays[stray] = None
-            if len(self.strays) > STRAYS_MAX:
-                del self.strays[next(iter(self.strays))]
         for key in [key for key, left_s in self._leaving.items() if read_s >= left_s and not self._is_seen(key)]:
             self._release(key)
         self.version += 1

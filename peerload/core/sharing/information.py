@@ -353,7 +353,7 @@ class View:
     def reporting(self, wanted: Reported) -> Sequence[str]:
         """By their newest reports."""
         if self.for_request is None or wanted == "nothing":
-            return self._membership.reporting(self.peers, wanted)
+            return list(self._membership.reporting(self.peers, wanted))
         return [node for node, report in self.reports() if getattr(report, wanted)]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import islice
+from itertools import filterfalse, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -318,13 +318,13 @@ class Receiver:
         """Ask the policy whom to ask next, and do it."""
         peers = self._membership.eligible(Need(), "")
         if self._state.policies.information.reports_guide_probing and self._information.asks_ahead():
-            here, slots = self._ledger.load_tasks, self._slots  # as far as is known:
-            refusing = {
+            slots, with_it = self._slots, self._ledger.load_tasks + 1
+            refusing = {  # as far as is known; `evens_out` without a call for each peer
                 peer
                 for peer, told in self._membership.reports(peers)
-                if not evens_out(told.load_tasks, told.slots, here, slots)
+                if with_it * told.slots > (told.load_tasks - 1) * slots
             }
-            peers = tuple(peer for peer in peers if peer not in refusing)
+            peers = tuple(filterfalse(refusing.__contains__, peers))
         view = self._information.view(peers)
         search.steps += 1
         try:
@@ -672,14 +672,14 @@ class StateRequests:
         return own.gives if request.report.accepts else own.accepts
 
 
-class Attention(NamedTuple):
-    """Reports, told to everybody, that a node may do something about, beside knowing them (`Sharing.heeds`): all; those of nodes with
-    room; those of nodes with so many tasks per slot, beside the one that they may give; those of nodes that it has a hint of."""
+class ReportFilter(NamedTuple):
+    """Filter of the reports, told to everybody, that a node may act on, beside keeping them (`Sharing.acts_on`): all; those of nodes
+    with room; those of nodes with so many tasks per slot, beside the one that they may give; those of nodes that it has a hint of."""
 
-    to_all: bool
-    to_room: bool
-    to_work_from: float
-    to_nodes: tuple[str, ...]
+    every: bool
+    with_room: bool
+    with_work_from: float
+    of_nodes: tuple[str, ...]
 
 
 class Sharing:
@@ -704,7 +704,7 @@ class Sharing:
         self._has_receiver = state.policies.names["location.receiver"] != "none"
         transfer, load, sender = state.policies.transfer, state.policies.load, state.policies.sender
         is_steady = getattr(transfer, "steady", False) and getattr(load, "steady", False)
-        self._heeds_all = not is_steady or hasattr(sender, "announced")
+        self._acts_on_all = not is_steady or hasattr(sender, "announced")
         self._places_all = bool(getattr(sender, "places_all", False))
         self._stranded = home.stranded
         self._ledger = queue.ledger
@@ -789,19 +789,19 @@ class Sharing:
         self._announced(src, report, to_all=True)
         self._act_on(src, report, asks=self.receiver.answer)
 
-    def attention(self) -> Attention:
-        """The reports that this node may heed, as of the last event."""
+    def report_filter(self) -> ReportFilter:
+        """The filter of the reports that this node may act on, as of the last event."""
         wants_from = self.receiver.wants_from() if self._has_receiver else math.inf
-        heeds_all = self._heeds_all or self._hints.leaves_footprints
-        return Attention(heeds_all, self._looks_for_room(), wants_from, tuple(self._hints.busy))
+        acts_on_all = self._acts_on_all or self._hints.leaves_footprints
+        return ReportFilter(acts_on_all, self._looks_for_room(), wants_from, tuple(self._hints.busy))
 
     def _looks_for_room(self) -> bool:
         return bool(self._stranded or self._ledger.waits_for_devices or (self._places_all and self._ledger.waiting))
 
-    def heeds(self, src: str, report: LoadReport) -> bool:
+    def acts_on(self, src: str, report: LoadReport) -> bool:
         """True if this node does anything about a report that is told to everybody, beside knowing it: asks for work, offers
         a task, or changes its hints, its thresholds or its load index."""
-        if self._heeds_all:
+        if self._acts_on_all:
             return True
         if (report.accepts or report.gpus) and self._looks_for_room():
             return True

@@ -207,7 +207,7 @@ class Dependencies:
 
     def _stands(self, name: str) -> str:
         if self._is_mine(name):
-            return self.stands_here(name)
+            return self.state_text(name)
         home = task_home(name)
         peer = self._membership.get(home)
         if peer is None or peer.state is not PeerState.ALIVE:
@@ -215,7 +215,7 @@ class Dependencies:
         awaited = self._awaited.get(name)
         return (awaited.says if awaited is not None else "") or f"{home} has not said so far"
 
-    def stands_here(self, name: str) -> str:
+    def state_text(self, name: str) -> str:
         """The state of a task, or an array, of this home in a few words."""
         unfinished = self._home.unfinished_in(name)
         if not unfinished:
@@ -515,7 +515,7 @@ class RemoteStatusQueries:
                 continue
             task = self._home.by_id.get(name)
             if task is not None and not task.record.state.is_final and not self._home.is_being_made(name):
-                told.append(AwaitedTask(name, says=self._dependencies.stands_here(name)[:128]))
+                told.append(AwaitedTask(name, says=self._dependencies.state_text(name)[:128]))
             elif name in self._asked or len(self._asked) < WATCHED_MAX:  # else it will ask again
                 self._asked.setdefault(name, {})[src] = None
                 unknown.append(name)
@@ -546,7 +546,7 @@ class RemoteStatusQueries:
             name = found.task
             self._dependencies.found(name, is_known=found.is_known, failed=found.failed)
             self._heard(name)
-            says = "over" if found.is_over else self._dependencies.stands_here(name)
+            says = "over" if found.is_over else self._dependencies.state_text(name)
             is_unfinished = says != "over"
             if not found.is_over and not is_unfinished:
                 says = ENDING

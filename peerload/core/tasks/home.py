@@ -140,7 +140,7 @@ class Home:
         """Make this member a task of its own, in the same place of the queue."""
         task = block.member(member)
         self._index(task)
-        self._divided(block, self._queue.take_apart(block, task, member), member)
+        self._divided(block, self._queue.split(block, task, member), member)
         self._untouched_number -= 1
         return task
 
@@ -162,7 +162,7 @@ class Home:
         name, at_most = names[at], self._state.config.uniform_at_a_time
         array = name if name in self.untouched else name.rpartition(".")[0]
         blocks = self.untouched.get(array)
-        if not blocks or blocks[0].terms.chores() or self.mediator.is_awaited(array):
+        if not blocks or blocks[0].terms.completion_jobs() or self.mediator.is_awaited(array):
             return None
         if array == name:
             return blocks[0], blocks[0].members[:at_most]
@@ -217,7 +217,7 @@ class Home:
         what was confirmed about it would be undone when they become so."""
         self._being_made[array] = None
 
-    def has_made(self, array: str) -> None:
+    def mark_durable(self, array: str) -> None:
         """Note that the members of this array are durable."""
         self._being_made.pop(array, None)
 
@@ -277,7 +277,7 @@ class Home:
             self._moved(task, record.node)
         ends = task.record.state.is_final and not record.state.is_final
         more = self.mediator.rows_at_end(task.record) if ends else ()
-        owed = task.terms.chores() if ends else ()
+        owed = task.terms.completion_jobs() if ends else ()
         kept = PutTask(task.record, self._state.now.wall_s, reason)
         self._state.persist(kept, *more, *([PutChores(record.task, owed)] if owed else []))
         runs = bool(task.running_at) and task.record.state is TaskState.LEASED

@@ -36,7 +36,7 @@ MOVABLE = LOCAL, REMOTE
 """The lines of tasks that another node may be given."""
 
 
-class Line:
+class LinkedQueue:
     """Work in the order of its arrival: a doubly linked list through `Work.before` and `Work.after`, which takes no memory
     beside these two. Who goes through it gets tasks: a member of a uniform array becomes one as soon as its turn comes."""
 
@@ -116,7 +116,7 @@ class WaitingQueue:
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
         self.ledger = ledger
-        self._levels: dict[int, tuple[Line, ...]] = {}
+        self._levels: dict[int, tuple[LinkedQueue, ...]] = {}
         self._devices = DeviceQueue(state, ledger)
         self._number = 0
         self._next_order = 0
@@ -140,7 +140,7 @@ class WaitingQueue:
             work.reserved = ()
         level = self._levels.get(work.spec.priority)
         if level is None:
-            level = self._levels[work.spec.priority] = tuple(Line() for _ in ALL)
+            level = self._levels[work.spec.priority] = tuple(LinkedQueue() for _ in ALL)
         level[_line(work)].append(work)
         if work.spec.request.takes_devices:
             self._arrived.append(work)
@@ -149,7 +149,7 @@ class WaitingQueue:
         if self._backlog is not None:
             self._backlog.add(work)
 
-    def take_apart(self, block: UntouchedMembers, task: HomeTask, member: int) -> UntouchedMembers | None:
+    def split(self, block: UntouchedMembers, task: HomeTask, member: int) -> UntouchedMembers | None:
         """Put one of these members, as a task, where it stands. → those behind it, if there are others before it."""
         index = block.members.index(member)
         if not block.is_queued:
@@ -324,7 +324,9 @@ class WaitingQueue:
             return True
         return bool(self._arrived) and any(work.spec.priority > min(self._levels) for work in self._arrived)
 
-    def _next_of(self, priority: int, level: tuple[Line, ...], *, looks_at_all: bool) -> tuple[Work | None, bool]:
+    def _next_of(
+        self, priority: int, level: tuple[LinkedQueue, ...], *, looks_at_all: bool
+    ) -> tuple[Work | None, bool]:
         """The work of one priority that starts next, and, if there is none, whether a lower priority may have the room. Without
         ``looks_at_all`` there is no more room than before: of those that wait for devices only who has come since is
         looked at."""
@@ -348,7 +350,7 @@ class WaitingQueue:
         """Work of this priority that has come since the last look at all."""
         return (work for work in self._arrived if work.spec.priority == priority and not work.withheld)
 
-    def _in_line(self, local: Line, remote: Line) -> Iterator[Work]:
+    def _in_line(self, local: LinkedQueue, remote: LinkedQueue) -> Iterator[Work]:
         """Both lines as the priority policy has them."""
         lines = _free(local), _free(remote)
         preferred = self._preferred() if local and remote else "first"
@@ -388,7 +390,7 @@ class WaitingQueue:
             level = self._levels[priority]
             yield from heapq.merge(_free(level[LOCAL_DEVICES]), _free(level[REMOTE_DEVICES]), key=_order)
 
-    def _head(self, level: tuple[Line, ...]) -> Work | None:
+    def _head(self, level: tuple[LinkedQueue, ...]) -> Work | None:
         first_local, kept_here, first_remote = map(_first, level[:LOCAL_DEVICES])
         if first_local is None or (kept_here is not None and kept_here.order < first_local.order):
             first_local = kept_here
@@ -420,7 +422,7 @@ def _line(work: Work) -> int:
     return REMOTE_DEVICES if takes_devices else REMOTE
 
 
-def _first(line: Line) -> Work | None:
+def _first(line: LinkedQueue) -> Work | None:
     for work in line:
         if not work.withheld:
             return work

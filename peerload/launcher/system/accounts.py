@@ -14,6 +14,7 @@ import stat
 import time
 
 from peerload.launcher.process import SpawnRefused
+from peerload.launcher.protocol import Message
 from peerload.launcher.record_log import log_line
 from peerload.launcher.system.settings_rules import GUEST, SAME_NAME, SETTINGS, UID_MAX, USER_UID_MIN, objection
 
@@ -125,30 +126,17 @@ class UsersPolicy:
         return self.users == SAME_NAME or (not isinstance(self.users, str) and name in self.users.values())
 
 
-class LauncherAccount:
+class LauncherAccount(Message):
     """The account of a process: numbers only, but for ``name`` and ``home``, which the process is told. is_guest: a uid
     that nobody else has."""
 
-    __slots__ = ("gid", "groups", "home", "is_guest", "name", "shell", "uid")
-
-    def __init__(
-        self,
-        name: str,
-        uid: int,
-        gid: int,
-        groups: tuple[int, ...],
-        home: str,
-        shell: str = "/bin/sh",
-        *,
-        is_guest: bool = False,
-    ) -> None:
-        self.name = name
-        self.uid = uid
-        self.gid = gid
-        self.groups = groups
-        self.home = home
-        self.shell = shell
-        self.is_guest = is_guest
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+    shell: str = "/bin/sh"
+    is_guest: bool = False
 
 
 def look_up(name: str, group: str, admin_group: str) -> Entry | None:

@@ -31,11 +31,12 @@ from peerload.launcher.process import (
     SIGNALS_DEFAULT,
     CannotStart,
     SpawnRefused,
+    enter_directory,
     find_program,
     raise_shortage,
     text,
 )
-from peerload.launcher.protocol import UserReply
+from peerload.launcher.protocol import Message, UserReply
 from peerload.launcher.record_log import log_line
 from peerload.launcher.system import sandbox, write_as_user
 from peerload.launcher.system.write_as_user import Unwritable
@@ -191,7 +192,7 @@ class ForkServer:
         sandbox.drop(account, kernel)
         if order.makes_scratch:
             os.mkdir(order.directory, 0o700)
-        _enter(order.directory)
+        enter_directory(order.directory)
         program = find_program(order.argv[0], order.environment)
         if order.allowed is not None:
             program = _checked(program, order.allowed)
@@ -284,15 +285,6 @@ class SpawnOrder:
         self.staged = ""
 
 
-def _enter(directory: bytes) -> None:
-    try:
-        os.chdir(directory)
-    except (OSError, ValueError) as error:
-        raise_shortage(error)
-        why = error.strerror if isinstance(error, OSError) else error
-        raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(directory)}: {why}") from None
-
-
 def _checked(program: bytes, allowed: tuple[str, ...]) -> bytes:
     """The resolved file, which is then executed: a link could change meanwhile. Raises SpawnRefused."""
     path = os.fsdecode(os.path.realpath(program))
@@ -317,15 +309,12 @@ PARTS_MAX = 1024
 _NOT_THERE = "there is no such directory here, or it may not be entered"
 
 
-class HelperRequest:
+class HelperRequest(Message):
     """The origin of a job. number: the agent's, 0 = the launcher's own job. quota_key: a user of this node, or another
     node; never a guest's uid, which is new each time."""
 
-    __slots__ = ("number", "quota_key")
-
-    def __init__(self, number: int, quota_key: str) -> None:
-        self.number = number
-        self.quota_key = quota_key
+    number: int
+    quota_key: str
 
 
 OWN = HelperRequest(0, "")

@@ -15,15 +15,24 @@ import sys
 from peerload.launcher.cgroup_limits import CgroupLimits
 from peerload.launcher.powercap import PLACE, Powercap
 from peerload.launcher.process import (
+    MPS_KEEPER,
     NOT_EXECUTABLE,
     PATH_DEFAULT,
     AgentCredentials,
     CannotStart,
     SingleUser,
     SpawnRefused,
+    find_program,
     raise_shortage,
 )
-from peerload.launcher.protocol import DirectoryCheck, FileAppend, FileCheck, FilesJob, LauncherProtocolError
+from peerload.launcher.protocol import (
+    MPS_CONTROL,
+    DirectoryCheck,
+    FileAppend,
+    FileCheck,
+    FilesJob,
+    LauncherProtocolError,
+)
 from peerload.launcher.record_log import log_line
 from peerload.launcher.server import Launcher, ignore_signals, lock
 from peerload.launcher.system import sandbox
@@ -223,7 +232,6 @@ class MultiUserService(SingleUser):
         return self._guests.take(key, policy.guest_uids, self._resolver.is_unassigned)
 
     def carry_out(self, request: UserRequest) -> None:
-        """See `SingleUser`."""
         number = request.id
         origin, holder = HelperRequest(number, _quota_key(request)), f"helper {number}"
         if isinstance(request, FilesJob) and request.directory == SCRATCH:
@@ -289,12 +297,10 @@ class MultiUserService(SingleUser):
         self.helpers.check_directory(origin, account, directory, hidden, lambda: self._guests.give_back(holder))
 
     def deferring(self, carry_out: Callable[[Request], None]) -> DeferredRequests:
-        """See `SingleUser`."""
         self._deferred = DeferredRequests(carry_out)
         return self._deferred
 
     def ready(self, masks: dict[int, int]) -> None:
-        """See `SingleUser`."""
         if self.reports.fd in masks:
             self.reports.read()
         self.helpers.ready(masks)
@@ -302,7 +308,6 @@ class MultiUserService(SingleUser):
         self._deferred.resume(self._resolver.answered())
 
     def due_at_s(self) -> list[float]:
-        """See `SingleUser`."""
         return [due_s for due_s in (self.helpers.due_s(), self._resolver.due_s()) if due_s is not None]
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -326,7 +331,6 @@ class MultiUserService(SingleUser):
             raise SpawnRefused("commands run only inside tasks of the same user, and not inside those of guests")
 
     def spawn(self, request: SpawnRequest, reads: int | str, fork: Callable[[], int] | None = None) -> int:  # noqa: ARG002 -- for one user
-        """See `SingleUser`."""
         key = request.key
         account, policy = self._accounts[key], self._policies.current()
         order = SpawnOrder(account, policy, request)
@@ -347,7 +351,8 @@ class MultiUserService(SingleUser):
             home = os.fsdecode(self._make_scratch(key, account))
         order.environment = _environment(order.environment, request, account, home)
         if policy.exec_allow and _is_foreign(request):
-            order.allowed = policy.exec_allow
+            if not _is_mps_keeper(request):
+                order.allowed = policy.exec_allow
             order.environment = _without_code(order.environment, home)
         try:
             self._limits.enter(key, policy.task_processes_max, request.cpus, request.cpus_max)
@@ -356,7 +361,6 @@ class MultiUserService(SingleUser):
             self._limits.leave()
 
     def counters(self) -> list[Reading]:
-        """See `SingleUser`."""
         return self._powercap.read()
 
     def _make_scratch(self, key: str, account: LauncherAccount) -> bytes:
@@ -376,7 +380,6 @@ class MultiUserService(SingleUser):
         return path.encode()
 
     def failure_of(self, pid: int) -> tuple[int, str] | None:
-        """See `SingleUser`."""
         return self.reports.failure_of(pid)
 
     def release(self, key: str) -> None:
@@ -387,7 +390,6 @@ class MultiUserService(SingleUser):
             self._release_scratch(key)
 
     def forget(self, key: str) -> None:
-        """See `SingleUser`."""
         if self._staged.get(key):
             self._forgotten.add(key)
         elif self._staged.pop(key, None) is not None:
@@ -433,6 +435,16 @@ def _environment(
 def _is_foreign(request: SpawnRequest | UserRequest) -> bool:
     """True if it is a task of another node, or of another node's user who has submitted it here."""
     return request.home != request.node or (request.uid < 0 and ":" in request.user)
+
+
+def _is_mps_keeper(request: SpawnRequest) -> bool:
+    """True if the command is the keeper of an MPS daemon, for the control program that the launcher itself finds: with any
+    other program it could run whatever it likes."""
+    command, rest = tuple(request.argv[: len(MPS_KEEPER)]), request.argv[len(MPS_KEEPER) :]
+    try:
+        return command == MPS_KEEPER and rest[0] == find_program(MPS_CONTROL.encode(), dict(os.environb))
+    except (CannotStart, IndexError):
+        return False
 
 
 def _quota_key(request: UserRequest) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.launcher.mps_keeper import DaemonFailed, Keeper
+from peerload.launcher.mps_keeper import DaemonFailed, Keeper
 
 
 class Told(Keeper):

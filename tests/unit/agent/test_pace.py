@@ -147,7 +147,7 @@ def test_what_comes_from_elsewhere_waits_for_room(tmp_path: Path) -> None:
             made.write(100)
             waits = asyncio.get_running_loop().create_task(made.backpressure.room(KEY))
             await asyncio.sleep(0)
-            made.backpressure.let_go(KEY)
+            made.backpressure.release(KEY)
             async with asyncio.timeout(PATIENCE_S):
                 await waits
         assert made.told == []

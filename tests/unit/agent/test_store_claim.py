@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.agent import preflight
-from peerload.agent.preflight import claim, end_strange_launcher
+from peerload.agent.preflight import claim, end_foreign_launcher
 from peerload.launcher.server import claim_store
 from peerload.model.errors import StoreError
 
@@ -45,14 +45,14 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
 
 def test_the_launcher_of_a_copy_is_ended(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "launcher.lock").touch()  # nobody holds that of this directory
-    assert end_strange_launcher(launcher.store, tmp_path)
+    assert end_foreign_launcher(launcher.store, tmp_path)
     assert launcher.signals == [(os.getpid(), signal.SIGTERM)]
 
 
 def test_one_that_does_not_end_stops_the_start(launcher: Launcher, tmp_path: Path) -> None:
     launcher.ends = False
     with pytest.raises(StoreError, match=f"pid {os.getpid()}"):
-        end_strange_launcher(launcher.store, tmp_path)
+        end_foreign_launcher(launcher.store, tmp_path)
 
 
 def test_a_process_of_another_user_is_left_alone(
@@ -60,14 +60,14 @@ def test_a_process_of_another_user_is_left_alone(
 ) -> None:
     """Anybody may take the name: an agent of root would end their process of choice."""
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert not end_strange_launcher(launcher.store, tmp_path)
+    assert not end_foreign_launcher(launcher.store, tmp_path)
     assert launcher.signals == []
 
 
 def test_the_launcher_of_this_very_directory_is_left_alone(launcher: Launcher, tmp_path: Path) -> None:
     with (tmp_path / "launcher.lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert not end_strange_launcher(launcher.store, tmp_path)
+        assert not end_foreign_launcher(launcher.store, tmp_path)
     assert launcher.signals == []
 
 

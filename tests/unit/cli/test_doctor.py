@@ -327,7 +327,7 @@ def test_a_check_that_breaks_does_not_end_the_others(facts: DoctorInput) -> None
     def broken(_facts: DoctorInput) -> Finding:
         raise ZeroDivisionError("by itself")
 
-    assert doctor.looked_at(Check("broken", broken), facts).result == "warn"
+    assert doctor.run_check(Check("broken", broken), facts).result == "warn"
 
 
 def test_a_check_that_hangs_does_not_hang_the_others(facts: DoctorInput, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +338,7 @@ def test_a_check_that_hangs_does_not_hang_the_others(facts: DoctorInput, monkeyp
         return Finding("ok", "")
 
     monkeypatch.setattr(doctor, "LOOK_S_MAX", 0.05)
-    found = doctor.looked_at(Check("hangs", hangs), facts)
+    found = doctor.run_check(Check("hangs", hangs), facts)
     never.set()
     assert (found.result, "df" in found.fix) == ("fail", True)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from peerload.agent.views.task import usage_object
 from peerload.cli.verbs import ls, nodes, show
+from peerload.model.task import TaskRecord, TaskState
 from peerload.wire import control
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent, peerload  # noqa: F401 -- one is a fixture
 
@@ -36,12 +38,28 @@ def test_a_row_of_a_node(agent: FakeAgent) -> None:
 
 
 def test_every_text_with_an_estimate_says_so() -> None:
-    usage = {"joules": 7.0, "energy_quality": "estimated", "energy_scope": "node"}
+    usage = {"user_s": 1.0, "system_s": 0.0, "memory_bytes_max": 1 << 20, "joules": 7.0, "energy_quality": "estimated"}
+    usage |= {"energy_scope": "node"}
     node = {"node": "ws1", "watts": 7.0, "watts_quality": "estimated"}
     assert "7 J estimated" in show._usage(usage)
     assert show._usage({**usage, "energy_scope": None}).endswith(", 7 J estimated")
     assert "7 J estimated" in ls._history_row({**task(1, "ann", None), "usage": usage})
     assert nodes.node_cells(node, ["WATTS"]) == ["7 estimated"]
+
+
+def test_a_cancelled_task_has_no_usage_rather_than_none_of_it() -> None:
+    record = TaskRecord("ws1/1", bytes(16), TaskState.CANCELLED, 1.0, started_at=2.0, ended_at=30.0)
+    told = usage_object(record)
+    assert isinstance(told["usage"], dict)
+    assert set(told["usage"].values()) == {None}
+    assert not show._usage(told["usage"])
+    assert ls._history_row({**task(1, "ann", None), **told})[7:10] == ["-", "-", "-"]
+
+
+def test_nodes_shows_watts_unasked_where_a_sensor_tells_them() -> None:
+    guessed, silent = {"watts": 7.0, "watts_quality": "estimated"}, {"watts": None, "watts_quality": None}
+    assert "WATTS" not in nodes.headings_for([guessed, silent], is_wide=False)
+    assert "WATTS" in nodes.headings_for([guessed, {"watts": 7.0, "watts_quality": "measured"}], is_wide=False)
 
 
 def test_small_figures_are_shown(agent: FakeAgent) -> None:
@@ -75,6 +93,10 @@ def test_tasks_and_users(agent: FakeAgent) -> None:
     assert [(row["task"], row["joules"]) for row in rows(agent, "--task")] == [
         ("ws1/1", 10.0), ("ws1/2", 5.0), ("ws1/3", 7.0), ("ws1/4", None),
     ]  # fmt: skip
+    assert [row["other_joules"] for row in rows(agent, "--task")] == [0.0, 0.0, 0.0, None]
+    heading, *lines = peerload("energy", "--task", agent=agent).stdout.decode().splitlines()
+    assert heading.split() == ["TASK", "JOULES", "WH", "QUALITY", "SCOPE"]
+    assert lines[3].split() == ["ws1/4", "-", "-", "derived", "package"]
     ann, bob = rows(agent, "--user")
     assert (ann["user"], ann["joules"], ann["quality"], ann["scope"]) == ("ann", 17.0, "estimated", "package+gpu")
     assert (bob["joules"], bob["quality"]) == (5.0, "derived")

@@ -5,7 +5,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from peerload import __version__
-from peerload.cli.common.output import HarmlessOutput
+from peerload.cli.common.output import SanitizedOutput
 from peerload.wire import control
 from tests.each import each
 from tests.support import wait_until
@@ -370,13 +370,13 @@ def test_logs(agent: FakeAgent) -> None:
 
 
 def test_output_for_a_terminal_can_do_it_no_harm() -> None:
-    shown = HarmlessOutput()
+    shown = SanitizedOutput()
     hostile = "ok\ttab\r\n\x1b]0;title\x07\x9b31m\u202egnp.exe\u2028 é\x00\x08\rover\n".encode() + b"\xff\xc3"
     whole = b"".join(shown.of(bytes((byte,))) for byte in hostile) + shown.of(b"", final=True)
     assert whole.decode() == (
         "ok\ttab\n\\x1b]0;title\\x07\\x9b31m\\u202egnp.exe\\u2028 é\\x00\\x08\\x0dover\n\\xff\\xc3"
     )
-    shown = HarmlessOutput()
+    shown = SanitizedOutput()
     assert shown.of(b"a\r") + shown.of(b"\nb\r") + shown.of(b"", final=True) == b"a\nb\\x0d"
 
 

@@ -367,7 +367,7 @@ def test_while_it_is_paused_nobody_is_asked_and_the_next_look_goes_on() -> None:
         assert "paused" in screen(app)[0]
         assert app.look.paused_at == NOW
         taken = source.taken
-        app._sampler.hurry()
+        app._sampler.sample_now()
         await pilot.press("j", "m", "m")
         assert source.taken <= taken + 1  # one may have been on its way
         await pilot.press("p")

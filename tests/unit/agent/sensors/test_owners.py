@@ -131,6 +131,7 @@ def test_a_number_used_again_is_another_process(kernel: Kernel) -> None:
 
 def test_what_is_remembered_is_bounded(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_MAX", 4)
+    kernel.owners = ProcessOwners(kernel.proc, kernel.cgroups, lambda: kernel.now_s)
     for pid in range(50, 70):
         kernel.process(pid, environ=mark(KEY))
         kernel.owners.key_of(pid)

@@ -1,6 +1,6 @@
-"""`Sharing.heeds` is complete: a node that is not told of an announcement would have done nothing about it.
+"""`Sharing.acts_on` is complete: a node that is not told of an announcement would have done nothing about it.
 
-The simulator hands an announcement only to the nodes that heed it, and notes it where all can read it. A run in which every
+The simulator hands an announcement only to the nodes that act on it, and notes it where all can read it. A run in which every
 node handles every announcement must be the same, task by task and count by count.
 """
 
@@ -22,7 +22,7 @@ ANNOUNCED = [
     for name in presets()
     if load_preset(name).information.reports_guide_probing or load_preset(name).information.watches != "nothing"
 ]
-heeding_nodes = QueueingModel._who_heeds
+acting_nodes = QueueingModel._who_acts
 
 
 def played(name: str, **others: float) -> tuple[list[float], dict[str, float]]:
@@ -38,12 +38,12 @@ def played(name: str, **others: float) -> tuple[list[float], dict[str, float]]:
 
 
 def everybody(self: QueueingModel, event: events.Event) -> Iterator[str]:
-    """Those that heed it as before; the others handle it, too, as any event: only the number of their next report, which counts
+    """Those that act on it as before; the others handle it, too, as any event: only the number of their next report, which counts
     events and seeds the hashing of who asks, stays."""
     assert isinstance(event, events.MessageReceived)
-    heeding = set(heeding_nodes(self, event))
+    acting = set(acting_nodes(self, event))
     for name, node in self.nodes.items():
-        if name in heeding:
+        if name in acting:
             yield name
         elif name != event.src:
             sequence = node.sharing.information._sequence
@@ -55,18 +55,20 @@ def differs(name: str, monkeypatch: pytest.MonkeyPatch) -> bool:
     for workload in ({"hot": 1, "load": 0.6}, {"load": 0.9}):
         told = played(name, **workload)
         with monkeypatch.context() as patch:
-            patch.setattr(QueueingModel, "_who_heeds", everybody)
+            patch.setattr(QueueingModel, "_who_acts", everybody)
             if played(name, **workload) != told:
                 return True
     return False
 
 
 @pytest.mark.parametrize("name", ANNOUNCED)
-def test_who_does_not_heed_an_announcement_would_have_done_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_act_on_an_announcement_would_have_done_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not differs(name, monkeypatch)
 
 
-def test_the_comparison_finds_a_node_that_heeds_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    heeds: Callable[[Sharing, str, object], bool] = lambda *_: False  # noqa: E731
-    monkeypatch.setattr(Sharing, "heeds", heeds)
+def test_the_comparison_finds_a_node_that_acts_on_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    acts_on: Callable[[Sharing, str, object], bool] = lambda *_: False  # noqa: E731
+    monkeypatch.setattr(Sharing, "acts_on", acts_on)
     assert differs("adaptive", monkeypatch)
