@@ -138,15 +138,15 @@ class BlockStore:
             wanted = set(self.missing(digests))
             new = {digest: block for digest, block in zip(digests, blocks, strict=True) if digest in wanted}
             size = sum(map(len, new.values()))
+            if not new:
+                return digests
+            self.check_disk(size)
             if self.needs_room(size):
                 raise NoRoom(
                     "the file cache is full",
                     why=f"{self._size_bytes} of {self.limit_bytes} bytes are in use",
                     hint="what is in it:  peerload files        a larger one:  cache of [files] in the settings",
                 )
-            self._check_disk(size)
-            if not new:
-                return digests
             self._size_bytes += size
             self._is_dirty = True
             self._pack += 1
@@ -191,13 +191,16 @@ class BlockStore:
                 )
                 self._tidy(pack, [])
 
-    def _check_disk(self, size: int) -> None:
+    def check_disk(self, size_bytes: int) -> None:
+        """Raises NoRoom if so much more on the disk of the store would leave too little there."""
+        if (free := self._free_bytes()) < size_bytes:
+            why = f"{max(free, 0)} bytes are left above the {self._free_bytes_min} that stay free"
+            raise NoRoom("the disk has no room for more files of tasks", why=why, hint="peerload files --gc")
+
+    def _free_bytes(self) -> int:
+        """What may still be written to the disk; less than 0 if it is too full already."""
         status = os.statvfs(self._directory)
-        free = status.f_bavail * status.f_frsize
-        if size and free - size < self._free_bytes_min:
-            raise NoRoom(
-                "the disk has no room for more files of tasks", why=f"{free} bytes are free", hint="peerload files --gc"
-            )
+        return status.f_bavail * status.f_frsize - self._free_bytes_min
 
     def read(self, digest: bytes) -> bytes:
         """One block, verified. Raises as `read_some`."""
@@ -350,15 +353,16 @@ class BlockStore:
         return self._size_bytes
 
     def needs_room(self, size_bytes: int) -> bool:
-        """True if so much more does not fit."""
-        return self._size_bytes + size_bytes > self.limit_bytes
+        """True if so much more does not fit, into the limit or on the disk."""
+        return self._size_bytes + size_bytes > self.limit_bytes or self._free_bytes() < size_bytes
 
     def collect(self, pinned: Collection[bytes], room_bytes: int = 0, *, everything: bool = False) -> int:
         """Remove what no manifest needs, and manifests that are not pinned, the least recently used first, until there is
         so much room (everything: all of them) → the number of bytes that were removed."""
         with self._lock:
             rows = self._execute("SELECT id FROM manifests ORDER BY used_at DESC")
-            target = 0 if everything else max(int(self.limit_bytes * TARGET_SHARE) - room_bytes, 0)
+            limit = min(self.limit_bytes, self._size_bytes + self._free_bytes())
+            target = 0 if everything else max(int(limit * TARGET_SHARE) - room_bytes, 0)
             kept: set[bytes] = set()
             named: set[bytes] = set()
             size = 0

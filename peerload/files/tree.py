@@ -286,7 +286,7 @@ def read_file(
             if not stat.S_ISREG(before.st_mode):
                 raise StagingFailed(f"{path} cannot be read", why="it is no file any more")
             cut, size = [], 0
-            for block, times in _blocks(fd, before, by_content=by_content):
+            for block, times in cut_file(fd, before, by_content=by_content):
                 cut += [(take(block), len(block))] * times
                 size += len(block) * times
             if size == before.st_size and identity_of(os.fstat(fd)) == identity_of(before):
@@ -299,7 +299,7 @@ def read_file(
     raise StagingFailed(f"{path} cannot be staged", why="it changes while it is read", hint=_SKIPS)
 
 
-def _blocks(fd: int, status: os.stat_result, *, by_content: bool) -> Iterator[tuple[bytes, int]]:
+def cut_file(fd: int, status: os.stat_result, *, by_content: bool) -> Iterator[tuple[bytes, int]]:
     """The blocks of a file, and how often each stands there: a hole is one block of zeros, many times, and is not read."""
     at = 0
     if by_content and status.st_size >= CUT_BY_CONTENT_BYTES_MIN and status.st_blocks * 512 >= status.st_size:

@@ -208,11 +208,14 @@ def _status(parent: int, name: str) -> os.stat_result | None:
 
 
 def _digests(parent: int, name: str, like: FileEntry | None = None) -> tuple[bytes, ...]:
-    """The digests of the blocks of a file. like: the entry whose blocks' sizes count, as far as they reach."""
+    """The digests of the blocks of a file; holes are not read. like: the entry whose blocks' sizes count, as far as they reach."""
     fd = open_beneath(parent, name, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(fd, "rb", buffering=0) as file:
+        if like is None or not like.sizes:
+            cut = tree.cut_file(fd, os.fstat(fd), by_content=False)
+            return tuple(itertools.chain.from_iterable((digest_of(block),) * times for block, times in cut))
         found = []
-        sizes = itertools.chain(like.sizes if like is not None else (), itertools.repeat(BLOCK_BYTES))
+        sizes = itertools.chain(like.sizes, itertools.repeat(BLOCK_BYTES))
         while data := file.read(next(sizes)):
             found.append(digest_of(data))
         return tuple(found)

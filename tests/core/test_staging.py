@@ -181,7 +181,8 @@ def test_a_node_whose_cache_has_no_room_for_the_files_is_not_asked_for_a_while_a
     x, _, _ = offering()
     told = messages.Decline("x/2", x.task(2).uid, 1, "cache", "the file cache is full", ACCEPTS)
     x.hear("y", told)
-    assert "cache" in x.node.membership.why_declines("y", x.task(2).spec)
+    no_room = "no room in its cache or on its disk for the task's files"
+    assert x.node.membership.why_declines("y", x.task(2).spec) == no_room
     assert x.node.membership.why_declines("y", spec()) == ""
     assert x.task(2).offered_to == ""
 

@@ -95,6 +95,15 @@ def test_the_answer_says_why_nobody_can_run_it_now() -> None:
     )
 
 
+def test_a_refusal_for_want_of_the_directory_names_the_flag_that_takes_it_along() -> None:
+    x = Given()
+    pinned = spec(directory=b"/data", placement=Placement(node="x"))
+    assert x.submit(pinned, directory_here=False) == ["refuse NeverRunnable"]
+    error = x.done(Answer).error
+    assert isinstance(error, NeverRunnable)
+    assert "--snapshot" in error.hint
+
+
 def test_members_of_an_array_may_run_a_command_each() -> None:
     x = Given(peers=())
     each = ((b"first",), (b"second", b"2"), (b"third",))

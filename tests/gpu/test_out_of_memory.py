@@ -97,7 +97,7 @@ def test_a_task_that_runs_out_of_gpu_memory_runs_again_with_more(cluster: Cluste
     assert [step["reason"] for step in shown["history"] if step["state"] == "queued"] == ["submitted", words]
     told = agent.cli("show", training.task).stdout.decode()
     assert words in told
-    assert "out of GPU memory 1 time\n" in told
+    assert "out of GPU memory once\n" in told
     assert " of one GPU (Fake-A10)" in told
 
 

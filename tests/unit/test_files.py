@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import functools
@@ -9,12 +10,14 @@ import os
 import socket
 import sqlite3
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from peerload.files import manifest, snapshot, tree
+from peerload.agent.files.transfer import FileCaches
+from peerload.files import manifest, snapshot, tree, work
 from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest
 from peerload.files.store import BlockStore, NoRoom
 from peerload.files.tree import DirfdCache, open_beneath
@@ -450,6 +453,24 @@ def test_a_disk_with_little_room_takes_no_more_and_loses_nothing(tmp_path: Path)
     assert not [path for path in (tmp_path / "store/blocks").rglob("*") if path.is_file()]
 
 
+def test_a_disk_that_has_become_full_takes_new_files_at_the_cost_of_unused_ones(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BlockStore, "_free_bytes", lambda self: 5 * BLOCK_BYTES - self.size_bytes)
+    caches = FileCaches(tmp_path / "files", LIMIT_BYTES, 0, None, Counter(), set, has_users=False)  # type: ignore[arg-type]
+    cache, taken = caches.of(""), []
+    for _ in range(2):
+        (home / "file").write_bytes(os.urandom(2 * BLOCK_BYTES))
+        taken.append(frozen(home, Agent(cache.store)).id)
+        assert cache.store.missing_of(taken[-1]) == []
+    caches.pin_also(taken[1])
+    cache.check_disk(2 * BLOCK_BYTES)
+    assert [cache.store.has(id_) for id_ in taken] == [False, True]
+    asyncio.run(cache.keep([os.urandom(2 * BLOCK_BYTES)]))
+    with pytest.raises(NoRoom, match="disk"):
+        cache.check_disk(2 * BLOCK_BYTES)
+
+
 def test_a_pack_goes_with_its_last_block_and_has_a_hole_before(tmp_path: Path, home: Path) -> None:
     store = BlockStore(tmp_path / "store", LIMIT_BYTES)
     shared, alone = os.urandom(BLOCK_BYTES), os.urandom(BLOCK_BYTES)
@@ -566,6 +587,28 @@ def test_outputs_replace_what_is_as_it_was_and_stand_beside_what_was_changed(hom
     later = entries[-1]._replace(blocks=tuple(store.put([b"second"])))
     again.place(Manifest((later,)), store.read_some)  # another attempt of the same task
     assert (again.conflicts, (home / "sub/n").read_text()) == ([], "second")
+
+
+def test_holes_of_a_sparse_file_at_home_are_not_read_to_compare_it(
+    home: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (home / "sparse").open("wb") as file:
+        file.truncate(1000 * BLOCK_BYTES)
+        file.write(b"begin")
+    before = frozen(home, Agent(store), "sparse").manifest
+    os.utime(home / "sparse", (150, 150))  # touched, not changed
+    read: list[int] = []
+
+    def counted(data: bytes) -> bytes:
+        read.append(len(data))
+        return manifest.digest_of(data)
+
+    monkeypatch.setattr(work, "digest_of", counted)
+    output = before.files[0]._replace(blocks=(manifest.ZEROS,) * 1000)
+    merge = output_merge(home, before, {})
+    merge.place(Manifest((output,)), store.read_some)
+    assert (merge.conflicts, (home / "sparse").read_bytes()[:5]) == ([], bytes(5))
+    assert len(read) < 10
 
 
 def test_of_two_tasks_with_one_output_the_second_keeps_its_own_beside(home: Path, store: BlockStore) -> None:

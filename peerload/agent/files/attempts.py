@@ -176,7 +176,7 @@ class UserWork:
             if accepted.done():
                 reader, writer = await asyncio.open_unix_connection(sock=accepted.result()[0], limit=MESSAGE_BYTES_MAX)
                 try:
-                    return await self._serve(cache, reader, writer, words)
+                    return await self._serve(cache, reader, writer, words, makes=makes)
                 except (ConnectionError, asyncio.IncompleteReadError):
                     pass  # the launcher says why
                 except TimeoutError:
@@ -196,7 +196,13 @@ class UserWork:
             raise StagingFailed("the files of the task cannot be reached as its user", why=why.removeprefix(POLICY))
 
     async def _serve(
-        self, cache: FileCache, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, words: object
+        self,
+        cache: FileCache,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        words: object,
+        *,
+        makes: bool,
     ) -> Any:  # noqa: ANN401 -- as above
         """Give and take blocks until the work is done → its result."""
         failure: Exception | None = None
@@ -215,6 +221,8 @@ class UserWork:
             if isinstance(message, WorkFailed):
                 raise failure if failure is not None and not message.what else _failure_of(message)
             try:
+                if makes:
+                    await cache.transfer.in_thread(cache.check_disk, READ_BYTES_MAX)
                 words = await self._answer(cache, message)
             except (PeerloadError, OSError) as error:
                 failure, words = error, None
@@ -304,6 +312,8 @@ class AttemptFiles:
         self._staging: dict[str, asyncio.Task[None]] = {}
         self._removing: asyncio.Task[None] | None = None
         self._is_more_dropped = False
+        self._placing: list[bytes] = []
+        """Manifests of outputs that are being placed."""
         self._placed: BoundedDict[bytes, dict[str, bytes]] = BoundedDict(TASKS_REMEMBERED_MAX)
         for path in self._directory.iterdir():
             try:
@@ -322,8 +332,10 @@ class AttemptFiles:
         if spec.lock is not None and spec.placement.builder != spec.lock.kind:
             raise BadRequest("a task with an environment needs a node that builds it", why="builder of its placement")
         cache = self.caches.of(owner_key(terms.owner, spec.user))
-        for part in (spec.files, spec.lock):
-            if part is not None and not await cache.transfer.in_thread(cache.is_complete, part.manifest):
+        parts = [part for part in (spec.files, spec.lock) if part is not None]
+        self.caches.pin_also(*(part.manifest for part in parts))
+        for part in parts:
+            if not await cache.transfer.in_thread(cache.is_complete, part.manifest):
                 raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
         await cache.transfer.in_slow_thread(cache.store.sync)
         if self._is_system and spec.files is not None and (spec.files.outputs or spec.files.returns_changes):
@@ -387,10 +399,8 @@ class AttemptFiles:
         specs = [task.spec for task in self._node.home.tasks.values() if task.spec.is_staged]
         mine = {part.manifest for spec in specs for part in (spec.files, spec.lock) if part is not None}
         for note in self._notes.values():
-            mine.add(note.files.manifest)
-            if note.result is not None and note.result.outputs:
-                mine.add(note.result.outputs)
-        return mine
+            mine.update(_manifests_of(note))
+        return mine.union(self._placing)
 
     async def collect_garbage(self, caches: Sequence[FileCache]) -> int:
         """Remove everything from these caches that no task needs → the number of bytes."""
@@ -518,7 +528,7 @@ class AttemptFiles:
                 self._tell(uid, note, sources, attempt, fetch.done_bytes)
                 await asyncio.wait({fetch.work, step}, timeout=TELL_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
                 if step is fetch.begun and step.done() and not step.cancelled():
-                    blocks = _WhileWanted(cache.store, lambda: self._notes.get(key) is note, fetch)
+                    blocks = _WhileWanted(cache, lambda: self._notes.get(key) is note, fetch)
                     directory = os.fsencode(self._spool.make_scratch(key))
                     make = functools.partial(work.make, directory, blocks, note.files.manifest, note.files.outputs)
                     step = making = in_own_thread(make)
@@ -548,7 +558,7 @@ class AttemptFiles:
         making: asyncio.Future[None] | None,
     ) -> None:
         """making: it has begun already."""
-        uid, blocks = _uid_in(key), _WhileWanted(cache.store, lambda: self._notes.get(key) is note)
+        uid, blocks = _uid_in(key), _WhileWanted(cache, lambda: self._notes.get(key) is note)
         making = making or asyncio.create_task(
             self.do("make", note.user, key, SCRATCH, note.files.manifest, note.files.outputs, blocks=blocks)
         )
@@ -679,6 +689,8 @@ class AttemptFiles:
         words."""
         own = self._placed[uid] = self._placed.get(uid, {})
         cache, mark = self._cache(user), task
+        self._placing.append(outputs)
+        self.caches.pin_also(outputs)
         try:
             async with cache.placing:
                 values = files.manifest, outputs, own, submitted_at, mark
@@ -690,6 +702,8 @@ class AttemptFiles:
             raise
         except StagingFailed as error:
             return str(error), 0, ""
+        finally:
+            self._placing.remove(outputs)
         came = f"{counted(root.files, 'file')} of {size_text(root.size_bytes)} in {time.monotonic() - began_s:.1f} s"
         conflicts = list(map(printable, conflicts))
         for path in conflicts[:CONFLICTS_LOGGED_MAX]:
@@ -733,6 +747,7 @@ class AttemptFiles:
     def _note(self, key: str, note: AttemptNote) -> None:
         """Keep a note. Raises OSError."""
         self._notes[key] = note
+        self.caches.pin_also(*_manifests_of(note))
         path = self._directory / key
         part = path.with_suffix(".part")
         part.write_bytes(msgspec.msgpack.encode(note))
@@ -747,23 +762,30 @@ class AttemptFiles:
         await self.caches.close()
 
 
+def _manifests_of(note: AttemptNote) -> list[bytes]:
+    """The manifests that an attempt needs."""
+    outputs = note.result.outputs if note.result is not None else b""
+    return [note.files.manifest, outputs] if outputs else [note.files.manifest]
+
+
 def _uid_in(key: str) -> bytes:
     """The uid of the task of an attempt."""
     return bytes.fromhex(key.partition("-")[0])
 
 
 class _WhileWanted:
-    """The blocks of a store while somebody wants them."""
+    """The blocks of a cache while somebody wants them, and the disk has room for a copy of them."""
 
-    def __init__(self, store: BlockStore, is_wanted: Callable[[], bool], fetch: Fetch | None = None) -> None:
+    def __init__(self, cache: FileCache, is_wanted: Callable[[], bool], fetch: Fetch | None = None) -> None:
         """fetch: it brings those that are not here yet."""
-        self._is_wanted, self._fetch = is_wanted, fetch
-        self.read, self.put, self._read_some = store.read, store.put, store.read_some
+        self._is_wanted, self._fetch, self._check_disk = is_wanted, fetch, cache.check_disk
+        self.read, self.put, self._read_some = cache.store.read, cache.store.put, cache.store.read_some
 
     def read_some(self, digests: Sequence[bytes], bytes_max: int) -> list[bytes]:
         here = self._fetch.here(digests) if self._fetch is not None else digests
         if not self._is_wanted():
             raise StagingFailed("the files are not wanted any more")
+        self._check_disk(bytes_max)
         return self._read_some(here, bytes_max)
 
 

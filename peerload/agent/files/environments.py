@@ -231,7 +231,7 @@ class Environments:
         if why.startswith(BUSY):
             raise PeerloadError("the account of the task's user is not known now", why=why.removeprefix(BUSY))
         if why.startswith(POLICY):
-            why = f"{why.removeprefix(POLICY)}; the setting users of that node maps users to accounts"
+            why = f'{why.removeprefix(POLICY)}; map the user to an account there:  users = "same-name" in its settings'
             raise BuildFailed("no environment is built for a user without an account", why=why)
 
     async def _plan(self, lock: EnvironmentLock) -> Plan | str:

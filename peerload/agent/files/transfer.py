@@ -321,6 +321,15 @@ class FileCache:
         self.placing = asyncio.Lock()
         self.turns = asyncio.Semaphore(WORKS_MAX)
 
+    def check_disk(self, size_bytes: int) -> None:
+        """Make sure that so much may be written beside the cache, at the cost of what no task needs in it. For a thread. Raises
+        NoRoom."""
+        try:
+            self.store.check_disk(size_bytes)
+        except NoRoom:
+            self._make_room(size_bytes)
+            self.store.check_disk(size_bytes)
+
     def _make_room(self, size_bytes: int) -> None:
         """Make room for so many bytes; where it is too full for that, at the cost of what other users do not need."""
         others = self._caches.all() if self.store.needs_room(size_bytes) else ()
@@ -413,6 +422,10 @@ class FileCaches:
     def pin(self) -> None:
         """Note which manifests are in use. From the loop's thread."""
         self.pinned = frozenset(self._in_use().union(*(cache.transfer.under_way for cache in self.all())))
+
+    def pin_also(self, *manifests: bytes) -> None:
+        """Note that these are in use from now on."""
+        self.pinned = self.pinned.union(manifests)
 
     async def close(self) -> None:
         for cache in self.all():

@@ -253,9 +253,8 @@ def _usage(usage: dict[str, Any]) -> str:
         model = usage.get("gpu_model") or "model not known"
         parts.append(f"{size_text(usage['gpu_memory_bytes_max'])} of one GPU ({model})")
     if usage.get("joules") is not None:
-        parts.append(
-            f"{number_text(usage['joules'], 1)} J {usage.get('energy_quality')}, of {usage.get('energy_scope')}"
-        )
+        scope = f", of {usage['energy_scope']}" if usage.get("energy_scope") else ""
+        parts.append(f"{number_text(usage['joules'], 1)} J {usage.get('energy_quality')}{scope}")
     return ", ".join(parts)
 
 

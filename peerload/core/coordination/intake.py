@@ -348,7 +348,7 @@ def _refuse_hopeless(
     lacks_here = not directory_here and not why_not_here(state, spec, directory_here=True)
     lacks_there = any(membership.declined_code(peer.identity.node, spec) == "directory" for peer, _ in reasons)
     hint = (
-        "another directory: -d DIR        a fresh scratch directory: -d -"
+        "another directory:  -d DIR        take this one along:  --snapshot        a fresh one:  -d -"
         if lacks_here or lacks_there
         else HOPELESS_HINT
     )

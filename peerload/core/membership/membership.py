@@ -733,7 +733,7 @@ class Membership:
             case "policy":
                 return f"its policy runs no tasks of {spec.user or 'this node'}"
             case "cache":
-                return "the task's files do not fit into its cache"
+                return "no room in its cache or on its disk for the task's files"
             case "environment":
                 return f"it could not build {spec.lock.name if spec.lock is not None else ''}"
             case _:

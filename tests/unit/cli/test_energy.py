@@ -42,6 +42,7 @@ def test_every_text_with_an_estimate_says_so() -> None:
     usage |= {"energy_scope": "node"}
     node = {"node": "ws1", "watts": 7.0, "watts_quality": "estimated"}
     assert "7 J estimated" in show._usage(usage)
+    assert show._usage({**usage, "energy_scope": None}).endswith(", 7 J estimated")
     assert "7 J estimated" in ls._history_row({**task(1, "ann", None), "usage": usage})
     assert nodes.node_cells(node, ["WATTS"]) == ["7 estimated"]
 
