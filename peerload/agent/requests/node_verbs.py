@@ -99,7 +99,7 @@ class NodeCommands:
 
     def stop(self, connection: Connection, request: control.Stop) -> None:
         """Stop the agent; with ``all`` kill its tasks, too."""
-        connection.ok(request.id, {"pid": os.getpid(), "running": self._node.sharing.report().running})
+        connection.ok(request.id, {"pid": os.getpid(), "running": len(self._node.ledger.running)})
         self._run.stop(Ending.END_TASKS if request.all else Ending.STOP)
 
     def restart(self, connection: Connection, request: control.Restart) -> None:
