@@ -117,8 +117,9 @@ bench-peers: setup  ## the same work beside task-spooler, GNU parallel, HyperQue
 
 energy: CASES = tests/energy/cases.json
 energy: OUT = build/energy.json
-energy: setup  ## play energy cases (CASES=FILE OUT=FILE)
+energy: setup  ## play energy cases (CASES=FILE OUT=FILE): case, run, result
 	@mkdir -p $(dir $(OUT)) && .venv/bin/peerload sim --energy $(CASES) --json > $(OUT)
+	@.venv/bin/python -c "import json, sys; path = sys.argv[1]; found = json.load(open(path)); del found['v']; json.dump(found, open(path, 'w'))" $(OUT)
 
 theory: setup  ## hold the simulator against reference cases (CASES=FILE OUT=FILE BUDGET_S=600)
 	.venv/bin/python -m tests.theory.run --cases $(CASES) --out $(OUT) --budget-s $(BUDGET_S)
