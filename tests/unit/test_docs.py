@@ -39,6 +39,21 @@ def test_links_lead_somewhere() -> None:
     assert not missing
 
 
+def test_files_are_called_by_their_names() -> None:
+    """A link whose text is a file's name leads to that file, and a file named in a comment exists."""
+    files = [path for top in ("peerload", "policies", "tests") for path in (ROOT / top).rglob("*.py")]
+    wrong = [
+        (page, name, target)
+        for page in PAGES
+        for name, target in re.findall(r"\[([\w/]+\.py)\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8"))
+        if not f"/{target}".endswith(f"/{name}")
+    ]
+    for path in files:
+        named = re.findall(r"`([a-z_][a-z_/]*\.py)`", path.read_text(encoding="utf-8"))
+        wrong += [(path, name, "") for name in named if not any(f"{file}".endswith(f"/{name}") for file in files)]
+    assert not wrong
+
+
 def anchors(page: Path) -> set[str]:
     """The fragments that its headings can be linked by, made as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", CODE_BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
