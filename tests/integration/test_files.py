@@ -310,8 +310,8 @@ def test_a_node_without_the_directory_is_named_at_once_and_by_every_view(apart: 
         assert f"cannot run on n2: no directory {directory} there" in done.stderr
         assert "--snapshot" in done.stderr
     waits = asked.types("submit", "-x", "n1", "-x", "n3", "--wait-for-node", "true").stdout.strip()
-    for words in (("nodes", "--for", "@", "--json"), ("why", "--json", "@")):
-        (told,) = (one for one in json.loads(asked.types(*words).stdout)["nodes"] if one["node"] == "n2")
+    for view in (("nodes", "--for", "@", "--json"), ("why", "--json", "@")):
+        (told,) = (one for one in json.loads(asked.types(*view).stdout)["nodes"] if one["node"] == "n2")
         assert told["reason"] == f"no directory {directory} there"
     asked.types("cancel", waits)
 
