@@ -280,6 +280,7 @@ class Node:
             case events.ForgetRequested():
                 self.clients.forget(event)
             case events.NodeRevoked():
+                self.membership.shut_out(event.node)
                 self.executor.home_revoked(event.node)
             case events.RemoteCancelRequested():
                 self.executor.cancel(event)

@@ -73,6 +73,15 @@ def test_what_nobody_could_ever_run_is_refused_with_the_reasons() -> None:
     assert error.why == "asked 1 GPU, nearest is x: no GPU; y: no GPU"
 
 
+def test_a_node_that_was_shut_out_runs_nothing_ever_until_it_is_let_in_anew() -> None:
+    x, pinned = Given(), spec(placement=Placement(node="y"))
+    x.when(events.NodeRevoked("y"))
+    assert x.submit(pinned) == ["refuse NeverRunnable"]
+    assert x.done(Answer).error.why == "x: the task is for y; y: shut out"
+    x.meet("y", start=2)
+    assert x.submit(pinned)[0] == "persist submission queued"
+
+
 def test_the_answer_says_why_nobody_can_run_it_now() -> None:
     def told(x: Given, task: TaskSpec, **event: Any) -> object:
         assert x.submit(task, **event)[:2] == ["persist submission queued", "answer"]

@@ -58,6 +58,7 @@ def test_the_output_is_in_the_files_that_were_named(cluster: Cluster) -> None:
     files = {"output_file": place(agent, "%x.%j.out"), "error_file": place(agent, "%%.err")}
     task = submit(agent, "sh", "-c", SAYS, terms=files, name="a/b", umask=0o027)
     wait_until(lambda: content(agent, "%.err") == b"err\n", what="the file of stderr")
+    agent.wait(task)  # the file may be written before that
     wait_until(lambda: not left_owed(agent))
     assert content(agent, "a_b.1.out") == b"out\n"
     assert (cluster.directory / "out" / "%.err").stat().st_mode & 0o777 == 0o640

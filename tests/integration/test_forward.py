@@ -51,7 +51,9 @@ def of_all(agent: Agent, *words: str) -> dict[str, Any]:
     told: dict[str, Any] = {}
 
     def asked() -> bool:
-        told.update(json.loads(text(agent.cli(*words, "--cluster", "--json"))))
+        done = agent.cli(*words, "--cluster", "--json")
+        told.update(json.loads(done.stdout))
+        assert done.returncode == (125 if told["missing"] else 0), done.stderr
         return not told["missing"]
 
     wait_until(asked, what="all to answer")
@@ -463,7 +465,9 @@ def test_a_home_that_is_killed_is_named() -> None:
         steps = [json.loads(line) for line in text(runs.cli("events", "--json", task)).splitlines()]
         assert ("attempt", "running", 1) in [(step["what"], step["state"], step["attempt"]) for step in steps]
         wait_until(lambda: _standing(here, "n2") == "dead", 40, "n2 to be called dead")
-        listed = json.loads(text(here.cli("ls", "--cluster", "--json")))
+        done = here.cli("ls", "--cluster", "--json")
+        listed = json.loads(done.stdout)
+        assert done.returncode == 125
         assert ("n2", "dead") in [(node["node"], node["state"]) for node in listed["missing"]]
         assert " n2: " in here.cli("ls", "--cluster").stderr.decode()
         assert "(dead)" in here.cli("show", task).stderr.decode()

@@ -156,6 +156,8 @@ def test_who_is_revoked_is_out_everywhere_and_comes_back_by_a_new_invitation_alo
         told = {node["node"]: node["revoked"] for node in one.call("nodes")["nodes"]}
         assert told == {"ws1": False, "ws2": False, "ws3": True}
         assert "ws3" in one.type("doctor").stdout
+        wait_until(lambda: one.type("ls", "--cluster").returncode == 0, what="nobody to be missed")
+        assert one.type("submit", "-d", "/", "-w", "ws3", "true").returncode == 125, "nothing waits for it"
         words = ("submit", "--wait-for-node", "-d", "/", "-w")
         task = one.done(*words, "ws3", "true").strip()
         assert "(revoked)" in one.call("why", task=task)["summary"]

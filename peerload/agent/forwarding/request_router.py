@@ -233,11 +233,13 @@ class RequestRouter:
         nodes = [self._own]
         missing: list[dict[str, object]] = []
         for peer in sorted(self._node.membership, key=lambda peer: peer.identity.node):
+            if peer.state is PeerState.LEFT or peer.is_shut_out:
+                continue
             if peer.state is PeerState.DEAD:
                 missing.append(
                     {"node": peer.identity.node, "state": peer.state.value, "why": self._state_text(peer.identity.node)}
                 )
-            elif peer.state is not PeerState.LEFT:
+            else:
                 nodes.append(peer.identity.node)
         share = msgspec.structs.replace(request, cluster=False, at="")
         answer: dict[str, Any] = {}

@@ -251,16 +251,17 @@ def submit(
     except NeverRunnable as error:
         raise mended(error, client, spec) from None
     except AgentSilent as error:
-        error.hint = f"the task is queued if the agent continues; {repeat}        {error.hint}"
-        raise
+        why = "; ".join(filter(None, (error.why, NOT_KNOWN)))
+        raise AgentSilent(error.what, why=why, hint=f"{repeat}        {error.hint}") from None
     except AgentUnavailable as error:
         raise AgentUnavailable(
-            "the agent disconnected before it answered: it is not known whether the task is queued",
+            f"the agent disconnected before it answered: {NOT_KNOWN}",
             why=error.why,
             hint=repeat,
         ) from None
 
 
+NOT_KNOWN = "it is not known whether the task is queued"
 TOKEN_BYTES = 16
 TOKEN_LENGTH_MIN, TOKEN_LENGTH_MAX = 8, 64
 """The bounds of peerload.wire.control."""

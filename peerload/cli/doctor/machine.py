@@ -687,7 +687,7 @@ def python(facts: DoctorInput) -> Finding:
     """Check that this Python is new enough, and that the agent runs on uvloop."""
     from importlib.util import find_spec
 
-    fix = "make setup        or:  python3.11 -m pip install peerload"
+    fix = "in a source tree:  make setup        else with Python 3.11 or newer:  pipx install peerload-VERSION.whl"
     if sys.version_info[:2] < PYTHON_MIN:
         return Finding(FAIL, f"Python {sys.version.split()[0]} is too old", fix)
     missing = [name for name in ("uvloop", "msgspec", "aiomqtt", "psutil", "cryptography") if find_spec(name) is None]

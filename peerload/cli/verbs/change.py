@@ -69,10 +69,10 @@ def cancel(words: list[str]) -> int:
 def _say_unreachable(tasks: list[dict[str, Any]]) -> int:
     """Say which nodes could not be told to end the processes of cancelled tasks → CANNOT; 0 if there are none."""
     for node, state in dict.fromkeys((task.get("node"), task.get("state")) for task in tasks):
-        number = sum(task.get("node") == node for task in tasks)
+        names = [task.get("id") for task in tasks if task.get("node") == node]
         say(
-            f"cancelled, but the processes of {counted(number, 'task')} may run on at {node}, which does not answer ({state})",
-            f"they end when it is reachable again; to wait for that:  peerload cancel --wait ID"
+            f"cancelled, but the processes of {counted(len(names), 'task')} may run on at {node}, which does not answer ({state})",
+            f"they end when it is reachable again; to wait for that:  peerload cancel --wait {printable(names[0])}"
             f"        if it is gone for good:  peerload forget {node}",
         )
     return CANNOT if tasks else 0

@@ -69,15 +69,16 @@ def ls(words: list[str]) -> int:
         raise UsageError("ls: --cluster asks all nodes, --at one", hint=f"peerload ls --at {flags.at}")
     with AgentConnection(flags.socket) as client:
         if flags.watch and not flags.json:
-            return redrawn(lambda: lines(client, flags, chosen))
+            return redrawn(lambda: lines(listed(client, flags, chosen), flags, chosen))
         gc.disable()  # it is looked for all the longer the more tasks there are, and found at our end
         if flags.json:
             reply = listed(client, flags, chosen)
             keys = ("tasks", "truncated", "unfinished", "damaged", *(("missing",) if flags.cluster else ()))
             print_json({key: reply.get(key) for key in (keys[:2] if flags.remote else keys)})
-            return 0
-        print_lines(lines(client, flags, chosen))
-    return 0
+        else:
+            reply = listed(client, flags, chosen)
+            print_lines(lines(reply, flags, chosen))
+    return CANNOT if reply.get("missing") else 0
 
 
 def listed(client: AgentConnection, flags: Namespace, chosen: Selection) -> dict[str, Any]:
@@ -99,9 +100,8 @@ def listed(client: AgentConnection, flags: Namespace, chosen: Selection) -> dict
     return {**reply, "tasks": shown, "hidden": hidden, "truncated": truncated}
 
 
-def lines(client: AgentConnection, flags: Namespace, chosen: Selection) -> list[str]:
+def lines(reply: dict[str, Any], flags: Namespace, chosen: Selection) -> list[str]:
     """The table as lines; messages about what it leaves out go to stderr."""
-    reply = listed(client, flags, chosen)
     if not flags.watch:
         if reply.get("truncated"):
             say(
@@ -359,7 +359,7 @@ def history(words: list[str]) -> int:
     else:
         _say_left_out(flags, reply, hidden)
         print_lines(_history_lines(shown))
-    return 0
+    return CANNOT if reply.get("missing") else 0
 
 
 def _say_left_out(flags: Namespace, reply: dict[str, Any], hidden: int) -> None:

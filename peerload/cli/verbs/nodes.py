@@ -151,8 +151,8 @@ def undrain(words: list[str]) -> int:
 
 
 HEADINGS = ("NODE", "STATE", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "SEEN")
-WITH_WATTS = (*HEADINGS[:-1], "WATTS", "SEEN")
-"""Where a node measures its power."""
+OTHERS_SHOWN_CPUS = 0.5
+"""Cores that other programs keep busy: from here on they take slots, and `nodes` shows them unasked."""
 WIDE_HEADINGS = (*HEADINGS[:-1], "OTHER CPUS", "WATTS", "LOAD", "REGION", "INCARNATION", "SEEN")
 """With `--wide`: cores that other programs keep busy, the power and where that figure comes from, the load index of the policy and the region it puts the node into, and the
 number of the node's start."""
@@ -173,11 +173,15 @@ PAINT = {
 
 
 def headings_for(nodes: Iterable[dict[str, Any]], *, is_wide: bool) -> Sequence[str]:
-    """The columns of these nodes: the power is shown unasked where a sensor tells it, not where it is estimated."""
+    """The columns of these nodes. The cores that other programs keep busy are shown unasked where they take half of one, the power where a
+    sensor tells it, not where it is estimated."""
     if is_wide:
         return WIDE_HEADINGS
+    nodes = list(nodes)
+    has_others = any((node.get("cpus_foreign") or 0.0) >= OTHERS_SHOWN_CPUS for node in nodes)
     has_sensor = any(node.get("watts") is not None and node.get("watts_quality") != "estimated" for node in nodes)
-    return WITH_WATTS if has_sensor else HEADINGS
+    shown = (("OTHER CPUS", has_others), ("WATTS", has_sensor))
+    return (*HEADINGS[:-1], *(name for name, is_shown in shown if is_shown), HEADINGS[-1])
 
 
 def node_table(

@@ -61,7 +61,7 @@ def main(words: list[str]) -> int:
             command.say_left_out(secret)
             command.send_files(client, spec, terms, found)
             given = flags.token or command.new_token()
-            stands, hint = "it is not known whether the task is queued", command.repeat_hint(given)
+            stands, hint = command.NOT_KNOWN, command.repeat_hint(given)
             reply = command.submit(
                 client,
                 spec,

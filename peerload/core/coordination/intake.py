@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 PEERS_NAMED_MAX = 3
 """Peers whose reason is told; as many as fit a line."""
 HOPELESS_HINT = "peerload nodes        to wait for such a node:  --wait-for-node"
-USED_BEFORE = "this token was used before for another command"
+USED_BEFORE = "this token was used before for another command, directory or environment"
 NEW_TOKEN = "submit again with a new token"  # noqa: S105 -- words
 
 
@@ -343,7 +343,7 @@ def _refuse_hopeless(
     for peer in _members(membership):
         never = why_never(peer.profile, spec.request, spec.placement, state.node)
         never = never or membership.why_declines(peer.identity.node, spec)
-        gone = "" if peer.state is PeerState.ALIVE else peer.state.value
+        gone = "shut out" if peer.is_shut_out else "" if peer.state is PeerState.ALIVE else peer.state.value
         reasons.append((peer, ", ".join(filter(None, (gone, never)))))
     lacks_here = not directory_here and not why_not_here(state, spec, directory_here=True)
     lacks_there = any(membership.declined_code(peer.identity.node, spec) == "directory" for peer, _ in reasons)

@@ -551,6 +551,12 @@ class Membership:
         elif (peer := self._own(node)) is not None:
             self._become(peer, PeerState.LEFT, "it said good-bye")
 
+    def shut_out(self, node: str) -> None:
+        """Note that a peer was revoked: this start of it never runs a task again."""
+        peer = self._peers.get(node)
+        if peer is not None:
+            peer.boot_shut_out = peer.identity.boot
+
     def forget(self, node: str) -> bool:
         """Drop a node that its operator calls gone for good, here and everywhere; also a member of an earlier start that was not met
         since. False if it is not known, or is there."""
@@ -672,10 +678,11 @@ class Membership:
         )
 
     def could_ever(self, spec: TaskSpec, home: str) -> bool:
-        """True if any peer not known to have left could run this, also one that is silent or drained now, or whose file
-        system does not answer."""
+        """True if any peer not known to have left or to be shut out could run this, also one that is silent or drained now, or
+        whose file system does not answer."""
         return any(
             peer.state is not PeerState.LEFT
+            and not peer.is_shut_out
             and (not peer.knows_profile or not why_never(peer.profile, spec.request, spec.placement, home))
             and self.declined_code(peer.identity.node, spec) in ("", "stalled")
             for peer in self

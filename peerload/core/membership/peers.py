@@ -53,9 +53,10 @@ STATE_OF_STATUS = {
 class PeerInfo:
     """One peer as seen from here. heard_s: boot time of its last word to this node; since_s: since when it is in this
     state; knows_profile: whether its profile is that of this run, else it is an old one or, at first, an empty one; boots:
-    those of its starts that introduced themselves in person, the newest last, at most BOOTS_KEPT_MAX."""
+    those of its starts that introduced themselves in person, the newest last, at most BOOTS_KEPT_MAX; boot_shut_out: the
+    start that was shut out of the cluster."""
 
-    __slots__ = ("boots", "heard_s", "identity", "knows_profile", "profile", "since_s", "state")
+    __slots__ = ("boot_shut_out", "boots", "heard_s", "identity", "knows_profile", "profile", "since_s", "state")
 
     def __init__(self, identity: Identity, profile: Profile | None, heard_s: float) -> None:
         self.identity = identity
@@ -64,6 +65,11 @@ class PeerInfo:
         self.heard_s = self.since_s = heard_s
         self.state = PeerState.ALIVE
         self.boots: tuple[str, ...] = ()
+        self.boot_shut_out: str | None = None
+
+    @property
+    def is_shut_out(self) -> bool:
+        return self.boot_shut_out == self.identity.boot
 
     def was_later_than(self, identity: Identity) -> bool:
         """True if this is a late word of an earlier start. Where the disk was lost since, only its boot tells:

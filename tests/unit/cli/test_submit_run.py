@@ -10,10 +10,13 @@ import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import msgpack
 import pytest
 
+from peerload.cli.common import command
+from peerload.model.errors import AgentSilent
 from peerload.wire import control
 from tests.each import each
 from tests.support import wait_until
@@ -340,6 +343,15 @@ def test_a_submission_without_an_answer_can_be_repeated(agent: FakeAgent) -> Non
     assert peerload("submit", "--token", "short", "true", agent=agent).returncode == 2
 
 
+def test_of_an_agent_that_is_silent_it_is_not_known_whether_the_task_is_queued() -> None:
+    client = Mock()
+    client.call.side_effect = AgentSilent("the agent does not answer", hint="kill -CONT 7")
+    with pytest.raises(AgentSilent, match="it is not known whether the task is queued") as caught:
+        command.submit(client, {"directory": b"/"}, {}, token="0123456789")
+    assert "--token 0123456789" in caught.value.hint
+    assert "kill -CONT 7" in caught.value.hint
+
+
 @each(
     ("when", "says"),
     [("files", "nothing was submitted"), ("submit", "it is not known"), ("why", "ws1/42 was submitted")],
@@ -349,7 +361,11 @@ def test_an_interrupted_submit_says_how_it_stands(agent: FakeAgent, tmp_path: Pa
     agent.answer("show", tasks=[TASK | {"state": "queued"}])
     agent.answer("files", missing=[])
     over = threading.Event()
-    agent.handlers["wait" if when == "why" else when] = lambda _request, _reply: over.wait(60)
+
+    def stall(_request: object, _reply: Reply) -> None:
+        over.wait(60)
+
+    agent.handlers["wait" if when == "why" else when] = stall
     awaited = {"files": control.Files, "submit": control.Submit, "why": control.Wait}[when]
     words = ["--snapshot"] if when == "files" else []
     (tmp_path / "a").write_text("b")

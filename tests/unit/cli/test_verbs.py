@@ -271,6 +271,12 @@ def test_nodes_names_members_that_were_not_met_since_the_start(agent: FakeAgent)
     assert "\x1b" not in shown
 
 
+@each(("foreign", "is_shown"), [(None, False), (0.4, False), (0.5, True), (3.0, True)])
+def test_nodes_tells_of_other_programs_that_take_slots(agent: FakeAgent, foreign: float | None, is_shown: bool) -> None:
+    agent.answer("nodes", nodes=[NODE, NODE | {"node": "ws2", "cpus_foreign": foreign}])
+    assert (b"OTHER CPUS" in peerload("nodes", agent=agent).stdout) is is_shown
+
+
 def test_nodes_tells_why_a_node_is_drained(agent: FakeAgent) -> None:
     agent.answer("nodes", nodes=[NODE | {"drained": True, "drain_reason": "a new disk"}])
     assert "alive, drained: a new disk" in peerload("nodes", agent=agent).stdout.decode()
@@ -414,7 +420,7 @@ def test_the_tasks_of_all_nodes(agent: FakeAgent) -> None:
     agent.answer("tasks", tasks=found, truncated=False, missing=missing)
     done = peerload("ls", "--cluster", "--all", agent=agent)
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [b"ws3/1", b"ws2/1", b"ws1/1"]
-    assert b"ws4\\x1b" in done.stderr
+    assert (done.returncode, b"ws4\\x1b" in done.stderr) == (125, True)
     told = json.loads(peerload("ls", "--cluster", "--all", "--limit", "2", "--json", agent=agent).stdout)
     assert ([task["id"] for task in told["tasks"]], told["truncated"]) == (["ws3/1", "ws2/1"], True)
     assert told["missing"] == missing
