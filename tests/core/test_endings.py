@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peerload.core.coordination import clients, runs
+from peerload.core.membership.peers import PeerState
 from peerload.core.state import TASKS_AT_A_TIME
 from peerload.model import events, messages
 from peerload.model.actions import Answer, AnswerPart, AttemptGone, Persist, PutUsage
@@ -85,6 +86,18 @@ def test_what_it_knows_of_the_past_is_bounded() -> None:
     newest = (runs.LATELY_MAX + 4).to_bytes(16, "big")
     assert x.when(asked("x/1", newest, "y", query=True)) == ["AttemptGone"]
     assert x.done(AttemptGone).key == execution_key(newest, 1)
+
+
+def test_a_cancel_names_the_nodes_that_may_not_hear_of_it() -> None:
+    x, task = away(spec())
+    x.when(events.CancelRequested(9, (task.task,)))
+    assert x.done(Answer).reply == {"cancelled": ["x/2"], "already_ended": []}
+    x, task = away(spec())
+    peer = x.node.membership.get("y")
+    assert peer is not None
+    peer.state = PeerState.DEAD
+    x.when(events.CancelRequested(9, ("x/1", task.task)))
+    assert x.done(Answer).reply["unreachable"] == [{"id": "x/2", "node": "y", "state": "dead"}]
 
 
 def test_a_renewal_does_not_cut_short_the_time_to_obey() -> None:

@@ -2,7 +2,7 @@
 
 Home is its tasks' only writer: every change of state goes through `Home.become`, which makes it durable and knows the
 table of transitions. What is said to a node that runs a task is `handoff/home.py`, what becomes of one whose attempt was
-lost is `lost_attempts.py`; only what a user wants of a running task, a cancel or a signal, is passed on to it from here.
+lost is `retries.py`; only what a user wants of a running task, a cancel or a signal, is passed on to it from here.
 """
 
 from __future__ import annotations

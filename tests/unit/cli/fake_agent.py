@@ -56,7 +56,7 @@ class FakeAgent:
     def __init__(self, directory: str) -> None:
         self.path = f"{directory}/agent.sock"
         self.requests: list[control.Request] = []
-        self.handlers: dict[str, Callable[[Any, Reply], None]] = {}
+        self.handlers: dict[str, Callable[[Any, Reply], object]] = {}
         self.answer("usage", tasks=[])
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
