@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from peerload.agent.launcher.client import LauncherLink
 from peerload.launcher.cgroup_limits import CPU, NO_WEIGHT, CgroupLimits
-from peerload.launcher.containment import own_cgroup
-from peerload.model import events, messages
+from peerload.launcher.containment import Cgroup2, own_cgroup
+from peerload.model import actions, events, messages
 from peerload.model.resources import LoadReport, ResourceRequest
 from tests.core.given import ALONE, Given, spec
 
@@ -90,6 +92,51 @@ def test_a_task_gets_its_share_and_its_bound_in_cgroups_of_version_1(tmp_path: P
     finally:
         limits.remove()
     assert not inside.exists()
+
+
+class PlayedUnits(Cgroup2):
+    """Units in a directory that the test made."""
+
+    has_memory = True
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+
+    def path(self, key: str) -> str:
+        return f"{self.root}/{key}"
+
+
+def test_a_task_gets_its_share_and_its_bound_in_its_cgroup_of_version_2(tmp_path: Path) -> None:
+    root, unit = tmp_path / "own/peerload.1", tmp_path / "own/peerload.1/a"
+    unit.mkdir(parents=True)
+    for place in (root.parent, root):
+        (place / "cgroup.controllers").write_text("cpu memory pids\n")
+        (place / "cgroup.subtree_control").touch()
+    for file in ("cpu.weight", "cpu.max"):
+        (unit / file).touch()
+    limits = CgroupLimits(str(tmp_path), PlayedUnits(root), "peerload.1", (CPU,))
+    assert (limits.enforces_cores, limits.unenforced) == (True, ())
+    limits.enter("a", 0, 2.0, 1.5)
+    assert [(unit / file).read_text() for file in ("cpu.weight", "cpu.max")] == ["200", "150000 100000"]
+    for file in ("cpu.weight", "cpu.max"):
+        (unit / file).write_text("")
+    limits.enter("a", 0, 0.5)
+    assert [(unit / file).read_text() for file in ("cpu.weight", "cpu.max")] == ["50", "max 100000"]
+
+
+@pytest.mark.parametrize(
+    ("enforce", "bounds"),
+    [("off", [(1.0, 0.0), (1.0, 0.0)]), ("share", [(2.0, 0.0), (2.0, 2.0)]), ("limit", [(2.0, 2.0), (2.0, 2.0)])],
+)
+def test_a_node_enforces_nothing_or_shares_or_bounds(enforce: str, bounds: list[tuple[float, float]]) -> None:
+    """Of a task that does not overcommit, and of one that does, which is never given more than its request."""
+    process: Any = SimpleNamespace(directory=Path("/nowhere"), serves_node="")
+    link, asked = LauncherLink(process, 1 << 20, enforce=enforce), list[Any]()
+    link._request = asked.append  # type: ignore[method-assign, assignment]
+    for overcommit in (False, True):
+        task = spec(request=ResourceRequest(2.0, overcommit=overcommit))
+        link.spawn(actions.SpawnTask("a-1", "x/1", 1, "x", task), Path("/o"), Path("/e"), {}, "", -1)
+    assert [(one.cpus, one.cpus_max) for one in asked] == bounds
 
 
 def test_what_cannot_be_had_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.agent.sensors.power import own_curve, processor
+from peerload.agent.sensors.power import curve_of, own_curve, processor
 from peerload.cli.common import power_bench
 from peerload.cli.common.power_bench import Reading, Spinners, measured
 from peerload.energy.profile import BadProfile, Level, PowerProfile, decoded, fitted, levels_of
-from peerload.model.config import AgentConfig
+from peerload.model.config import AgentConfig, EnergySettings
 from peerload.model.errors import BadRequest, PeerloadError
-from peerload.model.resources import POINTS_MAX, PowerCurve, Quality
+from peerload.model.resources import POINTS_MAX, PowerCurve, Quality, estimated_curve
 from peerload.wire import control
 from tests.each import each
 from tests.energy.test_accounting import Machine
+from tests.fakes.power_tree import PowerTree
 from tests.support import wait_until
 
 CPU = "Some Processor, 64 threads"
@@ -172,6 +173,34 @@ def test_an_agent_keeps_a_profile_and_starts_with_it(tmp_path: Path) -> None:
     assert own_curve(config, 4).quality is Quality.ESTIMATED
     with pytest.raises(BadRequest, match="cannot be used"):
         machine.agent.take_profile(control.KeepPowerProfile(document=(tmp_path / "power.json").read_bytes()))
+
+
+def test_without_a_profile_the_curve_is_that_of_a_typical_server_and_says_so() -> None:
+    rated, unknown = estimated_curve(4, peak_w=100.0), estimated_curve(4)
+    assert [round(watts, 1) for watts in rated.watts] == [
+        21.9,
+        34.3,
+        39.4,
+        44.6,
+        50.0,
+        55.3,
+        61.7,
+        68.9,
+        77.8,
+        88.9,
+        100.0,
+    ]
+    assert unknown.watts[-1] - unknown.watts[0] == pytest.approx(4 * 4.0)  # 4 W a thread
+    assert rated.quality is unknown.quality is Quality.ESTIMATED
+
+
+def test_a_node_is_never_placed_above_the_rated_power_of_what_was_measured(tmp_path: Path) -> None:
+    tree = PowerTree(tmp_path)
+    tree.zone("intel-rapl:0", "package-0", tdp_w=125.0)
+    settings = EnergySettings(powercap=str(tree.powercap))
+    curve = PowerCurve((50.0, 150.0), 4, 4)
+    caps = [curve_of(PowerProfile(curve, CPU, scope=scope), settings).cap_w for scope in ("package", "node")]
+    assert caps == [125.0, 0.0]  # watts at the wall are not held against those of the packages
 
 
 def test_a_profile_from_which_power_drifts_is_stale(tmp_path: Path) -> None:

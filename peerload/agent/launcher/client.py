@@ -387,10 +387,10 @@ class LauncherLink:
         self.memory = ""
         """The way in which memory is limited: cgroup2, cgroup1 or rlimit; "" until the launcher has answered."""
         self.unenforced: tuple[str, ...] = ()
+        """Sentences about what the launcher cannot enforce."""
         self.enforces_cores = False
         """True if tasks get their shares of the processors, as ``enforce`` has it."""
         self._enforce = enforce
-        """Sentences about what the launcher cannot enforce."""
         self._frames: EventFrames | None = None
         self._requests: list[bytes] = []
         self._flushing = False

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from peerload.agent.launcher.mps import MpsDaemons, _Daemon
 from peerload.launcher.mps_keeper import DaemonFailed, Keeper
+from peerload.model.config import AgentConfig
+from peerload.model.resources import DeviceMode
+
+NOBODY: Any = None
 
 
 class Told(Keeper):
@@ -55,3 +64,30 @@ def test_a_client_that_was_killed_and_stays_on_the_server_is_ended_and_no_other(
     for _ in range(3):
         keeper.look()
     assert not [line for line in keeper.lines if line.startswith("terminate")]
+
+
+def test_a_daemon_is_ended_when_no_task_has_needed_it_for_a_while(tmp_path: Path) -> None:
+    """It gives the card its memory and its watts back."""
+
+    async def story() -> None:
+        signals: list[tuple[str, int]] = []
+        launcher: Any = SimpleNamespace(signal=lambda *words: signals.append(words))
+        devices = SimpleNamespace(states={})
+        node: Any = SimpleNamespace(ledger=SimpleNamespace(devices=devices, running={}))
+        config = AgentConfig(node="n1", state=str(tmp_path), socket="s")
+        daemons = MpsDaemons(config, node, launcher, NOBODY, NOBODY, idle_s=3600.0)
+        daemon = daemons._by_device["nvidia:GPU-0"] = _Daemon("mps0x1-0", "nvidia:GPU-0", "")
+        grant = SimpleNamespace(mode=DeviceMode.MPS, ask=SimpleNamespace(owner=""))
+        card = SimpleNamespace(grants={"a-1": grant}, reading=SimpleNamespace(ours={}))
+        devices.states["nvidia:GPU-0"] = card
+        daemon.used_s -= 7200.0
+        daemons._check(daemon)
+        assert signals == []  # a task has it
+        card.grants.clear()
+        daemons._check(daemon)
+        assert signals == []  # the pause has only begun
+        daemon.used_s -= 7200.0
+        daemons._check(daemon)
+        assert (signals, daemons._by_device) == ([("mps0x1-0", signal.SIGTERM)], {})
+
+    asyncio.run(story())
