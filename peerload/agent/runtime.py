@@ -452,6 +452,7 @@ class Workers(Executor):
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             _carry_out(*work)
+            del work  # while it waits it holds neither arguments nor result, which may be megabytes
 
 
 def _carry_out(future: Future[R], work: Callable[[], R]) -> None:

@@ -144,7 +144,7 @@ class BlockStore:
             if self.needs_room(size):
                 raise NoRoom(
                     "the file cache is full",
-                    why=f"{self._size_bytes} of {self.limit_bytes} bytes are in use",
+                    why=f"{self._size_bytes} of {self.limit_bytes} bytes are in use, and {size} more are wanted",
                     hint="what is in it:  peerload files        a larger one:  cache of [files] in the settings",
                 )
             self._size_bytes += size

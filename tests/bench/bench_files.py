@@ -164,12 +164,16 @@ class Trip:
     def submit_again(self) -> None:
         """Submit the same unchanged snapshot, and tasks without files, in turn: what the snapshot adds."""
         taken_s: dict[bool, list[float]] = {False: [], True: []}
+        spent_s: dict[bool, list[float]] = {False: [], True: []}
         for number in range(2 * SUBMITS):
             has_files = number % 2 == 1
             words = ["submit", "--held", *(["--snapshot"] if has_files else []), "true"]
+            before_s = sum(os.times()[2:4]) + spent_of(self._pids)
             taken_s[has_files].append(timed(functools.partial(self._types, *words)))
-        more_s = statistics.median(taken_s[True]) - statistics.median(taken_s[False])
-        self._taken.setdefault(f"{self._name}, unchanged, more than without files s", []).append(more_s)
+            spent_s[has_files].append(sum(os.times()[2:4]) + spent_of(self._pids) - before_s)
+        for what, each in (("more than without files", taken_s), ("more processor time than without files", spent_s)):
+            more_s = statistics.median(each[True]) - statistics.median(each[False])
+            self._taken.setdefault(f"{self._name}, unchanged, {what} s", []).append(more_s)
 
     def bare(self, name: str, act: Callable[[Path], object]) -> None:
         """Do the same without us. Processor time: without that of a daemon."""

@@ -143,7 +143,12 @@ def test_files_that_a_disk_has_no_room_for_leave_running_tasks_alone(cluster: Cl
     filler = disk / "filler"
     filler.write_bytes(bytes(DISK_BYTES // 4))
     waits = submit("large", "wc -c < large > out")
-    wait_until(lambda: "room" in here.show(waits)["reason"], 60.0, "the disk to be named")
+
+    def reasons() -> list[str]:
+        told: list[dict[str, str]] = json.loads(here.cli("why", "--json", waits).stdout)["nodes"]
+        return [one["reason"] for one in told]
+
+    wait_until(lambda: any("on its disk" in reason for reason in reasons()), 60.0, "the disk to be named")
     assert (here.show(waits)["state"], here.show(running)["state"]) == ("queued", "running")
     assert free_bytes(disk) >= DISK_BYTES // 20, "what stays free is not taken for files"
     go.touch()

@@ -328,6 +328,34 @@ def test_what_is_damaged_in_the_cache_of_a_node_is_fetched_again(user: User) -> 
     assert user.there.counters()[FILES_FETCHED_BYTES] - before >= 100_000
 
 
+def test_files_that_a_cache_has_no_room_for_are_refused_at_submit_or_leave_the_task_with_a_reason(
+    tmp_path: Path,
+) -> None:
+    directory = tmp_path / "project"
+    directory.mkdir()
+    (directory / "large").write_bytes(os.urandom(3 << 20))
+    config = tmp_path / "config.toml"
+    config.write_text('[files]\ncache = "2MiB"\n')
+    with Cluster() as cluster:
+        small = cluster.agent("n1", "--config", str(config))
+        large = cluster.agent("n2", "--peer", small.listen)
+        cluster.await_acquainted([small, large])
+        refused = User(cluster, [small], directory).types("submit", "--in", "large", "true")
+        assert (refused.returncode, refused.stdout) == (125, "")
+        assert "the file cache is full: 0 of 2097152 bytes are in use, and 3145" in refused.stderr
+        assert "peerload files" in refused.stderr
+        assert small.states() == {}
+        user = User(cluster, [large], directory)
+        task = user.types("submit", "--node", "n1", "--in", "large", "true").stdout.strip()
+
+        def reasons() -> list[str]:
+            return [one["reason"] for one in json.loads(user.types("why", "--json", task).stdout)["nodes"]]
+
+        wait_until(lambda: any("no room in its cache" in reason for reason in reasons()), 60.0, "the cache to be named")
+        assert user.task(task)["state"] == "queued"
+        user.types("cancel", task)
+
+
 def test_many_tasks_with_one_snapshot_on_four_nodes_have_each_byte_cross_once_to_each(tmp_path: Path) -> None:
     directory = tmp_path / "project"
     directory.mkdir()

@@ -157,7 +157,9 @@ class FileTransfer:
                     blocks = await self.in_thread(self._store.read_some, left, PIECE_BYTES, verified=request.verify)
                 left = left[len(blocks) :]
                 self._counters[metrics.FILES_SERVED_BYTES] += sum(map(len, blocks))
-                yield Blocks(tuple(map(memoryview, blocks)))
+                piece = [Blocks(tuple(map(memoryview, blocks)))]
+                del blocks
+                yield piece.pop()  # nothing is held here while it is sent and the next is read
             yield BlocksEnd()
         except StagingFailed as error:
             yield BlocksEnd(str(error)[:WHY_LENGTH_MAX])
@@ -278,6 +280,7 @@ class FileTransfer:
                 size = sum(map(len, piece.blocks))
                 fetch.done_bytes += size
                 self._counters[metrics.FILES_FETCHED_BYTES] += size
+                del piece  # its buffer is free for the next one
         finally:
             await pieces.aclose()  # type: ignore[attr-defined]
 

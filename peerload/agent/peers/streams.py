@@ -209,6 +209,7 @@ class Streams:
                 yield piece
                 if isinstance(piece, LAST):
                     return
+                del piece  # it is as large as a frame: not kept until the next one comes
         finally:
             self._fetched -= 1
             if connection is not None:
@@ -285,8 +286,10 @@ async def write_output(connection: PeerConnection, pieces: AsyncIterator[Message
     try:
         async for piece in pieces:
             connection.send(piece)
+            is_last = isinstance(piece, LAST)
+            del piece  # it is in the transport's buffer now
             await connection.drain()
-            if isinstance(piece, LAST):
+            if is_last:
                 await asyncio.wait([connection.gone], timeout=STREAM_STALLED_S)
                 break
     except ConnectionError:

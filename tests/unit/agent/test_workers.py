@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from peerload.agent.runtime import Workers
 from peerload.agent.store.disk_space import DiskReserve
 from peerload.agent.store.maintenance import CommitProbe
 from peerload.agent.store.store import Store
+from tests.support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,3 +106,17 @@ def test_the_store_keeps_rows_without_a_thread_of_its_own(tmp_path: Path, limit:
     finally:
         store.close()
     assert not failed
+
+
+class Large:
+    """Something that can be looked for."""
+
+
+def test_an_idle_thread_holds_neither_arguments_nor_result_of_its_last_work() -> None:
+    workers = Workers(1)
+    given = Large()
+    made = workers.submit(lambda _: Large(), given).result()
+    there = [weakref.ref(given), weakref.ref(made)]
+    del given, made
+    wait_until(lambda: not any(one() for one in there), what="both to be gone")
+    workers.shutdown()
