@@ -72,9 +72,16 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def batch_half_width(runs: Sequence[Sequence[float]]) -> float:
-    """Half the 95 % interval of the mean of the batches of some runs. Batches that follow one another are correlated: they
-    count for as many independent ones as their lag-1 autocorrelation says, corrected for its bias in short runs.
-    Infinite if that is fewer than INDEPENDENT_MIN."""
+    """Half the 95 % interval of the mean of the batches of some runs: the larger of what they say and what batches twice as long
+    say, if these are enough. Infinite if the run is too short."""
+    longer = [[fmean(pair) for pair in zip(run[::2], run[1::2], strict=False)] for run in runs]
+    half, of_longer = _half_width_of_correlated(runs), _half_width_of_correlated(longer)
+    return max(half, of_longer) if math.isfinite(of_longer) else half
+
+
+def _half_width_of_correlated(runs: Sequence[Sequence[float]]) -> float:
+    """Batches that follow one another are correlated: they count for as many independent ones as their lag-1 autocorrelation says,
+    corrected for its bias in short runs. Infinite if that is fewer than INDEPENDENT_MIN."""
     values = [value for run in runs for value in run]
     mean = fmean(values) if values else 0.0
     square = sum((value - mean) ** 2 for value in values)

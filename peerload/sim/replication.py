@@ -21,7 +21,7 @@ from peerload.sim.service import Draw, Modulation, TaskClass, draw_of
 if TYPE_CHECKING:
     from peerload.sim.utilization import UtilizationMonitor
 
-BATCHES, GROWTH_BATCHES = 10, 5
+BATCHES, GROWTH_BATCHES = 20, 5
 """Batches of one replication: their spread gives the interval. Growth is judged by so many, each of several of them."""
 WARM_UP_SHARE, WARM_UP_SHARE_MAX, WARM_UP_S = 0.25, 0.5, 60.0
 """Length of the warm-up: a quarter of the tasks; more, up to half of them, where a quarter is less than so many mean

@@ -22,9 +22,10 @@ from peerload.sim.outcome import (
 )
 from peerload.sim.replication import BATCHES, QUANTILES, Sample, quantile
 from peerload.sim.scenario import Scenario, play
+from tests.theory.control_variates import controlled
 from tests.theory.mapping import setup_of
 from tests.theory.replicate import replicate
-from tests.theory.run import combine, controlled, load_of
+from tests.theory.run import combine, load_of
 
 LOAD, TASKS, WARM_UP, RUNS = 0.5, 2000, 500, 200
 

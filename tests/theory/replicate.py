@@ -5,21 +5,21 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import random
 from array import array
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from peerload.sim.outcome import mmc_response
+from peerload.sim.outcome import NORMAL, batch_half_width, mmc_response
 from peerload.sim.replication import (
-    QUANTILES,
     WARM_UP_S,
     WARM_UP_SHARE,
     Replication,
     Setup,
     measure,
-    quantile,
     warm_up_of,
 )
+from tests.theory.control_variates import controlled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     from peerload.sim.queueing_model import Arrival
     from peerload.sim.replication import Sample
 
-BATCHES = 20
+BATCHES = 40
 """More than of a simulation for people: what known queues explain is estimated from them."""
-QUANTILES_OF = 2
-"""Batches that are one for a quantile. Quantiles are taken of batches twice as long: the few largest of a short batch say little of the tail, and the spread of such
-p99 is too small (of 200 runs of M/M/1 with 16,000 tasks at load 0.8, 72 % of the intervals held, and with longer batches 81 %)."""
 REFERENCES = ("surplus_one_queue", "surplus_no_sharing")
 """Metrics whose mean is known to be 0: mean response of the same tasks in one queue for all slots, and with no sharing, less
-what theory says of it (control variates)."""
+what theory says of it, or a far longer run of that queue alone (control variates)."""
+ERRORS = tuple(f"{name}_error" for name in REFERENCES)
+"""Standard errors of these means: 0 where theory knows them."""
+LONGER, LONGER_SHARE = 20, 0.25
+"""The queue alone runs for so many times the tasks of a replication, but for no more than this share of the given time."""
 PILOT_TASKS, PILOT_SHARE = 1000, 0.1
 """Pilot run that finds out how many tasks fit into the given time: this many tasks, and then this share of those
 that seem to fit."""
@@ -43,15 +44,18 @@ TASKS_MIN = 4000
 
 
 class References:
-    """Queues of which theory knows the mean, fed with the tasks of a replication: their responses by number. known: the
-    means; empty where they are not known. variation: the squared coefficient of variation of the service times, if known."""
+    """Simple queues, fed with the tasks of a replication: their responses by number. known: their means, as far as theory knows
+    them; `estimate` adds that of one queue for all slots."""
 
     def __init__(self, setup: Setup, service: str, parameters: Sequence[float]) -> None:
         variation = {"exp": 1.0, "det": 0.0, "h2": sum(parameters), "lognormal": sum(parameters)}.get(service)
         nodes, slots, work = len(setup.slots), setup.slots[0], sum(setup.rates)
-        is_plain = len(set(setup.slots)) == 1 and set(setup.speeds) <= {1.0} and variation is not None
+        """The squared coefficient of variation of the service times, if known."""
+        is_plain = len(set(setup.slots)) == 1 and set(setup.speeds) <= {1.0}
         is_plain = is_plain and not (setup.recorded or setup.modulation or setup.classes)
         self.known: dict[str, float] = {}
+        self.errors: dict[str, float] = {}
+        self.is_estimated = is_plain and bool(service) and service != "exp" and work < nodes * slots
         self.responses = {name: array("d", [0.0]) for name in REFERENCES}
         self._one = [0.0] * (nodes * slots)
         self._each = {f"n{number}": [0.0] * slots for number in range(1, nodes + 1)}
@@ -70,6 +74,32 @@ class References:
                 heapq.heapreplace(free_s, ends_s)
                 responses.append(ends_s - arrival.at_s)
             yield arrival
+
+    def estimate(self, setup: Setup, seed: int, tasks: int, is_over: Callable[[], bool]) -> None:
+        """Find the mean of one queue for all slots by running it alone, with other tasks of the same kind, until so many have come,
+        or ``is_over`` and BATCHES batches of them have."""
+        rng = random.Random(f"{seed} one queue")
+        free_s, now_s, rate, each = [0.0] * len(self._one), 0.0, sum(setup.rates), tasks // (4 * BATCHES)
+        means, surplus_work = [], []
+        for batch in range(-BATCHES // 4, 4 * BATCHES):
+            began_s, work_s, total_s = now_s, 0.0, 0.0
+            for _ in range(each):
+                now_s += rng.expovariate(rate)
+                service_s = setup.service(rng)
+                ends_s = max(now_s, free_s[0]) + service_s
+                heapq.heapreplace(free_s, ends_s)
+                work_s += service_s
+                total_s += ends_s - now_s
+            if batch >= 0:
+                means.append(total_s / each)
+                surplus_work.append((work_s / each - rate * (now_s - began_s) / each,))
+            if batch >= BATCHES and is_over():
+                break
+        adjusted = controlled([means], [surplus_work])
+        half = batch_half_width(adjusted)
+        if half < math.inf:
+            name, error = REFERENCES[0], ERRORS[0]
+            self.known[name], self.errors[error] = fmean(adjusted[0]), half / NORMAL
 
     def surpluses(self, first: int, last: int) -> dict[str, float]:
         """Of the tasks with these numbers."""
@@ -92,12 +122,13 @@ def replicate(
     started_s = clock()
     player = Replication(setup, seed)
     references = References(setup, service, parameters)
-    if references.known:
+    if references.known or references.is_estimated:
         player._arrivals = references.seen(player._arrivals)
+    alone_s = cpu_s * LONGER_SHARE if references.is_estimated else 0.0
     ready_s = clock()
     player.play(PILOT_TASKS)
     if cpu_s < math.inf:
-        left_s, most = started_s + cpu_s - ready_s, tasks
+        left_s, most = started_s + cpu_s - alone_s - ready_s, tasks
 
         def affordable() -> int:
             return min(most, int(left_s * player.last / max(clock() - ready_s, 1e-6)))
@@ -109,12 +140,11 @@ def replicate(
     player.play(warm_up - player.last)
     first = player.last
     sample = measure(player, tasks - warm_up, clock=clock, started_s=started_s, parts=BATCHES)
+    if references.is_estimated:
+        begun_s = clock()
+        references.estimate(setup, seed, LONGER * tasks, lambda: clock() - begun_s >= alone_s)
+        sample.values.update(references.errors)
     edges = [first + 1 + (tasks - warm_up) * batch // BATCHES for batch in range(BATCHES + 1)]
-    for metric, share in QUANTILES.items():
-        parts = (
-            sorted(player.responses[edge:following]) for edge, following in itertools.pairwise(edges[::QUANTILES_OF])
-        )
-        sample.batches[metric] = [quantile(part, share) for part in parts]
     for edge, following in itertools.pairwise(edges):
         for name, surplus in references.surpluses(edge, following).items():
             sample.batches.setdefault(name, []).append(surplus)

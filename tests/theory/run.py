@@ -17,26 +17,26 @@ import os
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from peerload.sim.outcome import (
+    NORMAL,
+    Interval,
     batch_half_width,
     half_width,
     has_few_beyond,
     independent_of,
-    quantile_interval,
     runs_interval,
 )
-from peerload.sim.replication import CONTROL, QUANTILES, WARM_UP_S, Sample
+from peerload.sim.replication import CONTROL, QUANTILES, WARM_UP_S, Sample, quantile
+from tests.theory.control_variates import NOTHING_NEW, controlled, slopes
 from tests.theory.mapping import NotYet, Parameters, setup_of
-from tests.theory.replicate import REFERENCES, replicate
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from tests.theory.replicate import BATCHES, ERRORS, REFERENCES, replicate
 
 SMALL_NODES_MAX = 100
 SMALL_TASKS_MAX, SMALL_REPLICATIONS_MAX = 200_000, 10
@@ -46,7 +46,7 @@ LARGE_WEIGHT = 3.0
 """A large case gets so many times the time of a small one: each of its tasks costs more, and it warms up slower."""
 FIRST_SHARE = 0.5
 """Of the time for the first replication of every case; the rest goes where the intervals are widest."""
-AIMS = {"mean_response": 0.01, "p99": 0.05}
+AIMS = {"mean_response": 0.02, "p95": 0.03, "p99": 0.08}
 """A case is done when the half widths of these are within such a share of the value."""
 MORE, WIDE_MAX = 1.2, 30.0
 """More time than is probably lacking, since that is a guess; how much too wide an interval counts at most (it may be infinite)."""
@@ -56,22 +56,7 @@ REPLICATION_S_MIN = 3.0
 """With less time left no further replication is begun."""
 PLAYED_SHARE = 0.8
 """Of the wall time of a replication, for the tasks that were asked for: its process starts before, its last tasks end after."""
-CONTROLLED = (
-    "mean_response",
-    "mean_wait",
-    "p50",
-    "p95",
-    "p99",
-    "unfinished",
-    "mean_response_executed_at_origin",
-    "mean_response_executed_remotely",
-)
-"""Metrics from which the chance of the arrivals is taken out."""
 METRICS_OF_THE_WHOLE = ("first_tenth_mean_response", "last_tenth_mean_response")
-CONTROLLED_MIN = 5
-"""Batches for each control variate below which none is used."""
-FOLDS, NOTHING_NEW = 5, 1e-9
-"""Parts of a run for which the slopes follow from the rest; share of a control's variance that the others must leave."""
 
 
 def combine(samples: list[Sample], load: float = 0.0) -> dict[str, list[float]]:
@@ -79,82 +64,64 @@ def combine(samples: list[Sample], load: float = 0.0) -> dict[str, list[float]]:
     the simulator. load: offered to a slot of speed 1; 0: no interval is refused for too few independent tasks."""
     combined: dict[str, list[float]] = {}
     independent = independent_of(samples, load)
-    for metric in (name for name in samples[0].values if name != CONTROL):
-        value = fmean(sample.values[metric] for sample in samples if metric in sample.values)
+    for metric in (name for name in samples[0].values if name not in (CONTROL, *ERRORS)):
+        known = [sample for sample in samples if metric in sample.values]
         if metric in METRICS_OF_THE_WHOLE:
-            half = half_width([sample.values[metric] for sample in samples])
+            values = [sample.values[metric] for sample in known]
+            combined[metric] = [fmean(values), half_width(values)]
+        elif metric in QUANTILES:
+            found = _quantile(samples, QUANTILES[metric])
+            combined[metric] = [found.value, math.inf if has_few_beyond(independent, QUANTILES[metric]) else found.half]
         else:
-            known = [sample for sample in samples if metric in sample.values]
-            batches = [sample.batches.get(metric) or [sample.values[metric]] for sample in known]
-            if metric in CONTROLLED:
-                names = [name for name in (CONTROL, *REFERENCES) if all(name in sample.batches for sample in known)]
-                merge = _merged if metric in QUANTILES else list
-                errors = [list(zip(*(merge(sample.batches[name]) for name in names), strict=True)) for sample in known]
-                if names and all(len(run) == len(of_run) for run, of_run in zip(batches, errors, strict=True)):
-                    plain, batches = batches, controlled(batches, errors)
-                    value += fmean(one for run in batches for one in run) - fmean(one for run in plain for one in run)
-            runs = batches if metric in QUANTILES else [_merged(run) for run in batches]
+            shift, error, runs = _explained(
+                known, [sample.batches.get(metric) or [sample.values[metric]] for sample in known]
+            )
+            value = fmean(sample.values[metric] for sample in known) + shift
             half = batch_half_width(runs)
             if half > NOTHING_NEW * value:  # else known queues explain all of it, however short the run
-                half = runs_interval(value, runs, independent).half
-            if metric in QUANTILES and (has_few_beyond(independent, QUANTILES[metric]) or _is_too_short(known, metric)):
-                half = math.inf
-        combined[metric] = [value, half]
+                half = math.hypot(runs_interval(value, runs, independent).half, error)
+            combined[metric] = [value, half]
     combined["tasks"] = [float(sum(sample.tasks for sample in samples)), 0.0]
     combined["tasks_per_cpu_s"] = [combined["tasks"][0] / max(sum(sample.cpu_s for sample in samples), 1e-6), 0.0]
     return combined
 
 
-def _is_too_short(samples: list[Sample], metric: str) -> bool:
-    """True if too few independent responses lie beyond a quantile to tell it."""
-    runs = [sample.responses for sample in samples if sample.responses]
-    return bool(runs) and math.isinf(quantile_interval(runs, QUANTILES[metric]).half)
+def _quantile(samples: list[Sample], share: float) -> Interval:
+    """A quantile of all responses, and half its interval: the share of responses beyond a value is a mean over batches, from which
+    controls take chance out as from others, and the interval of that share leads to two other quantiles."""
+    ordered = sorted(chain.from_iterable(sample.responses for sample in samples))
+    value = quantile(ordered, share)
+    beyond = []
+    for sample in samples:
+        run = sample.responses
+        edges = [len(run) * batch // BATCHES for batch in range(BATCHES + 1)] if sample.batches else []
+        beyond.append([sum(one > value for one in run[edge:to]) / (to - edge) for edge, to in pairwise(edges)])
+    shift, error, runs = _explained(samples, beyond)
+    width = math.hypot(batch_half_width(runs), error)
+    middle = share + shift  # beyond the value lies more than it seems: the quantile is higher
+    if width >= min(middle, 1 - middle):
+        return Interval(value, math.inf)
+    value = quantile(ordered, middle)
+    return Interval(value, max(quantile(ordered, middle + width) - value, value - quantile(ordered, middle - width)))
 
 
-def controlled(runs: Sequence[Sequence[float]], controls: Sequence[Sequence[tuple[float, ...]]]) -> list[list[float]]:
-    """Take out of the batches of runs what control variates of mean 0 explain (``controls``: their values in each batch). How
-    much follows for each FOLDS-th of a run by least squares from all other batches, so that the mean stays unbiased; nothing
-    if there are too few of these."""
-    found = []
-    for which, (run, errors) in enumerate(zip(runs, controls, strict=True)):
-        adjusted: list[float] = []
-        fold = max(-(-len(run) // FOLDS), 1)
-        for start in range(0, len(run), fold):
-            others = [
-                (value, error)
-                for other, (values, of_run) in enumerate(zip(runs, controls, strict=True))
-                for place, (value, error) in enumerate(zip(values, of_run, strict=True))
-                if other != which or not start <= place < start + fold
-            ]
-            slopes = _slopes(others) if others and len(others) >= CONTROLLED_MIN * len(errors[start]) else ()
-            for value, error in zip(run[start : start + fold], errors[start : start + fold], strict=True):
-                adjusted.append(value - sum(slope * one for slope, one in zip(slopes, error, strict=False)))
-        found.append(adjusted)
-    return found
-
-
-def _slopes(pairs: Sequence[tuple[float, tuple[float, ...]]]) -> list[float]:
-    """Coefficients of the least-squares fit of values by the tuples beside them; 0 for one that the others explain."""
-    count = len(pairs[0][1])
-    mean = fmean(value for value, _ in pairs)
-    means = [fmean(errors[which] for _, errors in pairs) for which in range(count)]
-    rows = [[0.0] * (count + 1) for _ in range(count)]
-    for value, errors in pairs:
-        off = [error - middle for error, middle in zip(errors, means, strict=True)] + [value - mean]
-        for row, one in zip(rows, off, strict=False):
-            for place, other in enumerate(off):
-                row[place] += one * other
-    sizes = [rows[which][which] for which in range(count)]
-    for which in range(count):  # Gauss and Jordan
-        pivot = rows[which][which]
-        if pivot <= NOTHING_NEW * sizes[which]:
-            rows[which] = [0.0] * (count + 1)
-            continue
-        rows[which] = [value / pivot for value in rows[which]]
-        for other in range(count):
-            if other != which and (factor := rows[other][which]):
-                rows[other] = [value - factor * one for value, one in zip(rows[other], rows[which], strict=True)]
-    return [row[count] for row in rows]
+def _explained(samples: list[Sample], batches: list[list[float]]) -> tuple[float, float, list[list[float]]]:
+    """Take out of a metric's batches what control variates explain → by how much that changes the mean, half the interval of this
+    change as far as means of the controls are estimates, and the batches, twice as long."""
+    names = [name for name in (CONTROL, *REFERENCES) if all(name in sample.batches for sample in samples)]
+    errors = [list(zip(*(sample.batches[name] for name in names), strict=True)) for sample in samples]
+    if not names or any(len(run) != len(of_run) for run, of_run in zip(batches, errors, strict=True)):
+        return 0.0, 0.0, [_merged(run) for run in batches]
+    adjusted = controlled(batches, errors)
+    shift = fmean(chain.from_iterable(adjusted)) - fmean(chain.from_iterable(batches))
+    pairs = list(zip(chain.from_iterable(batches), chain.from_iterable(errors), strict=True))
+    fit = dict(zip(names, slopes(pairs), strict=True)) if shift else {}
+    variance = sum(
+        (fit.get(name, 0.0) * sample.values.get(error, 0.0) / len(samples)) ** 2
+        for sample in samples
+        for name, error in zip(REFERENCES, ERRORS, strict=True)
+    )
+    return shift, NORMAL * math.sqrt(variance), [_merged(run) for run in adjusted]
 
 
 def _merged(run: list[float]) -> list[float]:

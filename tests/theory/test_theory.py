@@ -25,7 +25,7 @@ from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
 from tests.theory import made
 from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
-from tests.theory.replicate import replicate
+from tests.theory.replicate import ERRORS, REFERENCES, References, replicate
 from tests.theory.run import combine, service_names
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["cases"]
@@ -352,10 +352,31 @@ def test_known_queues_narrow_the_interval_of_a_sharing_policy() -> None:
     assert narrow[1] < plain[1] / 2
 
 
-def test_quantiles_come_from_longer_batches_than_means() -> None:
+def test_quantiles_have_intervals_where_enough_responses_lie_beyond_them() -> None:
     setup = setup_of({"N": 2, "c": 1, "rho": 0.5, "sender": "none"})
-    sample = replicate(setup, 1, tasks=4000, clock=time.process_time, service="exp")
-    assert (len(sample.batches["mean_response"]), len(sample.batches["p99"])) == (20, 10)
-    assert combine([sample])["p99"][1] == math.inf, "too few independent responses lie beyond it"
-    value, half = combine([replicate(setup, seed, tasks=4000, clock=time.process_time) for seed in range(3)])["p99"]
-    assert 0 < half < value
+    few = replicate(setup, 1, tasks=4000, clock=time.process_time, service="exp")
+    assert combine([few], 0.5)["p99"][1] == math.inf
+    value, half = combine([replicate(setup, seed, tasks=8000, clock=time.process_time) for seed in range(6)])["p99"]
+    assert abs(value - 2 * math.log(100)) < half < value / 4
+
+
+def test_the_mean_of_one_queue_is_estimated_where_theory_does_not_know_it() -> None:
+    """One node is M/D/1, whose mean wait at load 0.8 is 2 service times (Pollaczek and Khinchine)."""
+    setup = setup_of({"N": 1, "c": 1, "rho": 0.8, "sender": "none", "service": "det"})
+    references = References(setup, "det", ())
+    references.estimate(setup, 1, 200_000, lambda: False)
+    mean, error = references.known[REFERENCES[0]], references.errors[ERRORS[0]]
+    assert 0 < error < 0.03
+    assert abs(mean - 3.0) < 4 * error
+
+
+def test_an_estimated_mean_widens_the_interval_that_it_narrows() -> None:
+    parameters: Parameters = {"N": 2, "rho": 0.8, "sender": "shortest", "L": 1, "service": "h2", "service_params": [4]}
+    setup = setup_of(parameters)
+    sample = replicate(setup, 1, tasks=6000, clock=time.process_time, **service_names(parameters))
+    plain = combine([msgspec.structs.replace(sample, batches={"mean_response": sample.batches["mean_response"]})])
+    narrow = combine([sample])
+    certain = combine([msgspec.structs.replace(sample, values=sample.values | dict.fromkeys(ERRORS, 0.0))])
+    halves = [found["mean_response"][1] for found in (certain, narrow, plain)]
+    assert halves == sorted(halves)
+    assert halves[0] < halves[1] < halves[2] / 1.5
