@@ -16,6 +16,7 @@ from peerload import Executor
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.test_files import User
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +103,7 @@ def test_a_lock_that_cannot_be_resolved_is_an_error_of_the_task_with_the_words_o
         ran = user.types("run", "--node", "n2", "--env", "requirements.txt", "true")
         assert ran.returncode == 125
         reason = user.task()["reason"]
-        assert reason.startswith("environment: requirements.txt cannot be built (exit code")
+        assert reason.startswith(Says.NOT_BUILT("requirements.txt"))
         assert "No such file" in reason
     assert builds(user.there)[before:] == ["building", "failed"]
     assert user.types("run", "--local", "--env", "requirements.txt", "true").returncode == 125

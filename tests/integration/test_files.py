@@ -17,6 +17,7 @@ from peerload.model.metrics import FILES_FETCHED_BYTES, FILES_SERVED_BYTES
 from tests.integration import forks
 from tests.integration.cluster import Agent, Cluster, program
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -271,7 +272,7 @@ def test_a_directory_that_is_too_large_to_travel_unasked_stays(apart: User) -> N
     assert (ran.stdout, ran.stderr) == (f"{apart.directory}\n", "")
     ran = apart.types("run", "pwd")
     assert ran.stdout == f"{apart.directory}\n"
-    assert "does not travel" in ran.stderr
+    assert Says.DOES_NOT_TRAVEL() in ran.stderr
     (apart.directory / "large").unlink()
 
 

@@ -23,6 +23,7 @@ from peerload.sim.outcome import (
 from peerload.sim.replication import BATCHES, QUANTILES, Sample, quantile
 from peerload.sim.scenario import Scenario, play
 from tests.theory.run import controlled
+from tests.wording import Says
 
 LOAD, TASKS, WARM_UP, RUNS = 0.5, 2000, 500, 200
 
@@ -201,7 +202,7 @@ def test_a_single_replication_that_is_too_short_says_so() -> None:
     sample.values["mean_response"] = 20.0
     found = outcome(asked, [sample])
     assert {interval.half for metric, interval in found.metrics.items() if metric not in QUANTILES} == {math.inf}
-    assert any("too short to tell an interval: --replications 4" in warning for warning in found.warnings)
+    assert any(Says.NO_INTERVAL(4) in warning for warning in found.warnings)
 
 
 def test_tasks_are_worth_as_many_independent_ones_as_the_queue_forgets() -> None:
