@@ -254,7 +254,7 @@ def test_not_a_byte_is_lost_when_agents_are_killed(node: str, killed: str) -> No
             assert process.stdout is not None
             assert process.stderr is not None
             assert process.stdout.read().split()[:1], (process.stderr.read(), home.log_end())
-            feeding.join(30)
+            feeding.join(60)
             assert process.wait(60) == 0
         assert home.output("@")[0].split()[0].decode() == wanted[0]
         assert home.show("@")["attempt"] == 1
