@@ -383,7 +383,7 @@ Segment = tuple["Path", int, int]
 
 
 # -- output files: `submit -o FILE -e FILE` ----------------------------------------------------------------------------
-# They grow while the task runs (`saving.py`). A link is followed, as a shell's ``>`` would; what was in a file is cut off, and its
+# They grow while the task runs (`completion_jobs.py`). A link is followed, as a shell's ``>`` would; what was in a file is cut off, and its
 # permissions are kept.
 
 

@@ -7,7 +7,7 @@ gets a new id with each boot); another inode on the same machine is a directory 
 
 On the same machine: an agent, and its launcher, bind an abstract socket that is named for the id of the database, since the
 lock file of a state directory is copied with it. The kernel frees the name when the process ends. Copies that are used on two
-machines all the same are noticed by their peers (`duplicate_node_name.py`).
+machines all the same are noticed by their peers (`local_node.py`).
 
 What of the database is lost, or cannot be read, is reported: as notices, events and log lines."""
 

@@ -25,6 +25,7 @@ from peerload.model.task import (
     TaskOutcome,
     TaskRecord,
     TaskSpec,
+    Usage,
     member_record,
 )
 from peerload.model.timers import Timer
@@ -90,6 +91,17 @@ class PutMembers(msgspec.Struct, frozen=True, gc=False, tag=True):
         """A row for each member, with the same meaning."""
         for member in self.members:
             yield PutTask(member_record(self.record, self.key, member), self.at, self.reason)
+
+
+class PutUsage(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Keep what a cancelled task has used, now that the processes of its last attempt are gone. Only the first such row of a task
+    counts, and only of this attempt at this node. task: "" = the one with this uid."""
+
+    task: str
+    uid: bytes
+    attempt: int
+    node: str
+    usage: Usage
 
 
 class PutExecution(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -216,6 +228,7 @@ Row = (
     | PutSubmission
     | PutTask
     | PutMembers
+    | PutUsage
     | PutExecution
     | DropExecution
     | PutFloor

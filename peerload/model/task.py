@@ -441,7 +441,8 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     that is not kept any more, so that no other attempt can read it; input_came: some of it has come, so that who repeats the
     task needs it again. failures: how often it has
     failed and was tried again; priority: in place of the one it was submitted with, None = that; is_freed: it does not wait
-    for other tasks any more, as nobody can tell what has become of them.
+    for other tasks any more, as nobody can tell what has become of them. usage: of a cancelled task, once its processes are gone
+    (`PutUsage`); None: not known. That of any other is in ``exit``.
     """
 
     task: str
@@ -476,6 +477,7 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     priority: int | None = None
     is_freed: bool = False
     input_came: bool = False
+    usage: Usage | None = None
 
 
 class FenceKind(enum.IntEnum):
@@ -573,3 +575,9 @@ def member_uid(key: bytes, member: int) -> bytes:
 def execution_key(uid: bytes, attempt: int) -> str:
     """The name under which the launcher and the spool know one attempt of one task."""
     return f"{uid.hex()}-{attempt}"
+
+
+def attempt_of(key: str) -> tuple[bytes, int]:
+    """The uid and the number of the attempt with this execution key. Raises ValueError if it is none."""
+    uid, _, attempt = key.rpartition("-")
+    return bytes.fromhex(uid), int(attempt)

@@ -88,11 +88,11 @@ def batch_half_width(runs: Sequence[Sequence[float]]) -> float:
     return student_t(max(int(independent - 1), 1)) * stdev(values) / math.sqrt(independent)
 
 
-def run_interval(mean: float, batches: Sequence[float], independent: float = math.inf) -> Interval:
-    """The mean of one run, and half of its 95 % interval from its batches: the upper side of that on the log scale, to second
-    order, since a run whose mean is too low spreads less, too. Infinite if it has fewer than INDEPENDENT_TASKS_MIN
+def runs_interval(mean: float, runs: Sequence[Sequence[float]], independent: float = math.inf) -> Interval:
+    """The mean of some runs, and half of its 95 % interval from their batches: the upper side of that on the log scale, to
+    second order, since a run whose mean is too low spreads less, too. Infinite if they have fewer than INDEPENDENT_TASKS_MIN
     ``independent`` tasks."""
-    half = batch_half_width([batches]) if independent >= INDEPENDENT_TASKS_MIN else math.inf
+    half = batch_half_width(runs) if independent >= INDEPENDENT_TASKS_MIN else math.inf
     return Interval(mean, half * (1 + half / (2 * mean)) if mean > 0 else half)
 
 
@@ -120,6 +120,11 @@ def quantile_interval(runs: Sequence[Sequence[float]], share: float) -> Interval
     return Interval(value, max(quantile(ordered, share + width) - value, value - quantile(ordered, share - width)))
 
 
+def has_few_beyond(independent: float, share: float) -> bool:
+    """True if fewer than BEYOND_MIN of these independent tasks lie beyond a quantile."""
+    return independent * min(share, 1 - share) < BEYOND_MIN
+
+
 def intervals(samples: Sequence[Sample], independent: float = math.inf) -> dict[str, Interval]:
     """metric → mean of the replications and its interval: from their spread, or from the spread of the batches if
     there is only one replication. Quantiles are those of all replications together. independent: tasks of all
@@ -129,12 +134,11 @@ def intervals(samples: Sequence[Sample], independent: float = math.inf) -> dict[
         if metric in QUANTILES and all(sample.responses for sample in samples):
             share = QUANTILES[metric]
             found = quantile_interval([sample.responses for sample in samples], share)
-            is_too_short = independent * min(share, 1 - share) < BEYOND_MIN
-            combined[metric] = Interval(found.value, math.inf) if is_too_short else found
+            combined[metric] = Interval(found.value, math.inf) if has_few_beyond(independent, share) else found
             continue
         values = [sample.values[metric] for sample in samples if metric in sample.values]
         if len(samples) == 1:
-            combined[metric] = run_interval(values[0], samples[0].batches.get(metric, []), independent)
+            combined[metric] = runs_interval(values[0], [samples[0].batches.get(metric, [])], independent)
         else:
             combined[metric] = Interval(fmean(values), half_width(values))
     return combined
@@ -255,9 +259,14 @@ def _independent(scenario: Scenario, samples: Sequence[Sample]) -> float:
     """Number of independent measured tasks; infinite for a trace, which is no sample of anything longer."""
     if scenario.trace is not None:
         return math.inf
+    return independent_of(samples, scenario.offered_load, scenario.mean_service_s)
+
+
+def independent_of(samples: Sequence[Sample], load: float, mean_service_s: float = 1.0) -> float:
+    """Number of independent measured tasks of these replications."""
     measured = sum(count for sample in samples for count, _ in sample.homes)
     mean_s = fmean(sample.values["mean_response"] for sample in samples)
-    return independent_tasks(measured, scenario.offered_load, mean_s / scenario.mean_service_s)
+    return independent_tasks(measured, load, mean_s / mean_service_s)
 
 
 def _is_below(mean_response: Interval, one_queue: float | None) -> bool:

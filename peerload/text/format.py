@@ -56,19 +56,25 @@ def table(
     *,
     columns: int = 0,
     gives_way: Sequence[str | tuple[str, int]] = (),
+    left_out: Sequence[str] = (),
     paint: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[str]:
     """Lines of aligned columns, each cell made `printable`; those named in ``right`` are aligned to the right.
 
     columns: the width of the terminal (0: unlimited). If the table is wider, the columns in ``gives_way`` are shortened, the first one
-    first, one with a number down to that width. paint: for a heading, the colour of a cell by its first word.
+    first, one with a number down to that width; then those in ``left_out`` are dropped, the first one first; at last the widest ones
+    are shortened, so that no row wraps. paint: for a heading, the colour of a cell by its first word.
     """
     cells = [tuple(headings), *(tuple(map(printable, row)) for row in rows)]
     plain = [all(map(str.isascii, row)) for row in cells]
     widths = [
         max(map(len if all(plain) else width_of, (row[column] for row in cells))) for column in range(len(headings))
     ]
-    _narrow(widths, headings, columns, gives_way)
+    if columns and _excess(widths, columns) > 0:
+        kept, widths = _fitted(widths, headings, columns, gives_way, left_out)
+        headings = [headings[at] for at in kept]
+        cells = [tuple(row[at] for at in kept) for row in cells]
+        plain = [all(map(str.isascii, row)) for row in cells]
     aligned = "  ".join(
         f"{{:{'>' if name in right else '<'}{width}}}" for name, width in zip(headings, widths, strict=True)
     )
@@ -102,11 +108,36 @@ def _aligned(
     return "  ".join(padded)
 
 
+def _excess(widths: Sequence[int], columns: int) -> int:
+    """How much wider columns of these widths are than the terminal."""
+    return sum(widths) + 2 * (len(widths) - 1) - columns
+
+
+def _fitted(
+    widths: Sequence[int],
+    headings: Sequence[str],
+    columns: int,
+    gives_way: Sequence[str | tuple[str, int]],
+    left_out: Sequence[str],
+) -> tuple[list[int], list[int]]:
+    """The columns of a table that are shown on a terminal, by their numbers, and their widths."""
+    kept, fitted = list(range(len(headings))), list(widths)
+    for name in ("", *left_out):
+        kept = [at for at in kept if headings[at] != name]
+        fitted = [widths[at] for at in kept]
+        _narrow(fitted, [headings[at] for at in kept], columns, gives_way)
+        if _excess(fitted, columns) <= 0:
+            break
+    while _excess(fitted, columns) > 0 and max(fitted) > 1:
+        fitted[fitted.index(max(fitted))] -= 1
+    return kept, fitted
+
+
 def _narrow(
     widths: list[int], headings: Sequence[str], columns: int, gives_way: Sequence[str | tuple[str, int]]
 ) -> None:
     """Shorten the columns that give way, as far as their headings allow."""
-    excess = sum(widths) + 2 * (len(widths) - 1) - columns if columns else 0
+    excess = _excess(widths, columns)
     for one in gives_way:
         name, width_min = (one, CELL_WIDTH_MIN) if isinstance(one, str) else one
         if excess <= 0 or name not in headings:

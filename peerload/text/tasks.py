@@ -25,6 +25,8 @@ STATE_COLOURS = {
     "held": "yellow", "unreachable": "red",
 }  # fmt: skip
 HEADINGS = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
+LEFT_OUT_FIRST = ("WHEN", "EXIT", "COMMAND", "REASON", "TIME", "NODE", "NAME")
+"""Columns that a narrow terminal does without, in this order."""
 NAME_WIDTH_MAX = 32
 
 
@@ -97,7 +99,8 @@ def listed_table(shown: list[dict[str, Any]], now: float, columns: int = 0) -> l
     if rows and not any(cells[-1] for cells in rows):
         headings, rows = headings[:-1], [cells[:-1] for cells in rows]
     gives_way = ("NAME", ("COMMAND", COMMAND_WIDTH_MAX), ("REASON", REASON_WIDTH_MIN), "COMMAND", "REASON")
-    return table(headings, rows, right=("TIME",), columns=columns, gives_way=gives_way, paint={"STATE": STATE_COLOURS})
+    paint = {"STATE": STATE_COLOURS}
+    return table(headings, rows, ("TIME",), columns=columns, gives_way=gives_way, left_out=LEFT_OUT_FIRST, paint=paint)
 
 
 def when_text(task: dict[str, Any], now: float) -> str:

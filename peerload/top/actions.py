@@ -234,7 +234,9 @@ def outcome(verb: str, replies: Sequence[dict[str, Any]]) -> str:
     reply = replies[0] if replies else {}
     match verb:
         case "cancel":
-            return _did("cancelled", reply.get("cancelled")) or "it had ended already"
+            silent = ", ".join(dict.fromkeys(str(task.get("node")) for task in reply.get("unreachable") or ()))
+            done = _did("cancelled", reply.get("cancelled")) or "it had ended already"
+            return f"{done}; it may run on at {silent}, which does not answer" if silent else done
         case "hold":
             return _did("held", reply.get("held")) or "it does not wait any more"
         case "release":

@@ -188,7 +188,8 @@ class Wait(_Request, frozen=True, tag="wait"):
 
 
 class Cancel(_Request, frozen=True, tag="cancel"):
-    """Stop tasks → cancelled (ids), already_ended (ids). Durable before it is answered. wait: that comes as ``more``, and the
+    """Stop tasks → cancelled (ids), already_ended (ids); unreachable, if there are any: of each that was cancelled while its
+    node was suspect or dead (id node state). Durable before it is answered. wait: that comes as ``more``, and the
     ok when their processes are gone, too: timed_out, left (ids of which some may be there; at most 100 are named). While
     it takes long, ``more`` {waits_for}: each of the nodes it depends on (node state tasks)."""
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-CONTROL_BYTES_MAX = 1 << 20
 DATA_BYTES_MAX = 4 << 20
 """The largest peer frame. An Offer carries up to 1 MiB of argv and 256 KiB of environment."""
 MQTT_BYTES_MAX = 4 << 10

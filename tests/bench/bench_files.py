@@ -1,8 +1,10 @@
 """How fast files travel: to the agent at submit, to another node before a task starts there, and again when nothing has changed.
 
-`python tests/bench/bench_files.py`: one large file, and many small ones; beside them, in the same round, a bare copy over a
-socket (read, sent, received, written), the same with TLS and SHA-256, which is the least that this Python can do, and
-`rsync -a` where there is one. The ratios hold on any machine, the seconds do not; processor time for a MiB compares best.
+`python tests/bench/bench_files.py`: one large file, and many small ones, between two agents in network namespaces of their own
+(over loopback for who is not root). In the same round and between the same namespaces: a bare copy over a socket (read, sent,
+received, written), the same with TLS and SHA-256, which is the least that this Python can do, and `rsync -a` to its daemon where
+it is installed. The last lines hold each figure against its target; of each round the ratio counts, so that another load of the
+machine in another round does no harm. The ratios hold on any machine, the seconds do not; processor time for a MiB compares best.
 --directory: where files and agents live, such as a tmpfs, to measure processor and not disk.
 """
 
@@ -14,13 +16,14 @@ import hashlib
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
@@ -29,16 +32,33 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from peerload.cli.common.agent_process import program_words
 from peerload.security import cluster_dir
 from peerload.security.tls import Credentials
-from tests.bench.support import Agent, agents, arguments, pss_bytes, report_taken
+from tests.bench.support import (
+    Agent,
+    agents,
+    arguments,
+    inside,
+    median_text,
+    namespace_address,
+    network_namespaces,
+    pss_bytes,
+    report_taken,
+    wait_until,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 MIB = 1 << 20
 SMALL_FILES, SMALL_BYTES, SMALL_IN_DIRECTORY = 10_000, 10_000, 100
 SAMPLE_S = 0.2
 SETTLED_S = 2.5
 """Files that were changed so shortly before a snapshot are read again by the next one."""
+ROUNDS_BEGIN_S_MAX = 240.0
+"""No round begins later than this after the first, so that all of them take less than six minutes."""
+SUBMITS = 5
+"""Submissions of the same unchanged snapshot, and as many without files, in each round."""
+RSYNC_PORT = 8730
+RSYNC_UP_S_MAX = 30.0
 
 
 class Memory(threading.Thread):
@@ -62,13 +82,15 @@ class Memory(threading.Thread):
         return self.grown_bytes
 
 
-def bare_copy(source: Path, target: Path, tls: Credentials | None = None) -> None:
-    """Copy the files of a directory over a TCP connection, one process on each side, and nothing else; with ``tls``, encrypted
-    as the links are, with the digest of all that came."""
-    listener = socket.create_server(("127.0.0.1", 0))
+def bare_copy(source: Path, target: Path, ends: Sequence[str], tls: Credentials | None = None) -> None:
+    """Copy the files of a directory over a TCP connection from one network namespace to the other, one process on each side, and
+    nothing else; with ``tls``, encrypted as the links are, with the digest of all that came."""
+    with inside(ends[1] if ends else ""):
+        listener = socket.create_server((namespace_address(1) if ends else "127.0.0.1", 0))
     pid = os.fork()
     if pid == 0:
-        out = socket.create_connection(listener.getsockname())
+        with inside(ends[0] if ends else ""):
+            out = socket.create_connection(listener.getsockname())
         with out if tls is None else tls.client.wrap_socket(out) as out:
             for path in sorted(source.iterdir()):
                 with path.open("rb", buffering=0) as file:
@@ -139,8 +161,18 @@ class Trip:
         task = self._task
         self._step(f"{which}, to the node", lambda: self._run(task))
 
+    def submit_again(self) -> None:
+        """Submit the same unchanged snapshot, and tasks without files, in turn: what the snapshot adds."""
+        taken_s: dict[bool, list[float]] = {False: [], True: []}
+        for number in range(2 * SUBMITS):
+            has_files = number % 2 == 1
+            words = ["submit", "--held", *(["--snapshot"] if has_files else []), "true"]
+            taken_s[has_files].append(timed(functools.partial(self._types, *words)))
+        more_s = statistics.median(taken_s[True]) - statistics.median(taken_s[False])
+        self._taken.setdefault(f"{self._name}, unchanged, more than without files s", []).append(more_s)
+
     def bare(self, name: str, act: Callable[[Path], object]) -> None:
-        """Do the same without us."""
+        """Do the same without us. Processor time: without that of a daemon."""
         with tempfile.TemporaryDirectory(dir=self._directory.parent) as target:
             spent = os.times()
             took_s = timed(lambda: act(Path(target)))
@@ -170,8 +202,108 @@ class Trip:
         self._taken.setdefault(f"{self._name}, {what}, agents' processor s", []).append(spent_of(self._pids) - spent_s)
 
 
-def rsync(source: Path, target: Path) -> None:
-    subprocess.run(["rsync", "-a", f"{source}/", f"{target}/"], check=True)
+@contextlib.contextmanager
+def rsync_daemon(directory: Path, ends: Sequence[str]) -> Iterator[Callable[[Path, Path], None] | None]:
+    """A daemon of rsync at the second end, which may write beneath the directory → a function that copies a directory to another
+    over the link; None where rsync is not installed."""
+    program = shutil.which("rsync")
+    if program is None:
+        yield None
+        return
+    address = namespace_address(1) if ends else "127.0.0.1"
+    config = directory / "rsyncd.conf"
+    owner = f"uid = {os.getuid()}\ngid = {os.getgid()}\n"
+    config.write_text(f"use chroot = no\n{owner}[all]\npath = {directory}\nread only = no\n")
+    at = [["ip", "netns", "exec", name, program] for name in ends] or [[program]] * 2
+    words = [*at[1], "--daemon", "--no-detach", f"--config={config}", f"--address={address}", f"--port={RSYNC_PORT}"]
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError), inside(ends[0] if ends else ""):
+            socket.create_connection((address, RSYNC_PORT)).close()
+            return True
+        return False
+
+    def copy(source: Path, target: Path) -> None:
+        there = f"rsync://{address}:{RSYNC_PORT}/all/{target.relative_to(directory)}/"
+        subprocess.run([*at[0], "-a", f"{source}/", there], check=True)
+
+    with subprocess.Popen(words) as daemon:
+        try:
+            wait_until(answers, RSYNC_UP_S_MAX)
+            yield copy
+        finally:
+            daemon.terminate()
+
+
+class Target(NamedTuple):
+    """One figure of each round, and the bound that it is held against."""
+
+    figure: str
+    rounds: Sequence[float]
+    bound: float
+    is_least: bool = False
+
+    def __str__(self) -> str:
+        middle = statistics.median(self.rounds)
+        holds = middle >= self.bound if self.is_least else middle <= self.bound
+        words = f"{'at least' if self.is_least else 'at most'} {self.bound:g}"
+        return f"  {self.figure}: {median_text(self.rounds, '.2f')}, {words}: {'holds' if holds else 'MISSED'}"
+
+
+def targets(taken: Mapping[str, Sequence[float]]) -> list[Target]:
+    """The figures that have a target."""
+
+    def ratio(name: str, floor: str) -> list[float]:
+        return [one / least for one, least in zip(taken[name], taken[floor], strict=True)]
+
+    found = [
+        Target(
+            "large: share of a bare socket copy",
+            ratio("large, bare socket copy s", "large, first, to the node s"),
+            0.6,
+            is_least=True,
+        ),
+        Target("large: second time, seconds", taken["large, again, to the node s"], 2.0),
+        Target("small: second time, seconds", taken["small, again, to the node s"], 1.0),
+        Target(
+            "small: submit of an unchanged snapshot, seconds more",
+            taken["small, unchanged, more than without files s"],
+            0.15,
+        ),
+        Target("growth of an agent and its launcher, MiB", taken["an agent and its launcher grew by, MiB"], 50.0),
+    ]
+    if "small, rsync -a s" in taken:
+        found.insert(
+            2, Target("small: multiple of rsync -a", ratio("small, first, to the node s", "small, rsync -a s"), 2.0)
+        )
+    return found
+
+
+def one_round(mib: int, files: int, ends: Sequence[str], taken: dict[str, list[float]]) -> None:
+    """Measure everything once, with agents that have nothing yet."""
+    with contextlib.ExitStack() as stack:
+        own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pl-bench-")))
+        started = stack.enter_context(agents(2, mqtt=not ends, namespaces=ends))
+        rsync = stack.enter_context(rsync_daemon(own, ends))
+        tls = Credentials(cluster_dir.make(own / "cluster", "bare"), "bare", own / "tls")
+        memory = Memory(started)
+        memory.start()
+        for name, large_mib, small in (("large", mib, 0), ("small", 0, files)):
+            directory = own / name / "tree"
+            directory.mkdir(parents=True)
+            make_files(directory, large_mib=large_mib, small=small)
+            trip = Trip(directory, started, name, taken)
+            trip.go("first")
+            trip.go("again")
+            if name == "large":
+                trip.bare("bare socket copy", functools.partial(bare_copy, directory, ends=ends))
+                trip.bare("bare copy with TLS and SHA-256", functools.partial(bare_copy, directory, ends=ends, tls=tls))
+            else:
+                trip.submit_again()
+            if rsync is not None:
+                trip.bare("rsync -a", functools.partial(rsync, directory))
+            shutil.rmtree(directory)
+        taken.setdefault("an agent and its launcher grew by, MiB", []).append(memory.stop() / MIB)
 
 
 def main() -> int:
@@ -184,31 +316,23 @@ def main() -> int:
         directory=(str, tempfile.gettempdir(), "where the files and the agents live (default: %(default)s)"),
     )
     taken: dict[str, list[float]] = {}
-    grown: list[float] = []
     tempfile.tempdir = options.directory
-    for _ in range(options.rounds):
-        with tempfile.TemporaryDirectory(prefix="pl-bench-") as own, agents(2, mqtt=True) as started:
-            tls = Credentials(cluster_dir.make(Path(own) / "cluster", "bare"), "bare", Path(own) / "tls")
-            memory = Memory(started)
-            memory.start()
-            for name, large_mib, small in (("large", options.mib, 0), ("small", 0, options.files)):
-                directory = Path(own) / name / "tree"
-                directory.mkdir(parents=True)
-                make_files(directory, large_mib=large_mib, small=small)
-                trip = Trip(directory, started, name, taken)
-                trip.go("first")
-                trip.go("again")
-                if name == "large":
-                    trip.bare("bare socket copy", lambda target, tree=directory: bare_copy(tree, target))  # type: ignore[misc]
-                    copy = functools.partial(bare_copy, directory, tls=tls)
-                    trip.bare("bare copy with TLS and SHA-256", copy)
-                if shutil.which("rsync"):
-                    trip.bare("rsync -a", lambda target, tree=directory: rsync(tree, target))  # type: ignore[misc]
-                shutil.rmtree(directory)
-            grown.append(memory.stop() / MIB)
-    taken["an agent and its launcher grew by, MiB"] = grown
-    head = f"{options.mib} MiB in one file, {options.files} files of {SMALL_BYTES} bytes; medians of {options.rounds}"
-    report_taken(head, {}, taken, as_json=options.json)
+    began_s, rounds = time.monotonic(), 0
+    with network_namespaces() as ends:
+        while rounds < options.rounds and time.monotonic() - began_s < ROUNDS_BEGIN_S_MAX:
+            one_round(options.mib, options.files, ends, taken)
+            rounds += 1
+    found = targets(taken)
+    where = "between two network namespaces" if ends else "over loopback"
+    took_s = time.monotonic() - began_s
+    lines = [
+        f"{options.mib} MiB in one file, {options.files} files of {SMALL_BYTES} bytes, {where}",
+        f"  medians of {rounds} rounds, which took {took_s:.0f} s",
+        *map(str, found),
+    ]
+    if shutil.which("rsync") is None:
+        lines.append("  small: not compared with rsync -a, which is not installed")
+    report_taken("\n".join(lines), {one.figure: [*one.rounds] for one in found}, taken, as_json=options.json)
     return 0
 
 

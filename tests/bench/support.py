@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ TRUE = "/bin/true"
 ROUNDS = 5
 ANSWER_WITHIN_S = 120.0
 MEET_WITHIN_S = 60.0
+NAMESPACE_PORT = 7117
 
 _CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\n[load]\nforeign = "ignore"\n'
 """Of an agent. What else runs on this machine, such as a tool that is measured beside it, occupies no slot."""
@@ -111,9 +113,10 @@ def agents(
     mqtt: bool = False,
     prepare: Callable[[Path, str], None] | None = None,
     program: Sequence[str] = (),
+    namespaces: Sequence[str] = (),
 ) -> Iterator[list[Agent]]:
-    """So many agents in a temporary directory; with ``mqtt`` they share a broker and have met when this returns.
-    ``prepare`` is called with the state directory and the name of each before it starts. program: as `agent_process.start` takes it."""
+    """So many agents in a temporary directory; with ``mqtt`` they share a broker and have met when this returns, and so with
+    ``namespaces``, one for each agent (`network_namespaces`). ``prepare`` is called with the state directory and the name of each before it starts. program: as `agent_process.start` takes it."""
     started: list[Agent] = []
     with contextlib.ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="pl-bench-", dir=None))
@@ -126,13 +129,67 @@ def agents(
             settings: dict[str, Any] = {"node": f"node{number}", "state": str(directory / f"state{number}")}
             settings |= {"socket": str(directory / f"s{number}"), "slots": slots, "policy": policy, "mqtt": url}
             settings |= {"config": str(directory / "config.toml"), "listen": "127.0.0.1:0"}
+            if namespaces:
+                settings["listen"] = f"{namespace_address(number)}:{NAMESPACE_PORT}"
+                settings["peer"] = [f"{namespace_address(0)}:{NAMESPACE_PORT}"] if number else []
+                enters = ["ip", "netns", "exec", namespaces[number]]
+                program = [*enters, *agent_process.program_words(), "agent"]
             if prepare is not None:
                 prepare(directory / f"state{number}", f"node{number}")
             started.append(Agent(agent_process.start(settings, program), slots))
-        if mqtt:
+        if mqtt or namespaces:
             for agent in started:
                 wait_until(lambda agent=agent: _alive(agent) == count, MEET_WITHIN_S)
         yield started
+
+
+def namespace_address(number: int) -> str:
+    """The address in one of `network_namespaces`."""
+    return f"10.96.0.{number + 1}"
+
+
+@contextlib.contextmanager
+def network_namespaces() -> Iterator[tuple[str, ...]]:
+    """The names of two network namespaces with a veth link between them; none where this process may not make them."""
+    if os.geteuid() or shutil.which("ip") is None:
+        yield ()
+        return
+    names = tuple(f"plbench-{os.getpid()}-{number}" for number in range(2))
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            _ip("netns", "add", name)
+            stack.callback(_ip, "netns", "delete", name)
+        _ip("link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
+        for number, name in enumerate(names):
+            _ip("-n", name, "address", "add", f"{namespace_address(number)}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                _ip("-n", name, "link", "set", device, "up")
+        yield names
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+@contextlib.contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """Have this thread, and what it forks, in a network namespace; "" is where it is."""
+    with contextlib.ExitStack() as stack:
+        if namespace:
+            own, there = (
+                os.open(path, os.O_RDONLY) for path in ("/proc/thread-self/ns/net", f"/run/netns/{namespace}")
+            )
+            for fd in (own, there):
+                stack.callback(os.close, fd)
+            _enter(there)
+            stack.callback(_enter, own)
+        yield
+
+
+def _enter(namespace: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, 0):
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def _alive(agent: Agent) -> int:

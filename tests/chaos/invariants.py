@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from peerload.model.actions import DropExecution, PutExecution, PutMembers, PutTask
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Commit, Park, RenewOk
-from peerload.model.task import ExecutionState, Guarantee, TaskState, execution_key
+from peerload.model.task import ExecutionState, Guarantee, TaskState, attempt_of, execution_key
 from tests.chaos.gates import records_of, terms_of
 from tests.chaos.plan import MEMORY_TRIES
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row, TaskChanged
-    from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
+    from peerload.model.task import Exit, SubmitOptions, TaskRecord, TaskSpec
     from tests.chaos.cluster import Cluster
     from tests.chaos.launcher import Process
     from tests.chaos.machine import Machine
@@ -87,6 +87,20 @@ class Invariants:
     def finished(self, process: Process, signal: int) -> None:
         """Note the end of a process, by this signal if not 0, and the mark of its exit record."""
         self._finished[process.serial] = process.key
+
+    def forgotten(self, machine: Machine, key: str, exit_: Exit) -> None:
+        """The exit record of an attempt is forgotten: if its task was cancelled, what it used is on its home's disk."""
+        uid, attempt = attempt_of(key)
+        final = self._final.get(uid)
+        known = self.acknowledged.get(uid)
+        if final is None or known is None or final.state is not TaskState.CANCELLED:
+            return
+        if (final.attempt, final.node) == (attempt, machine.name):
+            home, task = known
+            usage = self._cluster.machines[home].disk.tasks[task].usage
+            if usage != exit_.usage:
+                raise self._broken("I6", f"{task} was cancelled, and what it used is not known", story=repr(usage))
+            self._cluster.gauges.count("used by a cancelled task" + (" elsewhere" if home != machine.name else ""))
 
     def promised(self, machine: Machine, key: str) -> None:
         """A node says that this attempt never started there and never will: it did not, and it shall not. (The word of a

@@ -218,7 +218,9 @@ class Launcher:
 
     def forget(self, key: str) -> None:
         """Forget an exit record."""
-        self.ended.pop(key, None)
+        exit_ = self.ended.pop(key, None)
+        if exit_ is not None:
+            self._cluster.checker.forgotten(self._machine, key, exit_)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

@@ -179,6 +179,8 @@ def _row(row: actions.Row) -> str:  # noqa: C901 PLR0912 -- one line a row
     match row:
         case actions.PutTask():
             return str(row.record.state)
+        case actions.PutUsage():
+            return f"usage {row.task or row.uid.hex()} {row.attempt} {row.node}"
         case actions.PutMembers():
             return f"{len(row.members)} {row.record.state}"
         case actions.PutExecution():

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from peerload.core.coordination import clients, runs
+from peerload.core.membership.peers import PeerState
 from peerload.core.state import TASKS_AT_A_TIME
 from peerload.model import events, messages
-from peerload.model.actions import Answer, AnswerPart, AttemptGone
+from peerload.model.actions import Answer, AnswerPart, AttemptGone, Persist, PutUsage
 from peerload.model.config import CoreConfig
 from peerload.model.events import CancelledAttempt, EndAsked
 from peerload.model.messages import Renewal, Revoke
-from peerload.model.task import Exit, TaskState, execution_key
+from peerload.model.task import Exit, FenceKind, TaskState, Usage, execution_key
 from tests.core.given import Given, spec
 from tests.core.test_losses import away
 
@@ -42,6 +43,41 @@ def test_the_word_of_the_node_that_had_it_is_its_end_and_no_other_ones() -> None
     assert x.when(asked(task.task, task.uid, "y", query=True)) == ["AttemptGone"]
 
 
+USED = Usage(user_s=2.5, joules=40.0)
+
+
+def killed(x: Given, key: str) -> list[str]:
+    return x.when(events.TaskEnded(key, Exit(143, signal=15, usage=USED)))
+
+
+def test_what_a_cancelled_task_has_used_is_kept_when_its_process_is_gone() -> None:
+    x = Given(peers=())
+    x.submit()
+    task = x.task()
+    x.when(events.CancelRequested(9, ("x/1",)))
+    assert killed(x, task.key) == ["persist usage x/1 1 x", "ForgetTask"]
+    assert x.done(Persist).rows == (PutUsage("x/1", task.uid, 1, "x", USED),)
+
+
+def test_what_it_has_used_elsewhere_is_kept_before_that_node_may_forget_it() -> None:
+    x, task = away(spec())
+    x.when(events.CancelRequested(9, (task.task,)))
+    result = messages.Result(task.task, task.uid, 1, Exit(143, signal=15, usage=USED), inline=True)
+    assert x.hear("y", result) == [f"persist usage {task.task} 1 y", "ResultAck to y"]
+    foreign = messages.Result("y/7", task.uid, 1, Exit(143, signal=15, usage=USED), inline=True)
+    assert x.hear("y", foreign) == ["ResultAck to y"]
+
+
+def test_what_was_cancelled_before_a_restart_is_known_by_the_uid_of_its_attempt() -> None:
+    own, foreign, late = (bytes(15) + letter for letter in (b"a", b"b", b"c"))
+    ended = tuple((execution_key(uid, 2), Exit(143, signal=15, usage=USED)) for uid in (own, foreign))
+    running = ((execution_key(late, 1), 1.0, 0.0),)
+    floors = ((foreign, 2, FenceKind.STARTED, "y"),)
+    x = Given(peers=(), started=events.AgentStarted(ended=ended, running=running, floors=floors))
+    assert [line for line in x.started if "usage" in line] == [f"persist usage {own.hex()} 2 x"]
+    assert killed(x, execution_key(late, 1)) == [f"persist usage {late.hex()} 1 x", "ForgetTask"]
+
+
 def test_what_it_knows_of_the_past_is_bounded() -> None:
     x = Given()
     for number in range(runs.LATELY_MAX + 5):
@@ -50,6 +86,18 @@ def test_what_it_knows_of_the_past_is_bounded() -> None:
     newest = (runs.LATELY_MAX + 4).to_bytes(16, "big")
     assert x.when(asked("x/1", newest, "y", query=True)) == ["AttemptGone"]
     assert x.done(AttemptGone).key == execution_key(newest, 1)
+
+
+def test_a_cancel_names_the_nodes_that_may_not_hear_of_it() -> None:
+    x, task = away(spec())
+    x.when(events.CancelRequested(9, (task.task,)))
+    assert x.done(Answer).reply == {"cancelled": ["x/2"], "already_ended": []}
+    x, task = away(spec())
+    peer = x.node.membership.get("y")
+    assert peer is not None
+    peer.state = PeerState.DEAD
+    x.when(events.CancelRequested(9, ("x/1", task.task)))
+    assert x.done(Answer).reply["unreachable"] == [{"id": "x/2", "node": "y", "state": "dead"}]
 
 
 def test_a_renewal_does_not_cut_short_the_time_to_obey() -> None:

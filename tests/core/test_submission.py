@@ -11,7 +11,7 @@ from peerload.model.config import CoreConfig
 from peerload.model.errors import NeverRunnable, SlowDown
 from peerload.model.gossip import MemberStatus
 from peerload.model.resources import Placement, ResourceRequest
-from peerload.model.task import TaskSpec
+from peerload.model.task import SubmitOptions, TaskSpec
 from tests.core.given import ACCEPTS, Given, spec
 from tests.wording import Says
 
@@ -39,6 +39,13 @@ def test_a_token_that_only_the_store_remembers_gives_the_same_id() -> None:
     assert x.submit(token="old", before=(b"digest", "x/7", 3)) == ["answer"]
     assert (x.done(Answer).reply["id"], x.done(Answer).reply["members"]) == ("x/7", 3)
     assert x.submit(token="old", digest=b"other", before=(b"digest", "x/7", 3)) == ["refuse BadRequest"]
+
+
+def test_a_repeated_token_gives_the_same_id_though_the_task_that_it_waits_for_is_gone() -> None:
+    x, terms = Given(peers=()), SubmitOptions(after=("z/7",))
+    assert x.submit(terms=terms) == ["refuse NoSuchTask"]
+    assert x.submit(token="old", before=(b"digest", "x/7", 0), terms=terms) == ["answer"]
+    assert x.done(Answer).reply["id"] == "x/7"
 
 
 def test_a_large_array_is_kept_in_parts_and_told_of_when_all_of_it_is_kept() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from peerload.model.errors import ConfigError
+from peerload.cli.simulate import report
+from peerload.model.errors import ConfigError, UsageError
 from peerload.sim.energy_model import play_case, read_cases
 
 FILE = Path(__file__).parent / "cases.json"
@@ -302,3 +304,21 @@ def test_a_case_that_cannot_be_played_is_refused_with_the_reason(changes: dict[s
 def test_a_file_of_another_format_is_refused(text: bytes) -> None:
     with pytest.raises(ConfigError):
         read_cases(text, "bad.json")
+
+
+def test_a_file_is_played_and_its_results_stand_beside_the_published_ones(tmp_path: Path) -> None:
+    cases = json.loads(TEXT)
+    cases["cases"] = [case for case in cases["cases"] if case["id"] in ("t1-unequal", "t2")]
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps(cases))
+    flags = Namespace(energy=str(path), **dict.fromkeys(report.OTHER_FLAGS))
+    found = report.energy_results(flags)
+    assert {(case, run) for case, runs in found.items() for run in runs} >= report.PUBLISHED.keys()
+    keys = "makespan_s wh joules_per_task mean_response_s mean_slowdown watts_at_end price late schedule"
+    assert all(list(result) == keys.split() for runs in found.values() for result in runs.values())
+    rows = {tuple(line.split()[:2]): line.split() for line in report.energy_lines(found)}
+    for name, printed in report.PUBLISHED.items():
+        assert [float(word) for word in rows[name][-2:]] == list(printed)
+    flags.nodes = 3
+    with pytest.raises(UsageError, match="--nodes"):
+        report.energy_results(flags)

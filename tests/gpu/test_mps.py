@@ -72,22 +72,24 @@ def test_a_task_sees_the_daemon_and_its_bounds(cluster: Cluster, cards: Cards, m
     assert Path(seen["CUDA_MPS_PIPE_DIRECTORY"]).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_server_that_is_killed_is_charged_to_no_task(cluster: Cluster, cards: Cards, mps: Path) -> None:
+@pytest.mark.parametrize("number", [4, pytest.param(10, marks=pytest.mark.long)])
+def test_a_server_that_is_killed_is_charged_to_no_task(cluster: Cluster, cards: Cards, mps: Path, number: int) -> None:
     agent = with_cards(cluster.agent(slots=16))
     # Those that ask for MPS alone would wait for a minute; these share in turns until then.
     request = {"gpus": 1, "gpu_mem_bytes": GIB // 8, "gpu_fraction": 0.1}
-    tasks = [agent.submit(*mps_control.client(mps), request=request) for _ in range(4)]
+    tasks = [agent.submit(*mps_control.client(mps), request=request) for _ in range(number)]
     for task in tasks:
         agent.await_state(task, "running")
     assert all(agent.show(task)["attempt"] == 1 for task in tasks)
     keepers = Path(agent.state) / "mps"
-    wait_until(lambda: sum(map(clients, keepers.glob("*-0"))) == 4, what="the daemons to know their clients")
+    wait_until(lambda: sum(map(clients, keepers.glob("*-0"))) == number, what="the daemons to know their clients")
     for pid in mps_control.servers(mps):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: told(agent, "mps-failed"), what="the failure to be told")
     wait_until(lambda: all(agent.show(task)["attempt"] == 2 for task in tasks), what="second attempts")
     (mps / "done").touch()
-    assert [one["exit_code"] for one in agent.wait(*tasks).values()] == [0] * 4
+    assert [one["exit_code"] for one in agent.wait(*tasks).values()] == [0] * number
+    assert [agent.show(task)["failures"] for task in tasks] == [0] * number
 
 
 @pytest.mark.parametrize("how", ["refuse", "foreign"])

@@ -126,6 +126,34 @@ def test_a_full_disk_loses_nothing_and_what_runs_ends(cluster: Cluster) -> None:
     assert "full" in disk_events(agent)
 
 
+def test_files_that_a_disk_has_no_room_for_leave_running_tasks_alone(cluster: Cluster, tmp_path: Path) -> None:
+    here = cluster.agent("n1")
+    there = cluster.add("n2", "--peer", here.listen)
+    there.state = cluster.directory / "disk" / "state"
+    cluster.await_acquainted([here, there.start()])
+    disk, go = there.state.parent, tmp_path / "go"
+    (tmp_path / "small").write_text("small\n")
+    (tmp_path / "large").write_bytes(os.urandom(DISK_BYTES // 2))
+
+    def submit(path: str, script: str) -> str:
+        words = ("submit", "--node", "n2", "--in", path, "--out", "out", "sh", "-c", script)
+        return here.cli(*words, cwd=tmp_path).stdout.decode().strip()
+
+    running = submit("small", f"until [ -e {go} ]; do sleep 0.05; done; cat small > out")
+    here.await_state(running, "running", timeout_s=60.0)
+    filler = disk / "filler"
+    filler.write_bytes(bytes(DISK_BYTES // 4))
+    waits = submit("large", "wc -c < large > out")
+    wait_until(lambda: "room" in here.show(waits)["reason"], 60.0, "the disk to be named")
+    assert (here.show(waits)["state"], here.show(running)["state"]) == ("queued", "running")
+    assert free_bytes(disk) >= DISK_BYTES // 20, "what stays free is not taken for files"
+    go.touch()
+    assert here.wait(running)[running]["state"] == "done"
+    assert (tmp_path / "out").read_text() == "small\n"
+    here.cli("cancel", waits)
+    filler.unlink()
+
+
 def test_a_sync_that_fails_stops_the_agent_at_once(strace: Path) -> None:
     with Cluster() as cluster:
         agent = cluster.agent("n1")

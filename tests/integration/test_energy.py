@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import time
 import pytest
 
 from tests.fakes.power_tree import PowerTree
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Agent, Cluster
 from tests.support import wait_until
 
 WATTS = 50.0
@@ -73,3 +74,41 @@ def test_an_agent_counts_what_is_drawn_over_wraps_and_a_kill() -> None:
         assert {row["task"] for row in rows} == set(tasks)
         (user,) = [json.loads(line) for line in agent.cli("energy", "--user", "--json").stdout.splitlines()]
         assert user["joules"] == pytest.approx(sum(row["joules"] for row in rows))
+
+
+BUSY = "trap '' TERM; echo up; while :; do :; done"
+
+
+def is_busy(home: Agent, task: str) -> bool:
+    return bool(home.output(task)[0])
+
+
+@pytest.mark.long
+def test_what_cancelled_tasks_used_is_theirs_also_elsewhere_and_over_a_kill() -> None:
+    """One here and one elsewhere end after their home was killed, two more while it is there."""
+    with Cluster() as cluster:
+        home, other = cluster.linked(2, slots=2)
+        where: dict[str, str] = {}
+        for _ in range(2):
+            tasks = [home.submit("sh", "-c", BUSY, placement={"node": agent.node}) for agent in (home, other)]
+            for task in tasks:
+                wait_until(functools.partial(is_busy, home, task), what="it to be busy")
+            where |= dict(zip(tasks, (home.node, other.node), strict=True))
+            if len(where) == 2:
+                home.cli("cancel", *tasks)  # they do not obey before they are killed
+                home.kill()
+                home.start()
+            else:
+                home.cli("cancel", "--wait", "--force", *tasks)
+
+        def used() -> dict[str, float]:
+            rows = [json.loads(line) for line in home.cli("energy", "--task", "--json").stdout.splitlines()]
+            return {row["task"]: row["joules"] for row in rows if row["joules"] is not None}
+
+        wait_until(lambda: set(used()) == set(where), what="the joules of all four to be known")
+        assert min(used().values()) > 0
+        for task, node in where.items():
+            shown = home.show(task)
+            assert (shown["state"], shown["exit_code"], shown["node"]) == ("cancelled", None, node)
+            assert shown["usage"]["user_s"] + shown["usage"]["system_s"] > 0
+            assert shown["usage"]["energy_quality"] == "estimated"

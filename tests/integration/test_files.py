@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import subprocess
@@ -168,6 +169,30 @@ def test_the_cache_is_shown_and_emptied(user: User) -> None:
     assert user.types("run", "--in", "src", "cat", "src/a").stdout == "one\n"
 
 
+def test_what_a_task_needs_stays_in_the_caches_until_the_task_has_ended(user: User, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    (user.directory / "b").write_text("two\n")
+    command = ("sh", "-c", f"until [ -e {go} ]; do sleep 0.05; done; cat src/a")
+    running = user.types("submit", "--node", "n2", "--in", "src", *command).stdout.strip()
+    held = user.types("submit", "--held", "--node", "n2", "--in", "b", "cat", "b").stdout.strip()
+    user.here.await_state(running, "running", timeout_s=60.0)
+    for agent, count in ((user.here, 2), (user.there, 1)):
+        agent.call("files", gc=True)
+        assert [one["in_use"] for one in agent.call("files")["snapshots"]] == [True] * count
+    user.types("release", held)
+    assert user.types("wait", held).returncode == 0
+    assert user.types("logs", held).stdout == "two\n"
+    go.touch()
+    assert user.types("wait", running).returncode == 0
+
+    def is_empty(agent: Agent) -> bool:
+        agent.call("files", gc=True)
+        return not agent.call("files")["snapshots"]
+
+    for agent in (user.here, user.there):
+        wait_until(functools.partial(is_empty, agent), 60.0, "nothing to be in use any more")
+
+
 def test_files_travel_with_tasks_of_python_programs(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(user.directory)
     monkeypatch.setenv("XDG_CACHE_HOME", str(user.directory.parent / "cache"))
@@ -274,6 +299,22 @@ def test_a_directory_that_is_too_large_to_travel_unasked_stays(apart: User) -> N
     assert ran.stdout == f"{apart.directory}\n"
     assert Says.DOES_NOT_TRAVEL() in ran.stderr
     (apart.directory / "large").unlink()
+
+
+def test_a_node_without_the_directory_is_named_at_once_and_by_every_view(apart: User) -> None:
+    here, directory = apart.cluster.agent("n3", "--peer", apart.here.listen), apart.directory / "src"
+    apart.cluster.await_acquainted([apart.here, apart.there, here])
+    asked = User(apart.cluster, [here, apart.there], directory)
+    for words in (("submit", "true"), ("run", "true"), ("map", "true {}", ":::", "x")):
+        done = asked.types(*words)
+        assert done.returncode == 0, done.stderr
+        assert f"cannot run on n2: no directory {directory} there" in done.stderr
+        assert "--snapshot" in done.stderr
+    waits = asked.types("submit", "-x", "n1", "-x", "n3", "--wait-for-node", "true").stdout.strip()
+    for words in (("nodes", "--for", "@", "--json"), ("why", "--json", "@")):
+        (told,) = (one for one in json.loads(asked.types(*words).stdout)["nodes"] if one["node"] == "n2")
+        assert told["reason"] == f"no directory {directory} there"
+    asked.types("cancel", waits)
 
 
 def test_what_is_damaged_in_the_cache_of_a_node_is_fetched_again(user: User) -> None:

@@ -227,6 +227,7 @@ def test_an_environment_is_built_as_its_user_and_for_that_user_alone(machine: Ma
     found = machine.types(
         "alice", "run", "--snapshot", "--env", ".", "--node", "ws3", "--", "python", "-c", SAYS, code=125
     )
-    assert "environment: " in found.stderr
+    assert "no environment is built for a user without an account" in found.stderr
+    assert "guests have no files here; map the user to an account there" in found.stderr
     machine.cluster.user(machine.there, "carol").call("files", gc=True)
     wait_until(lambda: not any(scratch.iterdir()), 60.0, "the environment to be gone")

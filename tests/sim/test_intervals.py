@@ -22,7 +22,9 @@ from peerload.sim.outcome import (
 )
 from peerload.sim.replication import BATCHES, QUANTILES, Sample, quantile
 from peerload.sim.scenario import Scenario, play
-from tests.theory.run import controlled
+from tests.theory.mapping import setup_of
+from tests.theory.replicate import replicate
+from tests.theory.run import combine, controlled, load_of
 from tests.wording import Says
 
 LOAD, TASKS, WARM_UP, RUNS = 0.5, 2000, 500, 200
@@ -210,3 +212,22 @@ def test_tasks_are_worth_as_many_independent_ones_as_the_queue_forgets() -> None
     assert independent_tasks(36_000, 0.9, 1.25) == pytest.approx(800)  # nodes that share
     assert independent_tasks(1000, 1.0, 10.0) == independent_tasks(1000, 0.0, 1.0) == math.inf
     assert independent_tasks(15_000, 0.9, 10.0) > INDEPENDENT_TASKS_MIN > independent_tasks(15_000, 0.95, 20.0)
+
+
+def test_reference_cases_are_judged_by_the_same_rules() -> None:
+    """Batches of a run at load 0.95 spread little, and it is worth about ten independent tasks."""
+    parameters = {"N": 4, "rho": 0.95, "sender": "threshold", "T_send": 1, "L": 2}
+    assert load_of(parameters) == pytest.approx(0.95)
+    sample = replicate(setup_of(parameters), 1, tasks=8000, clock=time.process_time, service="exp")
+    assert sample.batches
+    judged = combine([sample], load_of(parameters))
+    assert combine([sample])["mean_response"][1] < math.inf
+    assert judged["mean_response"][1] == judged["probes_per_task"][1] == judged["p99"][1] == math.inf
+    queue_alone = {"N": 3, "rho": 0.95, "sender": "none"}  # theory explains all of it
+    alone = replicate(setup_of(queue_alone), 1, tasks=8000, clock=time.process_time, service="exp")
+    assert combine([alone], 0.95)["mean_response"] == pytest.approx([20.0, 0.0], abs=1e-6)
+
+
+def test_the_load_of_a_reference_case_counts_slots_and_speeds() -> None:
+    case = {"N": 2, "c": 2, "lam_spec": [[1, 1.0], [1, 2.0]], "speed_spec": [[1, 1.0], [1, 2.0]], "sender": "none"}
+    assert load_of(case) == pytest.approx(0.5)

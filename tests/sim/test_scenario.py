@@ -475,6 +475,14 @@ def test_equal_seeds_give_equal_samples_and_others_differ() -> None:
     assert len({sample.values["mean_response"] for sample in first + other}) == 4
 
 
+@pytest.mark.parametrize(("nodes", "most"), [(20, 15.0), pytest.param(100, 18.0, marks=pytest.mark.long)])
+def test_the_messages_of_adaptive_for_a_task_hardly_grow_with_the_nodes(nodes: int, most: float) -> None:
+    """As agents play it. They were 50 and 99 while every node with room answered an announcement of work."""
+    asked = scenario(policy="adaptive", is_live=True, nodes=nodes, load=0.9, tasks=20 * nodes, warm_up=5 * nodes)
+    _, (sample,) = played(asked, 1)
+    assert sample.values["messages_per_task"] <= most
+
+
 def test_intervals_come_from_replications() -> None:
     samples = [Sample({"mean": mean}, {"mean": [0.0, 9.0]}, 10, 0.0) for mean in (1.0, 2.0, 3.0)]
     found = intervals(samples)["mean"]

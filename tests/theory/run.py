@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.sim.outcome import batch_half_width, half_width, quantile_interval
+from peerload.sim.outcome import (
+    batch_half_width,
+    half_width,
+    has_few_beyond,
+    independent_of,
+    quantile_interval,
+    runs_interval,
+)
 from peerload.sim.replication import CONTROL, QUANTILES, WARM_UP_S, Sample
 from tests.theory.mapping import NotYet, Parameters, setup_of
 from tests.theory.replicate import REFERENCES, replicate
@@ -67,9 +74,11 @@ FOLDS, NOTHING_NEW = 5, 1e-9
 """Parts of a run for which the slopes follow from the rest; share of a control's variance that the others must leave."""
 
 
-def combine(samples: list[Sample]) -> dict[str, list[float]]:
-    """metric → [mean of the replications, half width of the 95 % interval from the spread of all batches]."""
+def combine(samples: list[Sample], load: float = 0.0) -> dict[str, list[float]]:
+    """metric → [mean of the replications, half width of the 95 % interval from the spread of all batches], by the rules of
+    the simulator. load: offered to a slot of speed 1; 0: no interval is refused for too few independent tasks."""
     combined: dict[str, list[float]] = {}
+    independent = independent_of(samples, load)
     for metric in (name for name in samples[0].values if name != CONTROL):
         value = fmean(sample.values[metric] for sample in samples if metric in sample.values)
         if metric in METRICS_OF_THE_WHOLE:
@@ -84,8 +93,11 @@ def combine(samples: list[Sample]) -> dict[str, list[float]]:
                 if names and all(len(run) == len(of_run) for run, of_run in zip(batches, errors, strict=True)):
                     plain, batches = batches, controlled(batches, errors)
                     value += fmean(one for run in batches for one in run) - fmean(one for run in plain for one in run)
-            half = batch_half_width(batches if metric in QUANTILES else [_merged(run) for run in batches])
-            if metric in QUANTILES and _is_too_short(known, metric):
+            runs = batches if metric in QUANTILES else [_merged(run) for run in batches]
+            half = batch_half_width(runs)
+            if half > NOTHING_NEW * value:  # else known queues explain all of it, however short the run
+                half = runs_interval(value, runs, independent).half
+            if metric in QUANTILES and (has_few_beyond(independent, QUANTILES[metric]) or _is_too_short(known, metric)):
                 half = math.inf
         combined[metric] = [value, half]
     combined["tasks"] = [float(sum(sample.tasks for sample in samples)), 0.0]
@@ -162,12 +174,19 @@ def limits(parameters: Parameters) -> tuple[int, int]:
     return LARGE_TASKS_MAX, LARGE_REPLICATIONS_MAX
 
 
-def need(samples: list[Sample], under_way: int) -> float:
+def load_of(parameters: Parameters) -> float:
+    """Load offered to a slot of speed 1."""
+    setup = setup_of(parameters)
+    speeds = setup.speeds or [1.0] * len(setup.slots)
+    return sum(setup.rates) / sum(slots * speed for slots, speed in zip(setup.slots, speeds, strict=True))
+
+
+def need(samples: list[Sample], under_way: int, load: float) -> float:
     """How many times too wide the widest interval is, and would be with those under way; not known before the first has
     ended. Of what grows for ever no mean will ever be narrow: one replication has shown it."""
     if not samples:
         return 0.0
-    found = combine(samples)
+    found = combine(samples, load)
     has_settled = any(sample.batches for sample in samples)
     if has_settled and found["last_tenth_mean_response"][0] >= GROWS * found["first_tenth_mean_response"][0]:
         return 0.0
@@ -213,7 +232,11 @@ def play(cases: list[dict[str, Any]], budget_s: float, seed: int) -> dict[str, d
             sys.stderr.write(f"not yet: {case['id']}: {reason}\n")
     run = _Run({case["id"]: case["params"] for case in playable}, budget_s, seed)
     run.play()
-    return {case["id"]: combine(run.samples[case["id"]]) for case in playable if run.samples[case["id"]]}
+    return {
+        case["id"]: combine(run.samples[case["id"]], load_of(case["params"]))
+        for case in playable
+        if run.samples[case["id"]]
+    }
 
 
 class _Run:
@@ -250,7 +273,7 @@ class _Run:
         """Processor time that it probably takes until the intervals of a case are narrow enough: those that are nearest get theirs
         first, so that most cases have it in the end. 0: they are, or nothing is known yet."""
         samples = self.samples[case]
-        wide = need(samples, self._begun[case] - len(samples))
+        wide = need(samples, self._begun[case] - len(samples), load_of(self._cases[case]))
         return max(min(wide, WIDE_MAX) ** 2 - 1, 0.0) * self._spent_s(case)
 
     def _spent_s(self, case: str) -> float:

@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from peerload.agent.store.schema import KEPT_S
+from peerload.core.handoff.executor import RENEWALS_PER_LEASE
+from peerload.core.handoff.home import DRIFT_MAX
 from peerload.core.work import HOME_TRANSITIONS, REMOTE_TRANSITIONS
+from peerload.model.config import CoreConfig
 from peerload.model.task import TRANSITIONS
 from tests.docs_sentences import WORDS_MAX, user_pages, words_in
 
@@ -37,6 +41,21 @@ def test_links_lead_somewhere() -> None:
     assert sum(map(len, links_of.values())) > len(PAGES)
     missing = [(page, target) for page in PAGES for target in links_of[page] if not (page.parent / target).exists()]
     assert not missing
+
+
+def test_files_are_called_by_their_names() -> None:
+    """A link whose text is a file's name leads to that file, and a file named in a comment exists."""
+    files = [path for top in ("peerload", "policies", "tests") for path in (ROOT / top).rglob("*.py")]
+    wrong = [
+        (page, name, target)
+        for page in PAGES
+        for name, target in re.findall(r"\[([\w/]+\.py)\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8"))
+        if not f"/{target}".endswith(f"/{name}")
+    ]
+    for path in files:
+        named = re.findall(r"`([a-z_][a-z_/]*\.py)`", path.read_text(encoding="utf-8"))
+        wrong += [(path, name, "") for name in named if not any(f"{file}".endswith(f"/{name}") for file in files)]
+    assert not wrong
 
 
 def anchors(page: Path) -> set[str]:
@@ -78,6 +97,23 @@ def test_the_life_cycle_is_drawn_as_it_is() -> None:
         )
     described = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     assert described == {state.value for state in TRANSITIONS}
+
+
+def test_the_figures_of_the_guarantees_are_those_of_the_code() -> None:
+    core = CoreConfig()
+    text = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
+    figures = (
+        f"for {KEPT_S / 86_400:g} days",
+        f"differ by less than {100 * DRIFT_MAX:.0f} %",
+        f"*lease* of {core.lease_s:g} s",
+        {4: "renewed every quarter"}[RENEWALS_PER_LEASE],
+        f"; {core.lease_grace_s:g} s later home",
+        f"is free after {core.reservation_s:g} s",
+        f"queued after at most {core.lease_s + core.lease_grace_s:g} s",
+        f"{core.lease_s:g} s to {core.lease_auto_s_max / 60:g} min",
+        {60.0: "ended after a minute"}[core.frozen_kept_s],
+    )
+    assert [figure for figure in figures if figure not in text] == []
 
 
 def test_every_source_cited_in_the_code_is_listed() -> None:

@@ -245,6 +245,23 @@ def test_a_sparse_file_is_sparse_there_and_its_holes_are_not_read(
         assert file.read(6) == b"middle"
 
 
+def test_links_that_lead_in_a_circle_travel_as_they_are(home: Path, tmp_path: Path, store: BlockStore) -> None:
+    (home / "sub").mkdir()
+    targets = {"a": "b", "b": "a", "itself": "itself", "sub/up": "..", "sub/here": "."}
+    for path, target in targets.items():
+        (home / path).symlink_to(target)
+    there = made(tmp_path / "there", frozen(home, Agent(store)), store)
+    assert {str(path.relative_to(there)): str(path.readlink()) for path in there.rglob("*") if path.is_symlink()} == (
+        targets
+    )
+    for way in ("sub/up/sub", "itself/x"):
+        with pytest.raises(StagingFailed, match="a link leads there"):
+            snapshot.look(os.fsencode(home), [way], everything=False)
+    (there / "circle").symlink_to("circle")
+    nothing = snapshot.Snapshot(b"", Manifest(), 0)
+    assert dict(changed(there, nothing, store).links) == targets | {"circle": "circle"}
+
+
 def test_a_manifest_of_zeros_that_are_none_is_refused(tmp_path: Path, store: BlockStore) -> None:
     bad = Manifest((FileEntry("a", 0o600, 5, 0, (manifest.ZEROS,)), FileEntry("b", 0o600, 5, 0, (manifest.ZEROS,))))
     (tmp_path / "there").mkdir()
@@ -336,6 +353,14 @@ def test_a_link_put_in_the_place_of_a_directory_leads_nowhere(home: Path, tmp_pa
     (home / "sub").symlink_to(tmp_path / "secret")
     with pytest.raises(StagingFailed, match="sub/a"):
         snapshot.take(os.fsencode(home), found, Agent(store))
+    (home / "sub").unlink()
+    (home / "sub").mkdir()
+    (home / "sub/a").symlink_to(tmp_path / "secret/a")
+    with pytest.raises(StagingFailed, match="sub/a"):
+        snapshot.take(os.fsencode(home), found, Agent(store))
+    (home / "sub/a").unlink()
+    (home / "sub").rmdir()
+    (home / "sub").symlink_to(tmp_path / "secret")
     base = os.open(home, os.O_RDONLY)
     for path in ("../secret/a", "sub/a", str(tmp_path / "secret/a")):
         with pytest.raises(OSError, match=r"."):

@@ -256,7 +256,7 @@ class OutputSaver:
 
     Home copies the output from its spool into the file, in full and piece by piece, as that user (`accounts.py`). If the task runs
     elsewhere, its output comes here as it is written. A task waits for its file as it waits for a reader
-    (`output/backpressure.py`), so that nothing is cut out of its output before it was copied. When the task has ended, its
+    (`output/output.py`), so that nothing is cut out of its output before it was copied. When the task has ended, its
     completion job copies the rest, and learns what is missing. A file that cannot be written holds no task up: it is tried again
     while the task runs, and after its end.
 

@@ -4,7 +4,7 @@ Where there are too many, submissions with more than their share lose first: a s
 unit of fairness.
 
 The removal goes in parts, so that nobody waits for it: a thread finds what may go, its rows go in a commit of their own, its
-files after that. The date is the trusted one (`trusted_date.py`). These are never removed: unfinished tasks, members of an
+files after that. The date is the trusted one (`TrustedDate`). These are never removed: unfinished tasks, members of an
 array that is unfinished as a whole, tasks whose outcome another home waits for, tasks with a pending completion job, and tasks
 that a client follows. A home that did not get an outcome, and asks again only after the removal, hears that nobody knows the
 task any more: it holds what waits for that task, with that as the reason.

@@ -22,6 +22,7 @@ from peerload.model.task import (
     TaskRecord,
     TaskSpec,
     TaskState,
+    Usage,
     order_of,
     task_name,
 )
@@ -121,6 +122,13 @@ END_MEMBERS = (
     f"UPDATE tasks SET state = ?, ended_at = ?, reason = ? WHERE counter = ? AND member BETWEEN ? AND ?"  # noqa: S608 -- constants
     f" AND (member - ?) % ? = 0 AND {UNTOUCHED}"
 )
+CANCELLED = "SELECT more FROM tasks WHERE counter = ? AND member = ? AND state = 'cancelled' AND uid = ? AND attempt = ? AND node = ?"
+CANCELLED_WITH = (
+    "SELECT uid, counter, member FROM tasks INDEXED BY failures WHERE ended_at > 0 AND state IN ('failed', 'cancelled')"
+    " AND hex(uid) IN (SELECT value FROM json_each(?))"
+)
+"""Those with these uids. It reads all that have failed or were cancelled."""
+PUT_MORE = "UPDATE tasks SET more = ? WHERE counter = ? AND member = ?"
 UNIFORM = (
     "SELECT counter, uid_key FROM submissions WHERE uid_key IS NOT NULL AND counter NOT IN (SELECT counter FROM making)"
     " AND EXISTS (SELECT 1 FROM tasks t INDEXED BY unfinished WHERE t.ended_at = 0 AND t.state = 'queued'"
@@ -253,6 +261,7 @@ class ExtraColumns(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int | None = None
     is_freed: bool = False
     input_came: bool = False
+    usage: Usage | None = None
 
 
 _more = msgspec.msgpack.Decoder(ExtraColumns)
@@ -381,6 +390,12 @@ def decoded_spec(raw: object, counter: object) -> TaskSpec:
 def decoded_each(raw: object, counter: object) -> Each:
     """The commands of the members of an array. Raises StoreError."""
     return _decoded(_each, raw, f"the commands of submission {counter}")
+
+
+def more_with_usage(raw: object, usage: Usage, name: object) -> bytes | None:
+    """The rare fields of a task with what it has used; None if that is in them already. Raises StoreError."""
+    more = ExtraColumns() if raw is None else _decoded(_more, raw, f"the record of {name}")
+    return None if more.usage is not None else encode(msgspec.structs.replace(more, usage=usage))
 
 
 def decoded_exit(raw: object, name: object) -> Exit:

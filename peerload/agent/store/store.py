@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import queue
@@ -53,6 +54,7 @@ from peerload.model.actions import (
     PutRun,
     PutSubmission,
     PutTask,
+    PutUsage,
 )
 from peerload.model.errors import StoreError
 from peerload.model.task import ATTEMPT_MAX, NO_TERMS, SINGLE, TaskState, member_uid, order_of, owner_key, submission_of
@@ -93,7 +95,7 @@ FULL_RETRY_S = 0.5
 NOTES_ASIDE_MAX = 1000
 """Events that found no room on a full disk, kept for a later commit; of more the oldest go."""
 MEMORY_PAGES_KIB = 2048
-APPLIED_APART = frozenset((PutTask, PutEvent, PutChores))
+APPLIED_APART = frozenset((PutTask, PutUsage, PutEvent, PutChores))
 
 
 # -- the high-water mark -----------------------------------------------------------------------------------------------
@@ -589,6 +591,7 @@ class Store(StoreRecovery):
                     apply_upkeep(writer, row, self.date.now() - KEPT_S)
                 elif type(row) is PutChores:
                     put_jobs(writer, row, order_of(row.task))
+            _put_usages(writer, [row for row in rows if type(row) is PutUsage])
             events = self._events(rows)
             if events:
                 writer.executemany(schema.PUT_EVENT, events)
@@ -715,7 +718,7 @@ class Store(StoreRecovery):
                 )
                 if who := owner_key(kept.terms.owner, kept.spec.user):
                     writer.execute(schema.PUT_OWNER, (kept.counter, who))
-            case PutTask() | PutEvent() | PutChores():
+            case PutTask() | PutUsage() | PutEvent() | PutChores():
                 raise AssertionError("applied apart")
 
 
@@ -728,6 +731,20 @@ def _put_members(writer: sqlite3.Connection, row: PutMembers) -> None:
     else:
         ends = record.state.value, record.ended_at, record.reason
         writer.execute(schema.END_MEMBERS, (*ends, counter, row.first, row.last, row.first, row.step))
+
+
+def _put_usages(writer: sqlite3.Connection, rows: list[PutUsage]) -> None:
+    """Used by cancelled tasks of which that is not known yet. A record that cannot be read stays as it is."""
+    places: dict[bytes, tuple[int, int]] = {row.uid: order_of(row.task) for row in rows if row.task}
+    if nameless := [row.uid.hex().upper() for row in rows if not row.task]:
+        for uid, counter, member in writer.execute(schema.CANCELLED_WITH, (json.dumps(nameless),)):
+            places[uid] = counter, member
+    for row in rows:
+        place = places.get(row.uid, (0, 0))  # no task has that
+        found = writer.execute(schema.CANCELLED, (*place, row.uid, row.attempt, row.node)).fetchone()
+        with contextlib.suppress(StoreError):
+            if found is not None and (more := schema.more_with_usage(found[0], row.usage, row.task)):
+                writer.execute(schema.PUT_MORE, (more, *place))
 
 
 def _is_new(row: PutTask) -> bool:

@@ -360,8 +360,8 @@ def damaged_objects(rows: Sequence[Damage]) -> list[dict[str, object]]:
 
 
 def _usage(record: TaskRecord) -> dict[str, object]:
-    """What the last attempt used. Nothing is known before its end, of a cancelled task, or where it never ran: None, not 0."""
-    used = record.exit.usage if record.exit is not None else None
+    """What the last attempt used. Nothing is known before its processes are gone, or where it never ran: None, not 0."""
+    used = record.exit.usage if record.exit is not None else record.usage
     return {
         "user_s": used and used.user_s,
         "system_s": used and used.system_s,

@@ -215,13 +215,31 @@ def _range(numbers: list[int] | tuple[int, ...]) -> str:
     return f"{first}" if first == last else f"{first}-{last}" + (f":{step}" if step != 1 else "")
 
 
+def new_token() -> str:
+    """A token for one submission: one that is repeated with it is the same task."""
+    return os.urandom(TOKEN_BYTES).hex()
+
+
+def repeat_hint(token: str) -> str:
+    """What to type where it is not known whether a submission arrived."""
+    return f"the same again is queued only once with:  peerload submit --token {token} ...        or look:  peerload ls"
+
+
 def submit(
-    client: AgentConnection, spec: dict[str, Any], terms: dict[str, Any], *, input_comes: bool = False, **more: object
+    client: AgentConnection,
+    spec: dict[str, Any],
+    terms: dict[str, Any],
+    *,
+    token: str = "",
+    input_comes: bool = False,
+    **more: object,
 ) -> dict[str, Any]:
-    """Queue the task, or an array of tasks, and return the agent's reply. ``more``: the other fields of `Submit` (docs/wire.md),
-    of which False, None and empty ones are left out; ``input_comes``: it reads more than this."""
+    """Queue the task, or an array of tasks, and return the agent's reply. ``token``: of a submission that the user can repeat (default: a
+    new one); ``more``: the other fields of `Submit` (docs/wire.md), of which False, None and empty ones are left out; ``input_comes``:
+    it reads more than this."""
     fields = {key: value for key, value in more.items() if value} | ({"input_ends": False} if input_comes else {})
-    token = os.urandom(16).hex()
+    repeat = repeat_hint(token) if token else "see:  peerload up        peerload ls"
+    token = token or new_token()
     try:
         try:
             return client.call(
@@ -233,16 +251,19 @@ def submit(
     except NeverRunnable as error:
         raise mended(error, client, spec) from None
     except AgentSilent as error:
-        error.hint = f"the task is queued if the agent continues; check with:  peerload ls        {error.hint}"
+        error.hint = f"the task is queued if the agent continues; {repeat}        {error.hint}"
         raise
     except AgentUnavailable as error:
         raise AgentUnavailable(
-            "the agent disconnected before it answered",
+            "the agent disconnected before it answered: it is not known whether the task is queued",
             why=error.why,
-            hint="the task may be queued; see:  peerload up        peerload ls",
+            hint=repeat,
         ) from None
 
 
+TOKEN_BYTES = 16
+TOKEN_LENGTH_MIN, TOKEN_LENGTH_MAX = 8, 64
+"""The bounds of peerload.wire.control."""
 PLACEMENT_ROUNDS = 9
 PLACEMENT_ROUND_S = 0.1
 """Time for a task to find a node that has its directory."""

@@ -293,6 +293,8 @@ class Mapping:
         self._socket_path = socket_path
         self._client = AgentConnection(socket_path)
         self._fields = fields
+        terms = fields.get("terms", {})
+        self._has_files = bool(terms.get("output_file") or terms.get("error_file"))
         self._template = template
         self._inputs = inputs
         self._halt = halt
@@ -369,7 +371,8 @@ class Mapping:
                 try:
                     self._fill()
                     self._stop_late()
-                    if not self._unfinished and (self._inputs.is_over or self._stops):
+                    is_saved = not self._has_files or not self._batches
+                    if not self._unfinished and is_saved and (self._inputs.is_over or self._stops):
                         break
                     self._step()
                 except AgentUnavailable as error:
@@ -458,12 +461,34 @@ class Mapping:
                 say(f"not cancelled: {body.get('what', '')} {body.get('why', '')}")
         elif what == "submit":
             self._submitted(batch, kind, body)
-        elif kind == "more" and body.get("state") == "unknown":
-            say_unknown(body)
         elif kind == "more":
-            self._one_ended(batch, body)
+            self._told(batch, body)
         elif batch.left:
             self._lost(batch, kind, body)
+        elif self._has_files:
+            del self._batches[batch.token]
+            if kind == "error":
+                self.note_incomplete(batch.id, f"its files: {body.get('what') or 'not known'}")
+
+    def _told(self, batch: MapBatch, body: dict[str, Any]) -> None:
+        """Take one part of the answer to `wait`."""
+        if "files" in body:
+            self._file_tried(body["files"])
+        elif body.get("state") == "unknown":
+            say_unknown(body)
+        else:
+            self._one_ended(batch, body)
+
+    def _file_tried(self, files: dict[str, Any]) -> None:
+        """Note a task whose output is not in its file."""
+        if files.get("state") not in ("", "saved"):
+            again = "; it will be tried again" if files.get("state") == "postponed" else ""
+            self.note_incomplete(str(files.get("id")), f"not saved: {files.get('why')}{again}")
+
+    def _wait(self, batch: MapBatch) -> None:
+        """Ask for the ends of these tasks, with their outputs, and for the states of their output files."""
+        files = {"files": True} if self._has_files else {}
+        self._asked[self._client.send("wait", tasks=[batch.id], outputs=True, **files)] = ("wait", batch)
 
     def _submitted(self, batch: MapBatch, kind: str, body: dict[str, Any]) -> None:
         if kind == "error":
@@ -475,7 +500,7 @@ class Mapping:
         if not batch.id and body.get("placeable") and len(self._batches) == 1:
             say(f"{body['id']} waits: {body['placeable']}", f"why:  peerload why {body['id']}")
         batch.id = str(body["id"])
-        self._asked[self._client.send("wait", tasks=[batch.id], outputs=True)] = ("wait", batch)
+        self._wait(batch)
         if self._signals or self.halted_by is not None:
             self._to_stop.append(batch.id)
 
@@ -520,7 +545,7 @@ class Mapping:
         if self._joblog is not None and not is_cancelled:
             self._joblog.add(task.number, body, line)
         self._view.ended(MapResult(task.number, b" ".join(task.values), {**body, "command": line}))
-        if not batch.left:
+        if not batch.left and not self._has_files:
             del self._batches[batch.token]
         if not self._stops and self._halt.is_due(failed=self.failed, succeeded=self.succeeded):
             self._halts(body)
@@ -622,7 +647,7 @@ class Mapping:
             if batch.id:
                 for member in batch.left if self._fields.get("attended") else ():
                     self._client.send("attend", task=f"{batch.id}.{member}")
-                self._asked[self._client.send("wait", tasks=[batch.id], outputs=True)] = ("wait", batch)
+                self._wait(batch)
             else:
                 self._submit(batch)
         if self._signals or self.halted_by is not None:

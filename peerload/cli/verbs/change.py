@@ -27,7 +27,8 @@ def cancel(words: list[str]) -> int:
     reader = Options(
         "cancel",
         "Stop tasks: waiting ones never start, running ones get TERM and, 10 s later, KILL.\n"
-        "With --wait the exit code is 124 if the timeout ended before all processes were gone.",
+        "With --wait the exit code is 124 if the timeout ended before all processes were gone; without it 125 if a node that\n"
+        "has one of them does not answer: its processes may run on there.",
     )
     selection.add(reader, changes=True)
     reader.flag("--signal NAME", help="the first signal (default TERM)", type=signal_number, default=15)
@@ -59,8 +60,22 @@ def cancel(words: list[str]) -> int:
             reply = selection.changed(client, "cancel", chosen, **asked)
     cancelled, already = reply.get("cancelled", []), reply.get("already_ended", [])
     lines = _cancelled_lines(cancelled, already)
-    print_result({"cancelled": cancelled, "already_ended": already}, lines, as_json=flags.json)
-    return 0
+    unreachable = reply.get("unreachable", [])
+    told = {"cancelled": cancelled, "already_ended": already, "unreachable": [task.get("id") for task in unreachable]}
+    print_result(told, lines, as_json=flags.json)
+    return _say_unreachable(unreachable)
+
+
+def _say_unreachable(tasks: list[dict[str, Any]]) -> int:
+    """Say which nodes could not be told to end the processes of cancelled tasks → CANNOT; 0 if there are none."""
+    for node, state in dict.fromkeys((task.get("node"), task.get("state")) for task in tasks):
+        number = sum(task.get("node") == node for task in tasks)
+        say(
+            f"cancelled, but the processes of {counted(number, 'task')} may run on at {node}, which does not answer ({state})",
+            f"they end when it is reachable again; to wait for that:  peerload cancel --wait ID"
+            f"        if it is gone for good:  peerload forget {node}",
+        )
+    return CANNOT if tasks else 0
 
 
 def _wait(client: AgentConnection, flags: Namespace, chosen: list[str], asked: dict[str, Any]) -> int:

@@ -135,7 +135,9 @@ def restore(words: list[str]) -> int:
     if flags.json:
         print_json({"restored": was_there and not left, "left": left})
     elif not was_there:
-        say("nothing is changed on this machine")
+        say(
+            f"nothing to restore: {file} does not exist; of an agent with another --state:  PEERLOAD_STATE=DIR peerload power restore"
+        )
     elif not left:
         say("restored")
     if left:

@@ -303,6 +303,22 @@ def event_line(event: dict[str, Any]) -> str:
 
 HISTORY_HEADINGS = ("ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "EXIT")
 HISTORY_RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "GPUS", "GPU MEM", "FETCHED", "STAGED IN", "RETURNED")
+LEFT_OUT_FIRST = (
+    "ENERGY",
+    "FETCHED",
+    "STAGED IN",
+    "RETURNED",
+    "CPU",
+    "WAITED",
+    "GPU",
+    "GPU MEM",
+    "GPUS",
+    "MEMORY",
+    "NODE",
+    "ENDED",
+    "EXIT",
+)
+"""Columns that a narrow terminal does without, in this order."""
 GPU_HEADINGS = ("GPUS", "GPU MEM", "GPU")
 """Columns that are shown if any task requested GPUs: their number, the peak memory of one GPU, and the model."""
 FILE_HEADINGS = ("FETCHED", "STAGED IN", "RETURNED")
@@ -365,7 +381,15 @@ def _history_lines(shown: list[dict[str, Any]]) -> list[str]:
         for task in shown
     ]
     paint = {"STATE": tasks.STATE_COLOURS}
-    return table(headings, rows, HISTORY_RIGHT, columns=columns, gives_way=("NAME", "NODE", "GPU"), paint=paint)
+    return table(
+        headings,
+        rows,
+        HISTORY_RIGHT,
+        columns=columns,
+        gives_way=("NAME", "NODE", "GPU"),
+        left_out=LEFT_OUT_FIRST,
+        paint=paint,
+    )
 
 
 def _gpu_cells(task: dict[str, Any]) -> list[str]:

@@ -26,7 +26,6 @@ from peerload.text.format import (
     size_text,
     table,
     terminal_columns,
-    width_of,
 )
 from peerload.text.tasks import WHY_HEADINGS, verdict_rows
 from peerload.text.units import duration
@@ -158,8 +157,11 @@ WIDE_HEADINGS = (*HEADINGS[:-1], "OTHER CPUS", "WATTS", "LOAD", "REGION", "INCAR
 """With `--wide`: cores that other programs keep busy, the power and where that figure comes from, the load index of the policy and the region it puts the node into, and the
 number of the node's start."""
 RIGHT = ("CPUS", "RUNNING", "QUEUED", "OTHER CPUS", "LOAD", "INCARNATION", "SEEN")
-LEFT_OUT_FIRST = ("INCARNATION", "LOAD", "OTHER CPUS", "REGION", "WATTS", "SEEN", "QUEUED")
+LEFT_OUT_FIRST = ("INCARNATION", "LOAD", "OTHER CPUS", "REGION", "WATTS", "SEEN", "QUEUED", "GPUS", "MEMORY", "CPUS")
 """Columns that a narrow terminal does without, in this order."""
+STATE_WIDTH_MIN = 24
+"""A longer state is shortened to this before a column is left out."""
+GPU_LEFT_OUT_FIRST = ("BY OTHERS", "BY TASKS", "STATE", "MEMORY", "MODEL")
 GPU_HEADINGS = ("NODE", "GPU", "MODEL", "BUSY", "MEMORY", "BY TASKS", "BY OTHERS", "TASKS", "STATE")
 GPU_RIGHT = ("GPU", "BUSY", "BY TASKS", "BY OTHERS", "TASKS")
 REASON_WIDTH_MAX = 40
@@ -182,15 +184,8 @@ def node_table(
     headings: Sequence[str], rows: list[list[str]], columns: int, left_out: Sequence[str] = LEFT_OUT_FIRST
 ) -> list[str]:
     """Rows of `node_cells` as lines, less the columns that a terminal of so many ``columns`` (0: any) has no room for."""
-    for name in (*left_out, ""):
-        bare = table(headings, rows, RIGHT)
-        if not columns or not name or max(map(width_of, bare)) <= columns:
-            break
-        if name in headings:
-            at = headings.index(name)
-            headings = [*headings[:at], *headings[at + 1 :]]
-            rows = [row[:at] + row[at + 1 :] for row in rows]
-    return table(headings, rows, RIGHT, columns=columns, gives_way=("STATE",), paint=PAINT)
+    gives_way = (("STATE", STATE_WIDTH_MIN),)
+    return table(headings, rows, RIGHT, columns=columns, gives_way=gives_way, left_out=left_out, paint=PAINT)
 
 
 def node_cells(node: dict[str, Any], headings: Sequence[str]) -> list[str]:
@@ -231,7 +226,11 @@ def _state(node: dict[str, Any]) -> str:
 def gpu_table(nodes: Sequence[dict[str, Any]], columns: int) -> list[str]:
     """The GPUs of all nodes as lines, after an empty line; nothing where there are none."""
     gpus = [_gpu_cells(node, gpu) for node in nodes for gpu in node.get("gpus") or []]
-    return ["", *table(GPU_HEADINGS, gpus, GPU_RIGHT, columns=columns, gives_way=("STATE", "MODEL"))] if gpus else []
+    if not gpus:
+        return []
+    gives_way = ("STATE", "MODEL")
+    lines = table(GPU_HEADINGS, gpus, GPU_RIGHT, columns=columns, gives_way=gives_way, left_out=GPU_LEFT_OUT_FIRST)
+    return ["", *lines]
 
 
 def _gpu_cells(node: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
@@ -267,7 +266,7 @@ def on_one_machine(nodes: Sequence[dict[str, Any]]) -> list[list[str]]:
     return [shared for shared in names.values() if len(shared) > 1]
 
 
-NARROW = (*LEFT_OUT_FIRST[:4], "GPUS", "CPU", "MEMORY", "SEEN")
+NARROW = (*LEFT_OUT_FIRST[:4], "GPUS", "CPU", "MEMORY", "SEEN", "QUEUED", "CPUS", "SLOTS")
 """Columns that a narrow terminal does without, in this order."""
 ON_DUMB = "q quits.  TERM={term} can show text alone.  With keys:  TERM=xterm peerload top"
 WIDE = 10_000
@@ -350,7 +349,19 @@ def top_lines(shown: dict[str, Any], now: float, *, wide: bool = False) -> list[
     drawn += ["", *node_table(headings, rows, columns, NARROW), *shared_machine_lines(shown["nodes"])]
     drawn += gpu_table(shown["nodes"], columns)
     if shown["tasks"]:
-        drawn += ["", *table(tasks.HEADINGS, [tasks.row(task, now) for task in shown["tasks"]], ("TIME",))]
+        rows = [tasks.row(task, now) for task in shown["tasks"]]
+        gives_way = ("NAME", "REASON")
+        drawn += [
+            "",
+            *table(
+                tasks.HEADINGS,
+                rows,
+                ("TIME",),
+                columns=columns,
+                gives_way=gives_way,
+                left_out=tasks.LEFT_OUT_FIRST,
+            ),
+        ]
     return drawn
 
 

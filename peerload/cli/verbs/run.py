@@ -175,12 +175,14 @@ def attach(words: list[str]) -> int:
                 return say_detached(task)
             finally:
                 writer.close()
+        has_files = shown.get("output_file") or shown.get("error_file")
+        unsaved = _unsaved(following.client, task) if has_files else 0
     if flags.json:
         keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
     writer.end(ended)
     code = report_end(ended, interrupted=following.interrupts > 0)
-    return report_missing(ended, code, writer.missing_bytes)
+    return report_missing(ended, code, writer.missing_bytes) or unsaved
 
 
 def _single(client: AgentConnection, name: str) -> dict[str, Any]:

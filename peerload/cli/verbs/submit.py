@@ -9,6 +9,7 @@ from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened
+from peerload.text.units import invalid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,31 +39,64 @@ def main(words: list[str]) -> int:
         help="the same from a CSV file: names in the first line, a combination in each other (- is stdin)",
     )
     reader.switch("--held", help="do not start it before  peerload release")
+    reader.flag(
+        "--token WORD",
+        help="queue it only once, however often this is typed: the same word means the same task for 7 days",
+        type=token,
+    )
     flags, rest = reader.read_command(words)
-    ranges = array_ranges(flags.array) if flags.array is not None else []
-    spec, secret = command.specification(flags, rest, "submit")
-    each = _each(flags, spec)
-    terms = command.terms(flags, "submit")
-    found = command.prepare_files(flags, spec, terms)
-    if flags.dry_run:
-        shown = {"each": _shown(each)} if each else {}
-        return command.print_dry_run(
-            spec, secret, flags, array=ranges, **shown, **(command.described_files(found, spec) | terms)
-        )
-    with AgentConnection(flags.socket) as client:
-        command.say_left_out(secret)
-        command.send_files(client, spec, terms, found)
-        reply = command.submit(
-            client, spec, terms, array=ranges, held=flags.held, wait_for_node=flags.wait_for_node, each=each
-        )
-        try:
-            _print_id(client, reply, spec, ranges, flags, is_each=bool(each))
-        except OSError as error:
-            if not isinstance(error, BrokenPipeError):
-                say(f"{reply['id']} was submitted")  # the user must learn its id
-            raise
-        command.warn_if_stranded(client, reply, spec)
+    stands, hint = "nothing was submitted", ""
+    try:
+        ranges = array_ranges(flags.array) if flags.array is not None else []
+        spec, secret = command.specification(flags, rest, "submit")
+        each = _each(flags, spec)
+        terms = command.terms(flags, "submit")
+        found = command.prepare_files(flags, spec, terms)
+        if flags.dry_run:
+            shown = {"each": _shown(each)} if each else {}
+            return command.print_dry_run(
+                spec, secret, flags, array=ranges, **shown, **(command.described_files(found, spec) | terms)
+            )
+        with AgentConnection(flags.socket) as client:
+            command.say_left_out(secret)
+            command.send_files(client, spec, terms, found)
+            given = flags.token or command.new_token()
+            stands, hint = "it is not known whether the task is queued", command.repeat_hint(given)
+            reply = command.submit(
+                client,
+                spec,
+                terms,
+                token=given,
+                array=ranges,
+                held=flags.held,
+                wait_for_node=flags.wait_for_node,
+                each=each,
+            )
+            stands, hint = f"{reply['id']} was submitted", f"to stop it:  peerload cancel {reply['id']}"
+            try:
+                _print_id(client, reply, spec, ranges, flags, is_each=bool(each))
+            except OSError as error:
+                if not isinstance(error, BrokenPipeError):
+                    say(stands)  # the user must learn its id
+                raise
+            command.warn_if_stranded(client, reply, spec)
+    except KeyboardInterrupt:
+        say(f"interrupted: {stands}", hint)
+        raise
     return 0
+
+
+def token(text: str) -> str:
+    """A word that names one submission."""
+    if (
+        not command.TOKEN_LENGTH_MIN <= len(text) <= command.TOKEN_LENGTH_MAX
+        or not text.isascii()
+        or not text.isprintable()
+    ):
+        raise invalid(
+            f"{text[:80]!r} is no word of {command.TOKEN_LENGTH_MIN} to {command.TOKEN_LENGTH_MAX} printable ASCII characters"
+        )
+    return text
 
 
 def _print_id(

@@ -96,7 +96,8 @@ class WaitProgress:
         """Handle one part of the answer: an end, an unknown outcome, or the state of output files."""
         if "files" in task:
             self._clear()
-            self.code = self.code or say_unsaved(task["files"])
+            unsaved = say_unsaved(task["files"])
+            self.code = self.code or unsaved
             return
         name = str(task.get("id", ""))
         is_single = self._lines or self._is_single(_short(name))
@@ -106,7 +107,8 @@ class WaitProgress:
                 self._clear()
                 say_unknown(task)
             return
-        self.code = self.code or exit_code_of(task) or say_missing(task)
+        failed = exit_code_of(task) or say_missing(task)
+        self.code = self.code or failed
         self._unknown.discard(name)
         state = str(task.get("state", ""))
         self._states[state] = self._states.get(state, 0) + 1

@@ -103,11 +103,20 @@ class ClientRequests:
                 yield None
             if len(stopped) - len(later) >= NAMES_IN_A_PART:
                 stopped = self._answer_part(event.request, stopped, later)
+        unreachable: list[dict[str, object]] = []
         for name, task in others:
             if self._is_there(task):
+                unreachable += self._silent(task)
                 stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
             yield None
-        self._answer(event.request, **_cancelled(stopped))
+        self._answer(event.request, **_cancelled(stopped), **({"unreachable": unreachable} if unreachable else {}))
+
+    def _silent(self, task: HomeTask) -> list[dict[str, object]]:
+        """The task with its node and the state of that, if the node is suspect or dead: no signal may reach it."""
+        peer = self._membership.get(task.record.node) if task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN) else None
+        if peer is None or peer.state not in (PeerState.SUSPECT, PeerState.DEAD):
+            return []
+        return [{"id": task.task, "node": task.record.node, "state": peer.state.value}]
 
     def _answer_part(self, request: int, stopped: dict[str, bool], later: dict[str, None]) -> dict[str, bool]:
         """Tell what has become of the tasks that were looked at, but for those that are yet to be. → these."""

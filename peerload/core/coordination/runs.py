@@ -11,6 +11,7 @@ by the time that it is expected to take; the launcher gives back what has waited
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import deque
@@ -27,7 +28,7 @@ from peerload.model.actions import AttemptGone, EvictTask, ForgetTask, LookAtDev
 from peerload.model.bounded import BoundedDict
 from peerload.model.messages import Died, Need, NotStarted, Query, Result, Return
 from peerload.model.resources import ResourceRequest
-from peerload.model.task import TIME_LIMIT_EXIT_CODE, Guarantee, execution_key, task_home
+from peerload.model.task import TIME_LIMIT_EXIT_CODE, Guarantee, attempt_of, execution_key, task_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -276,7 +277,7 @@ class RunningTasks:
         work = self._works.get(key)
         if work is None:
             self._strangers.discard(key)
-            self._forget_exit(key)
+            self._forget_exit(key, exit_)
             return
         self._shortage.gone(key)
         self._shortage.try_again()
@@ -299,15 +300,17 @@ class RunningTasks:
 
     def _ended_here(self, task: HomeTask, exit_: Exit) -> None:
         """Record the end of a process of this home; its output lies in this home's spool already."""
-        key, why, is_over = task.key, "", self._is_over(task)
+        key, why, is_over = task.key, "", self._is_over(task, exit_)
         if not is_over and (why := self._handoff.run_again(task, exit_)):
             self._home.finish(task, exit_, why=why)
         self._state.actions.append(ForgetTask(key, output=not why and not is_over))
 
-    def _is_over(self, task: HomeTask) -> bool:
-        """True if a task was cancelled; now that its process is gone, it is forgotten."""
+    def _is_over(self, task: HomeTask, exit_: Exit | None = None) -> bool:
+        """True if a task was cancelled; now that its process is gone, it is forgotten. exit_: how that ended, if it was seen."""
         if task.phase is not HomePhase.OVER:
             return False
+        if exit_ is not None:
+            self._home.used(task.task, task.uid, task.record.attempt, self._state.node, exit_.usage)
         self._home.forget(task)
         self.terminations.gone(task.key)
         return True
@@ -378,7 +381,13 @@ class RunningTasks:
             self._handoff.lost_attempts.never_started(work, reason, is_short)
         self._state.actions.append(ForgetTask(key, output=True))
 
-    def _forget_exit(self, key: str) -> None:
+    def _forget_exit(self, key: str, exit_: Exit | None = None) -> None:
+        """Forget how an attempt has ended that nobody here knows: of another home, or of a task that was cancelled before this
+        agent was started."""
+        with contextlib.suppress(ValueError):
+            uid, attempt = attempt_of(key)
+            if exit_ is not None and not self._executor.fences.home(uid):
+                self._home.used("", uid, attempt, self._state.node, exit_.usage)
         self._state.actions.append(ForgetTask(key, output=False))
 
     # -- launchers come and go -----------------------------------------------------------------------------------------
@@ -426,7 +435,7 @@ class RunningTasks:
                 self._state.actions.append(SignalTask(key, SIGKILL))
         for key in strangers:
             self._executor.fences.found_running(key)
-            self._forget_exit(key)
+            self._forget_exit(key, ended[key])
         self.frozen.restore(frozen)
 
 

@@ -60,6 +60,7 @@ from peerload.model.task import (
     ExecutionState,
     FenceKind,
     Guarantee,
+    attempt_of,
     execution_key,
     how_it_ended,
     task_home,
@@ -803,9 +804,9 @@ class AttemptFences:
 
     def found_running(self, key: str) -> None:
         """The launcher has an attempt that nobody here knows (the database was lost): it has started, whatever comes."""
-        uid, _, attempt = key.rpartition("-")
         with contextlib.suppress(ValueError):
-            self.raise_to(bytes.fromhex(uid), int(attempt), FenceKind.STARTED, self.home(bytes.fromhex(uid)))
+            uid, attempt = attempt_of(key)
+            self.raise_to(uid, attempt, FenceKind.STARTED, self.home(uid))
 
     def noted(self, uid: bytes, attempt: int) -> None:
         """The home has taken note of the end of an attempt that may run once only."""

@@ -329,6 +329,7 @@ class HomeHandoff:
         task = self._home.tasks.get(message.uid)
         if task is None or task.phase is HomePhase.OVER or message.attempt > task.record.attempt:
             self._state.count(metrics.RESULTS_UNRECORDED)
+            self._home.used(message.task, message.uid, message.attempt, src, message.exit.usage)
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
         if not self._was_granted(task, src, message.attempt):

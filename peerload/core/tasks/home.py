@@ -2,7 +2,7 @@
 
 Home is its tasks' only writer: every change of state goes through `Home.become`, which makes it durable and knows the
 table of transitions. What is said to a node that runs a task is `handoff/home.py`, what becomes of one whose attempt was
-lost is `lost_attempts.py`; only what a user wants of a running task, a cancel or a signal, is passed on to it from here.
+lost is `retries.py`; only what a user wants of a running task, a cancel or a signal, is passed on to it from here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from peerload.model.actions import (
     PutChores,
     PutMembers,
     PutTask,
+    PutUsage,
     SignalTask,
     SpawnTask,
     TaskChanged,
@@ -28,7 +29,7 @@ from peerload.model.actions import (
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Revoke, Signal
-from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_ended, submission_of
+from peerload.model.task import TRANSITIONS, TaskState, Usage, execution_key, how_it_ended, submission_of, task_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,6 +43,7 @@ SIGKILL = 9
 PLACED_HERE = metrics.labelled(metrics.PLACEMENTS, kind="here")
 OBEYING_MAX = 10_000
 """Cancelled attempts elsewhere whose time to obey is remembered."""
+NOTHING_USED = Usage()
 NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0, "devices": ()}
 """The fields of the record of a task that no node has."""
 
@@ -506,6 +508,12 @@ class Home:
             **changes,
         )
         self.forget(task)
+
+    def used(self, task: str, uid: bytes, attempt: int, node: str, usage: Usage) -> None:
+        """Note what an attempt has used that ended at this node after its task was over. If that was cancelled, its record gets
+        it, and else stays as it is. task: "" = not known."""
+        if usage != NOTHING_USED and task_home(task) in ("", self._state.node):
+            self._state.persist(PutUsage(task, uid, attempt, node, usage))
 
     def by_own_clock(self, task: HomeTask, at: float, *, ran_s: float = 0.0) -> float:
         """An instant (Unix s) by the clock of another node, which may be wrong: neither in the future, nor before the task was

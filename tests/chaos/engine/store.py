@@ -23,6 +23,7 @@ from peerload.model.actions import (
     PutRun,
     PutSubmission,
     PutTask,
+    PutUsage,
 )
 from peerload.model.events import AgentStarted, MembersRow, TaskFound, TaskRow
 from peerload.model.task import TaskRecord, TaskState, execution_key, failed_words, member_of, member_record
@@ -55,6 +56,11 @@ class SimStore:
             case PutMembers():
                 for one in row.rows():
                     self.apply(one)
+            case PutUsage():
+                for record in self.tasks.values():
+                    is_it = (record.uid, record.attempt, record.node) == (row.uid, row.attempt, row.node)
+                    if is_it and record.state is TaskState.CANCELLED and record.usage is None:
+                        self.tasks[record.task] = msgspec.structs.replace(record, usage=row.usage)
             case PutRun():
                 self.starts = max(self.starts, row.incarnation)
             case PutMaking():

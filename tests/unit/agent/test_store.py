@@ -28,11 +28,22 @@ from peerload.model.actions import (
     PutRun,
     PutSubmission,
     PutTask,
+    PutUsage,
     Row,
 )
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission, TaskFound
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind, Grant, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import (
+    ExecutionRecord,
+    ExecutionState,
+    Exit,
+    FenceKind,
+    Grant,
+    TaskRecord,
+    TaskSpec,
+    TaskState,
+    Usage,
+)
 from tests.each import each
 from tests.support import PATIENCE_S, wait_until
 from tests.wording import Says
@@ -200,6 +211,35 @@ def test_every_field_of_a_record_is_kept(tmp_path: Path) -> None:
         opened.keep(submission(1), PutTask(whole, NOW, "leased"))
     with Opened(path) as opened:
         assert [row.record for row in opened.store.recover().tasks] == [whole]
+
+
+def test_what_a_cancelled_task_has_used_is_kept_once_and_changes_nothing_else(tmp_path: Path) -> None:
+    first, later = Usage(user_s=3.0, joules=40.0), Usage(user_s=9.0)
+    cancelled: dict[str, Any] = {"attempt": 2, "node": "ws2", "ended_at": NOW, "lost_on": ("ws3",)}
+    done: dict[str, Any] = {"attempt": 2, "node": "ws2", "ended_at": NOW, "exit": Exit(0, usage=Usage(user_s=1.0))}
+    with Opened(tmp_path / "db") as opened:
+        for counter in range(1, 5):
+            opened.keep(submission(counter), put(counter))
+        opened.keep(
+            put(1, TaskState.CANCELLED, **cancelled),
+            PutUsage("ws1/1", uid(1000), 2, "ws3", later),  # it was not there
+            PutUsage("ws1/1", uid(1000), 1, "ws2", later),  # it has had another attempt
+            PutUsage("ws1/1", uid(1000), 2, "ws2", first),
+        )
+        opened.keep(put(2, TaskState.CANCELLED, **cancelled), put(3, TaskState.DONE, **done))
+        opened.keep(
+            PutUsage("ws1/1", uid(1000), 2, "ws2", later),
+            PutUsage("", uid(2000), 2, "ws2", first),
+            PutUsage("", uid(3000), 2, "ws2", later),
+            PutUsage("", uid(9000), 2, "ws2", later),
+            PutUsage("ws1/4", uid(4000), 0, "", later),
+        )
+    with Opened(tmp_path / "db") as opened:
+        one, two, three, four = (opened.store.records(counter, None)[0] for counter in range(1, 5))
+    assert one == record(1, TaskState.CANCELLED, usage=first, **cancelled)
+    assert two == record(2, TaskState.CANCELLED, usage=first, **cancelled)
+    assert three == record(3, TaskState.DONE, **done)
+    assert four == record(4)
 
 
 def test_a_list_has_what_is_unfinished_and_what_ended_lately(tmp_path: Path) -> None:

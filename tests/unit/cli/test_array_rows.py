@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from peerload.cli.verbs import nodes
+from peerload.text.format import width_of
 from peerload.text.tasks import as_row, listed_table, number_of, ranges
 from tests.each import each
+from tests.unit.cli.test_verbs import NODE
 
 
 def test_members_are_told_by_their_ranges_and_their_number() -> None:
@@ -35,3 +38,27 @@ def test_the_command_of_a_list_gets_the_width_of_the_terminal() -> None:
         assert len(line) <= columns
         assert whole[:20] in line
     assert whole not in listed_table([task | {"argv": argv}], 2.0)[1]
+
+
+@each("columns", range(25, 100, 3))
+def test_no_row_wraps_on_a_narrow_terminal(columns: int) -> None:
+    members = {"spans": [[1, 5], [8, 8]], "count": 6, "nodes": 2}
+    task = {"id": "ws1/3.1", "name": "n" * 30, "state": "running", "node": "ws2", "reason": "waits for room " * 4}
+    rows = [
+        task | {"argv": ["true"] * 30},
+        as_row(task | {"members": members}),
+        task | {"id": "ws1/4", "name": "日本語"},
+    ]
+    listed = listed_table(rows, 2.0, columns)
+    assert max(map(width_of, listed)) <= columns
+    assert all("ws1/" in line for line in listed[1:])
+    known = [NODE | {"node": f"node-{number}", "drained": True, "drain_reason": "a new disk" * 9} for number in (1, 2)]
+    for wide in (False, True):
+        headings = nodes.headings_for(known, is_wide=wide)
+        listed = nodes.node_table(headings, [nodes.node_cells(node, headings) for node in known], columns)
+        assert max(map(width_of, listed)) <= columns
+        assert "node-1" in listed[1]
+    assert (
+        max(map(width_of, nodes.gpu_table([NODE | {"gpus": [{"model": "NVIDIA A100", "index": 0}]}], columns)))
+        <= columns
+    )

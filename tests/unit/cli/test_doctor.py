@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -272,6 +273,21 @@ def test_persistence_is_asked_of_the_driver(tmp_path: Path, monkeypatch: pytest.
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine._without_persistence() == ["1"]
+
+
+def test_energy_counters_that_only_root_may_read_have_a_rule_that_changes_that(
+    facts: DoctorInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert machine.power(facts).result == "skip"
+    put(facts, "/sys/class/powercap/intel-rapl:0/energy_uj", "5\n")
+    assert machine.power(facts).result == "ok"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    found = machine.power(facts)
+    assert (found.result, "CVE-2020-8694" in found.says) == ("warn", True)
+    assert machine.UDEV_FILE in found.fix
+    assert f'SUBSYSTEM=="powercap", ACTION=="add", RUN+="/bin/chgrp {os.getgid()} /sys%p/energy_uj"' in found.fix
+    with_agent(facts).nodes[0] |= {"watts": 80.0, "watts_quality": "measured"}
+    assert machine.power(facts).result == "ok"
 
 
 def test_a_daemon_of_mps_that_somebody_else_has_started(facts: DoctorInput) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from peerload.agent.views.task import usage_object
 from peerload.cli.verbs import ls, nodes, show
-from peerload.model.task import TaskRecord, TaskState
+from peerload.model.resources import Quality
+from peerload.model.task import TaskRecord, TaskState, Usage
 from peerload.wire import control
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent, peerload  # noqa: F401 -- one is a fixture
 
@@ -45,6 +46,13 @@ def test_every_text_with_an_estimate_says_so() -> None:
     assert show._usage({**usage, "energy_scope": None}).endswith(", 7 J estimated")
     assert "7 J estimated" in ls._history_row({**task(1, "ann", None), "usage": usage})
     assert nodes.node_cells(node, ["WATTS"]) == ["7 estimated"]
+
+
+def test_a_cancelled_task_has_what_it_used_once_that_is_known() -> None:
+    used = Usage(user_s=3.0, joules=7.0, energy_quality=Quality.ESTIMATED)
+    told = usage_object(TaskRecord("ws1/1", bytes(16), TaskState.CANCELLED, 1.0, ended_at=30.0, usage=used))
+    assert "7 J estimated" in show._usage(told["usage"])  # type: ignore[arg-type]
+    assert told.get("exit_code") is None
 
 
 def test_a_cancelled_task_has_no_usage_rather_than_none_of_it() -> None:

@@ -276,6 +276,99 @@ def test_map_names_the_task_whose_output_is_not_complete(agent: FakeAgent) -> No
     assert b"ws1/42.1  68.4 KiB" in done.stderr
 
 
+def test_map_waits_for_its_files_and_names_the_task_whose_file_is_not_complete(agent: FakeAgent) -> None:
+    submitted(agent, members=1)
+
+    def wait(request: control.Wait, reply: Reply) -> None:
+        reply.more(id="ws1/42.1", state="done", exit_code=0, stdout_bytes=0, stderr_bytes=0)
+        if request.files:
+            reply.more(files={"id": "ws1/42.1", "state": state, "why": "No space left on device"})
+        reply.ok(timed_out=False)
+
+    agent.handlers["wait"] = wait
+    state = "saved"
+    assert peerload("map", "-o", "out-%a", "true {}", ":::", "1", agent=agent).returncode == 0
+    state = "postponed"
+    done = peerload("map", "-o", "out-%a", "true {}", ":::", "1", agent=agent)
+    assert done.returncode == 125
+    assert b"ws1/42.1  not saved: No space left on device" in done.stderr
+    assert peerload("map", "true {}", ":::", "1", agent=agent).returncode == 0
+
+
+def test_map_waits_for_its_files_again_when_the_agent_is_back(agent: FakeAgent) -> None:
+    submitted(agent, members=1)
+    agent.answer("info", node="ws1")
+
+    def wait(_request: control.Wait, reply: Reply) -> None:
+        reply.more(id="ws1/42.1", state="done", exit_code=0, stdout_bytes=0, stderr_bytes=0)
+        if len(agent.asked(control.Wait)) == 1:
+            reply.hang_up()
+            return
+        reply.more(files={"id": "ws1/42.1", "state": "abandoned", "why": "Read-only file system"})
+        reply.ok(timed_out=False)
+
+    agent.handlers["wait"] = wait
+    done = peerload("map", "-o", "out-%a", "true {}", ":::", "1", agent=agent)
+    assert (done.returncode, b"Read-only file system" in done.stderr) == (125, True)
+
+
+def test_attach_tells_of_a_file_that_is_not_complete(agent: FakeAgent) -> None:
+    agent.answer("info", node="ws1", mode="user")
+    agent.answer("show", tasks=[TASK | {"home": "ws1", "user": "", "output_file": "/full/x"}])
+    agent.answer("input", ended=True)
+    produces(agent, {"running": {"node": "ws2", "attempt": 1}})
+
+    def wait(_request: control.Wait, reply: Reply) -> None:
+        reply.more(**ENDED)
+        reply.more(files={"id": "ws1/42", "state": "incomplete", "why": "7 bytes are missing"})
+        reply.ok(timed_out=False)
+
+    agent.handlers["wait"] = wait
+    done = peerload("attach", "42", agent=agent)
+    assert (done.returncode, b"is not saved: 7 bytes are missing" in done.stderr) == (125, True)
+
+
+def test_a_submission_without_an_answer_can_be_repeated(agent: FakeAgent) -> None:
+    agent.handlers["submit"] = lambda _request, reply: reply.hang_up()
+    done = peerload("submit", "true", agent=agent)
+    assert (done.returncode, b"it is not known whether the task is queued" in done.stderr) == (125, True)
+    (first,) = agent.asked(control.Submit)
+    assert f"peerload submit --token {first.token} ".encode() in done.stderr
+    submitted(agent)
+    assert peerload("submit", "--token", first.token, "true", agent=agent).returncode == 0
+    assert {request.token for request in agent.asked(control.Submit)} == {first.token}
+    assert peerload("submit", "--token", "short", "true", agent=agent).returncode == 2
+
+
+@each(
+    ("when", "says"),
+    [("files", "nothing was submitted"), ("submit", "it is not known"), ("why", "ws1/42 was submitted")],
+)
+def test_an_interrupted_submit_says_how_it_stands(agent: FakeAgent, tmp_path: Path, when: str, says: str) -> None:
+    submitted(agent, placeable="no room", directory_here=False)
+    agent.answer("show", tasks=[TASK | {"state": "queued"}])
+    agent.answer("files", missing=[])
+    over = threading.Event()
+    agent.handlers["wait" if when == "why" else when] = lambda _request, _reply: over.wait(60)
+    awaited = {"files": control.Files, "submit": control.Submit, "why": control.Wait}[when]
+    words = ["--snapshot"] if when == "files" else []
+    (tmp_path / "a").write_text("b")
+    process = subprocess.Popen(
+        command_line("submit", *words, "true"),
+        env=environment(agent),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    _started.append(process)
+    wait_until(lambda: agent.asked(awaited), what="it waits")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    over.set()
+    assert (process.returncode, f"interrupted: {says}" in errors.decode()) == (130, True)
+
+
 def test_map_goes_on_with_an_output_where_it_was_when_the_agent_is_back(agent: FakeAgent) -> None:
     submitted(agent, members=1)
     agent.answer("info", node="ws1")

@@ -532,7 +532,32 @@ def test_cancel(agent: FakeAgent) -> None:
         "v": 1,
         "cancelled": ["ws1/42"],
         "already_ended": ["ws1/41"],
+        "unreachable": [],
     }
+
+
+def test_cancel_names_the_nodes_that_do_not_answer(agent: FakeAgent) -> None:
+    silent = [{"id": f"ws1/{number}", "node": "ws\x1b2", "state": "dead"} for number in (42, 43)]
+    agent.answer("cancel", cancelled=["ws1/42", "ws1/43", "ws1/44"], already_ended=[], unreachable=silent)
+    done = peerload("cancel", "42", "43", "44", agent=agent)
+    assert (done.returncode, done.stdout.count(b"cancelled")) == (125, 3)
+    assert b"the processes of 2 tasks may run on at ws\\x1b2, which does not answer (dead)" in done.stderr
+    told = peerload("cancel", "--json", "42", agent=agent)
+    assert (told.returncode, json.loads(told.stdout)["unreachable"]) == (125, ["ws1/42", "ws1/43"])
+
+
+def test_wait_names_each_loss_after_a_failure_too(agent: FakeAgent) -> None:
+    def wait(_request: control.Wait, reply: Reply) -> None:
+        reply.more(**(ENDED | {"state": "failed", "exit_code": 4}))
+        reply.more(**(ENDED | {"id": "ws1/43", "missing_bytes": 7, "reason": "its disk is full"}))
+        reply.more(files={"id": "ws1/44", "state": "postponed", "why": "No space left on device"})
+        reply.ok(timed_out=False)
+
+    agent.handlers["wait"] = wait
+    done = peerload("wait", "42", "43", "44", agent=agent)
+    assert done.returncode == 4
+    assert b"ws1/43 succeeded, but part of its output is missing: its disk is full" in done.stderr
+    assert b"the output of ws1/44 is not saved: No space left on device" in done.stderr
 
 
 @each("words", [["ls"], ["ls", "--json"], ["--help"], ["run", "x"]])

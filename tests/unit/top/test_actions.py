@@ -73,6 +73,11 @@ def test_what_cannot_be_done_is_said(action: actions.Action | actions.ActionRefu
     [
         ("cancel", {"cancelled": ["ws1/1"]}, "cancelled"),
         ("cancel", {"cancelled": [], "already_ended": ["ws1/1"]}, "it had ended already"),
+        (
+            "cancel",
+            {"cancelled": ["ws1/1"], "unreachable": [{"id": "ws1/1", "node": "ws2", "state": "dead"}]},
+            "cancelled; it may run on at ws2, which does not answer",
+        ),
         ("hold", {"held": ["ws1/1"]}, "held"),
         ("hold", {}, "it does not wait any more"),
         ("release", {"released": ["x"]}, "released"),

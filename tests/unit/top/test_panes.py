@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from peerload.top.model import NodeModel
+from peerload.top.panes import node_lines
 from peerload.top.tables import chosen_columns, node_columns, task_columns
 from peerload.top.view_state import PANES
 from tests.each import each
@@ -116,6 +118,14 @@ def test_load_index_and_region_are_shown_where_they_are_asked_for() -> None:
 def test_a_node_without_the_directory_of_a_task_says_so() -> None:
     lines = pane(painter(sample(nodes=[node("ws1"), node("ws2", declines=["no directory /data"])])), "nodes", 140, 9)
     assert "no directory" in next(line for line in lines.splitlines() if "ws2" in line)
+
+
+def test_the_power_of_a_node_is_told_with_how_it_is_known() -> None:
+    guessed = NodeModel(node("ws1", watts=81.25, watts_quality="estimated"), NOW)
+    lines = ["".join(part for part, _ in line) for line in node_lines(guessed, 120, 30, NOW)]
+    assert any("81.2 W estimated" in line for line in lines)
+    silent = NodeModel(node("ws1", watts=None, watts_quality=None), NOW)
+    assert not any("power" in part for line in node_lines(silent, 120, 30, NOW) for part, _ in line)
 
 
 def test_stale_rows_look_stale() -> None:
