@@ -329,6 +329,7 @@ def test_what_is_damaged_in_the_cache_of_a_node_is_fetched_again(user: User) -> 
     assert user.there.counters()[FILES_FETCHED_BYTES] - before >= 100_000
 
 
+@pytest.mark.long
 def test_many_tasks_with_one_snapshot_on_four_nodes_have_each_byte_cross_once_to_each(tmp_path: Path) -> None:
     directory = tmp_path / "project"
     directory.mkdir()
