@@ -91,7 +91,7 @@ def fixture_reference() -> Iterator[Beats]:
             process.wait()
 
 
-BEAT = 'while :; do echo "$1 $$" >>"$0"; sleep 0.05; done'
+BEAT = 'while :; do echo "$1 $$" >>"$0"; sleep 0.1; done'
 OFFSPRING = f"""
 sh -c '{BEAT}' "$0" background &
 setsid sh -c '{BEAT}' "$0" session &
