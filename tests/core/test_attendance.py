@@ -24,6 +24,7 @@ from peerload.model.events import (
 from peerload.model.messages import AwaitedTask, TasksTold
 from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec, TaskState
 from tests.core.given import Given
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from peerload.model.actions import Action
@@ -121,10 +122,10 @@ def test_a_task_whose_input_is_cut_fails_instead_of_being_repeated() -> None:
     task = given.node.home.tasks[record.uid]
     assert task.record.input_is_cut
     assert does(given, InputCut(record.uid)) == []
-    given.node.handoff.lost_attempts.died(task, "its machine went down")
+    given.node.handoff.lost_attempts.died(task, "lost")
     assert task.record.state is TaskState.FAILED
-    assert "its machine went down" in task.record.reason
-    assert "standard input is not kept" in task.record.reason
+    assert "lost" in task.record.reason
+    assert Says.INPUT_NOT_KEPT() in task.record.reason
 
 
 def test_that_input_has_come_is_in_the_record_of_an_ended_task() -> None:

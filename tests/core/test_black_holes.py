@@ -12,6 +12,7 @@ from peerload.model.resources import LoadReport
 from peerload.model.task import Exit
 from tests.core.given import ACCEPTS, Given, spec
 from tests.core.test_losses import accepted
+from tests.wording import Says
 
 FULL = LoadReport(slots=1, load_tasks=1, accepts=False, incarnation=1, sequence=9)
 CONFIG = CoreConfig()
@@ -121,9 +122,7 @@ def test_one_on_which_all_tasks_fail_at_once_is_skipped() -> None:
     assert skipped(x) == []
     runs_there(x, 1 + CONFIG.fast_failures_max, failed())
     assert skipped(x) == ["y"]
-    assert x.node.membership.circuit_breaker.why("y") == (
-        "skipped for 60 s: 10 tasks in a row failed there within 2 s each"
-    )
+    assert x.node.membership.circuit_breaker.why("y") == Says.SKIPPED(60, 10, 2)
 
 
 @pytest.mark.parametrize("between", [failed(seconds=3.0), failed(exit_code=0)])

@@ -12,6 +12,7 @@ from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.resources import LoadReport, Profile, Region, ResourceRequest
 from tests.core.given import RECEIVER, SENDER, Given, spec
+from tests.wording import Says
 
 
 def sampled(foreign: float, cpus: float = 0.0) -> events.LoadSampled:
@@ -151,7 +152,7 @@ def test_why_tells_how_many_slots_other_programs_take() -> None:
     told = LoadReport(load_tasks=4, slots=4, slots_foreign=3, region=Region.OVERLOADED)
     now, words = reported_room(profile, told, ResourceRequest())
     assert now is False
-    assert "4 of 4 slots taken (3 by other programs)" in words
+    assert Says.SLOTS_FOREIGN(4, 4, 3) in words
 
 
 # -- the load index is what the thresholds are compared with ----------------------------------------------------------------

@@ -7,6 +7,7 @@ from peerload.model.resources import Placement, ResourceRequest
 from peerload.model.task import ExecutionRecord, ExecutionState, FenceKind, Guarantee
 from tests.core.given import UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
+from tests.wording import Says
 
 KEPT_S = 60.0
 
@@ -30,7 +31,7 @@ def test_who_waits_behind_frozen_tasks_alone_goes_home() -> None:
     take(x, 9)
     did = freeze(x)
     assert "Return to h" in did
-    assert x.sent(messages.Return).reason.startswith("nothing runs there but tasks that are frozen")
+    assert x.sent(messages.Return).reason.startswith(Says.ALL_FROZEN())
     x.hear("h", other(8))
     assert x.sent(messages.Decline).code == "room"
     assert not x.node.sharing.report().accepts
@@ -135,7 +136,7 @@ def test_who_waits_for_something_else_does_not_stand_before_those_that_need_the_
     x.submit(spec(request=ResourceRequest(cpus=2.0)))  # a task of this home runs, too
     x.submit()
     assert "EvictTask" in x.after(KEPT_S).timer("frozen", KEY)
-    assert x.notes[-1].reason == "x/3 needs its room"
+    assert x.notes[-1].reason == Says.ROOM_NEEDED("x/3")
 
 
 def test_who_can_go_nowhere_else_finds_room_the_next_time() -> None:

@@ -14,6 +14,7 @@ from peerload.model.errors import BadRequest, NoSuchTask, SlowDown
 from peerload.model.messages import AwaitedTask, AwaitTasks, TasksTold
 from peerload.model.task import Exit, GroupSettings, SubmitOptions, TaskOutcome, TaskState
 from tests.core.given import ACCEPTS, SENDER, Given, spec
+from tests.wording import Says
 
 RUNS = ["persist leased", "changed leased", "spawn 1"]
 ENDS = ["changed done", "ForgetTask"]
@@ -87,7 +88,7 @@ def test_a_paused_group_starts_nothing_until_it_goes_on() -> None:
     assert reply(x)["group"] == {
         "name": "g", "slots": None, "paused": True, "taken": 0, "running": 0, "waiting": 1, "held": 0
     }  # fmt: skip
-    assert words(x, 2) == "group g is paused"
+    assert words(x, 2) == Says.GROUP_PAUSED("g")
     assert x.end(x.task(1).key) == ["persist done", *ENDS]
     assert x.node.eligibility.opened_by(x.task(2)) == "peerload group resume g"
     assert group(x, paused=False) == ["persist no group g", "answer", *RUNS]
@@ -224,9 +225,9 @@ def test_a_task_waits_until_the_other_has_ended() -> None:
     x = alone()
     x.submit()
     assert x.submit(terms=SubmitOptions(after=("x/1",))) == ["persist submission queued", "answer"]
-    assert words(x, 2) == "waits for x/1 (waits on x)"
+    assert words(x, 2) == Says.AFTER("x/1", "waits on x")
     x.when(events.TaskStarted(x.task(1).key, 5.0))
-    assert words(x, 2) == "waits for x/1 (running on x)"
+    assert words(x, 2) == Says.AFTER("x/1", "running on x")
     assert x.end(x.task(1).key, 3) == ["persist failed fate x/1", "changed failed", "ForgetTask", *RUNS]
 
 
@@ -254,7 +255,7 @@ def test_an_array_counts_when_all_of_it_has_ended_and_fails_at_once() -> None:
     key = {name: x.node.home.by_id[name].key for name in ("x/1.1", "x/1.2")}
     x.end(key["x/1.2"], 1)
     assert "x/3" not in x.node.home.by_id
-    assert words(x, 2) == "waits for x/1 (1 of it unfinished)"
+    assert words(x, 2) == Says.AFTER("x/1", "1 of it unfinished")
     assert x.end(key["x/1.1"])[-3:] == RUNS
 
 
@@ -333,7 +334,7 @@ def waits_for_y(**told: Any) -> Given:
 def test_another_home_is_asked_before_the_submission_is_accepted() -> None:
     x = waits_for_y()
     assert reply(x)["id"] == "x/1"
-    assert words(x, 1) == "waits for y/7 (running on z)"
+    assert words(x, 1) == Says.AFTER("y/7", "running on z")
     assert x.timer("await", "y") == ["AwaitTasks to y", "timer await 10"]
     did = x.hear("y", TasksTold((AwaitedTask("y/7", is_over=True),)))
     assert did == ["persist fate y/7", *RUNS]
@@ -360,7 +361,7 @@ def test_it_is_refused_if_its_home_does_not_know_it(says: str) -> None:
     number = str(next(iter(x.node.eligibility.remote_status._inquiries)))
     if says == "nothing":
         assert x.after(5.0).timer("inquiry", number) == ["refuse BadRequest"]
-        assert "it has not answered for 5 s" in x.done(Answer).error.why
+        assert Says.NO_ANSWER(5) in x.done(Answer).error.why
     else:
         x.hear("y", TasksTold((AwaitedTask("y/7", is_known=False),)))
         assert isinstance(x.done(Answer).error, NoSuchTask)
@@ -377,7 +378,7 @@ def test_a_home_that_forgot_holds_what_waits_for_it_until_a_user_lets_it_go() ->
     x = waits_for_y()
     did = x.hear("y", TasksTold((AwaitedTask("y/7", is_known=False),)))
     assert "persist held" in did
-    assert x.task().record.reason == "y does not know y/7 any more"
+    assert x.task().record.reason == Says.FORGOTTEN("y", "y/7")
     x.when(events.ReleaseRequested(9, ("x/1",)))
     assert x.task().record.is_freed
     assert x.task().phase is HomePhase.HERE
@@ -390,7 +391,7 @@ def test_a_restart_keeps_what_was_told_and_asks_again_for_what_was_not() -> None
     assert told.task().phase is HomePhase.HERE
     untold = Given(slots=4, peers=(), started=events.AgentStarted((row,), counter=1))
     assert untold.task().phase is HomePhase.GATED
-    assert words(untold, 1) == "waits for y/7 (its home y is not known)"
+    assert words(untold, 1) == Says.AFTER_UNKNOWN("y/7", "y")
     untold.meet("y")
     assert untold.sent(AwaitTasks) == AwaitTasks(("y/7",))
 
@@ -448,7 +449,7 @@ def test_nobody_waits_for_an_array_that_is_being_made() -> None:
     making = list(x.last)
     for name in ("x/1", "x/1.3"):
         assert x.submit(terms=SubmitOptions(after=(name,))) == ["refuse NoSuchTask"]
-        assert "only just being submitted" in x.done(Answer).error.why
+        assert Says.BEING_SUBMITTED() in x.done(Answer).error.why
     assert x.hear("y", AwaitTasks(("x/1.3",))) == ["FindTasks"]
     x.last = making
     assert "answer" in x.finish(request)
@@ -470,13 +471,11 @@ def test_a_failure_is_tried_again_after_a_growing_pause() -> None:
     for failures, pause_s in ((1, 1), (2, 2)):
         did = x.end(x.task().key, 3)
         assert did == ["persist queued", "changed queued", f"timer rest {pause_s}", "ForgetTask"]
-        assert x.task().record.reason == (
-            f"attempt {failures} on x failed (exit code 3); again in {pause_s} s, retry {failures} of 2"
-        )
+        assert x.task().record.reason == Says.RETRY(failures, "x", 3, pause_s, failures, 2)
         x.timer("rest", x.task().uid.hex())
     task = x.task()
     assert x.end(task.key, 3) == ["persist failed", "changed failed", "ForgetTask"]
-    assert (task.record.attempt, task.record.reason) == (3, "exit code 3; it was tried 3 times")
+    assert (task.record.attempt, task.record.reason) == (3, f"exit code 3; {Says.TRIED(3)}")
 
 
 def test_a_success_ends_it() -> None:
@@ -494,7 +493,7 @@ def test_one_that_its_user_ended_by_a_signal_is_not_tried_again(exit_: Exit) -> 
     task = x.task()
     x.when(events.SignalRequested(9, "x/1", 2))
     assert x.when(events.TaskEnded(task.key, exit_)) == ["persist failed", "changed failed", "ForgetTask"]
-    assert task.record.reason.endswith("it was signalled by its user, so it is not tried again")
+    assert task.record.reason.endswith(Says.SIGNALLED())
 
 
 def test_a_signal_of_a_user_that_it_survives_changes_nothing() -> None:
@@ -514,7 +513,7 @@ def test_one_of_which_the_input_is_not_kept_has_its_failure_as_its_result() -> N
     assert x.end(task.key, 3) == ["persist failed", "changed failed", "ForgetTask"]
     assert task.record.exit is not None
     assert task.record.exit.exit_code == 3
-    assert "cannot be tried again, since its standard input is not kept whole" in task.record.reason
+    assert Says.INPUT_CUT() in task.record.reason
     assert x.done(ForgetTask).output is False
 
 

@@ -15,6 +15,7 @@ from peerload.model.task import Exit, TaskRecord, TaskState
 from tests.core.given import ACCEPTS, ALONE, RECEIVER, SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit
 from tests.core.test_losses import away
+from tests.wording import Says
 
 
 def test_waiting_tasks_are_held_and_released() -> None:
@@ -51,7 +52,7 @@ def test_what_its_user_holds_does_not_go_on_when_a_lost_node_is_back() -> None:
     renew = messages.Renew((messages.Renewal(task.task, task.uid, 1, 120.0, 8.0, 50.0),))
     assert x.hear("y", renew) == ["Revoke to y"]
     assert task.record.state is TaskState.HELD
-    assert task.record.reason == "held by its user"
+    assert task.record.reason == Says.HELD()
     x.when(events.ReleaseRequested(8, (task.task,)))
     assert x.hear("y", renew) == ["Revoke to y"]
     result = messages.Result(task.task, task.uid, 1, Exit(0), inline=True)
@@ -259,7 +260,7 @@ def test_troubles_are_facts_of_the_node_that_others_are_told() -> None:
     before = x.node.state.profile
     x.when(events.DiskRoomChanged(has_room=False, trouble="disk low"))
     x.when(events.LauncherSilent(is_silent=True))
-    assert x.node.state.profile.trouble == "disk low, launcher does not answer"
+    assert x.node.state.profile.trouble == f"disk low, {Says.LAUNCHER_SILENT()}"
     assert x.node.state.profile.version == before.version + 2
     x.when(events.LauncherSilent(is_silent=True))
     assert x.node.state.profile.version == before.version + 2

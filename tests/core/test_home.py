@@ -14,6 +14,7 @@ from peerload.model.gossip import MemberStatus
 from peerload.model.resources import LoadReport, Placement, Profile, ResourceRequest
 from peerload.model.task import Exit, Guarantee, TaskRecord, TaskState, execution_key
 from tests.core.given import ACCEPTS, RECEIVER, SENDER, UID, WALL_S, Given, identity, offer, spec
+from tests.wording import Says
 
 LEASED = ["persist leased", "changed leased"]
 LOCAL = ["persist submission queued", "answer", *LEASED, "spawn 1"]
@@ -237,7 +238,7 @@ def test_only_another_machine_boot_told_by_itself_proves_death() -> None:
     x.meet("y", start=1, machine=7)  # a late word of an earlier start
     assert task.phase is HomePhase.AWAY
     assert "persist queued" in x.meet("y", start=3, machine=2)
-    assert task.record.reason == "y was rebooted"
+    assert task.record.reason == Says.REBOOTED("y")
 
 
 def test_a_late_word_from_before_a_disk_was_lost_proves_nothing() -> None:
@@ -256,7 +257,7 @@ def test_a_late_word_from_before_a_disk_was_lost_proves_nothing() -> None:
     x.when(before)
     assert task.phase is HomePhase.AWAY
     x.when(replace(before, identity=replace(anew, boot="y-once-more", machine_boot="y-machine-3")))
-    assert task.record.reason == "y was rebooted"
+    assert task.record.reason == Says.REBOOTED("y")
 
 
 @pytest.mark.parametrize("released", [False, True])

@@ -24,6 +24,7 @@ from peerload.model.task import (
 )
 from tests.core.given import ACCEPTS, SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit
+from tests.wording import Says
 
 RESULT = Exit(0, started_at=5.0, ended_at=6.0)
 ONCE: dict[str, Any] = {"guarantee": Guarantee.ONCE}
@@ -61,7 +62,7 @@ def test_a_lost_task_pauses_longer_each_time_and_fails_at_last() -> None:
         assert task.phase is HomePhase.RESTING
         assert "spawn" in x.after(pause).timer("rest", task.uid.hex())[-1]
     assert "persist failed" in x.when(events.LauncherReady())
-    assert "given up after 5 lost attempts" in task.record.reason
+    assert Says.LOSSES_MAX(5) in task.record.reason
 
 
 @pytest.mark.parametrize(("losses", "pause"), [(0, None), (1, 1), (3, 4), (4, 8)])
@@ -83,7 +84,7 @@ def test_a_task_that_took_down_two_nodes_is_held_until_it_is_released() -> None:
     assert task.record.state is TaskState.QUEUED
     x.when(events.TaskEnded(x.task(1).key, RESULT))  # it starts here
     assert "persist held" in x.when(events.LauncherReady())
-    assert task.record.reason == "y and x went away while it ran there"
+    assert task.record.reason == Says.POISONED("y and x")
     assert x.when(events.ReleaseRequested(5, ("x/2", "x/7")))[:2] == ["persist queued", "changed queued"]
     assert x.done(Answer).reply == {"released": ["x/2"], "not_held": ["x/7"]}
     assert task.record.losses == 0
@@ -131,7 +132,7 @@ def test_once_what_became_of_it_is_unknown_and_it_is_not_started_again(how: str)
     else:
         did = x.meet("y", start=2, machine=2)
     assert "persist unknown" in did
-    assert task.record.reason.startswith("it may run once only, and")
+    assert task.record.reason.startswith(Says.ONCE())
     assert task.record.node == ("y" if how == "expired" else "")
     x.end(x.task(1).key)
     assert task.record.attempt == 1
@@ -163,7 +164,7 @@ def test_once_an_output_that_breaks_off_leaves_it_unknown() -> None:
     x.after(65).timer("lease", task.uid.hex())
     x.hear("y", messages.Result(task.task, task.uid, 1, RESULT))
     assert x.when(events.OutputArrived(task.uid, 1, "it broke off")) == []
-    assert uncollected_reason(task) == "it has ended on y, and its result waits there: it broke off"
+    assert uncollected_reason(task) == Says.UNCOLLECTED("y", "it broke off")
     assert task.phase is HomePhase.UNKNOWN
 
 
@@ -234,7 +235,7 @@ def test_fast_is_queued_again_at_once_when_its_node_is_called_dead() -> None:
     x.node.state.actions = []
     x.node.handoff.leases.peer_died("y")
     assert task.record.state is TaskState.QUEUED
-    assert task.record.reason == "y is called dead"
+    assert task.record.reason == Says.CALLED_DEAD("y")
     assert task.phase is HomePhase.WAITING  # no pause
     x, task = away(spec())
     x.node.handoff.leases.peer_died("y")
@@ -277,9 +278,9 @@ def test_a_process_of_its_own_that_never_was_is_no_loss_and_is_started_again_aft
     task = x.task()
     uid = task.uid.hex()
     for attempt, pause in ((1, 1), (2, 2), (3, 4)):
-        did = x.when(events.TaskLost(task.key, "no unit can be made for it", never_started=True))
+        did = x.when(events.TaskLost(task.key, "no cgroup", never_started=True))
         assert did == ["persist queued", "changed queued", f"timer rest {pause}", "ForgetTask"]
-        assert task.record.reason == "no unit can be made for it"
+        assert task.record.reason == "no cgroup"
         assert (task.record.attempt, task.record.losses, task.record.lost_on) == (attempt, 0, ())
         assert not x.node.ledger.running
         assert f"spawn {attempt + 1}" in x.after(pause).timer("rest", uid)
@@ -291,7 +292,7 @@ def test_a_cancelled_task_whose_process_never_was_is_over() -> None:
     x.submit(spec(**ONCE))
     key = x.task().key
     x.when(events.CancelRequested(9, ("x/1",)))
-    assert x.when(events.TaskLost(key, "no unit can be made for it", never_started=True)) == ["ForgetTask"]
+    assert x.when(events.TaskLost(key, "no cgroup", never_started=True)) == ["ForgetTask"]
     assert not x.node.home.tasks
     assert not x.node.ledger.running
 
@@ -350,7 +351,7 @@ def test_a_home_that_has_lost_commits_starts_nothing_as_long_as_a_lease_may_be_l
     x = Given(slots=4, peers=(), started=started)
     assert not any(did.startswith("spawn") for did in x.started)
     assert [x.task(number).phase for number in (1, 2, 3)] == [HomePhase.RESTING, HomePhase.HELD, HomePhase.RESTING]
-    assert "started since cannot be known" in x.task(2).record.reason
+    assert Says.STARTED_UNKNOWN() in x.task(2).record.reason
     assert x.started.count("timer rest 650") == 2
     x.after(650)
     assert "spawn 1" in x.timer("rest", x.task(1).uid.hex())

@@ -10,9 +10,10 @@ from peerload.model import events, messages, timers
 from peerload.model.resources import MIB, Device, GpuShare, ResourceRequest
 from peerload.model.task import Exit, Guarantee, TaskState, Usage
 from tests.core.given import ACCEPTS, SENDER, Given, spec
+from tests.wording import Says
 
 GIB = 1024 * MIB
-WORDS = "out of GPU memory on gpu2: limit 24.0 GiB, peak 24.0"
+WORDS = Says.OUT_OF_GPU_MEMORY("gpu2", 24.0, 24.0)
 
 
 def card(number: int, gib: int, reserve: float = 0.0) -> Device:
@@ -66,7 +67,7 @@ def test_it_is_queued_again_with_half_as_much_again_before_that_is_acknowledged(
     assert did[-1] == "ResultAck to y"
     record = task.record
     assert (record.gpu_mem_bytes, record.memory_retries, record.losses, record.gpu_alone) == (36 * GIB, 1, 0, False)
-    assert record.reason == f"attempt 1 on y ran {WORDS}; again with 36.0 GiB"
+    assert record.reason == f"attempt 1 on y ran {WORDS}; {Says.MORE_MEMORY(36.0)}"
     assert task.spec.request.gpu_mem_bytes == 36 * GIB
     given_to(x, "z")
     assert x.sent(messages.Commit).attempt == 2
@@ -109,7 +110,7 @@ def test_a_home_that_died_before_that_was_durable_hears_it_again() -> None:
 
 
 def failed_card() -> Exit:
-    why = "GPU 0 (A10) failed under it: error 79: it has fallen off the bus; exit code 1"
+    why = f"{Says.DEVICE_FAILED('GPU 0 (A10)')}: XID 79; exit code 1"
     return Exit(1, reason=why, started_at=5.0, ended_at=6.0, failed_device="GPU 0 (A10)")
 
 
@@ -120,7 +121,7 @@ def test_a_task_whose_card_failed_is_queued_again_as_a_loss_and_no_failure() -> 
     assert did[-1] == "ResultAck to y"
     record = task.record
     assert (record.state, record.losses, record.failures, record.memory_retries) == (TaskState.QUEUED, 1, 0, 0)
-    assert "attempt 1 on y: GPU 0 (A10) failed under it" in record.reason
+    assert f"attempt 1 on y: {Says.DEVICE_FAILED('GPU 0 (A10)')}" in record.reason
     assert task.spec.request.gpu_mem_bytes == request().gpu_mem_bytes
 
 
@@ -140,7 +141,7 @@ def test_a_failed_card_is_the_result_of_what_runs_once_or_was_lost_too_often() -
     x.hear("z", messages.Result(task.task, task.uid, last, failed_card(), inline=True))
     x.when(events.OutputArrived(task.uid, last))
     assert task.record.state is TaskState.FAILED
-    assert "failed under it" in task.record.reason
+    assert Says.DEVICE_FAILED("GPU 0 (A10)") in task.record.reason
 
 
 def test_twice_then_alone_then_it_has_failed_and_says_so() -> None:
@@ -155,10 +156,10 @@ def test_twice_then_alone_then_it_has_failed_and_says_so() -> None:
     shares = [GpuShare.AUTO, GpuShare.AUTO, GpuShare.EXCLUSIVE]
     assert asked == [*zip((6.0, 9.0, 13.5), shares, strict=True)]
     assert x.task().record.memory_retries == 3
-    last = out_of_memory(13.5, 13.5, "out of GPU memory on gpu0: limit 13.5 GiB, peak 13.5")
+    last = out_of_memory(13.5, 13.5, Says.OUT_OF_GPU_MEMORY("gpu0", 13.5, 13.5))
     assert x.hear("z", messages.Result(task.task, task.uid, 4, last)) == ["FetchOutput"]
     assert "persist failed" in x.when(events.OutputArrived(task.uid, 4))
-    assert task.record.reason == "out of GPU memory on gpu0: limit 13.5 GiB, peak 13.5; it was tried 4 times"
+    assert task.record.reason == f"{last.reason}; {Says.TRIED(4)}"
     assert task.record.exit == last
 
 
@@ -168,13 +169,13 @@ def test_not_more_than_some_node_has_and_no_more_when_it_had_that() -> None:
     x.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory()))
     assert task.spec.request.gpu_mem_bytes == 30 * GIB
     given_to(x, "z")
-    last = out_of_memory(30, 30, "out of GPU memory on gpu0: limit 30.0 GiB, peak 30.0")
+    last = out_of_memory(30, 30, Says.OUT_OF_GPU_MEMORY("gpu0", 30.0, 30.0))
     x.hear("z", messages.Result(task.task, task.uid, 2, last))
-    assert task.record.reason.endswith("; again with 30.0 GiB, on a GPU of its own")
+    assert task.record.reason.endswith(Says.MORE_MEMORY_ALONE(30.0))
     given_to(x, "z")
     assert x.hear("z", messages.Result(task.task, task.uid, 3, last)) == ["FetchOutput"]
     x.when(events.OutputArrived(task.uid, 3))
-    assert task.record.reason == "out of GPU memory on gpu0: limit 30.0 GiB, peak 30.0; it was tried 3 times"
+    assert task.record.reason == f"{last.reason}; {Says.TRIED(3)}"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_what_others_have_taken_is_not_its_fault() -> None:
     x.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory(0, 6)))
     assert (task.record.gpu_mem_bytes, task.record.memory_retries) == (0, 1)
     assert task.spec.request.gpu_mem_bytes == 12 * GIB
-    assert task.record.reason.endswith("; again with the same, since others had taken the memory")
+    assert task.record.reason.endswith(Says.SAME_MEMORY())
 
 
 def test_an_attempt_that_was_given_up_leaves_no_result_when_it_ran_out_of_memory() -> None:
@@ -216,7 +217,7 @@ def test_of_a_card_that_it_had_for_itself_there_is_no_more() -> None:
     said = out_of_memory(25, 24)  # all of the card, more than a node promises of it
     assert x.hear("y", messages.Result(task.task, task.uid, 1, said)) == ["FetchOutput"]
     x.when(events.OutputArrived(task.uid, 1))
-    assert task.record.reason == f"{WORDS}; no node known has more"
+    assert task.record.reason == f"{WORDS}; {Says.NO_MORE_MEMORY()}"
 
 
 def test_a_home_that_does_not_know_yet_what_that_node_has_asks_for_the_same_again() -> None:

@@ -15,6 +15,7 @@ from peerload.launcher.protocol import MPS_CONTROL
 from peerload.model.config import GpuConfig, GpuSettings
 from peerload.model.resources import Device, DeviceMode, DeviceReading, GpuShare, Placement, Profile, ResourceRequest
 from peerload.model.task import Exit, TaskSpec
+from tests.wording import Says
 
 GIB = 1 << 30
 CARD = Device("nvidia:GPU-0", model="A10", mem_bytes=24 * GIB, capability=8.0)
@@ -47,11 +48,11 @@ class Card:
 def test_tasks_with_and_without_mps_do_not_share_a_card() -> None:
     card = Card()
     assert card.start("a", GpuShare.TIME) is DeviceMode.TIME
-    assert card.why_not() == "others use it without MPS"
+    assert card.why_not() == Says.MPS_FOREIGN()
     assert card.start("b", GpuShare.AUTO) is DeviceMode.TIME  # as those that are there
     card = Card()
     assert card.start("a", GpuShare.AUTO) is DeviceMode.MPS  # nobody else: as it would rather share
-    assert card.why_not(GpuShare.TIME) == "held under MPS"
+    assert card.why_not(GpuShare.TIME) == Says.MPS_HELD()
     assert card.start("b", GpuShare.AUTO) is card.start("c", GpuShare.MPS) is DeviceMode.MPS
     assert card.state.mode is DeviceMode.MPS
     load = card.state.load(100.0)
@@ -67,7 +68,7 @@ def test_multiprocessors_are_promised_up_to_a_bound() -> None:
     card = Card(GpuConfig(mps="auto", pct_oversubscribe=1.5))
     card.start("a", gpu_pct=90)
     card.start("b", gpu_pct=50)
-    assert card.why_not(gpu_pct=20) == "140 % of its multiprocessors promised, asked 20 of 150"
+    assert card.why_not(gpu_pct=20) == Says.MPS_PCT(140, 20, 150)
     card.start("c", gpu_pct=10)
 
 
@@ -77,9 +78,9 @@ def test_users_do_not_share_a_daemon_and_guests_have_none() -> None:
     assert card.ledger.mps_owner(spec, "") == "ann"
     assert card.ledger.mps_owner(spec, "y") is None
     card.start("a", owner="ann")
-    assert card.why_not(owner="bob") == "another user has its MPS"
-    assert card.why_not(GpuShare.AUTO, owner="bob") == "another user has its MPS"
-    assert card.why_not(GpuShare.AUTO, owner=None) == "held under MPS"
+    assert card.why_not(owner="bob") == Says.MPS_OTHER_USER()
+    assert card.why_not(GpuShare.AUTO, owner="bob") == Says.MPS_OTHER_USER()
+    assert card.why_not(GpuShare.AUTO, owner=None) == Says.MPS_HELD()
     assert "guests" in Card().why_not(owner=None)
 
 
@@ -101,17 +102,17 @@ def test_users_of_other_nodes_have_the_daemon_of_the_account_that_they_run_as(
      (CONFIG, Device("nvidia:GPU-0", mem_bytes=GIB * 9, capability=6.1)), (CONFIG, Device("amd:0", mem_bytes=GIB * 9))],
 )  # fmt: skip
 def test_where_there_is_no_mps_tasks_share_in_turns(config: GpuConfig, device: Device) -> None:
-    assert Card(config, device).why_not() == "there is no MPS on it"
+    assert Card(config, device).why_not() == Says.MPS_NONE()
     assert Card(config, device).start("a", GpuShare.AUTO) is DeviceMode.TIME
 
 
 def test_a_node_that_requires_mps_shares_by_nothing_else() -> None:
     card = Card(GpuConfig(mps="require"))
-    assert card.why_not(GpuShare.TIME) == "it is shared under MPS alone"
+    assert card.why_not(GpuShare.TIME) == Says.MPS_ALONE()
     assert not card.why_not(GpuShare.EXCLUSIVE)
     card.ledger.mps_reported(CARD.id, "refused", is_fault=False)
-    assert card.why_not(GpuShare.AUTO) == "it is shared under MPS alone"
-    assert card.why_not() == "MPS does not work: refused"
+    assert card.why_not(GpuShare.AUTO) == Says.MPS_ALONE()
+    assert card.why_not() == Says.MPS_BROKEN("refused")
     card.ledger.mps_reported(CARD.id, "", is_fault=False)
     assert not card.why_not()
 
@@ -160,7 +161,7 @@ def test_the_degree_bounds_who_joins() -> None:
     card = Card(GpuConfig(mps="auto", pct_oversubscribe=48.0))
     for number in range(4):
         card.start(f"{number}")
-    assert card.why_not() == "4 tasks under MPS; more have not paid off"
+    assert card.why_not() == Says.MPS_DEGREE(4)
 
 
 def test_where_it_can_never_run_is_known() -> None:

@@ -13,6 +13,7 @@ from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind
 from tests.core.given import SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
 from tests.core.test_home import away
+from tests.wording import Says
 
 EXIT = Exit(0, started_at=5.0, ended_at=6.0)
 PARKED = TaskRecord(
@@ -132,7 +133,7 @@ def test_the_word_of_another_database_is_no_proof_and_somebody_has_to_look() -> 
     record = msgspec.structs.replace(PARKED, store="first")
     x = back(record)
     assert "persist held" in x.hear("y", messages.NotStarted("x/4", UID, 3, "", "second"))
-    assert "y has lost its database" in x.task(4).record.reason
+    assert Says.STORE_LOST("y") in x.task(4).record.reason
     x = back(msgspec.structs.replace(record, parked_ts=0.0))
     assert x.hear("y", messages.Died("x/4", UID, 3, "", "second")) == []  # its lease ends it
     assert x.task(4).record.state is TaskState.LEASED

@@ -29,6 +29,7 @@ from peerload.model.resources import (
 )
 from peerload.model.task import Exit, TaskSpec
 from tests.core.given import WALL_S, Given, identity, spec
+from tests.wording import Says
 
 GIB = 1 << 30
 WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING)
@@ -77,15 +78,15 @@ def test_slots_cores_and_memory_are_told_with_who_has_them() -> None:
     x = node(slots=2)
     for _ in range(4):
         x.submit()
-    assert here(x, 3) == "2 of 2 slots taken: x/1, x/2"
+    assert here(x, 3) == f"{Says.SLOTS_TAKEN(2, 2)}: x/1, x/2"
     x = node(slots=8, facts={"slots_fixed": False, "mem_bytes": 64 * GIB})
     x.submit(asks(cpus=5, mem_bytes=60 * GIB))
     x.submit(asks(cpus=2))
     x.submit(asks(cpus=3))
-    assert here(x, 3) == "7 of 8 cpus taken, asked 3: x/1 (5), x/2 (2)"
+    assert here(x, 3) == Says.CPUS_TAKEN(7, 8, 3, "x/1 (5), x/2 (2)")
     assert change(x, 3) == "with -c 1 on x"
     x.submit(asks(cpus=1, mem_bytes=8 * GIB, priority=1))
-    assert here(x, 4) == "60.0 of 64.0 GiB of memory promised, asked 8.0: x/1 (60.0)"
+    assert here(x, 4) == Says.MEMORY_PROMISED(60.0, 64.0, 8.0, "x/1 (60.0)")
     assert change(x, 4) == "with --mem 4G on x"
 
 
@@ -94,10 +95,10 @@ def test_who_goes_first_is_named() -> None:
     x.submit(asks(cpus=3))
     x.submit(asks(cpus=2))
     x.submit(asks(cpus=1))
-    assert here(x, 3) == "1 waits before it, x/2 first"
+    assert here(x, 3) == Says.FIRST_IN_LINE("x/2")
     assert change(x, 3) == "with --prio 1 on x"
     x.submit(asks(cpus=2, priority=5))
-    assert here(x, 3) == "there is room, and x/4 (priority 5) goes first"
+    assert here(x, 3) == Says.OVERTAKEN("x/4", 5)
 
 
 def test_the_gpus_that_are_busy_are_told_with_who_has_them() -> None:
@@ -105,7 +106,7 @@ def test_the_gpus_that_are_busy_are_told_with_who_has_them() -> None:
     x.submit(asks(2))
     x.submit(asks(1))
     x.submit(asks(3))
-    assert here(x, 3) == "3 of 4 GPUs busy, asked 3: x/1 (2), x/2 (1)"
+    assert here(x, 3) == Says.GPUS_BUSY(3, "4 GPUs", 3, "x/1 (2), x/2 (1)")
     assert change(x, 3) == "with -G1 on x"
 
 
@@ -113,7 +114,7 @@ def test_a_queue_waits_for_exactly_its_gpus() -> None:
     x = node(2, slots=16)
     x.submit(asks(1, 12, gpu_prefer=("0",)))
     x.submit(asks(1, 12, gpu_prefer=("0",), gpu_wait=GpuWait.QUEUE))
-    assert here(x, 2) == "it waits for exactly GPU 0: 9.1 GiB free, asked 12.0 (x/1)"
+    assert here(x, 2) == Says.GPU_AWAITED(0, f"{Says.FREE_GIB(9.1, 12.0)} (x/1)")
     assert change(x, 2) == "with --gpu-wait schedule on x"
 
 
@@ -121,7 +122,7 @@ def test_less_memory_is_proposed() -> None:
     x = node(1, slots=16)
     x.submit(asks(1, 12))
     x.submit(asks(1, 10))
-    assert here(x, 2) == "1 of 1 GPU without room: GPU 0: 9.1 GiB free, asked 10.0 (x/1)"
+    assert here(x, 2) == Says.GPUS_FULL(1, "1 GPU", f"GPU 0: {Says.FREE_GIB(9.1, 10.0)} (x/1)")
     assert change(x, 2) == "with --gpu-mem 9G on x"
     x.submit(asks(1))
     assert change(x, 3) == ""  # what is left over is kept for x/2
@@ -134,10 +135,8 @@ def test_what_is_kept_for_who_waits_longer_is_told() -> None:
     x.submit(asks(1, 1, gpu_prefer=("0",)))
     x.submit(asks(2))
     x.submit(asks(1, gpu_prefer=("1",)))
-    assert here(x, 2) == "1 of 2 GPUs busy, asked 2: x/1"
-    assert here(x, 3) == (
-        "2 of 2 GPUs without room: GPU 1: kept for x/2, which waits longer; GPU 0: 1 task on it (x/1)"
-    )
+    assert here(x, 2) == Says.GPUS_BUSY(1, "2 GPUs", 2, "x/1")
+    assert here(x, 3) == Says.GPUS_FULL(2, "2 GPUs", f"GPU 1: {Says.KEPT('x/2')}; GPU 0: {Says.ONE_TASK()} (x/1)")
 
 
 def test_when_who_waits_longer_is_to_start_is_told() -> None:
@@ -146,7 +145,7 @@ def test_when_who_waits_longer_is_to_start_is_told() -> None:
     x.after(120)
     x.submit(asks(2))
     x.submit(asks(1, gpu_prefer=("1",), gpu_wait=GpuWait.QUEUE))
-    assert here(x, 3) == ("it waits for exactly GPU 1: kept for x/2, which waits longer and is to start in about 8 min")
+    assert here(x, 3) == Says.GPU_AWAITED(1, Says.KEPT_UNTIL("x/2", 8))
     x.submit(msgspec.structs.replace(asks(1), time_limit_s=60.0))
     assert x.task(4).phase is HomePhase.HERE  # it ends before that
 
@@ -159,11 +158,9 @@ def test_what_was_kept_for_who_goes_first_is_told_after_a_starving_task_has_the_
     x.submit(asks(1, 20, priority=1))
     x.submit(asks(1, 9, priority=1))
     assert x.task(4).phase is HomePhase.WAITING
-    assert here(x, 4) == "1 of 1 GPU without room: GPU 0: kept for x/3, which waits longer (x/1)"
+    assert here(x, 4) == Says.GPUS_FULL(1, "1 GPU", f"GPU 0: {Says.KEPT('x/3')} (x/1)")
     x.submit(asks(1, 9))
-    assert here(x, 5) == (
-        "1 of 1 GPU without room: GPU 0: kept for x/2, which has waited so long that nobody overtakes it (x/1)"
-    )
+    assert here(x, 5) == Says.GPUS_FULL(1, "1 GPU", f"GPU 0: {Says.STARVING('x/2')} (x/1)")
 
 
 def test_others_programs_and_sick_cards_are_told() -> None:
@@ -178,7 +175,7 @@ def test_others_programs_and_sick_cards_are_told() -> None:
         )
     )
     x.submit(asks(1))
-    assert here(x) == "2 of 2 GPUs without room: GPU 0: XID 79; GPU 1: others use it"
+    assert here(x) == Says.GPUS_FULL(2, "2 GPUs", f"GPU 0: XID 79; GPU 1: {Says.FOREIGN()}")
 
 
 def test_other_devices_are_told() -> None:
@@ -186,7 +183,7 @@ def test_other_devices_are_told() -> None:
     x.when(events.DevicesFound((Device("fpga:a", kind="fpga"), Device("fpga:b", kind="fpga"))))
     x.submit(asks(devices=(("fpga", 1),)))
     x.submit(asks(devices=(("fpga", 2),)))
-    assert here(x, 2) == "1 of 2 fpga busy, asked 2: x/1"
+    assert here(x, 2) == Says.GPUS_BUSY(1, "2 fpga", 2, "x/1")
 
 
 def test_a_drained_node_and_one_that_cannot() -> None:
@@ -194,7 +191,7 @@ def test_a_drained_node_and_one_that_cannot() -> None:
     x.when(events.DrainRequested(9, "new PSU"))
     x.submit(asks(placement={"local": True}))
     assert here(x) == 'drained: "new PSU"'
-    assert verdicts(x)["y"].reason == "the task stays at its home"
+    assert verdicts(x)["y"].reason == Says.STAYS_HOME()
     assert verdicts(x)["y"].can_ever is False
     x.submit(asks(1), waits_for_node=True)
     assert verdicts(x, 2)["x"].reason == "no GPU, drained"
@@ -228,13 +225,13 @@ def waiting(**more: Any) -> Given:
 def test_a_peer_that_is_full_or_not() -> None:
     x = waiting()
     says(x, load_tasks=4, running=4, accepts=False)
-    assert told(x, 2) == (True, False, "full: 4 of 4 slots taken")
+    assert told(x, 2) == (True, False, f"full: {Says.SLOTS_TAKEN(4, 4)}")
     says(x, 2, load_tasks=5, running=4, waiting=1)
-    assert told(x, 2) == (True, False, "full: 5 of 4 slots taken, 1 wait; it would let more wait there")
+    assert told(x, 2) == (True, False, f"full: {Says.SLOTS_TAKEN(5, 4)}, {Says.ONE_MORE_WAITS()}")
     says(x, 3, load_tasks=1, running=1)
-    assert told(x, 2) == (True, True, "room: 1 of 4 slots taken")
+    assert told(x, 2) == (True, True, f"room: {Says.SLOTS_TAKEN(1, 4)}")
     says(x, 4, load_tasks=1, running=1, accepts=False)
-    assert told(x, 2) == (True, False, "it takes no tasks of others now")
+    assert told(x, 2) == (True, False, Says.TAKES_NONE())
     x.after(x.node.state.config.report_age_s_max + 1)
     assert told(x, 2)[:2] == (True, None)
     assert "old" in told(x, 2)[2]
@@ -244,10 +241,10 @@ def test_a_peer_that_is_not_there() -> None:
     x = waiting()
     says(x)
     x.rumour("y", MemberStatus.SUSPECT)
-    assert told(x, 2) == (True, False, "suspect: it has not answered for 0.0 s")
+    assert told(x, 2) == (True, False, Says.SUSPECT(0.0))
     x.after(30).rumour("y", MemberStatus.DEAD)
     x.after(240)
-    assert told(x, 2) == (True, False, "dead for 4 min")
+    assert told(x, 2) == (True, False, Says.DEAD(4))
     x.rumour("y", MemberStatus.LEFT)
     assert "y" not in verdicts(x, 2), "who has left is no node any more"
 
@@ -257,9 +254,9 @@ def test_what_keeps_a_task_from_a_peer_with_room() -> None:
     says(x)
     x.submit(asks(placement={"exclude": ("y",)}))
     x.submit(asks(placement={"migrations_max": 0}))
-    assert told(x, 3) == (False, None, "the task excludes it")
+    assert told(x, 3) == (False, None, Says.EXCLUDED())
     assert change(x, 3) == "without -x y on y"
-    assert told(x, 4) == (True, False, "it may move no more: moved 0 times, at most 0")
+    assert told(x, 4) == (True, False, Says.MOVES_MAX(0, 0))
     drained = Profile("y", 4, 4.0, slots_fixed=True, drained=True, drain_reason='a "new" disk', version=9)
     x.when(events.PeerMet(identity("y"), drained, LoadReport(incarnation=1, sequence=99)))
     assert told(x, 2) == (True, False, 'drained: "a "new" disk"')
@@ -281,7 +278,7 @@ def test_what_a_peer_does_not_tell_is_not_guessed() -> None:
     x.when(events.PeerMet(identity("y"), y.node.state.profile, report))
     verdict = list(WaitReasons(x.node, x.task(2), x.at_s).verdicts(asks(mem_bytes=GIB)))[1]
     assert (verdict.can_ever, verdict.now) == (True, None)
-    assert verdict.reason == "1 of 16 slots taken; how much memory is promised there is not told"
+    assert verdict.reason == f"{Says.SLOTS_TAKEN(1, 16)}; {Says.MEMORY_UNTOLD()}"
 
 
 # -- what is said is so ------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from peerload.model.actions import Answer, SendResult, SignalTask
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind
 from tests.core.given import UID, WALL_S, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
+from tests.wording import Says
 
 REVOKED = events.NodeRevoked("h")
 STARTED = ExecutionRecord("h/1", UID, 1, "h", ExecutionState.START, spec(), 90.0, 60.0)
@@ -121,7 +122,7 @@ def test_what_runs_is_ended_by_somebody_here_which_is_its_result() -> None:
     assert x.timer("kill", KEY) == ["signal 9"]
     did = x.when(events.TaskEnded(KEY, Exit(143, 15, started_at=WALL_S, ended_at=WALL_S + 1.0)))
     assert did[:2] == ["persist result", "result to h"]
-    assert x.done(SendResult).exit.reason == "ended on x by ann"
+    assert x.done(SendResult).exit.reason == Says.ENDED_BY("x", "ann")
     x.when(cancel("h/1"))
     assert x.done(Answer).reply == {"cancelled": [], "already_ended": ["h/1"]}
 
@@ -135,7 +136,7 @@ def test_with_force_it_is_killed() -> None:
 def test_what_waits_goes_home_when_somebody_here_wants_that() -> None:
     x = waiting()
     assert x.when(cancel("h/1")) == ["persist floor=1", "Return to h", "answer"]
-    assert x.sent(messages.Return).reason == "ended on x by ann"
+    assert x.sent(messages.Return).reason == Says.ENDED_BY("x", "ann")
 
 
 def test_an_array_is_all_its_members_here() -> None:

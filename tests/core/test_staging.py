@@ -9,6 +9,7 @@ from peerload.model import actions, events, messages
 from peerload.model.resources import LoadReport, Placement
 from peerload.model.task import EnvironmentLock, Exit, Staged, TaskFiles, TaskState
 from tests.core.given import ACCEPTS, SENDER, UID, Given, spec
+from tests.wording import Says
 
 FILES = TaskFiles(bytes(32), 1000, 3)
 KEY = f"{UID.hex()}-1"
@@ -108,7 +109,7 @@ def test_a_success_whose_outputs_cannot_be_placed_is_none() -> None:
     x.hear("y", messages.Result(name, uid, 1, ended, inline=True))
     keep = x.done(actions.KeepOutput)
     assert (keep.node, keep.files) == ("y", b"\x01" * 32)
-    x.when(events.OutputArrived(uid, 1, unplaced="out/a cannot be written: no space"))
+    x.when(events.OutputArrived(uid, 1, unplaced="out/a: no space"))
     (record,) = [
         row.record
         for action in x.last
@@ -119,7 +120,7 @@ def test_a_success_whose_outputs_cannot_be_placed_is_none() -> None:
     assert record.state is TaskState.FAILED
     assert record.exit is not None
     assert record.exit.exit_code == 125
-    assert record.reason.startswith("staging: out/a cannot be written")
+    assert record.reason.startswith("staging: out/a")
 
 
 LOCK = EnvironmentLock(bytes(32), "uv", "uv.lock")
@@ -155,9 +156,9 @@ def test_a_task_whose_environment_cannot_be_built_goes_elsewhere_until_nobody_is
 def test_why_says_where_an_environment_is_being_built() -> None:
     x, name, uid = offering()
     x.hear("y", messages.Staging(name, uid, 1, builds=True))
-    assert holding_reason(x.node.home.tasks[uid]) == "its environment is being built on y"
+    assert holding_reason(x.node.home.tasks[uid]) == Says.BUILDING("y")
     x.hear("y", messages.Staging(name, uid, 1, 5 << 20, 10 << 20))
-    assert holding_reason(x.node.home.tasks[uid]) == "its files are on their way to y: 5.0 of 10.0 MiB"
+    assert holding_reason(x.node.home.tasks[uid]) == Says.STAGING("y", 5.0, 10.0)
 
 
 def test_a_task_whose_environment_cannot_be_built_at_home_goes_elsewhere() -> None:
@@ -197,15 +198,15 @@ def test_a_task_whose_outputs_are_on_their_way_says_how_much_of_them_is_here() -
     assert uncollected_reason(x.node.home.tasks[uid]).endswith("16 of 64 MiB")
     x.when(events.OutputComing(uid, 2, 32 << 20))  # of another attempt
     assert uncollected_reason(x.node.home.tasks[uid]).endswith("16 of 64 MiB")
-    x.when(events.OutputArrived(uid, 1, "files cannot be fetched from y"))
-    assert uncollected_reason(x.node.home.tasks[uid]).endswith("files cannot be fetched from y")
+    x.when(events.OutputArrived(uid, 1, "no source"))
+    assert uncollected_reason(x.node.home.tasks[uid]).endswith("no source")
 
 
 def test_an_executor_that_is_lost_before_its_outputs_came_home_has_the_task_run_again() -> None:
     x, name, uid = offering()
     x.hear("y", messages.Accept(name, uid, 1, 5, 7.0, files=True))
     x.hear("y", messages.Result(name, uid, 1, Exit(0, staged=Staged(outputs=b"\x01" * 32)), inline=True))
-    x.when(events.OutputArrived(uid, 1, "files cannot be fetched from y"))
+    x.when(events.OutputArrived(uid, 1, "no source"))
     assert x.node.home.tasks[uid].record.state is TaskState.LEASED
     x.meet("y", start=2, machine=2)  # its machine was started anew: nothing is left there
     record = x.node.home.tasks[uid].record
@@ -250,13 +251,13 @@ def test_a_node_that_has_the_files_is_asked_first_and_named_with_the_seconds_tha
     x = home_with_a_holder(LARGE)
     assert sent(x)[0] == "z"
     assert placed_at(x, "z", 2, ACCEPTS).sources == ()
-    assert x.done(actions.Decided).reason == "z takes it, since it has its files, which saves 21.5 s"
+    assert x.done(actions.Decided).reason == Says.HAS_FILES("z", 21.5)
 
 
 def test_a_node_with_the_files_where_the_task_would_wait_longer_than_they_travel_is_not_preferred() -> None:
     x = home_with_a_holder(LARGE)
     placed_at(x, "z", 2, LoadReport(100, 1, accepts=True, incarnation=1, sequence=3))  # the policy's choice: it accepts
-    assert x.done(actions.Decided).reason == "z takes it"
+    assert x.done(actions.Decided).reason == Says.TAKES("z")
 
 
 def test_a_node_that_has_the_files_and_no_room_is_a_source_for_the_one_that_has_room() -> None:
@@ -304,7 +305,7 @@ def test_a_node_that_asks_for_work_gets_a_task_whose_files_it_has() -> None:
     assert x.sent(messages.GiveReply).task == x.sent(messages.Offer).task == "x/4"
     decided = x.done(actions.Decided)
     assert (decided.task, decided.choice) == ("x/4", "y")
-    assert decided.reason == "y has room and its files, which saves 21.5 s"
+    assert decided.reason == Says.ROOM_AND_FILES("y", 21.5)
 
 
 def test_small_files_give_no_task_to_a_node_that_asks_before_its_turn() -> None:

@@ -13,6 +13,7 @@ from peerload.model.gossip import MemberStatus
 from peerload.model.resources import Placement, ResourceRequest
 from peerload.model.task import SubmitOptions, TaskSpec
 from tests.core.given import ACCEPTS, Given, spec
+from tests.wording import Says
 
 
 def test_a_repeated_token_gives_the_same_id_and_another_command_is_refused() -> None:
@@ -70,7 +71,7 @@ def test_what_nobody_could_ever_run_is_refused_with_the_reasons() -> None:
     assert x.submit(spec(request=ResourceRequest(gpus=1))) == ["refuse NeverRunnable"]
     error = x.done(Answer).error
     assert isinstance(error, NeverRunnable)
-    assert error.why == "asked 1 GPU, nearest is x: no GPU; y: no GPU"
+    assert error.why == Says.NEAREST("1 GPU", "x: no GPU; y: no GPU")
 
 
 def test_a_node_that_was_shut_out_runs_nothing_ever_until_it_is_let_in_anew() -> None:
@@ -93,21 +94,21 @@ def test_the_answer_says_why_nobody_can_run_it_now() -> None:
     assert told(x, spec()) is None
     assert told(x, spec()) is None  # it waits for its turn only
     pinned = spec(placement=Placement(node="y"))
-    assert told(x, pinned) == "the task is for y; y: no room now"
-    assert told(x, spec(directory=b"/data"), directory_here=False) == (
-        "no directory /data on this node; y: no room now; z: no room now"
+    assert told(x, pinned) == f"{Says.PINNED('y')}; {Says.NO_ROOM_NOW('y')}"
+    assert told(x, spec(directory=b"/data"), directory_here=False) == "; ".join(
+        (Says.NO_DIRECTORY_HERE("/data"), Says.NO_ROOM_NOW("y"), Says.NO_ROOM_NOW("z"))
     )
     x.hear("y", messages.Pong(1, ACCEPTS))
     assert told(x, pinned) is None
     x.rumour("y", MemberStatus.SUSPECT)
-    assert told(x, pinned) == "the task is for y; y: suspect"
+    assert told(x, pinned) == f"{Says.PINNED('y')}; y: suspect"
     x.rumour("y", MemberStatus.ALIVE, refutation=1)
     x.meet("y", drained=True)
-    assert told(x, pinned) == "the task is for y; y: drained"
+    assert told(x, pinned) == f"{Says.PINNED('y')}; y: drained"
     for peer in ("a", "b"):
         x.meet(peer)
-    assert told(x, spec(directory=b"/data"), directory_here=False) == (
-        "no directory /data on this node; y: drained; z: no room now; a: no room now; and 1 more"
+    assert told(x, spec(directory=b"/data"), directory_here=False) == "; ".join(
+        (Says.NO_DIRECTORY_HERE("/data"), "y: drained", Says.NO_ROOM_NOW("z"), Says.NO_ROOM_NOW("a"), "and 1 more")
     )
 
 
@@ -144,7 +145,7 @@ def test_the_answer_names_the_nodes_that_lack_the_directory() -> None:
     assert told_of_directory(x, "y", "directory") == []
     assert told_of_directory(x, "z", "") == []
     x.submit(spec(directory=b"/data"))
-    assert x.done(Answer).reply["declining"] == {"y": "no directory /data there"}
+    assert x.done(Answer).reply["declining"] == {"y": Says.NO_DIRECTORY_THERE("/data")}
     x.submit(spec(directory=b"/other"))
     assert "declining" not in x.done(Answer).reply
     x.submit(spec(directory=b"/data", placement=Placement(exclude=("y",))))
@@ -162,7 +163,7 @@ def test_a_directory_that_no_node_has_is_refused() -> None:
     assert x.submit(nowhere, directory_here=False) == ["refuse NeverRunnable"]
     error = x.done(Answer).error
     assert isinstance(error, NeverRunnable)
-    assert error.why == "x: no directory /nowhere on this node; y: no directory /nowhere there"
+    assert error.why == f"x: {Says.NO_DIRECTORY_HERE('/nowhere')}; y: {Says.NO_DIRECTORY_THERE('/nowhere')}"
     assert "-d DIR" in error.hint
     assert x.submit(nowhere, directory_here=False, waits_for_node=True)[-1] != "refuse NeverRunnable"
     assert x.submit(spec(directory=b"/nowhere", placement=Placement(node="y"))) == ["refuse NeverRunnable"]
@@ -173,7 +174,7 @@ def test_a_file_system_that_does_not_answer_may_answer_later() -> None:
     x = Given(peers=("y",))
     told_of_directory(x, "y", "stalled")
     assert x.submit(spec(directory=b"/data"), directory_here=False)[-1] != "refuse NeverRunnable"
-    assert x.done(Answer).reply["declining"] == {"y": "the file system of /data does not answer there"}
+    assert x.done(Answer).reply["declining"] == {"y": Says.NO_FILE_SYSTEM("/data")}
 
 
 def test_a_task_runs_at_home_once_the_file_system_of_its_directory_answers() -> None:

@@ -14,6 +14,7 @@ from peerload.model.resources import LoadReport, PowerCurve, Profile, Quality, R
 from peerload.model.task import SubmitOptions
 from peerload.policy.registry import build_preset, preset_source
 from tests.core.given import WALL_S, Given, spec
+from tests.wording import Says
 
 CHEAP = PowerCurve((10.0, 20.0), 4, 4, quality=Quality.MEASURED)
 DEAR = PowerCurve((10.0, 90.0), 4, 4, quality=Quality.MEASURED)
@@ -148,7 +149,7 @@ def test_no_task_starts_above_the_cap_and_none_is_accepted_there() -> None:
 def test_a_request_above_the_cap_can_never_run_and_its_refusal_says_so() -> None:
     x = given(cap_w=51.0)
     x.submit(spec(request=ResourceRequest(cpus=3.0)))
-    assert "2 cpus under its power cap (51 W), asked 3" in str(x.done(actions.Answer).error)
+    assert Says.CPUS_CAPPED(2, 51, 3) in str(x.done(actions.Answer).error)
 
 
 def test_prices_of_nodes_weigh_their_joules() -> None:

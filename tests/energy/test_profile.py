@@ -22,6 +22,7 @@ from tests.each import each
 from tests.energy.test_accounting import Machine
 from tests.fakes.power_tree import PowerTree
 from tests.support import wait_until
+from tests.wording import Says
 
 CPU = "Some Processor, 64 threads"
 
@@ -171,7 +172,7 @@ def test_an_agent_keeps_a_profile_and_starts_with_it(tmp_path: Path) -> None:
     stored = msgspec.json.decode((tmp_path / "power.json").read_bytes(), type=PowerProfile)
     (tmp_path / "power.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(stored, cpu="another")))
     assert own_curve(config, 4).quality is Quality.ESTIMATED
-    with pytest.raises(BadRequest, match="cannot be used"):
+    with pytest.raises(BadRequest, match=Says.CANNOT_BE_USED()):
         machine.agent.take_profile(control.KeepPowerProfile(document=(tmp_path / "power.json").read_bytes()))
 
 

@@ -10,6 +10,7 @@ from tests.fakes.nvml import environment
 from tests.gpu.cards import GIB, Cards, linked, with_cards
 from tests.integration.cluster import Agent, Cluster, processes_with
 from tests.support import wait_until
+from tests.wording import Says
 
 SHOWN = "echo $CUDA_VISIBLE_DEVICES; echo $CUDA_DEVICE_ORDER"
 
@@ -96,11 +97,11 @@ def test_what_no_node_can_ever_run_is_refused_with_the_nearest_miss(cluster: Clu
     refused = agent.cli("submit", "-G9", "true")
     assert refused.returncode == 125
     told = refused.stderr.decode()
-    assert "asked 9 GPUs, nearest is n1: 4 x 24 GiB, asked 9" in told
+    assert Says.NEAREST("9 GPUs", "n1: 4 x 24 GiB, asked 9") in told
     assert "--wait-for-node" in told
     waits = agent.cli("submit", "-G9", "--wait-for-node", "true")
     assert waits.returncode == 0
-    assert "no node known can ever run it" in waits.stderr.decode()
+    assert Says.NOBODY_EVER() in waits.stderr.decode()
     large = agent.cli("submit", "-G1", "--gpu-mem", "24G", "true")
     assert "of which tasks may have 21.1 GiB, asked 24 GiB" in large.stderr.decode()
 

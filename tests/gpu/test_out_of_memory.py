@@ -11,6 +11,7 @@ import pytest
 from tests.gpu.cards import GIB, Cards, linked, with_cards
 from tests.integration.cluster import Agent, Cluster, processes_with
 from tests.support import wait_until
+from tests.wording import Says
 
 PROGRAM = """
 import os, pathlib, sys, time
@@ -118,7 +119,7 @@ def test_what_an_agent_that_was_killed_meanwhile_still_knows_is_enough(cluster: 
     training.end(2, pid)
     assert agent.wait(training.task)[training.task]["exit_code"] == 0
     reasons = [step["reason"] for step in agent.show(training.task)["history"]]
-    assert "attempt 1 on n1 ran out of GPU memory on gpu0: limit 8.0 GiB, peak not seen; again with 12.0 GiB" in reasons
+    assert f"attempt 1 on n1 ran {Says.OUT_OF_GPU_MEMORY('gpu0', 8.0, 'not seen')}; {Says.MORE_MEMORY(12.0)}" in reasons
 
 
 def test_a_home_hears_of_it_from_the_node_that_has_the_card(cluster: Cluster, cards: Cards) -> None:
@@ -169,7 +170,7 @@ def test_what_no_card_has_ends_in_words(cluster: Cluster, cards: Cards) -> None:
     training.end(1, pid)
     ended = agent.wait(training.task)[training.task]
     words = "out of GPU memory on gpu0: limit 24.0 GiB, peak 24.0"
-    assert (ended["exit_code"], ended["reason"]) == (1, f"{words}; no node known has more")
+    assert (ended["exit_code"], ended["reason"]) == (1, f"{words}; {Says.NO_MORE_MEMORY()}")
     assert b"CUDA out of memory" in agent.output(training.task)[1]
     assert json.loads(agent.cli("show", training.task, "--json").stdout)["memory_retries"] == 0
 
@@ -181,4 +182,4 @@ def test_who_wants_no_second_try_gets_none(cluster: Cluster, cards: Cards) -> No
     training.use(pid, 8)
     training.end(1, pid)
     ended = agent.wait(training.task)[training.task]
-    assert ended["reason"] == "out of GPU memory on gpu0: limit 8.0 GiB, peak 8.0"
+    assert ended["reason"] == Says.OUT_OF_GPU_MEMORY("gpu0", 8.0, 8.0)

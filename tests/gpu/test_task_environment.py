@@ -9,6 +9,7 @@ import pytest
 from tests.gpu.cards import GIB, Cards, with_cards
 from tests.integration.cluster import Agent, Cluster
 from tests.support import wait_until
+from tests.wording import Says
 
 SHOW = (
     "import json, os; names = ('CUDA_', 'PEERLOAD_GPU', 'XLA', 'TF_', 'OMP');"
@@ -86,7 +87,7 @@ def test_a_driver_that_hangs_at_the_start_is_waited_for_while_others_work(cluste
     cards.write()
     agent = cluster.agent(slots=8)
     assert seen(agent, {})["CUDA_VISIBLE_DEVICES"] == ""
-    assert b"has not answered within" in agent.cli("nodes").stdout
+    assert Says.DRIVER_LATE().encode() in agent.cli("nodes").stdout
     agent.kill()  # nor does it keep an agent from being killed and started
     agent.start()
     assert seen(agent, {})["CUDA_VISIBLE_DEVICES"] == ""

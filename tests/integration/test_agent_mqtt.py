@@ -63,7 +63,7 @@ def test_tasks_at_one_node_spread(cluster: Cluster, broker: BrokerProcess) -> No
 @pytest.mark.parametrize(
     ("preset", "says"),
     [
-        ("pairing", {"pair-request", "pair-reply"}),
+        pytest.param("pairing", {"pair-request", "pair-reply"}, marks=pytest.mark.long),
         pytest.param("bidding", {"probe", "probe-reply"}, marks=pytest.mark.long),
         pytest.param("first-reply", {"state-request", "state-answer", "enough"}, marks=pytest.mark.long),
         ("broadcast-when-idle", {"state-request", "state-answer", "enough", "give-request"}),

@@ -22,6 +22,7 @@ from tests.integration import forks
 from tests.integration.cluster import Agent, Cluster, is_alive, processes_with, program
 from tests.integration.fake_peer import FakePeer
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,26 +74,6 @@ def start_and_fail(agent: Agent) -> subprocess.CompletedProcess[bytes]:
 # -- the command line --------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_verb(agent: Agent) -> None:
-    refused(agent.cli("sumbit", "true"), 2, "sumbit", "submit")
-    refused(agent.cli("--nonsense"), 2, "--nonsense")
-
-
-def test_an_unknown_flag(agent: Agent) -> None:
-    refused(agent.cli("run", "--nonsense", "true"), 2, "--nonsense", "peerload run --help")
-
-
-def test_a_command_line_that_makes_no_sense(agent: Agent) -> None:
-    for words in (["submit"], ["run", "--mem", "8", "true"], ["submit", "--array", "9-1", "true"]):
-        refused(agent.cli(*words), 2)
-
-
-def test_a_task_that_is_not_there(agent: Agent) -> None:
-    for task in ("999999", "n1/999999", "other/1", "1.7", "no id", "-1"):
-        for verb in ("show", "logs", "wait", "cancel"):
-            refused(agent.cli(verb, "--", task), 125)
-
-
 def test_a_directory_that_cannot_be_read(agent: Agent, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("a file")
@@ -122,14 +103,6 @@ def test_one_argument_that_the_kernel_does_not_take(agent: Agent) -> None:
     ended = agent.wait(task)[task]
     assert ended["exit_code"] == 126
     assert ended["reason"]
-
-
-def test_a_request_that_no_node_can_ever_meet(agent: Agent) -> None:
-    refused(agent.cli("submit", "-c", "60000", "true"), 125, "n1")
-    refused(agent.cli("submit", "-C", "no-such-label", "true"), 125, "no-such-label")
-    refused(agent.cli("submit", "-G", "8", "true"), 125, "GPU")
-    refused(agent.cli("submit", "--mem", "900T", "true"), 125)
-    refused(agent.cli("submit", "-w", "nowhere", "true"), 125, "nowhere")
 
 
 # -- the control socket ------------------------------------------------------------------------------------------------
@@ -294,9 +267,9 @@ def test_more_clients_than_there_is_room_for(cluster: Cluster) -> None:
 
         for _ in range(4):
             wait_until(holds_one_more, what="room for a client")
-        with pytest.raises(BadRequest, match="too many clients"), agent.client() as one_more:
+        with pytest.raises(BadRequest, match=Says.CLIENTS_MAX()), agent.client() as one_more:
             one_more.call("info")
-        refused(agent.cli("ls"), 125, "too many clients")
+        refused(agent.cli("ls"), 125, Says.CLIENTS_MAX())
         held.pop().close()
         wait_until(lambda: agent.cli("ls").returncode == 0, what="room for a client")
 
@@ -568,7 +541,7 @@ def test_an_agent_that_answers_nonsense(cluster: Cluster) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as odd:
         odd.bind(path)
         odd.listen()
-        with AgentConnection(path, timeout_s=5) as client:
+        with AgentConnection(path, timeout_s=60) as client:
             served, _ = odd.accept()
             with served:
                 served.sendall(b"\xff\xff\xff\xff")
@@ -584,8 +557,8 @@ def test_an_agent_that_has_refused_us_before_we_asked_is_understood(cluster: Clu
         with AgentConnection(path, timeout_s=60) as client:
             served, _ = odd.accept()
             with served:
-                served.sendall(framed({"id": 0, "error": {"code": "slow-down", "what": "too many clients"}}))
-            with pytest.raises(BadRequest, match="too many clients"):
+                served.sendall(framed({"id": 0, "error": {"code": "slow-down", "what": Says.CLIENTS_MAX()}}))
+            with pytest.raises(BadRequest, match=Says.CLIENTS_MAX()):
                 client.call("info")
 
 

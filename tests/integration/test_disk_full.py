@@ -18,6 +18,7 @@ from peerload.model.errors import AgentUnavailable, BadRequest
 from tests.integration.cluster import Agent, Cluster, ended
 from tests.integration.test_web import serve
 from tests.support import wait_until
+from tests.wording import Says
 
 DISK_BYTES = 64 << 20
 CHUNK = b"\0" * (1 << 16)
@@ -174,7 +175,7 @@ def test_a_sync_that_fails_stops_the_agent_at_once(strace: Path) -> None:
                 agent.submit("true", token="said-once-more")
             assert agent.reap() == 1
             tracing.wait(60)
-        assert "the store failed" in agent.log_end()
+        assert Says.STORE_FAILED() in agent.log_end()
         agent.start()
         assert agent.states()[kept] == "running"
         # Whether the disk has what was not synced nobody can know: the same token gives one task, either way.

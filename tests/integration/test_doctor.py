@@ -17,6 +17,7 @@ from peerload.cli.demo.broker import find_broker, start_broker
 from peerload.cli.verbs.doctor import CHECKS
 from tests.integration.cluster import Cluster, ended, program
 from tests.support import cluster_of, kept_port, wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,7 @@ def examined(cluster: Cluster, socket: str | None, **more: Any) -> dict[str, dic
     failed = [name for name, check in found.items() if check["result"] == "fail"]
     assert (told["failed"], done.returncode) == (len(failed), 1 if failed else 0)
     assert all(check["fix"] for check in found.values() if check["result"] in ("warn", "fail"))
-    assert not any("the check itself failed" in check["says"] for check in found.values())
+    assert not any(Says.CHECK_FAILED() in check["says"] for check in found.values())
     return found
 
 

@@ -20,6 +20,7 @@ RANGE_J = 400.0
 
 
 @pytest.mark.long
+@pytest.mark.timed
 def test_an_agent_counts_what_is_drawn_over_wraps_and_a_kill() -> None:
     with Cluster() as cluster:
         tree = PowerTree(cluster.directory / "tree", range_uj=int(RANGE_J * 1e6))

@@ -16,6 +16,7 @@ from peerload import Executor
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.test_files import User
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +67,9 @@ def test_many_tasks_of_one_lock_cause_one_build_on_each_node(user: User, tmp_pat
     ] * 2
     assert user.types("logs", f"{arrays[1]}.6").stdout == "1.0\n"
     assert user.task(f"{arrays[1]}.1")["lock"] == "requirements.txt"
+    with Executor(user.here.socket, node="n2", env=user.directory / "requirements.txt") as executor:
+        assert executor.submit(lambda: __import__("tool").VERSION).result(120) == "1.0"
+    assert len(builds(user.there)) == before[1] + 2, "functions run in the one that is there"
     (kept,) = json.loads(user.types("files", "--json").stdout)["environments"]
     assert (kept["name"], kept["in_use"], kept["bytes"] > 0) == ("requirements.txt", False, True)
     assert json.loads(user.types("files", "--gc", "--json").stdout)["environments"] == []
@@ -81,18 +85,6 @@ def test_a_script_with_inline_metadata_runs_in_its_environment(user: User, tmp_p
     assert json.loads(dry.stdout)["env"] == "script.py, built by pip"
 
 
-def test_functions_run_in_an_environment(user: User, tmp_path: Path) -> None:
-    (tmp_path / "requirements.txt").write_text(requirement(tmp_path, "3.0"))
-
-    def version() -> str:
-        import tool  # type: ignore[import-not-found]
-
-        return str(tool.VERSION)
-
-    with Executor(user.here.socket, node="n2", env=tmp_path / "requirements.txt") as executor:
-        assert executor.submit(version).result(120) == "3.0"
-
-
 def test_a_lock_that_cannot_be_resolved_is_an_error_of_the_task_with_the_words_of_the_builder(
     user: User, tmp_path: Path
 ) -> None:
@@ -102,7 +94,7 @@ def test_a_lock_that_cannot_be_resolved_is_an_error_of_the_task_with_the_words_o
         ran = user.types("run", "--node", "n2", "--env", "requirements.txt", "true")
         assert ran.returncode == 125
         reason = user.task()["reason"]
-        assert reason.startswith("environment: requirements.txt cannot be built (exit code")
+        assert reason.startswith(Says.NOT_BUILT("requirements.txt"))
         assert "No such file" in reason
     assert builds(user.there)[before:] == ["building", "failed"]
     assert user.types("run", "--local", "--env", "requirements.txt", "true").returncode == 125

@@ -18,6 +18,7 @@ from peerload.model.metrics import FILES_FETCHED_BYTES, FILES_SERVED_BYTES
 from tests.integration import forks
 from tests.integration.cluster import Agent, Cluster, program
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -296,7 +297,7 @@ def test_a_directory_that_is_too_large_to_travel_unasked_stays(apart: User) -> N
     assert (ran.stdout, ran.stderr) == (f"{apart.directory}\n", "")
     ran = apart.types("run", "pwd")
     assert ran.stdout == f"{apart.directory}\n"
-    assert "does not travel" in ran.stderr
+    assert Says.DOES_NOT_TRAVEL() in ran.stderr
     (apart.directory / "large").unlink()
 
 
@@ -356,6 +357,7 @@ def test_files_that_a_cache_has_no_room_for_are_refused_at_submit_or_leave_the_t
         user.types("cancel", task)
 
 
+@pytest.mark.long
 def test_many_tasks_with_one_snapshot_on_four_nodes_have_each_byte_cross_once_to_each(tmp_path: Path) -> None:
     directory = tmp_path / "project"
     directory.mkdir()

@@ -13,6 +13,7 @@ import pytest
 
 from tests.integration.cluster import Agent, Cluster
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +157,7 @@ def test_a_launcher_that_stands_still_is_told_and_goes_on(agent: Agent) -> None:
     os.kill(launcher, signal.SIGSTOP)
     try:
         wait_until(lambda: agent.call("nodes")["nodes"][0]["trouble"] == "launcher does not answer", 40)
-        assert b"alive, launcher does not answer" in agent.cli("nodes").stdout
+        assert f"alive, {Says.LAUNCHER_SILENT()}".encode() in agent.cli("nodes").stdout
         task = agent.submit("true")
         assert agent.show(task)["state"] == "queued"
     finally:
@@ -182,7 +183,7 @@ def test_a_suspect_is_not_forgotten_and_of_the_dead_no_load_is_shown() -> None:
         wait_until(lambda: state() != "alive", 30)
         done = home.cli("forget", "n2")
         if done.returncode:  # seldom: it may be called dead a moment later
-            assert b"n2 is only suspect" in done.stderr
+            assert Says.NODE_SUSPECT("n2").encode() in done.stderr
             assert b"peerload forget n2" in done.stderr
             wait_until(lambda: state() == "dead", 30)
             (dead,) = [node for node in home.call("nodes")["nodes"] if node["node"] == "n2"]

@@ -20,6 +20,7 @@ from peerload.client.connection import AgentConnection
 from peerload.model.errors import BadRequest
 from tests.integration.cluster import Agent, Cluster, ended
 from tests.support import stands_still, wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,7 +144,7 @@ def test_what_a_running_task_uses_is_told_everywhere(agents: list[Agent]) -> Non
         return found[0] if found else {}
 
     wait_until(lambda: used(here).get("memory_bytes", 0) >= 64 << 20, 60, "its memory to be seen")
-    wait_until(lambda: (used(here).get("cpus_busy") or 0) > 0.05, 60, "how busy it is to be seen")
+    wait_until(lambda: used(here).get("cpus_busy"), what="how busy it is to be seen")
     for agent in agents:
         live = json.loads(text(agent.cli("show", "--json", task)))["live"]
         assert live["node"] == "n3"
@@ -433,15 +434,15 @@ def test_a_home_that_is_killed_is_named() -> None:
             for process in (following, waiting):
                 assert process.wait(ANSWERED_S_MAX) == 125
                 assert process.stderr is not None
-                assert f"peerload: {task}: its home n2 " in process.stderr.read().decode()
+                assert Says.HOME_AWAY(f"peerload: {task}", "n2") in process.stderr.read().decode()
         refused = here.cli("cancel", own, task, timeout_s=ANSWERED_S_MAX)
         assert refused.returncode == 125
-        assert f"{task}: its home n2 " in refused.stderr.decode()
+        assert Says.HOME_AWAY(task, "n2") in refused.stderr.decode()
         assert here.show(own)["state"] == "running"  # nothing was changed
         # Who runs it can tell of it.
         told = runs.cli("logs", task)
         assert told.stdout == b"so far\n"
-        assert f"{task}: its home n2 " in told.stderr.decode()
+        assert Says.HOME_AWAY(task, "n2") in told.stderr.decode()
         shown = json.loads(text(runs.cli("show", "--json", task)))
         assert (shown["state"], shown["node"]) == ("running", "n3")
         assert "n2" in shown["reason"]
@@ -450,7 +451,7 @@ def test_a_home_that_is_killed_is_named() -> None:
             assert attached.stdout is not None
             assert attached.stderr is not None
             assert attached.stdout.readline() == b"so far\n"
-            assert b"its home n2 " in attached.stderr.readline()
+            assert Says.HOME_AWAY(task, "n2").encode() in attached.stderr.readline()
             attached.kill()
         with runs.client() as client:
             follows = client.stream("output", task=task, follow=True, tells_start=True)
@@ -506,7 +507,7 @@ def test_a_home_that_stands_still_is_named() -> None:
             try:
                 refused = here.cli("show", task, timeout_s=ANSWERED_S_MAX)
                 assert refused.returncode == 125
-                assert f"{task}: its home n2 " in refused.stderr.decode()
+                assert Says.HOME_AWAY(task, "n2") in refused.stderr.decode()
                 listed = here.cli("ls", "--cluster", timeout_s=ANSWERED_S_MAX)
                 assert " n2: " in listed.stderr.decode()
                 assert following.wait(60) == 125  # as soon as the node counts as dead

@@ -11,6 +11,7 @@ import pytest
 from tests.integration.cluster import SHORT_LEASE_S, Agent, Cluster, ended, is_alive
 from tests.integration.ledger import Ledger
 from tests.support import stands_still, wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     import subprocess
@@ -66,7 +67,7 @@ def test_a_task_whose_home_stops_politely_runs_on_without_a_lease(cluster: Clust
     assert home.wait(task)[task]["exit_code"] == 5
     assert not ledger.repeated()
     assert home.show(task)["attempt"] == 1
-    assert "parked: this agent stops" in reasons(home, task)
+    assert Says.PARKED() in reasons(home, task)
 
 
 @pytest.mark.long
@@ -76,7 +77,7 @@ def test_a_parked_task_is_leased_again_when_its_home_is_back(cluster: Cluster, l
     home.reap()
     home.start()
     wait_until(lambda: not home.show(task)["parked"], 20, "its node to have a deadline again")
-    assert "n2 has a deadline again" in reasons(home, task)
+    assert Says.DEADLINE_AGAIN("n2") in reasons(home, task)
     executor.pause()
     pid = ledger.pids(task)[0]
     wait_until(lambda: stands_still(pid), 15, "its launcher to freeze it")
@@ -115,7 +116,7 @@ def test_once_a_lost_node_leaves_the_outcome_unknown(cluster: Cluster, ledger: L
     followed = home.spawn_cli("logs", "-f", task)
     waited = home.spawn_cli("wait", task)
     home.await_state(task, "unknown")
-    assert "not heard of until its lease ran out" in home.show(task)["reason"]
+    assert Says.NOT_HEARD_OF() in home.show(task)["reason"]
     later = home.cli("wait", "--timeout", "0.2s", task)
     assert later.returncode == 124
     for said in (later.stderr, *(_said(process) for process in (waited, followed))):
@@ -177,7 +178,7 @@ def test_fast_a_node_that_is_called_dead_loses_its_task_at_once(cluster: Cluster
     wait_until(lambda: len(ledger.pids(task)) > 1, 40, "home to run it elsewhere")
     assert is_alive(first) or not ledger.lost([task])
     assert home.wait(task)[task]["state"] == "failed"
-    assert "n2 is called dead" in reasons(home, task)
+    assert Says.CALLED_DEAD("n2") in reasons(home, task)
     executor.resume()
     wait_until(lambda: not is_alive(first), 20, "the other copy to end")
     assert sum(step["state"] == "failed" for step in home.show(task)["history"]) == 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.in_process import cli
 from tests.integration.cluster import Cluster, program
 from tests.support import wait_until
 from tests.terminal import shown_at_a_terminal
@@ -136,7 +137,7 @@ def test_no_control_reaches_a_terminal(scene: Scene) -> None:
 def test_json_is_json_and_whole(scene: Scene) -> None:
     agent = scene.agent
     for words in verbs(scene)[:16]:
-        done = agent.cli(*words, "--json")
+        done = cli(agent, *words, "--json")
         for line in done.stdout.splitlines():
             assert line.isascii(), words
             assert json.loads(line)["v"] == 1

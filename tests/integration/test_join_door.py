@@ -23,6 +23,7 @@ from peerload.wire import join
 from peerload.wire.token import Token, parse
 from tests.integration.cluster import Agent, Cluster
 from tests.support import PATIENCE_S, cluster_of, wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -292,7 +293,7 @@ def test_a_member_without_the_cas_key_cannot_answer_in_its_place(agent: Agent, t
         made = certificates.certify(theirs, request.node, certificates.requested_key(request.csr), datetime.now(UTC))
         link.sendall(join.encode(join.JoinWelcome(made, "evil", cluster_of().id, b"k" * 32)))
 
-    with Between(pair, tmp_path, pretend) as between, pytest.raises(PeerloadError, match="is not valid"):
+    with Between(pair, tmp_path, pretend) as between, pytest.raises(PeerloadError, match=Says.NOT_VALID()):
         ask(invited(agent)._replace(addresses=(between.address,)), tmp_path / "s")
 
 

@@ -13,6 +13,7 @@ from tests.integration.cluster import processes_with
 from tests.integration.machines import Lab, Machine
 from tests.integration.test_two_machines import ADDRESSES, machines  # noqa: F401 -- a fixture
 from tests.support import wait_until
+from tests.wording import Says
 
 ON_LOOPBACK = ("--listen", "127.0.0.1:0")
 REVOKED_S_MAX = 10.0
@@ -73,7 +74,7 @@ def nothing_is_done_by_way_of_another(one: Machine, two: Machine) -> None:
         ("restart", {}),
         ("cancel_remote", {"guests": ["ws1/1"]}),
     ):
-        with pytest.raises(BadRequest, match="came from ws2"):
+        with pytest.raises(BadRequest, match=Says.FROM_ANOTHER_NODE("ws2")):
             two.call(verb, at="ws1", **fields)
     info = one.call("info")
     assert (info["seal_key"], info["revoked"]) == (0, [])

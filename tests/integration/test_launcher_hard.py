@@ -13,8 +13,9 @@ import pytest
 
 from peerload.launcher.containment import OPEN_MAX
 from peerload.launcher.record_log import RecordLog, machine_boot, process_start
-from tests.integration.test_launcher import LIMIT_BYTES, Bench, _state, fixture_bench  # noqa: F401 -- a fixture
+from tests.integration.test_launcher import CODE, LIMIT_BYTES, Bench, _state, fixture_bench  # noqa: F401 -- a fixture
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,7 +203,7 @@ def test_what_only_the_operating_system_finds_wrong_ends_with_a_reason(bench: Be
     exits = [agent.next() for _ in range(8)]
     assert [event["exit"]["exit_code"] for event in exits] == [126] * 7 + [127]
     assert all(event["exit"]["reason"] for event in exits)
-    assert exits[3]["exit"]["reason"] == "cannot execute true: its environment cannot be read"
+    assert exits[3]["exit"]["reason"] == Says.CANNOT_EXECUTE("true", Says.NO_ENVIRONMENT())
     assert launcher.poll() is None
     assert Path(f"/proc/{launcher.pid}/cwd").readlink() == Path("/"), "it keeps no directory from being unmounted"
 
@@ -243,7 +244,7 @@ def test_so_many_tasks_at_a_time_as_there_are_descriptors(bench: Bench) -> None:
     events = [agent.next() for _ in range(8)]
     assert [event["is"] for event in events] == ["started"] * 6 + ["expired"] * 2
     assert events[-1]["never_started"]
-    assert "6 tasks run already, as many as this system allows" in events[-1]["shortage"]
+    assert Says.NO_MORE_TASKS(6) in events[-1]["shortage"]
     assert launcher.poll() is None
     assert not list(bench.directory.glob("k7.*"))
 
@@ -289,10 +290,12 @@ def test_its_logs_stay_bounded(bench: Bench) -> None:
 
 
 def test_records_that_are_of_use_survive_a_rewriting(bench: Bench) -> None:
+    small = " from peerload.launcher import record_log; record_log.LOG_BYTES_MAX = 1 << 16;"
+    bench.code = CODE.replace(" main()", f"{small} main()")
     launcher = bench.launcher()
     agent = bench.agent()
     kept = []
-    for number in range(4000):
+    for number in range(1000):
         key = f"k{number}"
         agent.spawn(key, b"/no/such/" + b"x" * 180)
         agent.ended(key)
@@ -301,6 +304,7 @@ def test_records_that_are_of_use_survive_a_rewriting(bench: Bench) -> None:
         else:
             kept.append(key)
     agent.listed()
+    assert (bench.directory / "exits.log").stat().st_size < 1 << 17, "it was rewritten"
     kill_launcher(launcher)
     bench.launcher()
     ended = dict(bench.agent().listed()["ended"])

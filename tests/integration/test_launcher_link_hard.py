@@ -24,6 +24,7 @@ from peerload.model.task import TaskSpec
 from tests.integration.test_launcher import _state
 from tests.integration.test_launcher_link import Node, _run, fixture_directory  # noqa: F401 -- a fixture
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from peerload.launcher.protocol import StdinFed
@@ -123,7 +124,7 @@ def test_what_is_not_a_launcher_is_an_error_with_a_reason(directory: Path, answe
         events: list[Event | StdinFed] = []
         link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20)
         try:
-            with pytest.raises(LauncherError, match="does not answer"):
+            with pytest.raises(LauncherError, match=Says.NO_REPLY()):
                 await link.start(events.append)
         finally:
             await link.close()

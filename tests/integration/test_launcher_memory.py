@@ -23,6 +23,7 @@ from tests.integration.test_launcher_units import (
     works_here,
 )
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +105,7 @@ def test_who_takes_more_than_the_limit_ends_with_words_and_others_go_on(bench: B
     other = agent.started("other")
     exit_ = take(agent, "a", 100, **LIMIT)
     assert exit_["out_of"] == "memory"
-    assert exit_["reason"].startswith("out of memory on ws1: limit 64.0 MiB, peak ")
+    assert exit_["reason"].startswith(Says.OUT_OF_MEMORY("ws1", "64.0 MiB", ""))
     peak_bytes = exit_["usage"]["memory_bytes_max"]
     if is_whole:
         assert exit_["signal"] == signal.SIGKILL
@@ -112,7 +113,7 @@ def test_who_takes_more_than_the_limit_ends_with_words_and_others_go_on(bench: B
     else:
         assert exit_["exit_code"] == 1, "it is refused memory, and gives up itself"
         assert peak_bytes <= LIMIT_BYTES
-        assert exit_["reason"].endswith("and was refused more")
+        assert exit_["reason"].endswith(Says.REFUSED_MEMORY())
     assert _state(other) not in GONE
 
 

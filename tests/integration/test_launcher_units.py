@@ -23,6 +23,7 @@ from peerload.launcher.containment import ROOT_PREFIX, cgroup_units
 from peerload.launcher.record_log import whole_records
 from tests.integration.test_launcher import Agent, Bench, _state
 from tests.support import stands_still, wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +91,7 @@ def fixture_reference() -> Iterator[Beats]:
             process.wait()
 
 
-BEAT = 'while :; do echo "$1 $$" >>"$0"; sleep 0.05; done'
+BEAT = 'while :; do echo "$1 $$" >>"$0"; sleep 0.1; done'
 OFFSPRING = f"""
 sh -c '{BEAT}' "$0" background &
 setsid sh -c '{BEAT}' "$0" session &
@@ -395,9 +396,9 @@ def test_a_frozen_task_whose_room_is_needed_is_ended_and_that_is_no_exit(bench: 
     agent.send({"do": "evict", "key": "a", "reason": "too early"})  # it runs: nothing happens
     family.let_lease_end(agent, 1.0)
     family.await_frozen(reference)
-    agent.send({"do": "evict", "key": "a", "reason": "its room is needed"})
+    agent.send({"do": "evict", "key": "a", "reason": Says.ROOM_OF_FROZEN()})
     event = agent.lost("a")
-    assert (event["never_started"], event["reason"]) == (False, "its room is needed")
+    assert (event["never_started"], event["reason"]) == (False, Says.ROOM_OF_FROZEN())
     assert family.are_gone()
     listed = agent.listed()
     assert (listed["running"], listed["ended"]) == ([], [])
@@ -650,4 +651,4 @@ def test_a_command_inside_of_a_task_has_its_place_and_ends_with_it(bench: Bench,
         assert ends == {"a", "c"}
         wait_until(lambda: _state(inner) in GONE, what="it ends with the task")
     agent.spawn("d", b"true", inside="gone")
-    assert agent.ended("d")["reason"] == "the task has ended"
+    assert agent.ended("d")["reason"] == Says.INSIDE_ENDED()

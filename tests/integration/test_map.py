@@ -14,6 +14,7 @@ import pytest
 from tests.in_process import cli
 from tests.integration.cluster import Agent, Cluster, ended
 from tests.support import wait_until
+from tests.wording import Says
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +273,7 @@ def test_a_killed_agent_is_waited_for() -> None:
         output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         assert output == b"".join(b"%d\n" % number for number in range(400))
-        assert b"lost the agent" in errors
+        assert Says.LOST_AGENT().encode() in errors
         assert len(agent.states()) == 400
 
 

@@ -11,12 +11,12 @@ from tests.in_process import cli
 from tests.integration.cluster import Agent, Cluster, without_waits
 from tests.integration.shared import restart
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TAKES = "x = b'1' * (100 << 20)"
-SAYS = "out of memory on {}: limit 64.0 MiB, peak "
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def agents() -> Iterator[list[Agent]]:
 @pytest.mark.parametrize("node", ["n1", "n2"])
 @pytest.mark.bad_input("memory-bomb")
 def test_who_takes_more_than_asked_for_is_named_everywhere(agents: list[Agent], node: str) -> None:
-    home, says = agents[0], SAYS.format(node)
+    home, says = agents[0], Says.OUT_OF_MEMORY(node, "64.0 MiB", "")
     done = home.cli("run", "-w", node, "--mem", "64M", "python3", "-c", TAKES)
     # Where groups limit it, it is killed; where each process is limited, it gives up itself.
     assert done.returncode in (1, 137)

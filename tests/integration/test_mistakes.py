@@ -6,6 +6,8 @@ Every answer is two lines, what and why and then the next command; nothing is ch
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +18,7 @@ from peerload.model.errors import BadRequest
 from tests.in_process import cli
 from tests.integration.cluster import Cluster, ended, program, without_waits
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -281,7 +284,7 @@ def test_an_output_that_cannot_be_written_is_no_bug(agent: Agent, typed: list[st
         )
     said = done.stderr.decode()
     assert done.returncode == CANNOT, said
-    assert "standard output cannot be written: No space left on device" in said
+    assert Says.STANDARD_OUTPUT_FAILED(os.strerror(errno.ENOSPC)) in said
     assert "bug" not in said
     assert ("was submitted" in said) == (typed[0] == "submit")
 

@@ -124,11 +124,15 @@ def test_a_webhook_is_signed_json_and_each_answer_has_an_outcome(tmp_path: Path)
 
 
 def test_a_webhook_that_hangs_is_given_up_and_tried_again_later() -> None:
-    shorter = "import sys, peerload.notification as one; one.TRY_S_MAX = 1; sys.exit(one.main())"
+    shorter = "import sys, peerload.notification as one; one.TRY_S_MAX = int(sys.argv[1]); sys.exit(one.main())"
     with receiving() as (server, url):
         environment = {"PEERLOAD_NOTIFY_TARGET": f"{url}/hang", "PATH": "/usr/bin:/bin"}
-        done = subprocess.run([sys.executable, "-c", shorter], env=environment, capture_output=True, check=False)
-        assert done.returncode == notification.LATER
+        for limit_s in ("1", "10", "60"):  # on a machine that stands still the request may not have come before
+            words = [sys.executable, "-c", shorter, limit_s]
+            done = subprocess.run(words, env=environment, capture_output=True, check=False)
+            assert done.returncode == notification.LATER
+            if server.of("/hang"):
+                break
         assert server.of("/hang")
 
 
@@ -200,12 +204,12 @@ def test_hooks_tell_of_ends_and_failures_and_their_own_failures_are_events(told:
     done = agent.submit("true", name="fine")
     failed = agent.submit("sh", "-c", "exit 4", name="<script>")
     agent.wait(done, failed)
-    wait_until(lambda: {one["task_id"] for one in server.of("/end")} == {done, failed})
+    wait_until(lambda: {one["task_id"] for one in server.of("/end")} >= {done, failed})
     wait_until(lambda: len(server.of("/fail/503-200")) == 2, what="a second try")
     first = server.of("/fail/503-200")[0]
     assert (first["event"], first["name"], first["exit_code"], first["state"]) == ("on_fail", "<script>", 4, "failed")
     ends = agent.cluster.directory / "ends"
-    wait_until(lambda: ends.exists() and len(ends.read_text().splitlines()) == 2)
+    wait_until(lambda: ends.exists() and {done, failed} <= {line.split()[0] for line in ends.read_text().splitlines()})
     wait_until((agent.cluster.directory / "mails").exists, what="a mail")
     wait_until(lambda: len(events(agent, "hook")) > 0, what="the event about the redirect")
     (about,) = events(agent, "hook")

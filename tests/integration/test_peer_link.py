@@ -36,6 +36,7 @@ from peerload.security.address import join_address, reachable
 from peerload.wire import peer
 from tests.integration.broker_fixtures import LoopThread, identity_of, loop_thread  # noqa: F401 -- a fixture
 from tests.support import PATIENCE_S, credentials_of, kept_port, local_credentials_of, security_events, wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -530,7 +531,7 @@ def test_only_the_loopback_interface_without_a_cluster_directory(nodes: Nodes, h
     with pytest.raises(ConfigError) as caught:
         a.loop.run(a.links.start(a.events, host, 0))
     assert caught.value.key == "listen"
-    assert "without a cluster directory" in str(caught.value)
+    assert Says.NO_CLUSTER_DIRECTORY() in str(caught.value)
     assert "peerload invite" in caught.value.hint
     with pytest.raises(ConfigError):
         a.dial(f"[{host}]:7000")
@@ -599,7 +600,7 @@ def test_an_output_stream_that_cannot_be_had(nodes: Nodes) -> None:
         a.loop.run(fetch("gone"))
     b = nodes("b")
     a.learn(msgspec.structs.replace(identity_of("c"), address=b.address))
-    with pytest.raises(LinkUnavailable, match="b answers there"):
+    with pytest.raises(LinkUnavailable, match=Says.ANOTHER_ANSWERS("b")):
         a.loop.run(fetch("c"))
     a.learn(b.identity)
     b.pieces = [OutputChunk(1, 0, b"half")]
@@ -642,11 +643,11 @@ def test_who_is_shut_out_loses_every_link_and_stream_and_gets_no_other(
     a.loop.call(a.links.connections.close_revoked)
     for node, stream in ((a, dialled), (b, served)):
         with pytest.raises(LinkUnavailable):
-            node.loop.run(rest(stream), 30)
+            node.loop.run(rest(stream))
     wait_until(lambda: a.links.linked() == b.links.linked() == [], what="no link")
     wait_until(lambda: not a.links.streams.served, what="no stream")
     for node, dst in ((a, "b"), (b, "a")):
         with pytest.raises(LinkUnavailable):
-            node.loop.run(begun(node, dst), 30)
+            node.loop.run(begun(node, dst))
     with pytest.raises(LinkUnavailable, match="revoked"):
-        a.loop.run(begun(a, "b"), 30)
+        a.loop.run(begun(a, "b"))

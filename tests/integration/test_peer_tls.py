@@ -23,6 +23,7 @@ from peerload.security.tls import PROTOCOL, Credentials
 from tests.integration.broker_fixtures import LoopThread, identity_of, loop_thread  # noqa: F401 -- fixtures
 from tests.integration.test_peer_link import REQUEST, LinkNode, Nodes, Stranger, nodes  # noqa: F401 -- fixtures
 from tests.support import PATIENCE_S, cluster_of, credentials_of, total, wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -311,7 +312,7 @@ def test_a_server_without_tls_is_told_nothing(nodes: Nodes) -> None:  # noqa: F8
 
 def test_whoever_answers_in_a_members_place_is_not_taken_for_it(nodes: Nodes) -> None:  # noqa: F811 -- a fixture
     a, c = nodes("a"), nodes("c")
-    assert "c answers there" in why_not(a, c.address, "b")
+    assert Says.ANOTHER_ANSWERS("c") in why_not(a, c.address, "b")
 
 
 def test_why_somebody_was_not_let_in_is_logged_without_a_flood(

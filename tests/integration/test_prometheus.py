@@ -69,7 +69,7 @@ def test_prometheus_finds_and_scrapes_all_agents_by_one() -> None:
             for _ in range(2):
                 agent.wait(agent.submit("true"))
         wait_until(lambda: value("sum(peerload_tasks_submitted_total)") == 6, what="the sum over all agents")
-        assert value('sum(peerload_peers{state="alive"})') == 6
+        wait_until(lambda: value('sum(peerload_peers{state="alive"})') == 6, what="each to see all")
         assert value("count(count by (node) (peerload_agent_info))") == 3
         targets = api("targets")["activeTargets"]
         assert {target["labels"]["node"] for target in targets} == {"n1", "n2", "n3"}

@@ -24,6 +24,7 @@ from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, Outp
 from tests.integration.cluster import ROOT, Agent, Cluster
 from tests.integration.shared import bring_back, restart
 from tests.support import in_short, wait_until
+from tests.wording import Says
 
 UNFINISHED = {"queued", "leased", "running", "held"}
 
@@ -281,7 +282,7 @@ def test_an_interpreter_without_peerload_or_of_another_version_is_named(agent: A
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
-    with Executor(agent.socket, python=str(bare)) as executor, pytest.raises(TaskFailed, match="has no peerload"):
+    with Executor(agent.socket, python=str(bare)) as executor, pytest.raises(TaskFailed, match=Says.NO_PEERLOAD()):
         executor.submit(abs, 1).result(60)
     other = tmp_path / "other"
     other.write_text(
@@ -332,11 +333,12 @@ def test_shutdown_waits_or_cancels(agent: Agent) -> None:
 
 def test_no_more_than_so_many_are_under_way(agent: Agent) -> None:
     most = 0
-    with Executor(agent.socket, tasks_max=2) as executor:
+    with Executor(agent.socket, tasks_max=2, name="few") as executor:
         endless = executor.map(lambda number: number * 2, iter(int, 1))  # inputs without end
         for _ in range(4):
             assert next(endless) == 0
-            most = max(most, sum(state in UNFINISHED for state in agent.states().values()))
+            few = [task["state"] for task in agent.call("tasks")["tasks"] if task["name"] == "few"]
+            most = max(most, sum(state in UNFINISHED for state in few))
         endless.close()  # type: ignore[attr-defined]
     assert most <= 2
 

@@ -24,6 +24,7 @@ from peerload.model.errors import BadRequest
 from tests.integration.cluster import ROOT, Agent, Cluster, ended, program
 from tests.integration.shared import bring_back
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -253,7 +254,7 @@ def test_not_a_byte_is_lost_when_agents_are_killed(node: str, killed: str) -> No
             assert process.stdout is not None
             assert process.stderr is not None
             assert process.stdout.read().split()[:1], (process.stderr.read(), home.log_end())
-            feeding.join(30)
+            feeding.join(60)
             assert process.wait(60) == 0
         assert home.output("@")[0].split()[0].decode() == wanted[0]
         assert home.show("@")["attempt"] == 1
@@ -331,7 +332,7 @@ def test_an_attempt_that_is_lost_with_more_input_than_is_kept_fails_in_words() -
             os.kill(other.launcher_pid, signal.SIGKILL)
             assert process.wait(60) == 125
             assert process.stderr is not None
-            assert b"its standard input is not kept whole" in process.stderr.read()
+            assert Says.INPUT_CUT().partition("since ")[2].encode() in process.stderr.read()
 
 
 def test_a_command_that_does_not_read_holds_its_writer_back(agents: list[Agent]) -> None:

@@ -226,7 +226,7 @@ def _result(line: str, directory: Path, agent: Agent, run: str) -> tuple[int, by
     return code, stdout, stderr
 
 
-@pytest.mark.parametrize("name", in_short(CASES, 4))
+@pytest.mark.parametrize("name", in_short(CASES, 8))
 def test_it_is_as_it_would_be_here(name: str, agent: Agent, tool: str, tmp_path: Path) -> None:
     here = _result(CASES[name], tmp_path / "local", agent, "")
     there = _result(CASES[name], tmp_path / "remote", agent, tool)
@@ -241,17 +241,6 @@ def test_what_cannot_be_executed_has_the_exit_code_of_a_shell(
     there = _result(TOLD[name], tmp_path / "remote", agent, tool)
     assert there[:2] == here[:2]
     assert there[2].startswith(b"peerload: n1/")
-
-
-def test_there_are_a_hundred_and_more() -> None:
-    assert len(CASES) + len(TOLD) >= 100
-    assert len(set(CASES.values())) >= len(CASES) - 2  # hardly anything is said twice
-
-
-def test_a_time_limit_is_124(agent: Agent, tool: str, tmp_path: Path) -> None:
-    code, stdout, stderr = _result("exec $RUN -t 1s sh -c 'echo begun; sleep 60'", tmp_path / "x", agent, tool)
-    assert (code, stdout) == (124, b"begun\n")
-    assert b"time limit" in stderr
 
 
 def test_nothing_of_all_this_is_left(agent: Agent) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.in_process import cli
 from tests.integration.cluster import Agent, Cluster
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +83,7 @@ def test_tags_names_groups_and_states_select(agent: Agent) -> None:
     ]  # fmt: skip
     typed(agent, "wait", "--tag", "p")
     assert selected(agent, tags=["p"], states=["done"]) == [first, f"{second}.1,3", other]
-    assert "no task matches" in cli(agent, "cancel", "all", "--tag", "p").stderr.decode()
+    assert Says.NO_MATCH() in cli(agent, "cancel", "all", "--tag", "p").stderr.decode()
     typed(agent, "clean", "--tag", "p", "--name", "train*")
     assert selected(agent, tags=["p"]) == [other]
     for words in (
@@ -163,5 +164,5 @@ def test_a_list_counts_rows_not_members(agent: Agent) -> None:
     done = cli(agent, "ls", "--tag", "t=rows", "--limit", "2")
     assert done.stderr == b""
     assert [line.split()[0] for line in done.stdout.decode().splitlines()] == ["ID", f"{array}.1-300", last]
-    assert b"no more than 2 rows" in cli(agent, "ls", "--members", "--tag", "t=rows", "--limit", "2").stderr
+    assert Says.ROWS_MAX(2).encode() in cli(agent, "ls", "--members", "--tag", "t=rows", "--limit", "2").stderr
     typed(agent, "cancel", "--tag", "t=rows")

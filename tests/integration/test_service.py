@@ -16,6 +16,7 @@ import pytest
 from peerload.client.connection import AgentConnection
 from tests.integration.cluster import Cluster
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,7 +144,7 @@ def test_a_hup_puts_new_settings_in_force(service: Service) -> None:
     count = service.manager.count("READY")
     service.hup("clients_max = 101\nlabel = ['new']\n")
     says = service.manager.until("READY", count + 1)["STATUS"]
-    assert says.endswith("reloaded: in force now: clients_max; from the next start on: label")
+    assert says.endswith(Says.RELOADED("clients_max", "label"))
     assert service.manager.count("RELOADING") == count
     assert service.settings()["clients_max"] == 101
     assert service.settings()["label"] == [], "what is not in force is not told as if it were"
@@ -158,7 +159,7 @@ def test_a_file_with_a_mistake_changes_nothing(service: Service, settings: str) 
     service.config.write_bytes(settings.encode("latin-1"))
     os.kill(service.process.pid, signal.SIGHUP)
     says = service.manager.until("READY", count + 1)["STATUS"]
-    assert "not reloaded, what was in force stays" in says
+    assert Says.NOT_RELOADED() in says
     assert service.settings()["clients_max"] == 103
     assert "look:  peerload config check" in service.agent.log_end()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pty
@@ -20,6 +21,7 @@ from peerload.sim.scenario import Scenario
 from tests.integration.cluster import ended, is_alive, program
 from tests.integration.test_docs_commands import keys_told
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +67,7 @@ def test_what_a_full_stdout_does_not_take_is_on_stderr() -> None:
         done = subprocess.run(command(*QUICK), stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
     assert done.returncode == 125
     assert done.stderr.startswith("adaptive on 5 nodes")
-    assert "peerload: sim: stdout cannot be written: No space left on device\n" in done.stderr
+    assert Says.STDOUT_FAILED("peerload: sim: ", os.strerror(errno.ENOSPC)) in done.stderr
 
 
 @pytest.mark.long
@@ -183,7 +185,7 @@ def test_a_worker_that_ends_by_itself_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_goes_wrong_in_a_worker_is_raised_here(workers: int) -> None:
-    with pytest.raises(PeerloadError, match="no preset named 'thresold'") as caught:
+    with pytest.raises(PeerloadError, match=Says.NO_PRESET()) as caught:
         work.run([Scenario(policy="thresold", nodes=2, load=0.5, tasks=10, warm_up=0)], 2, 1, workers)
     assert "threshold" in caught.value.hint
     with pytest.raises(ZeroDivisionError, match="division by zero"):

@@ -14,8 +14,10 @@ import pytest
 
 from peerload.cli.verbs import VERBS
 from tests.in_process import cli_in
+from tests.integration import forks
 from tests.integration.cluster import Cluster, is_alive, program, without_waits
-from tests.support import wait_until
+from tests.integration.test_docs_commands import PLAIN
+from tests.support import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,18 +77,12 @@ class Shell:
         self.work.mkdir()
         self.environment = {**cluster.environment, "PATH": f"{programs}:{cluster.environment['PATH']}"}
 
-    def __call__(self, line: str, *, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """Type a line."""
-        return subprocess.run(
-            ["/bin/sh", "-c", line],
-            cwd=self.work,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+    def __call__(self, line: str) -> subprocess.CompletedProcess[str]:
+        """Type a line; one that means nothing to a shell but its spaces is run without one."""
+        words = [*program(), *line.split()[1:]] if PLAIN.fullmatch(line) else ["/bin/sh", "-c", line]
+        how: dict[str, Any] = {"cwd": self.work, "env": self.environment, "stdin": subprocess.DEVNULL}
+        done = forks.run(words, program(), PATIENCE_S, **how)
+        return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def json(self, line: str) -> dict[str, Any]:
         """Type a line that answers with one JSON object."""

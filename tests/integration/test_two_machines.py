@@ -82,10 +82,15 @@ def test_a_copy_of_the_directory_makes_a_machine_a_member(machines: dict[str, st
         peer = ["--peer", f"{ADDRESSES['n1']}:{PORT}"]
         second = on(cluster, machines["n2"], "n2", "--cluster", str(copy), *peer).start()
         cluster.await_acquainted([first, second])
-        tasks = [first.submit("sleep", "0.5") for _ in range(6)]
-        ended = first.wait(*tasks)
-        assert {task["state"] for task in ended.values()} == {"done"}
-        assert {task["node"] for task in ended.values()} == {"n1", "n2"}, "some ran on the other machine"
+        gate = cluster.directory / "gate"
+        array = first.submit("sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done", array=[(1, 6, 1)])
+
+        def nodes() -> set[str | None]:
+            return {task["node"] for task in first.call("show", tasks=[array])["tasks"] if task["state"] == "running"}
+
+        wait_until(lambda: nodes() == {"n1", "n2"}, what="some to run on the other machine")
+        gate.touch()
+        assert {task["state"] for task in first.wait(array).values()} == {"done"}
         task = first.submit("sh", "-c", "seq 200000", placement={"node": "n2"})
         assert first.wait(task)[task]["node"] == "n2"
         assert first.output(task)[0] == b"".join(b"%d\n" % number for number in range(1, 200001))

@@ -292,7 +292,8 @@ def test_events_tell_of_nodes_of_the_agent_and_of_its_launcher(pair: list[Agent]
     home.await_state(task, "running")
     os.kill(home.launcher_pid, signal.SIGKILL)
     wait_until(lambda: "ready" in told("launcher"))
-    assert told("launcher") == ["lost", "ready"]
+    # A busy one that did not answer for a while is told of, too.
+    assert [state for state in told("launcher") if state in ("lost", "ready")] == ["lost", "ready"]
     wait_until(lambda: "queued" in steps(home, task)[2:])
     restart(pair)
     assert told("agent") == ["started"]

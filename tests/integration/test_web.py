@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -86,7 +87,7 @@ def test_tls_serves_its_names_and_tells_of_a_node_that_died() -> None:
                 told = json.loads(get("/api/v1/cluster", cookie=cookie)[2])
                 return {node["node"]: node["state"] for node in told["nodes"]}
 
-            assert states() == {"n1": "alive", "n2": "alive"}
+            wait_until(lambda: states() == {"n1": "alive", "n2": "alive"}, what="both to be seen alive")
             os.kill(n2.pid, signal.SIGKILL)
             wait_until(lambda: states()["n2"] != "alive", what="n2 to be told as gone")
             assert states()["n1"] == "alive"
@@ -99,7 +100,7 @@ def test_the_agent_runs_a_web_server_which_comes_back_and_ends_with_it() -> None
         agent = cluster.agent("n1", "--config", str(config))
 
         def answer(path: str, **headers: str) -> bytes:
-            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
                 try:
                     connection.request("GET", path, headers=headers)
                     return connection.getresponse().read()
@@ -107,8 +108,11 @@ def test_the_agent_runs_a_web_server_which_comes_back_and_ends_with_it() -> None
                     return b""
 
         def pids() -> list[int]:
-            children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
-            return [int(pid) for pid in children if b"web" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+            found = []
+            for child in psutil.Process(agent.pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                    found += [child.pid] if "web" in child.cmdline() else []
+            return found
 
         wait_until(lambda: answer("/"), what="the server")
         token = (agent.state / "web" / "view.token").read_text().strip()

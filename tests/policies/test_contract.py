@@ -28,6 +28,7 @@ from peerload.policy.registry import DEFAULTS, build_preset, load_preset, polici
 from tests.policies import examination
 from tests.policies.examination import Examiner, Found, examine, examine_parameters, preset_with, replaced
 from tests.policies.town import Town
+from tests.wording import Says
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -208,7 +209,7 @@ def test_an_exception_is_contained_counted_and_shown(kind: str, name: str) -> No
     assert policy.asked or all(isinstance(member_, property) for member_ in protocol_members(kind).values())
     assert examiner.found == {}
     if kind in ("location.sender", "location.receiver"):
-        assert any("the policy failed" in decided.reason for decided in town.decided)
+        assert any(Says.POLICY_FAILED() in decided.reason for decided in town.decided)
 
 
 class Odd:

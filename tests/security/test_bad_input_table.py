@@ -255,7 +255,7 @@ def heard_out(liar: FakePeer) -> None:
 @pytest.mark.rule("P3", "S17")
 def test_who_speaks_of_tasks_of_others(agent: Agent) -> None:
     """The name of the liar, `m1`, begins the name of the home, `m10`, and the other way round."""
-    task = agent.submit("sleep", "30", placement={"node": "n1"})
+    task = agent.submit("sleep", "600", placement={"node": "n1"})
     agent.await_state(task, "running")
     ((uid, attempt),) = agent.database(f"SELECT uid, attempt FROM tasks WHERE counter = {task.partition('/')[2]}")
     for liar_name, home in (("m1", "m10"), ("m10", "m1"), ("n10", "n1"), ("n", "n1")):

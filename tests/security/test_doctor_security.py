@@ -23,6 +23,7 @@ from peerload.model.errors import ConfigError
 from tests.integration.cluster import program
 from tests.integration.machines import Lab
 from tests.support import PATIENCE_S, wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,7 +130,7 @@ def test_members_that_have_just_joined_fail_nothing(members: list[Machine]) -> N
         told = json.loads(done.stdout)
         assert (done.returncode, told["failed"], told["mode"], done.stderr) == (0, 0, "user", ""), told
         assert [check["name"] for check in told["checks"]] == [check.name for check in security.CHECKS]
-        assert not [check for check in told["checks"] if "the check itself failed" in check["says"]]
+        assert not [check for check in told["checks"] if Says.CHECK_FAILED() in check["says"]]
         passed = {check["name"] for check in told["checks"] if check["result"] == "ok"}
         assert passed >= {"agent", "state", "cluster", "settings", "socket", "code", "certificate", "gossip key"}
     text = members[1].done("doctor", "--security", "--quiet")
@@ -309,7 +310,7 @@ def test_another_user_is_refused_though_the_socket_is_open(members: list[Machine
         for above in (path, *[part for part in path.parents if part.is_relative_to(members[1].directory.parent)]):
             stack.enter_context(mode(above, 0o777))
         told = asked_as(NOBODY, str(path))
-    assert b"serves its own user only" in told
+    assert Says.OWN_USER_ONLY().encode() in told
     assert b"\xa2ok" not in told
 
 

@@ -22,6 +22,7 @@ from tests.integration.cluster import program
 from tests.integration.test_launcher import Agent
 from tests.security.users import ADMINS, needs_root
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,7 +167,7 @@ def test_a_command_goes_inside_of_tasks_of_its_own_user_alone(machine: Machine) 
     told = (machine.directory / "run" / "typed.out").read_text().split()
     assert told == [str(UIDS["alice"]), "/usr", "33", "77", "vt100", "yes"]
     machine.spawn("other", "bob", b"id -u", inside="outer")
-    assert "of the same user" in agent.lost("other")["reason"]
+    assert Says.INSIDE_OTHER_USER() in agent.lost("other")["reason"]
     agent.send({"do": "signal", "key": "outer", "signal": signal.SIGKILL})
     assert agent.ended("outer")["signal"] == signal.SIGKILL
 

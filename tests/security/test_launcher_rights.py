@@ -26,6 +26,7 @@ from peerload.launcher.system.service import MultiUserService, _is_foreign, _is_
 from tests.integration.cluster import is_alive
 from tests.security.users import ROOT, needs_root
 from tests.support import wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     pass
@@ -178,7 +179,7 @@ def test_no_task_runs_as_the_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     agent = LauncherAccount("peerload", UID, UID, (UID,), "/")
     monkeypatch.setattr("peerload.launcher.system.service.account_named", lambda *_, **__: agent)
     for user, uid in (("peerload", UID), ("peerload", -1)):
-        with pytest.raises(SpawnRefused, match="the agent itself"):
+        with pytest.raises(SpawnRefused, match=Says.IS_THE_AGENT()):
             system.account(DirectoryCheck(b"/", "n1", user, uid, node="n1"), "key")
 
 

@@ -26,6 +26,7 @@ from tests.theory.control_variates import controlled
 from tests.theory.mapping import setup_of
 from tests.theory.replicate import replicate
 from tests.theory.run import combine, load_of
+from tests.wording import Says
 
 LOAD, TASKS, WARM_UP, RUNS = 0.5, 2000, 500, 200
 
@@ -204,7 +205,7 @@ def test_a_single_replication_that_is_too_short_says_so() -> None:
     sample.values["mean_response"] = 20.0
     found = outcome(asked, [sample])
     assert {interval.half for metric, interval in found.metrics.items() if metric not in QUANTILES} == {math.inf}
-    assert any("too short to tell an interval: --replications 4" in warning for warning in found.warnings)
+    assert any(Says.NO_INTERVAL(4) in warning for warning in found.warnings)
 
 
 def test_tasks_are_worth_as_many_independent_ones_as_the_queue_forgets() -> None:

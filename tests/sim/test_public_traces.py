@@ -16,6 +16,7 @@ from peerload.sim.recorded import TaskTrace, read_public
 from peerload.sim.scenario import Scenario, play
 from peerload.sim.service import Modulation, TaskClass, draw_of, read_class, read_modulation, read_service
 from tests.each import each
+from tests.wording import Says
 
 SWF = """; Version: 2.2
 ; MaxProcs: 4
@@ -58,15 +59,17 @@ def tasks(trace: TaskTrace) -> list[tuple[float, float, float, int]]:
     return list(zip(trace.arrivals, trace.durations, trace.cpus, trace.gpus, strict=True))
 
 
-def left_out(trace: TaskTrace) -> list[str]:
-    return [note.partition("left out: ")[2] for note in trace.notes]
+def left_out(trace: TaskTrace) -> list[tuple[str, int]]:
+    """Why rows are left out, and the first line that is for that."""
+    notes = [note.partition("left out: ")[2].rstrip(")").partition(" (line ") for note in trace.notes]
+    return [(why, int(line)) for why, _, line in notes]
 
 
 def test_standard_workload_format() -> None:
     trace = read_public("t.swf", SWF, "swf", 4, 0)
     assert tasks(trace) == [(0.0, 30.0, 2.0, 0), (9.0, 7.0, 1.0, 0), (10.0, 20.0, 1.0, 0)]
     assert left_out(trace) == [
-        "no run time (line 5)", "wider than a node (line 7)", "no number in field 4 (line 8)", "fewer than 18 fields (line 9)",
+        (Says.NO_RUN_TIME(), 5), (Says.TOO_WIDE(), 7), (Says.NO_NUMBER("field 4"), 8), ("fewer than 18 fields", 9),
     ]  # fmt: skip
     assert len(read_public("t.swf", SWF, "swf", 64, 0)) == 4
     assert tasks(read_public("t.swf", SWF, "swf", 4, 0, tasks=2)) == tasks(trace)[:2]
@@ -76,19 +79,19 @@ def test_alibaba_of_both_years() -> None:
     trace = read_public("t.csv", ALIBABA_2020, "alibaba", 8, 2)
     assert tasks(trace) == [(0.0, 60.0, 6.0, 1)] * 2 + [(20.0, 30.0, 1.0, 1)]
     assert left_out(trace) == [
-        "no number in end_time (line 2)", "no number of instances (line 4)", "not 10 columns (line 5)",
+        (Says.NO_NUMBER("end_time"), 2), (Says.NO_INSTANCES(), 4), ("not 10 columns", 5),
     ]  # fmt: skip
     trace = read_public("t.csv", ALIBABA_2023, "alibaba", 8, 2)
     assert tasks(trace) == [(0.0, 60.0, 4.0, 1), (10.0, 30.0, 2.0, 0)]
-    assert left_out(trace) == ["wider than a node (line 4)", "no number in deletion_time (line 5)"]
+    assert left_out(trace) == [(Says.TOO_WIDE(), 4), (Says.NO_NUMBER("deletion_time"), 5)]
 
 
 def test_google_events_are_joined() -> None:
     trace = read_public("t.csv", GOOGLE, "google", 1, 0)
     assert tasks(trace) == [(0.0, 10.0, 0.5, 0), (1.0, 10.0, 0.25, 0)]
     assert left_out(trace) == [
-        "ended without being submitted and scheduled (line 10)", "outside of the time of the trace (line 11)",
-        "not ended in the trace (line 9)",
+        (Says.NEVER_SCHEDULED(), 10), (Says.OUTSIDE_TRACE(), 11),
+        (Says.NEVER_ENDED(), 9),
     ]  # fmt: skip
     rows = [line.split(",") for line in GOOGLE.splitlines()]
     as_json = [

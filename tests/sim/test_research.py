@@ -22,6 +22,7 @@ from peerload.policy.registry import load_preset
 from peerload.sim.outcome import Interval, Outcome, more, paired
 from peerload.sim.scenario import Scenario
 from tests.each import each
+from tests.wording import Says
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--nodes", "3", "--tasks", "100", "--replications", "2", "--workers", "1"]
@@ -53,7 +54,7 @@ def test_a_changed_parameter_holds_in_the_reference_model_too() -> None:
         assert central.sender.queue == "head"
     with pytest.raises(ConfigError, match=r"location\.sender\.probes, location\.receiver\.probes"):
         load_preset("symmetric", changes=[("probes", 2)])
-    with pytest.raises(ConfigError, match="no such parameter"):
+    with pytest.raises(ConfigError, match=Says.NO_PARAMETER()):
         load_preset("symmetric", changes=[("patience", 2)])
 
 

@@ -37,6 +37,7 @@ from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.host import Host
 from tests.chaos.engine.network import NetworkOptions
 from tests.support import in_short
+from tests.wording import Says
 from tests.workloads import poisson
 
 
@@ -208,7 +209,7 @@ def test_a_trace_is_played_as_recorded() -> None:
 def test_more_names_than_nodes_wrap_round_and_tasks_without_one_are_spread() -> None:
     assert {one.node for one in arrivals_of(scenario(trace=trace(), nodes=2))} == {"n1", "n2"}
     found, _ = played(scenario(trace=trace(), nodes=2))
-    assert found.warnings == ["the trace names 3 nodes and here are 2: several of its nodes are one"]
+    assert found.warnings == [Says.FEW_NODES(3, 2)]
     anonymous = read_trace("mine", "arrival,duration\n" + "".join(f"{number},1\n" for number in range(60)))
     asked = scenario(trace=anonymous, nodes=3)
     assert {one.node for one in arrivals_of(asked)} == {"n1", "n2", "n3"}
@@ -240,12 +241,12 @@ def test_a_hot_spot_has_the_load_of_all() -> None:
 
 def test_what_no_node_could_run_is_refused_before() -> None:
     wide = read_trace("mine", "arrival,duration,cpus\n0,1,4\n")
-    with pytest.raises(ConfigError, match="a task of 4 cpus, and no node has more than 2"):
+    with pytest.raises(ConfigError, match=Says.TASK_TOO_WIDE(4, 2)):
         scenario(trace=wide, slots=2).check()
     with_gpu = read_trace("mine", "arrival,duration,gpus\n0,1,2\n")
     with pytest.raises(ConfigError, match="2 gpus"):
         scenario(trace=with_gpu).check()
-    with pytest.raises(ConfigError, match="no preset named"):
+    with pytest.raises(ConfigError, match=Says.NO_PRESET()):
         scenario(policy="nobody").check()
 
 
@@ -308,7 +309,7 @@ def test_tasks_that_wait_at_the_end_are_followed_until_they_begin_unless_it_grow
     assert [played(settled, seed=seed)[1][0].cut_off for seed in range(1, 5)] == [0] * 4
     growing, (sample,) = played(scenario(nodes=2, load=4.0, tasks=600, warm_up=590))
     assert sample.cut_off == 10, "those of the warm-up are nobody's concern"
-    assert not any("count with their age" in said for said in growing.warnings), "what does not end is said already"
+    assert not any(Says.COUNT_WITH_AGE() in said for said in growing.warnings), "what does not end is said already"
     assert value(growing, "mean_wait") > 10
 
 
@@ -316,13 +317,13 @@ def test_measured_tasks_that_never_began_are_said_to_count_with_their_age() -> N
     asked = scenario(nodes=2, load=0.5)
     _, (sample,) = played(asked)
     said = outcome(asked, [msgspec.structs.replace(sample, cut_off=3)]).warnings
-    assert "3 of 2000 measured tasks had not begun at the end and count with their age" in said
+    assert Says.CUT_OFF(3, 2000, Says.COUNT_WITH_AGE()) in said
 
 
 def test_what_only_fills_up_is_not_called_unstable() -> None:
     found, _ = played(scenario(policy="adaptive", nodes=1000, load=0.5, tasks=500, warm_up=125))
     assert found.is_stable is None
-    assert found.warnings[0].endswith("too short to tell whether this is stable: --tasks 120000")
+    assert found.warnings[0].endswith(Says.NO_STABILITY(120000))
     assert value(found, "mean_response") == pytest.approx(1.0, rel=0.1)
 
 
@@ -334,7 +335,7 @@ def test_an_interval_below_one_queue_is_said_and_played_longer() -> None:
         for number, one in enumerate(samples)
     ]
     found = outcome(asked, lucky)
-    assert found.warnings[0].startswith("the whole interval is below the 10 of one queue for all slots")
+    assert found.warnings[0].startswith(Says.BELOW_ONE_QUEUE(10))
     assert found.warnings[0].endswith("--tasks 4000")
     more = longer(asked, found)
     assert more is not None
@@ -343,7 +344,7 @@ def test_an_interval_below_one_queue_is_said_and_played_longer() -> None:
 
 def test_few_measured_tasks_are_said() -> None:
     found, _ = played(scenario(nodes=2, load=0.2, tasks=100, warm_up=99), 2)
-    assert "only 2 measured tasks in all: the means are mostly chance" in found.warnings
+    assert Says.FEW_MEASURED(2) in found.warnings
 
 
 RAISES = """
@@ -359,7 +360,7 @@ def test_what_a_policy_could_not_do_is_said(tmp_path: Path) -> None:
     preset.write_text('[location.sender]\npolicy = "mine.py:Raises"\n', encoding="utf-8")
     found, (sample,) = played(scenario(policy=str(preset)))
     assert sample.policy_errors > 100
-    assert f"policy errors: {sample.policy_errors}; a node then does without the answer" in found.warnings[-1]
+    assert Says.POLICY_ERRORS(sample.policy_errors) in found.warnings[-1]
     assert value(found, "transfers_per_task") == 0
 
 
@@ -403,7 +404,7 @@ def test_a_trace_of_tasks_that_take_no_time_is_played_and_makes_no_load(pause_s:
     nothing = read_trace("mine", "arrival,duration,node\n" + rows)
     found, _ = played(scenario(trace=nothing, nodes=2))
     assert (value(found, "mean_response"), value(found, "utilization")) == (0.0, 0.0)
-    with pytest.raises(ConfigError, match="all durations are 0"):
+    with pytest.raises(ConfigError, match=Says.NO_DURATION()):
         scenario(trace=nothing, nodes=2, load=0.5).check()
 
 
@@ -425,7 +426,7 @@ def test_what_is_stable_is_not_called_unstable(policy: str, nodes: int, load: fl
 def test_a_load_of_one_and_more_is_never_called_stable() -> None:
     found, _ = played(scenario(nodes=2, load=1.0, tasks=1000))
     assert found.is_stable is False
-    assert "load 1: as much work comes" in found.warnings[0]
+    assert Says.FULL_LOAD(1) in found.warnings[0]
     assert found.one_queue is None
 
 

@@ -20,6 +20,7 @@ from tests import frames
 from tests.each import each
 from tests.support import PATIENCE_S
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -189,7 +190,7 @@ def test_nobody_is_let_in(tmp_path: Path) -> None:
         listener.bind(path)
         listener.listen(0)
         stack.enter_context(AgentConnection(path, timeout_s=0.05))
-        with pytest.raises(AgentSilent, match="does not answer"):
+        with pytest.raises(AgentSilent, match=Says.NO_REPLY()):
             AgentConnection(path, timeout_s=0.05)
 
 
@@ -233,7 +234,7 @@ def test_a_private_directory_of_others_is_not_trusted(monkeypatch: pytest.Monkey
     assert user_socket_path() == f"{private}/agent.sock"
     for mode in (None, 0o755, 0o770):
         modes[private] = mode
-        with pytest.raises(PeerloadError, match="cannot be trusted"):
+        with pytest.raises(PeerloadError, match=Says.UNTRUSTED()):
             user_socket_path()
 
 
@@ -253,7 +254,7 @@ def test_an_agent_that_had_to_end_has_left_the_reason(tmp_path: Path) -> None:
     (tmp_path / "agent.sock.why").write_text("another agent is called ws1\npeerload up --node NAME\n", encoding="utf-8")
     with pytest.raises(AgentUnavailable) as refused:
         AgentConnection(str(path))
-    assert "another agent is called ws1" in str(refused.value)
+    assert Says.NAME_TAKEN("ws1") in str(refused.value)
     assert "peerload up --node" in refused.value.hint
     (tmp_path / "agent.sock.why").unlink()
     (tmp_path / "agent.sock.why").symlink_to("/etc/passwd")

@@ -12,6 +12,7 @@ from peerload.model.errors import BadRequest
 from peerload.model.resources import Placement, Profile, ResourceRequest
 from peerload.model.task import EnvironmentLock
 from tests.each import each
+from tests.wording import Says
 
 SCRIPT = b"""\
 #!/usr/bin/env python
@@ -117,7 +118,7 @@ def test_the_name_of_an_environment_is_of_its_lock_and_its_interpreter(monkeypat
     assert other.key != keys[0]
     monkeypatch.setattr(builders, "_interpreter", lambda _: ("", False))
     lock = EnvironmentLock(b"\1" * 32, "pip", "r.txt", ">=3.13")
-    assert builders.plan_of(lock) == "no Python >=3.13 there for r.txt"
+    assert builders.plan_of(lock) == Says.NO_PYTHON(">=3.13", "r.txt")
     assert "u.lock" in str(builders.plan_of(EnvironmentLock(b"\1" * 32, "uv", "u.lock")))
 
 

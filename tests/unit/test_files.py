@@ -24,6 +24,7 @@ from peerload.files.tree import DirfdCache, open_beneath
 from peerload.files.work import OutputMerge, make_tree
 from peerload.model.errors import StagingFailed, StoreError
 from tests.support import wait_until
+from tests.wording import Says
 
 LIMIT_BYTES = 64 << 20
 
@@ -218,7 +219,7 @@ def test_what_cannot_travel_is_refused_by_name_and_left_where_it_is_no_output(
 
 def test_too_many_files_are_refused_before_all_of_them_were_looked_at() -> None:
     there = iter(range(10**6))
-    with pytest.raises(StagingFailed, match="too many files"):
+    with pytest.raises(StagingFailed, match=Says.FILES_MAX()):
         tree.bounded(tree.Found(str(number), None) for number in there)
     assert next(there) == manifest.FILES_MAX + 1
 

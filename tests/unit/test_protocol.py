@@ -8,6 +8,7 @@ from peerload.client.connection import Protocol, follows, joined
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask
 from peerload.wire import frame
 from tests.each import each
+from tests.wording import Says
 
 
 def received(protocol: Protocol, raw: bytes, at_a_time: int = 1 << 20) -> list[tuple[int, str, dict[str, Any]]]:
@@ -63,7 +64,7 @@ def test_the_end_of_the_connection() -> None:
 
 @each("raw", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", frame.pack([1]), frame.pack({"id": 1}), frame.pack({"ok": 1})])
 def test_what_is_no_answer_ends_the_connection(raw: bytes) -> None:
-    with pytest.raises(AgentUnavailable, match="the agent went away"):
+    with pytest.raises(AgentUnavailable, match=Says.AGENT_GONE()):
         received(Protocol(), raw)
 
 

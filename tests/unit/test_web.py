@@ -21,6 +21,7 @@ from peerload.web.http import HttpServer, Request
 from peerload.web.live import LiveFeed
 from peerload.web.routes import Routes
 from peerload.web.server import _listen_unix
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -257,7 +258,7 @@ def test_a_file_where_the_socket_should_be_stays_and_a_server_that_listens_is_no
             gone.set()
 
         listener = await _listen_unix(path, away)
-        with pytest.raises(OSError, match="a server listens there"):
+        with pytest.raises(OSError, match=Says.SERVER_THERE()):
             await _listen_unix(path, away)
         await gone.wait()
         listener.close()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from peerload.model.errors import BadMessage
 from peerload.wire import control, frame, join, peer
+from tests.wording import Says
 
 DOORS = [
     control.decode_request,
@@ -44,14 +45,14 @@ def test_each_door_says_so(decode: Any) -> None:
     """Before anything else that is wrong, such as a field that nobody knows."""
     request = msgpack.packb({"id": 1, "verb": "info", "nobody knows it": "here"})
     if decode is control.decode_request:
-        with pytest.raises(BadMessage, match="nobody knows it"):
+        with pytest.raises(BadMessage, match=Says.UNKNOWN_FIELD()):
             decode(request.replace(b"\xa4here", nested(15)))
         deep = request.replace(b"\xa4here", nested(16))
     else:
         deep = nested(17)
     with pytest.raises(BadMessage) as told:
         decode(deep)
-    assert "more than 16 lists within one another" in told.value.why
+    assert Says.NESTED(16) in told.value.why
 
 
 _VALUES = st.recursive(

@@ -16,6 +16,7 @@ from peerload.model.task import SCRATCH, TaskSpec
 from peerload.policy import registry
 from peerload.wire import recording
 from tests.core.given import identity
+from tests.wording import Says
 
 NAME = "adaptive"
 
@@ -90,7 +91,7 @@ def test_it_may_break_off_anywhere(told: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"peerload", b"#!/bin/sh\necho no recording at all\n", b"\0" * 100])
 def test_something_else_is_refused(data: bytes) -> None:
-    with pytest.raises(BadMessage, match="not a recording"):
+    with pytest.raises(BadMessage, match=Says.NOT_A_RECORDING()):
         list(recording.entries(memoryview(data)))
 
 

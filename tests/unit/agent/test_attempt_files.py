@@ -26,6 +26,7 @@ from peerload.model.events import OutputComing
 from peerload.model.messages import Blocks, BlocksEnd, BlocksRequest
 from peerload.model.task import SCRATCH, Exit, Staged, SubmitOptions, TaskFiles, TaskSpec
 from tests.support import PATIENCE_S
+from tests.wording import Says
 
 UID = bytes(16)
 KEY = f"{UID.hex()}-1"
@@ -122,7 +123,7 @@ def test_outputs_that_the_cache_has_no_room_for_make_a_success_none(tmp_path: Pa
 
     ended = asyncio.run(story())
     assert ended.exit_code == 125
-    assert "the file cache is full" in ended.reason
+    assert Says.CACHE_FULL() in ended.reason
 
 
 def test_a_user_has_half_of_the_cache_at_most_and_others_give_way_with_what_nobody_needs(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from peerload.security import broker, certificates
 from peerload.security.tls import node_of
 from tests.each import each
 from tests.support import PATIENCE_S, cluster_of, credentials_of
+from tests.wording import Says
 
 if TYPE_CHECKING:
     import asyncio
@@ -48,7 +49,7 @@ def test_all_of_it_is_private_and_nothing_is_written_over(tmp_path: Path) -> Non
     for there in (place, tmp_path / "link"):
         with pytest.raises(BadRequest, match="exists"):
             made(there)
-    with pytest.raises(BadRequest, match="cannot be made"):
+    with pytest.raises(BadRequest, match=Says.CANNOT_BE_MADE()):
         made(tmp_path / "no" / "such" / "place")
     assert (place / "broker.key").read_bytes() == key
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broker", "link"], "nothing is left of what failed"
@@ -67,9 +68,9 @@ def test_what_is_no_name_of_a_machine(tmp_path: Path, host: str) -> None:
 def test_a_brokers_certificate_is_no_nodes(tmp_path: Path, hosts: tuple[str, ...]) -> None:
     place = made(tmp_path / "broker", *hosts)
     pem = (place / "broker.pem").read_bytes()
-    with pytest.raises(ValueError, match="not a node's certificate"):
+    with pytest.raises(ValueError, match=Says.NOT_A_NODES()):
         certificates.verified_info(cluster_of().authority, pem)
-    with pytest.raises(ValueError, match="not a node's certificate"):
+    with pytest.raises(ValueError, match=Says.NOT_A_NODES()):
         certificates.proven_info(certificates.der_of(pem))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     (tmp_path / "both.pem").write_bytes((place / "broker.key").read_bytes() + pem)

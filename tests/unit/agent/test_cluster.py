@@ -16,6 +16,7 @@ from peerload.model.errors import BadRequest, ConfigError
 from peerload.security import certificates, cluster_dir
 from tests.each import each
 from tests.support import PATIENCE_S
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,7 +208,7 @@ def test_the_one_named_comes_first_then_the_users_own(made: Path, tmp_path: Path
 
 
 def test_one_named_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match=Says.ABSENT()):
         cluster_dir.find(str(tmp_path / "none"), environment(tmp_path))
 
 
@@ -215,7 +216,7 @@ def test_the_users_own_is_not_passed_over_if_it_cannot_be_used(tmp_path: Path) -
     own = tmp_path / "config" / "peerload" / "cluster"
     cluster_dir.make(own, "own")
     own.chmod(0o755)
-    with pytest.raises(ConfigError, match="others may read"):
+    with pytest.raises(ConfigError, match=Says.OPEN_TO_OTHERS()):
         cluster_dir.find("", environment(tmp_path))
 
 

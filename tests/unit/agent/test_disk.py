@@ -14,6 +14,7 @@ from peerload.agent.store import disk_space
 from peerload.agent.store.disk_space import ADMIT_BYTES, SLICE_BYTES, DiskReserve, DiskSpace
 from peerload.model.errors import DiskFull
 from tests.support import PATIENCE_S
+from tests.wording import Says
 
 MIB = 1 << 20
 
@@ -151,7 +152,7 @@ def test_inodes_are_watched_as_bytes_are(tmp_path: Path) -> None:
     few.admit(1, 1000)
     few.files = 63
     few.look_again()
-    with pytest.raises(DiskFull, match="no inodes left"):
+    with pytest.raises(DiskFull, match=Says.NO_INODES()):
         few.admit(1, 1000)
     few.files = 501  # at the mark it does not flap
     few.look_again()

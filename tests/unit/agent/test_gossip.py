@@ -15,6 +15,7 @@ from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.each import each
 from tests.support import PATIENCE_S, security_events, total
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -243,7 +244,7 @@ def test_a_taken_port_is_refused() -> None:
         other: GossipSocket[bytes, bytes] = GossipSocket(
             Sealer(KEY, "c", "n2", "b"), bytes, bytes, lambda *_: None, security_events(collections.Counter())
         )
-        with pytest.raises(ConfigError, match="cannot receive datagrams"):
+        with pytest.raises(ConfigError, match=Says.NO_DATAGRAMS()):
             other.start("127.0.0.1", end.port)
         end.socket.close()
 

@@ -13,6 +13,7 @@ from peerload.security import certificates, invitations
 from peerload.security.invitations import InvitationRefused, Invitations
 from peerload.wire import join
 from tests.each import each
+from tests.wording import Says
 
 NOW = 1_800_000_000.0
 NONCE = b"n" * join.NONCE_BYTES
@@ -153,7 +154,7 @@ def test_a_use_that_cannot_be_kept_is_none(kept: Invitations, tmp_path: Path, mo
 def test_there_are_not_too_many(kept: Invitations) -> None:
     for _ in range(invitations.INVITES_MAX):
         kept.make(NOW, life_s=900, uses=1)
-    with pytest.raises(BadRequest, match="too many invitations"):
+    with pytest.raises(BadRequest, match=Says.INVITATIONS_MAX()):
         kept.make(NOW, life_s=900, uses=1)
     assert kept.make(NOW + 901, life_s=900, uses=1), "those that have ended make room"
 

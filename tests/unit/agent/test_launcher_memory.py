@@ -13,6 +13,7 @@ from peerload.launcher.containment import Cgroup2Memory, MemoryUse
 from peerload.launcher.protocol import ExitRecord, ResourceUsage, decode_exit
 from peerload.launcher.task import with_shortage
 from tests.each import each
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +110,7 @@ def noted(made: ExitRecord, use: MemoryUse, stderr: str = "/dev/null") -> tuple[
 def test_a_task_killed_for_its_limit_is_named_with_the_figures() -> None:
     use = MemoryUse(2 * GIB, 2 * GIB - 5, 1, is_own=True)
     made = record(137, signal.SIGKILL)
-    assert noted(made, use) == ("memory", "out of memory on ws1: limit 2.0 GiB, peak 2.0 GiB")
+    assert noted(made, use) == ("memory", Says.OUT_OF_MEMORY("ws1", "2.0 GiB", "2.0 GiB"))
     assert exit_of(with_shortage(made, use, "ws1", "/dev/null")).usage.memory_bytes_max == 2 * GIB - 5
     assert noted(record(3), use)[0] == "memory", "its main process has told that a child of it was killed"
     assert "peak" not in noted(record(137, 9), MemoryUse(2 * GIB, 0, 1, is_own=True))[1]

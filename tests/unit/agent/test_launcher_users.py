@@ -26,6 +26,7 @@ from peerload.launcher.system.sandbox import guest_filter
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 from tests.each import each
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -226,7 +227,7 @@ def test_a_file_that_others_could_write_is_not_believed(tmp_path: Path) -> None:
     files = PolicyFiles(str(file), str(tmp_path / "conf.d"))
     assert files.read().users == "same-name"
     file.chmod(0o664)
-    with pytest.raises(PolicyError, match="others than root"):
+    with pytest.raises(PolicyError, match=Says.NOT_ROOTS()):
         files.read()
     file.chmod(0o644)
     os.chown(file, 1000, 1000)

@@ -20,6 +20,7 @@ from peerload.security.address import is_loopback, join_address, parse_address, 
 from tests.conftest import require_program
 from tests.each import each
 from tests.support import credentials_of
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +94,7 @@ def test_loopback_is_loopback_however_it_is_written() -> None:
     for address in ("192.0.2.7:1", "[fd00::1]:1", "[::ffff:192.0.2.7]:1", "[::]:1", "name:1", ""):
         assert not is_loopback(address), address
     for address in ("[fd00::1]:1", "[::ffff:192.0.2.7]:1", "[::]:1"):
-        with pytest.raises(ConfigError, match="not a loopback address"):
+        with pytest.raises(ConfigError, match=Says.NOT_LOOPBACK()):
             parse_address("listen", address, loopback_only=True)
 
 

@@ -13,6 +13,7 @@ from peerload.model.errors import ConfigError
 from peerload.model.events import Instant
 from peerload.wire import recording
 from tests.wire.test_recording import begun
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,10 +92,10 @@ def test_it_ends_at_its_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 def test_another_file_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "letter"
     path.write_text("dear reader")
-    with pytest.raises(ConfigError, match="not a recording"):
+    with pytest.raises(ConfigError, match=Says.NOT_A_RECORDING()):
         Recorder(str(path), begun())
     assert path.read_text() == "dear reader"
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match=Says.CANNOT_BE_USED()):
         Recorder(str(tmp_path), begun())
 
 

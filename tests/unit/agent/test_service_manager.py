@@ -14,6 +14,7 @@ import pytest
 from peerload.agent.systemd import STATUS_CHARS_MAX, ServiceManager, check_passed_socket
 from peerload.model.errors import ConfigError
 from tests.each import each
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,12 +88,12 @@ def test_sockets_that_are_not_taken(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="the setting says"):
             check_passed_socket(listener, "/run/other.sock")
         os.chmod(path, 0o666)  # noqa: PTH101 -- as above
-        with pytest.raises(ConfigError, match="open to everybody"):
+        with pytest.raises(ConfigError, match=Says.OPEN_TO_ALL()):
             check_passed_socket(listener, path)
         os.chmod(path, 0o600)  # noqa: PTH101 -- as above
         if os.getuid() == 0:
             os.chown(path, 12345, 12345)
-            with pytest.raises(ConfigError, match="not ours alone"):
+            with pytest.raises(ConfigError, match=Says.NOT_OURS_ALONE()):
                 check_passed_socket(listener, path)
             os.chown(path, 0, 0)
         tmp_path.chmod(0o777)
@@ -103,7 +104,7 @@ def test_sockets_that_are_not_taken(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="No such file"):
             check_passed_socket(listener, path)
         (tmp_path / "agent.sock").write_text("no socket")
-        with pytest.raises(ConfigError, match="not ours alone"):
+        with pytest.raises(ConfigError, match=Says.NOT_OURS_ALONE()):
             check_passed_socket(listener, path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent, pytest.raises(ConfigError, match="not listen"):
         check_passed_socket(silent, path)

@@ -13,6 +13,7 @@ from peerload.config.loader import default_node_name, load
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 from tests.each import each
+from tests.wording import Says
 
 DEFAULTS = {"state": "/var/s", "socket": "/run/s"}
 
@@ -143,7 +144,7 @@ def test_an_unknown_key_is_named_with_its_neighbour(places: Places) -> None:
 )
 def test_a_bad_value_names_the_key_and_the_file(places: Places, text: str, key: str) -> None:
     places.user.write_text(text + "\n")
-    with pytest.raises(ConfigError, match="cannot be used") as caught:
+    with pytest.raises(ConfigError, match=Says.CANNOT_BE_USED()) as caught:
         places.load()
     assert caught.value.key == key
     assert str(places.user) in str(caught.value)

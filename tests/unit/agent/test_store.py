@@ -46,6 +46,7 @@ from peerload.model.task import (
 )
 from tests.each import each
 from tests.support import PATIENCE_S, wait_until
+from tests.wording import Says
 
 NOW = 4e9  # far enough ahead for every retention
 FULL = 2
@@ -480,7 +481,7 @@ def test_a_newer_schema_and_a_damaged_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="newer"):
         Store(path, "ws1").open()
     path.write_bytes(b"no database" * 1000)
-    with pytest.raises(StoreError, match="cannot be used"):
+    with pytest.raises(StoreError, match=Says.CANNOT_BE_USED()):
         Store(path, "ws1").open()
 
 

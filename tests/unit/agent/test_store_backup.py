@@ -12,6 +12,7 @@ from peerload.agent.store import schema
 from peerload.agent.store.backup import copy_of, go_back
 from peerload.model.errors import StoreError
 from tests.unit.agent.test_store import Opened, put, steps, submission
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +78,7 @@ def test_no_schema_step_without_its_copy(tmp_path: Path, monkeypatch: pytest.Mon
         pass
     copy_of(path, OLD).mkdir()  # in the way
     upgrade(monkeypatch)
-    with pytest.raises(StoreError, match="cannot be copied"):
+    with pytest.raises(StoreError, match=Says.CANNOT_BE_COPIED()):
         Opened(path)
     assert schema_of(path) == OLD
 
@@ -98,7 +99,7 @@ def test_nothing_to_go_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert go_back(path, OLD) is None
     with monkeypatch.context() as patched:
         upgrade(patched)
-        with Opened(path), pytest.raises(StoreError, match="an agent uses"):
+        with Opened(path), pytest.raises(StoreError, match=Says.IN_USE()):
             go_back(path, OLD)
     with pytest.raises(StoreError, match="no copy"):
         go_back(path, OLD)

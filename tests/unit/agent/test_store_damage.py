@@ -26,6 +26,7 @@ from peerload.model.task import ExecutionRecord, ExecutionState, FenceKind, Task
 from tests.each import each
 from tests.support import wait_until
 from tests.unit.agent.test_store import NOW, SPEC, Opened, put, submission, uid
+from tests.wording import Says
 
 ROOT = str(Path(__file__).resolve().parents[3])
 
@@ -216,10 +217,10 @@ def test_an_empty_or_foreign_database_is_refused_or_made(tmp_path: Path) -> None
     connection.execute("DELETE FROM meta")
     connection.commit()
     connection.close()
-    with pytest.raises(StoreError, match="cannot be used") as caught:
+    with pytest.raises(StoreError, match=Says.CANNOT_BE_USED()) as caught:
         Store(path, "ws1").open()
     assert caught.value.hint
-    with pytest.raises(StoreError, match="cannot be opened"):
+    with pytest.raises(StoreError, match=Says.CANNOT_BE_OPENED()):
         Store(tmp_path / "no/such/db", "ws1").open()
 
 
@@ -305,7 +306,7 @@ def test_what_is_to_be_set_aside_is_all_of_the_database(tmp_path: Path) -> None:
     path = tmp_path / "db"
     for name in ("db", "db-wal", "db-shm"):
         (tmp_path / name).write_bytes(b"no database" * 1000)
-    with pytest.raises(StoreError, match="cannot be used") as caught:
+    with pytest.raises(StoreError, match=Says.CANNOT_BE_USED()) as caught:
         Store(path, "ws1").open()
     command = caught.value.hint.partition("afresh:  ")[2]
     there = [name for name in ("db", "db-wal", "db-shm") if (tmp_path / name).exists()]

@@ -15,6 +15,7 @@ from peerload.security import certificates, cluster_dir
 from peerload.security.tls import PROTOCOL, Credentials, tls_error_text
 from tests.each import each
 from tests.support import cluster_of
+from tests.wording import Says
 
 
 def made(directory: Path, node: str = "ws1", name: str = "default") -> Credentials:
@@ -138,7 +139,7 @@ def test_a_local_cluster_looks_at_no_date(tmp_path: Path, monkeypatch: pytest.Mo
     before.renew_if_due(then + timedelta(days=1000))
     shake_hands(now.client, before.server)
     shake_hands(before.client, now.server)
-    with pytest.raises(ConfigError, match="not valid now"):
+    with pytest.raises(ConfigError, match=Says.NOT_VALID_NOW()):
         cluster_dir.read(directory)
     dated = Credentials(local._replace(is_local=False), "ws3", tmp_path / "3")
     with pytest.raises(ssl.SSLError, match="certificate"):
@@ -214,7 +215,7 @@ def test_one_made_where_the_clock_is_wrong_does_not_take_the_place_of_a_good_one
     before, key, now = credentials.facts, certificates.key_of(credentials.certificate), datetime.now(UTC)
     authority = cluster_of().authority
     wrong = certificates.certify(authority, "ws1", key, now + timedelta(days=days))
-    with pytest.raises(ValueError, match="compare the clocks"):
+    with pytest.raises(ValueError, match=Says.COMPARE_CLOCKS()):
         credentials.install(wrong)
     assert credentials.facts == before
     credentials.file.write_bytes(certificates.private_key_pem(credentials.file.read_bytes()) + wrong)
@@ -241,5 +242,5 @@ def test_a_certificate_of_a_version_that_nobody_knows_is_named_as_one() -> None:
     strange = der.replace(version, b"\xa0\x03\x02\x01\x03", 1)
     pem = ssl.DER_cert_to_PEM_cert(strange).encode()
     for read in (lambda: certificates.key_of(strange), lambda: certificates.ca_info(made._replace(certificate=pem))):
-        with pytest.raises(ValueError, match="not a readable certificate"):
+        with pytest.raises(ValueError, match=Says.NOT_A_CERTIFICATE()):
             read()

@@ -18,6 +18,7 @@ from peerload.security.revocation import CLOCKS_S, OVERLAP_S, SPREAD_S, Revoked,
 from peerload.wire.seal import Sealer
 from tests.each import each
 from tests.support import cluster_of
+from tests.wording import Says
 
 NOW = 1_800_000_000.0
 YEAR_S = 365 * 86_400.0
@@ -273,5 +274,5 @@ def test_while_a_key_changes_both_open_and_each_message_counts_once() -> None:
     two.use((K2,))
     assert two.open(one.seal(b"3", b"b"), b"b")[2] == b"3"
     one.use((K1,))
-    with pytest.raises(Exception, match="does not open"):
+    with pytest.raises(Exception, match=Says.DOES_NOT_OPEN()):
         two.open(one.seal(b"4", b"b"), b"b")

@@ -20,6 +20,7 @@ from peerload.files import as_user
 from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
 from peerload.files.store import NoRoom
 from peerload.model.errors import StagingFailed
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,7 +184,7 @@ def test_a_process_that_is_lost_is_asked_for_again_a_few_times(tmp_path: Path, m
 
 
 def test_what_the_launcher_refuses_is_not_asked_for_again(tmp_path: Path) -> None:
-    with pytest.raises(StagingFailed, match="guests have no files"):
+    with pytest.raises(StagingFailed, match=Says.GUESTS_WITHOUT_FILES()):
         run(tmp_path, "policy: guests have no files here")
 
 

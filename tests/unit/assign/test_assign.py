@@ -19,6 +19,7 @@ from peerload.wire.control import Cancel, Submit
 from tests.conftest import require_program
 from tests.each import each
 from tests.unit.cli.fake_agent import FakeAgent, fixture_agent, peerload  # noqa: F401 -- one is a fixture
+from tests.wording import Says
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs/examples/assign.toml"
 
@@ -145,7 +146,7 @@ def test_a_mistake_is_named_with_its_place(right: str, wrong: str, key: str, say
 
 def test_a_task_that_fits_nowhere_is_named() -> None:
     program = read_program(SOUND.replace("tasks = 6", "tasks = 0").encode(), "p.toml")
-    with pytest.raises(ConfigError, match="B fits on none of the nodes that can run it: ws1"):
+    with pytest.raises(ConfigError, match=Says.FITS_NOWHERE("B", "ws1")):
         solve(program)
 
 
