@@ -106,7 +106,12 @@ def test_all_is_what_the_verb_can_do_something_with(agent: Agent) -> None:
     assert cli(agent, "wait", "@").returncode == 1
     assert json.loads(typed(agent, "release", "--json", "all"))["released"] == [held]
     agent.wait(held)
-    assert json.loads(typed(agent, "cancel", "--json", "all")) == {"v": 1, "cancelled": [], "already_ended": []}
+    assert json.loads(typed(agent, "cancel", "--json", "all")) == {
+        "v": 1,
+        "cancelled": [],
+        "already_ended": [],
+        "unreachable": [],
+    }
 
 
 def test_a_signal_goes_to_what_runs_and_to_nothing_else(agent: Agent, tmp_path: Path) -> None:
