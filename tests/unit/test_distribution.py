@@ -79,7 +79,7 @@ def test_wheel_and_sdist_have_what_belongs_to_them(tmp_path: Path) -> None:
     assert install.external_attr >> 16 & 0o100, "it can be run"
     deployed = {name for name in copied.split("\0") if name.startswith("deploy/")}
     assert deployed <= carried
-    assert {"docs/cli.md", "docs/security.md", "docs/adr/0018-a-system-service.md", "README.md"} <= carried
+    assert {"docs/cli.md", "docs/security.md", "docs/adr/0018-system-service.md", "README.md"} <= carried
 
 
 def test_every_dependency_has_an_upper_bound_that_the_pins_keep() -> None:
