@@ -62,7 +62,9 @@ def test_tasks_that_ran_when_an_older_copy_was_put_back_are_ended_first_and_noth
     with Cluster() as cluster:
         agent = cluster.agent("n1", slots=1)
         backup = cluster.directory / "backup"
+        agent.kill()  # while it commits, files that belong together would be copied at different times
         _copy(agent.state, backup)
+        agent.start()
         runs = agent.submit("sh", "-c", f"echo $$ > {cluster.directory}/pid; exec sleep 600")
         file = cluster.directory / "pid"
         wait_until(lambda: file.exists() and file.read_text(encoding="ascii").strip(), what=f"{runs} to run")

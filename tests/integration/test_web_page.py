@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import struct
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from peerload.agent.views.agent import KEYS
+from tests.conftest import require_program
 from tests.fakes.web_agent import ChangingCluster, served
 from tests.integration.cluster import Agent, Cluster, ended
 from tests.integration.test_web import serve
@@ -53,7 +53,8 @@ class Browser:
 
     def __init__(self, port: int, directory: str, *, is_traced: bool = False) -> None:
         self._base = f"http://127.0.0.1:{port}/session"
-        options: dict[str, Any] = {"args": [*FLAGS, f"--user-data-dir={directory}"], "binary": shutil.which("chromium")}
+        program = require_program("chromium", "chromium")
+        options: dict[str, Any] = {"args": [*FLAGS, f"--user-data-dir={directory}"], "binary": str(program)}
         if is_traced:
             options["perfLoggingPrefs"] = {"traceCategories": "toplevel,blink.user_timing"}
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"performance": "ALL"} if is_traced else {}}
@@ -100,11 +101,11 @@ class Browser:
 
 @contextlib.contextmanager
 def chromium(*, is_traced: bool = False) -> Iterator[Browser]:
-    driver = shutil.which("chromedriver")
-    if driver is None or shutil.which("chromium") is None:
-        pytest.skip("Chromium is not here (apt-get install chromium chromium-driver)")
+    driver = require_program("chromedriver", "chromium-driver")
     with kept_port() as port, contextlib.ExitStack() as stack:
-        process = subprocess.Popen([driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [str(driver), f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         stack.enter_context(ended(process))
         directory = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -21,6 +20,7 @@ from peerload.web.http import HttpServer, Request
 from peerload.web.live import LiveFeed
 from peerload.web.routes import Routes
 from peerload.web.server import _listen_unix
+from tests.conftest import require_program
 from tests.wording import Says
 
 if TYPE_CHECKING:
@@ -326,12 +326,12 @@ def test_metrics_are_bounded_and_described() -> None:
 
 
 def promtool(*words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    found = shutil.which("promtool")
-    if found is None:
-        pytest.skip("promtool is not here (apt-get install prometheus)")
-    return subprocess.run([found, *words], input=given, capture_output=True, timeout=60, check=False)
+    program = require_program("promtool", "prometheus")
+    return subprocess.run([str(program), *words], input=given, capture_output=True, timeout=60, check=False)
 
 
+@pytest.mark.long
+@pytest.mark.sample
 def test_promtool_has_no_objection() -> None:
     checked = promtool("check", "metrics", given=exposition.text(stats()))
     assert (checked.returncode, checked.stderr) == (0, b"")
