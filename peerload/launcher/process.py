@@ -438,14 +438,15 @@ class Capture:
 
     def close(self, holes: HolePuncher) -> int:
         """Apply the limit for the last time, and remove the file if it is empty; returns its size in bytes."""
-        size = self.limit(holes)
-        if not size:
+        with self.access:
+            size = self._limit(holes)
+            if size:
+                return min(size, SIZE_BYTES_MAX)
             try:
-                with self.access:
-                    os.unlink(self.path)
+                os.unlink(self.path)
             except OSError:  # not there, or replaced by the task
                 return 0
-        return min(size, SIZE_BYTES_MAX)
+            return 0
 
 
 class HolePuncher:

@@ -34,8 +34,8 @@ NODE_CHARS_MAX = 64
 SIZE_BYTES_MAX = 1 << 60
 USAGE_KEYS_MAX = 64
 """Tasks that one `UsageRequest` may name."""
-_SENT_ALWAYS = frozenset({"ts", "frozen_s_max", "once", "ends", "stdout_bytes", "stderr_bytes", "with_start"})
-"""Fields that are sent even if they have their default."""
+_PACKER = msgpack.Packer(default=vars)
+"""Of all messages, in one thread: a new one allocates a MiB. What a message holds is sent as a map of its fields."""
 
 
 class LauncherProtocolError(ValueError):
@@ -63,8 +63,12 @@ class MessageType(type):
     names: tuple[str, ...]
     types: tuple[Any, ...]
     defaults: dict[str, Any]
-    omitted: dict[str, Any]
-    """Fields that are not sent if they have these values, their defaults."""
+    known: frozenset[str]
+    required: frozenset[str]
+    given: set[tuple[str, ...]]
+    """The fields that constructor calls have given, each way once: they are checked."""
+    head: dict[str, str]
+    """The first field of the map that is sent."""
     converters: dict[str, tuple[Any, Callable[[Any], Any]]]
     """Of each field its type, a value of which needs no check, and the function that checks what was received; filled in from
     `_CONVERTERS`."""
@@ -80,33 +84,36 @@ class MessageType(type):
         made.names, made.types = tuple(annotations), tuple(annotations.values())
         setattr(made, "__match_args__", made.names)  # noqa: B010 -- the type checker has it read-only
         made.defaults = {name: body[name] for name in made.names if name in body}
-        for default in made.defaults:
-            delattr(made, default)
-        made.omitted = {name: value for name, value in made.defaults.items() if name not in _SENT_ALWAYS}
-        made.shapes = {}
+        made.known = frozenset(made.names)
+        made.required = made.known - made.defaults.keys()
+        made.given, made.shapes = set(), {}
         return made
 
 
 class Message(metaclass=MessageType):
-    """Base of the types of this protocol: immutable values, compared by their fields."""
+    """Base of the types of this protocol: immutable values, compared by their fields. The dictionary of an instance has the fields
+    that were given, which are those that are sent; the class has the defaults of the others."""
 
     def __init__(self, *values: object, **named: object) -> None:
         cls = type(self)
-        given = {**cls.defaults, **dict(zip(cls.names, values, strict=False)), **named}
-        if len(values) > len(cls.names) or given.keys() != set(cls.names):
-            raise TypeError(f"{cls.__name__}: {', '.join(given)}")
-        self.__dict__ = given
+        if values:
+            named.update(zip(cls.names, values, strict=False))
+        if (given := tuple(named)) not in cls.given:
+            if len(values) > len(cls.names) or not cls.required <= named.keys() <= cls.known:
+                raise TypeError(f"{cls.__name__}: {', '.join(named)}")
+            cls.given.add(given)
+        self.__dict__ = named
 
     def fields(self) -> dict[str, Any]:
-        """Name → value."""
-        return self.__dict__.copy()
+        """Name → value, defaults too."""
+        return type(self).defaults | self.__dict__
 
     def replace(self, **changes: object) -> Self:
         """A copy with other values for some fields."""
         return type(self)(**self.__dict__ | changes)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.__dict__ == other.__dict__
+        return type(self) is type(other) and self.fields() == other.fields()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -427,7 +434,7 @@ class UsageEvent(Message, tag="used"):
     id: int
     at_s: float
     of: dict[str, TaskUsage]
-    counters: list[tuple[str, str, int, int, int]] = []  # noqa: RUF012 -- no attribute: `MessageType` takes it out
+    counters: list[tuple[str, str, int, int, int]] = []  # noqa: RUF012 -- nobody changes it
 
 
 class PongEvent(Message, tag="pong"):
@@ -449,6 +456,8 @@ LauncherEvent = (
 
 REQUESTS: dict[str, type[Request]] = {kind.tag: kind for kind in get_args(Request)}
 EVENTS: dict[str, type[LauncherEvent]] = {kind.tag: kind for kind in get_args(LauncherEvent)}
+for _message in (*REQUESTS.values(), *EVENTS.values()):
+    _message.head = {"do" if _message.tag in REQUESTS else "is": _message.tag}
 
 
 # -- codec -------------------------------------------------------------------------------------------------------------
@@ -461,38 +470,20 @@ def claim_name(what: str, store: str) -> str:
 
 def frame(messages: list[bytes]) -> bytes:
     """The frame of these encoded messages."""
-    body: bytes = msgpack.Packer().pack_array_header(len(messages)) + b"".join(messages)
+    body: bytes = _PACKER.pack_array_header(len(messages)) + b"".join(messages)
     return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def packed(value: Any) -> bytes:  # noqa: ANN401 -- any MessagePack value, with messages in it
+    """A value in MessagePack."""
+    raw: bytes = _PACKER.pack(value)
+    return raw
 
 
 def encode(message: Request | LauncherEvent) -> bytes:
     """One message, to be put into a frame."""
-    tag = type(message).tag
-    fields: dict[str, Any] = {"do" if tag in REQUESTS else "is": tag}
-    if isinstance(message, ListedEvent):
-        fields |= _listed_fields(message)
-    else:
-        fields |= _fields_of(message)
-        if isinstance(message, EndedEvent):
-            fields["exit"] = exit_fields(message.exit)
-    raw: bytes = msgpack.packb(fields)
-    return raw
-
-
-def exit_fields(record: ExitRecord) -> dict[str, Any]:
-    """An exit record as it is sent and kept on the disk."""
-    fields = _fields_of(record)
-    if record.usage is not None:
-        fields["usage"] = record.usage.fields()
-    return fields
-
-
-def _fields_of(message: Any) -> dict[str, Any]:  # noqa: ANN401 -- any of the types above
-    fields: dict[str, Any] = message.__dict__.copy()
-    for name, default in type(message).omitted.items():
-        if fields[name] == default:
-            del fields[name]
-    return fields
+    fields = _listed_fields(message) if isinstance(message, ListedEvent) else message.__dict__
+    return packed(type(message).head | fields)
 
 
 def _listed_fields(event: ListedEvent) -> dict[str, Any]:
@@ -502,16 +493,16 @@ def _listed_fields(event: ListedEvent) -> dict[str, Any]:
         "running": [[task.key, task.started_at] for task in tasks],
         "leases": [[task.ts, task.deadline_s, task.is_frozen] for task in tasks],
         "ran_s": [task.ran_s for task in tasks],
-        "ended": [[key, exit_fields(record)] for key, record in event.ended],
     }
 
 
 def decode_requests(body: bytes) -> Iterator[Request]:
     """The requests of a frame's body, one after the other. Raises LauncherProtocolError."""
     for raw in _maps(body):
-        kind = REQUESTS.get(_text(raw.get("do")))
+        tag = raw.pop("do", None)
+        kind = REQUESTS.get(_text(tag))
         if kind is None:
-            raise LauncherProtocolError(f"unknown request {str(raw.get('do'))[:40]!r}")
+            raise LauncherProtocolError(f"unknown request {str(tag)[:40]!r}")
         request = _built(kind, raw)
         yield request if kind is ForgetRequest else _checked(request)  # there are as many of these as tasks
 
@@ -520,7 +511,7 @@ def decode_events(body: bytes) -> list[LauncherEvent]:
     """The events of a frame's body, without those of a newer launcher that are not known here. Raises LauncherProtocolError."""
     events: list[LauncherEvent] = []
     for raw in _maps(body):
-        kind = EVENTS.get(_text(raw.get("is")))
+        kind = EVENTS.get(_text(raw.pop("is", None)))
         if kind is ListedEvent:
             events.append(_listed(raw))
         elif kind is not None:
@@ -565,36 +556,39 @@ def _listed(raw: dict[str, Any]) -> ListedEvent:
 
 
 def _built(kind: Any, raw: dict[str, Any]) -> Any:  # noqa: ANN401 -- an instance of ``kind``
-    """A message of this type. Raises LauncherProtocolError."""
-    message = object.__new__(kind)
+    """A message of this type, whose dictionary ``raw`` becomes. Raises LauncherProtocolError."""
     keys, types = tuple(raw), tuple(map(type, raw.values()))
     found = kind.shapes.get(keys)
-    if found is not None and found[0] == types:  # as nearly all are
-        message.__dict__ = values = kind.defaults | raw
-        values.pop("do", None)
-        values.pop("is", None)
+    if found is None or found[0] != types:  # few are the first of their shape
+        raw = _converted(kind, raw)
+    else:
         for name, converted in found[1]:
-            values[name] = converted(raw[name])
-        return message
-    values, converters = kind.defaults.copy(), kind.converters
-    for name, value in raw.items():
-        if name in converters:
-            simple, converted = converters[name]
+            raw[name] = converted(raw[name])
+    message = object.__new__(kind)
+    message.__dict__ = raw
+    return message
+
+
+def _converted(kind: Any, raw: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401 -- see `_built`
+    """The fields of a message, without unknown ones; notes its shape. Raises LauncherProtocolError."""
+    values: dict[str, Any] = {}
+    inside = []
+    for name, (simple, converted) in kind.converters.items():
+        if name not in raw:
+            continue
+        value = raw[name]
+        if type(value) is not simple:
+            inside.append((name, converted))
             try:
-                values[name] = value if type(value) is simple else converted(value)
+                value = converted(value)
             except LauncherProtocolError as error:
                 raise LauncherProtocolError(f"{name}: {error}") from None
-    if len(values) < len(converters):
-        raise LauncherProtocolError(f"{', '.join(converters.keys() - values)} is missing")
-    if len(kind.shapes) < SHAPES_MAX and all(name in converters or name in {"do", "is"} for name in keys):
-        inside = tuple(
-            (name, converters[name][1])
-            for name in keys
-            if name in converters and type(raw[name]) is not converters[name][0]
-        )
-        kind.shapes[keys] = types, inside
-    message.__dict__ = values
-    return message
+        values[name] = value
+    if not kind.required <= values.keys():
+        raise LauncherProtocolError(f"{', '.join(kind.required - values)} is missing")
+    if len(kind.shapes) < SHAPES_MAX and len(values) == len(raw):
+        kind.shapes[tuple(raw)] = tuple(map(type, raw.values())), tuple(inside)
+    return values
 
 
 def _checked(request: Request) -> Request:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-from peerload.launcher.protocol import EndedEvent, ExitRecord, LauncherProtocolError, decode_exit, exit_fields
+from peerload.launcher.protocol import EndedEvent, ExitRecord, LauncherProtocolError, decode_exit, packed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def whole_records(path: str) -> tuple[list[Any], int]:
 
 
 def _pack(record: Any) -> bytes:  # noqa: ANN401 -- any MessagePack value
-    body: bytes = msgpack.packb(record)
+    body = packed(record)
     return len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
 
 
@@ -175,7 +175,7 @@ class Exits:
         self._wake = -1
         self.may_wait = True
         """False if there is an exit that has to be reported now."""
-        self._new: list[list[Any]] = []
+        self._new: list[tuple[str, ExitRecord]] = []
         self._reportable: list[EndedEvent] = []
         self._to_sync: list[EndedEvent] = []
         self._in_sync: list[EndedEvent] = []
@@ -188,7 +188,7 @@ class Exits:
     def add(self, key: str, record: ExitRecord, *, is_synced: bool, with_start: bool = False) -> None:
         """Add the exit of a task. is_synced: it is reported only when it is on the disk; with_start: with its start."""
         self.ended[key] = record
-        self._new.append([key, exit_fields(record)])
+        self._new.append((key, record))
         event = EndedEvent(key, record, with_start)
         (self._to_sync if is_synced else self._reportable).append(event)
 
@@ -240,7 +240,7 @@ class Exits:
 
     def _compact(self) -> None:
         if self._log.size_bytes > LOG_BYTES_MAX and not self._new and not self._in_sync:
-            rows = [[key, exit_fields(record)] for key, record in self.ended.items()]
+            rows = list(self.ended.items())
             worth = len(rows) * RECORD_BYTES_WORTH < self._log.size_bytes
             self._log.compact(rows if worth else None, len(rows))
 

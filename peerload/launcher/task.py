@@ -121,10 +121,11 @@ class LaunchedTask:
         """Reap the leader of a task of which nothing else is left → the exit record."""
         _, status, usage = os.wait4(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
+        started_at = self._start_date()
         record = ExitRecord(
             exit_code=code if code >= 0 else 128 - code,
-            started_at=self._start_date(),
-            ended_at=max(self.ended_at, self._start_date()),
+            started_at=started_at,
+            ended_at=max(self.ended_at, started_at),
             stdout_bytes=self.captures[0].close(holes),
             stderr_bytes=self.captures[1].close(holes),
             usage=ResourceUsage(usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024),

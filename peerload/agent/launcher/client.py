@@ -14,7 +14,7 @@ import logging
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, assert_never, cast
+from typing import TYPE_CHECKING, Any, assert_never, cast
 
 import msgpack
 import msgspec
@@ -510,7 +510,6 @@ class LauncherLink:
         submitter on this node, -1 = unknown. inside: key of the running attempt whose working directory, environment
         and unit it gets."""
         spec, limit = action.spec, self._output_bytes_max
-        mem_bytes = spec.request.mem_bytes
         request = SpawnRequest(
             key=action.key,
             argv=list(spec.argv),
@@ -521,16 +520,8 @@ class LauncherLink:
             stderr=str(stderr),
             deadline_s=action.deadline_s,
             output_bytes_max=max(limit, FOLLOWED_BYTES_MAX) if spec.followed else limit,
-            ts=action.ts,
-            frozen_s_max=action.frozen_s_max,
-            once=spec.guarantee is Guarantee.ONCE,
-            memory_bytes_max=mem_bytes,
-            node=extra.get(b"PEERLOAD_NODE", b"").decode() if mem_bytes else "",
-            input=source,
-            terminal=[spec.terminal.rows, spec.terminal.columns] if spec.terminal is not None else None,
             run=self._run,
-            inside=inside,
-            after=action.after,
+            **_rare_fields(action, extra, source, inside),
         )
         if self._service_of:
             request = request.replace(
@@ -741,6 +732,26 @@ class LauncherLink:
                 pass  # the heartbeat has noticed it; the list is read before the events
             case _:
                 assert_never(event)
+
+
+def _rare_fields(action: SpawnTask, extra: dict[bytes, bytes], source: str, inside: str) -> dict[str, Any]:
+    """The fields of a `SpawnRequest` that do not have their default."""
+    spec, mem_bytes, fields = action.spec, action.spec.request.mem_bytes, dict[str, Any]()
+    if action.ts or action.frozen_s_max:
+        fields |= {"ts": action.ts, "frozen_s_max": action.frozen_s_max}
+    if mem_bytes:
+        fields |= {"memory_bytes_max": mem_bytes, "node": extra.get(b"PEERLOAD_NODE", b"").decode()}
+    if spec.guarantee is Guarantee.ONCE:
+        fields["once"] = True
+    if source:
+        fields["input"] = source
+    if spec.terminal is not None:
+        fields["terminal"] = [spec.terminal.rows, spec.terminal.columns]
+    if inside:
+        fields["inside"] = inside
+    if action.after:
+        fields["after"] = action.after
+    return fields
 
 
 def _environment(packed: bytes, extra: dict[bytes, bytes]) -> dict[bytes, bytes] | None:
