@@ -405,7 +405,7 @@ def test_a_frame_cut_off_anywhere_leaves_nothing(agent: Agent, tmp_path: Path) -
 def test_a_newcomer_hears_nothing_a_member_would(agent: Agent) -> None:
     """Without a certificate there is joining and nothing else, whatever is offered to be spoken."""
     host, _, port = agent.listen.rpartition(":")
-    why = 'peer_frames_dropped_total{reason="no proof: it shows no certificate"}'
+    why = f'peer_frames_dropped_total{{reason="no proof: {Says.NO_CERTIFICATE()}"}}'
     before = agent.counters().get(why, 0)
     for offered in (["peerload/1"], ["http/1.1"], []):
         context = invitations._unproven()

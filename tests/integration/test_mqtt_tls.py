@@ -15,6 +15,7 @@ from peerload.security.broker import BrokerTls
 from tests.integration.broker_fixtures import BusNode, loop_thread, need_broker  # noqa: F401 -- a fixture
 from tests.integration.tls_broker import Party, TlsBroker, party
 from tests.support import PATIENCE_S, cluster_of, wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -204,11 +205,11 @@ def test_the_agent_is_told_why_the_broker_refuses_it(
     [
         ("another CA", "(mqtt_ca)"),
         ("the system's CAs", "(mqtt_ca)"),
-        ("another name", "for another name than its address"),
+        ("another name", Says.OTHER_NAME()),
         ("another address", "for another"),
-        ("a node's certificate", "for another name than its address"),
-        ("expired", "its certificate has expired"),
-        ("not yet", "its certificate is not valid yet"),
+        ("a node's certificate", Says.OTHER_NAME()),
+        ("expired", Says.EXPIRED()),
+        ("not yet", Says.NOT_VALID_YET()),
     ],
 )
 def test_a_broker_that_is_not_who_it_should_be_is_told_nothing(
@@ -258,7 +259,7 @@ def test_there_is_no_falling_back_to_plain(buses: Buses, broker: TlsBroker) -> N
         thread = threading.Thread(target=record)
         thread.start()
         node = buses("n1", f"mqtts://localhost:{listening.getsockname()[1]}", tls=tls_of(broker, "n1"))
-        assert "it does not speak TLS" in why_not(node, "it does not speak TLS")
+        assert Says.NO_TLS() in why_not(node, Says.NO_TLS())
         thread.join(60)
     assert [data[:2] for data in heard] == [b"\x16\x03"] * 2, "a handshake, each time"
     assert not any(b"MQTT" in data for data in heard)
@@ -291,7 +292,7 @@ def test_a_password_from_a_file_and_no_certificate(
         assert password not in (node.bus.url or "") + node.bus.unavailable_because
         private.chmod(0o640)
         own.stop()
-        wait_until(lambda: "others may read or change it" in node.bus.unavailable_because, what="it to be refused")
+        wait_until(lambda: Says.OPEN_TO_OTHERS() in node.bus.unavailable_because, what="it to be refused")
     finally:
         own.stop()
     assert password not in "".join(capfd.readouterr())

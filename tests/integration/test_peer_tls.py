@@ -107,7 +107,7 @@ def test_a_plaintext_introduction_is_not_read(nodes: Nodes) -> None:  # noqa: F8
     stranger.close()
     assert answer(sock) == b""
     assert a.met == []
-    wait_until(lambda: turned_away(a, "it does not speak TLS"), what="it is counted")
+    wait_until(lambda: turned_away(a, Says.NO_TLS()), what="it is counted")
 
 
 @pytest.mark.rule("J3")
@@ -151,7 +151,7 @@ def test_an_older_tls_is_refused(nodes: Nodes, tmp_path: Path) -> None:  # noqa:
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises((ssl.SSLError, ConnectionError)):
         context.wrap_socket(plain(a))
-    wait_until(lambda: turned_away(a, "it does not speak TLS 1.3"), what="it is counted")
+    wait_until(lambda: turned_away(a, Says.NO_TLS_1_3()), what="it is counted")
 
 
 NOW = datetime.now(UTC)
@@ -162,10 +162,10 @@ DAY = timedelta(days=1)
 @pytest.mark.parametrize(
     ("cluster", "made_at", "why"),
     [
-        ("another", NOW, "it is of another cluster"),
-        ("default", NOW - 100 * DAY, "its certificate has expired; compare the clocks"),
-        ("default", NOW + 2 * DAY, "its certificate is not valid yet; compare the clocks"),
-        (None, NOW, "it shows no certificate"),
+        ("another", NOW, Says.OTHER_CLUSTER()),
+        ("default", NOW - 100 * DAY, f"{Says.EXPIRED()}; {Says.COMPARE_CLOCKS()}"),
+        ("default", NOW + 2 * DAY, f"{Says.NOT_VALID_YET()}; {Says.COMPARE_CLOCKS()}"),
+        (None, NOW, Says.NO_CERTIFICATE()),
     ],
     ids=["another CA", "expired", "a clock too far ahead", "none"],
 )
@@ -294,17 +294,17 @@ def why_not(node: LinkNode, address: str, dst: str = "b") -> str:
 @pytest.mark.rule("J3")
 def test_a_member_of_another_cluster_is_told_nothing(nodes: Nodes) -> None:  # noqa: F811 -- a fixture
     a, other = nodes("a"), nodes("b", cluster="another")
-    assert "it is of another cluster" in why_not(a, other.address)
+    assert Says.OTHER_CLUSTER() in why_not(a, other.address)
     assert other.met == []
     with serving(credentials_of("b", "another").server) as (address, told):
-        assert "it is of another cluster" in why_not(a, address)
+        assert Says.OTHER_CLUSTER() in why_not(a, address)
     assert told == []
 
 
 def test_a_server_without_tls_is_told_nothing(nodes: Nodes) -> None:  # noqa: F811 -- a fixture
     a = nodes("a")
     with serving(None) as (address, told):
-        assert "it does not speak TLS" in why_not(a, address)
+        assert Says.NO_TLS() in why_not(a, address)
     assert len(told) == 1
     assert told[0][:1] == b"\x16", "a client hello, and nothing after it"
     assert b"boot-of-a" not in told[0]

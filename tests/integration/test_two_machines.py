@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.cluster import Agent, Cluster
 from tests.support import total, wait_until
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,7 +105,7 @@ def test_a_machine_with_another_directory_is_none(machines: dict[str, str]) -> N
         first = on(cluster, machines["n1"], "n1", "--cluster", str(cluster.directory / "lab")).start()
         other = ["--cluster", str(cluster.directory / "other"), "--peer", f"{ADDRESSES['n1']}:{PORT}"]
         second = on(cluster, machines["n2"], "n2", *other).start()
-        wait_until(lambda: "it is of another cluster" in second.log_end(), what="the newcomer says why")
+        wait_until(lambda: Says.OTHER_CLUSTER() in second.log_end(), what="the newcomer says why")
         wait_until(lambda: total(first.counters(), "peer_frames_dropped_total"), what="it is counted")
         assert (first.peers_alive(), second.peers_alive()) == ({"n1"}, {"n2"})
 

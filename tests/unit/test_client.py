@@ -258,5 +258,5 @@ def test_an_agent_that_had_to_end_has_left_the_reason(tmp_path: Path) -> None:
     assert "peerload up --node" in refused.value.hint
     (tmp_path / "agent.sock.why").unlink()
     (tmp_path / "agent.sock.why").symlink_to("/etc/passwd")
-    with pytest.raises(AgentUnavailable, match=r"^no agent is running here \(no socket at"):
+    with pytest.raises(AgentUnavailable, match=rf"^{Says.NO_AGENT()} \(no socket at"):
         AgentConnection(str(path))

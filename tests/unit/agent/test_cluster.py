@@ -101,13 +101,13 @@ def test_where_none_can_be_made(tmp_path: Path) -> None:
 @each("mode", [0o755, 0o750, 0o701, 0o720])
 def test_others_may_not_look_into_it(made: Path, mode: int) -> None:
     made.chmod(mode)
-    refused(made, "others may read or change it", f"chmod -R go= {made}")
+    refused(made, Says.OPEN_TO_OTHERS(), f"chmod -R go= {made}")
 
 
 @pytest.mark.parametrize("name", cluster_dir.FILES)
 def test_others_may_read_none_of_its_files(made: Path, name: str) -> None:
     (made / name).chmod(0o640)
-    refused(made, name, "others may read or change it", f"chmod -R go= {made}")
+    refused(made, name, Says.OPEN_TO_OTHERS(), f"chmod -R go= {made}")
 
 
 @pytest.mark.parametrize("name", cluster_dir.FILES)

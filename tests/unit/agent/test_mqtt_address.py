@@ -14,6 +14,7 @@ from peerload.security import broker
 from peerload.security.broker import BrokerTls, BrokerUrl, check_ca, read_password
 from tests.each import each
 from tests.support import cluster_of
+from tests.wording import Says
 
 pytestmark = [pytest.mark.rule("S13")]
 
@@ -43,8 +44,8 @@ def test_a_password_is_what_follows_the_first_colon(tmp_path: Path, end: str) ->
 @each(
     ("content", "mode", "says"),
     [
-        (f"n1:{SECRET}", 0o640, "others may read or change it"),
-        (f"n1:{SECRET}", 0o602, "others may read or change it"),
+        (f"n1:{SECRET}", 0o640, Says.OPEN_TO_OTHERS()),
+        (f"n1:{SECRET}", 0o602, Says.OPEN_TO_OTHERS()),
         ("", 0o600, "one line USER:PASSWORD"),
         (SECRET.replace(":", ""), 0o600, "one line USER:PASSWORD"),
         (f":{SECRET}", 0o600, "one line USER:PASSWORD"),

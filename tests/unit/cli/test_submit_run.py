@@ -28,6 +28,7 @@ from tests.unit.cli.fake_agent import (  # noqa: F401 -- one is a fixture
     fixture_agent,
     peerload,
 )
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -334,7 +335,7 @@ def test_attach_tells_of_a_file_that_is_not_complete(agent: FakeAgent) -> None:
 def test_a_submission_without_an_answer_can_be_repeated(agent: FakeAgent) -> None:
     agent.handlers["submit"] = lambda _request, reply: reply.hang_up()
     done = peerload("submit", "true", agent=agent)
-    assert (done.returncode, b"it is not known whether the task is queued" in done.stderr) == (125, True)
+    assert (done.returncode, Says.QUEUED_UNKNOWN().encode() in done.stderr) == (125, True)
     (first,) = agent.asked(control.Submit)
     assert f"peerload submit --token {first.token} ".encode() in done.stderr
     submitted(agent)
@@ -346,7 +347,7 @@ def test_a_submission_without_an_answer_can_be_repeated(agent: FakeAgent) -> Non
 def test_of_an_agent_that_is_silent_it_is_not_known_whether_the_task_is_queued() -> None:
     client = Mock()
     client.call.side_effect = AgentSilent("the agent does not answer", hint="kill -CONT 7")
-    with pytest.raises(AgentSilent, match="it is not known whether the task is queued") as caught:
+    with pytest.raises(AgentSilent, match=Says.QUEUED_UNKNOWN()) as caught:
         command.submit(client, {"directory": b"/"}, {}, token="0123456789")
     assert "--token 0123456789" in caught.value.hint
     assert "kill -CONT 7" in caught.value.hint

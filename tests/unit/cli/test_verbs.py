@@ -19,6 +19,7 @@ from tests.unit.cli.fake_agent import (  # noqa: F401 -- one is a fixture
     fixture_agent,
     peerload,
 )
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -580,7 +581,7 @@ def test_a_closed_stdout_is_an_error(agent: FakeAgent, words: list[str]) -> None
     done = subprocess.run(
         ["sh", "-c", f"{line} >&-"], env=environment(agent), stderr=subprocess.PIPE, check=False, timeout=60
     )
-    assert (done.returncode, b"standard output cannot be written" in done.stderr) == (125, True)
+    assert (done.returncode, Says.STANDARD_OUTPUT_FAILED("Bad file descriptor").encode() in done.stderr) == (125, True)
 
 
 def test_output_to_a_closed_pipe_is_quiet(agent: FakeAgent) -> None:

@@ -17,6 +17,7 @@ from tests.each import each
 from tests.support import PATIENCE_S
 from tests.unit.cli.fake_agent import fixture_agent
 from tests.unit.top.given import ESCAPES, NOW, event, node, sample, task
+from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -252,7 +253,7 @@ def test_an_agent_that_goes_and_comes_back() -> None:
 def test_what_cannot_be_done_is_said() -> None:
     async def body(app: TopApp, pilot: Pilot[int]) -> None:
         await pilot.press("c", "y")
-        await until(pilot, lambda: "no agent is running here" in screen(app)[-1])
+        await until(pilot, lambda: Says.NO_AGENT() in screen(app)[-1])
         await pilot.press("w")
         await until(pilot, lambda: "peerload why ws1/1: no agent" in screen(app)[-1])
 

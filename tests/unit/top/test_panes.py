@@ -59,9 +59,9 @@ def test_the_header_says_whence_and_what() -> None:
 
 def test_an_agent_that_is_away_is_said_and_all_else_looks_old() -> None:
     paint = painter(BUSY)
-    paint.look.world.lost("no agent is running here", NOW + 2)
+    paint.look.world.lost("no agent", NOW + 2)
     header = "".join(part for part, _ in paint.header(120, NOW + 14))
-    assert all(fact in header for fact in ("12s", "no agent is running here"))
+    assert all(fact in header for fact in ("12s", "no agent"))
     drawn = paint.pane("nodes", 100, 8, NOW + 14)
     assert all("stale" in style for line in drawn for _, style in line)
 
