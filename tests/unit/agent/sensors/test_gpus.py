@@ -23,6 +23,8 @@ from tests.support import PATIENCE_S
 
 MIB = 1 << 20
 KEY = "ab12-1"
+ROUNDS = 5
+"""Readings after which a search was due too (`FIND_EVERY_S` below is less than so many `SAMPLE_S`)."""
 
 
 class FakeOwners:
@@ -51,6 +53,18 @@ class Bench:
             owners=self.owners,  # type: ignore[arg-type]
             **more,
         )
+        self.rounds = 0
+        self._wait = self.gpus._wait
+        self.gpus._wait = self._counted_wait  # type: ignore[method-assign]
+
+    async def _counted_wait(self) -> None:
+        self.rounds += 1
+        await self._wait()
+
+    async def look_again(self) -> None:
+        """Return when the driver was read, and searched where it has to be, a few times more."""
+        enough = self.rounds + ROUNDS
+        await until(lambda: self.rounds >= enough)
 
     @property
     def ledger(self) -> Any:
@@ -144,7 +158,7 @@ def test_what_is_there_is_found_and_changes_are_told(machine: Machine, pynvml: o
 
             await until(lambda: told() == (3 * GIB, ((KEY, 2 * GIB),), GIB, 1))
             count = len(bench.events)
-            await asyncio.sleep(0.2)
+            await bench.look_again()
             assert len(bench.events) == count  # nothing new
 
     in_loop(test)
@@ -199,7 +213,7 @@ def test_gpus_that_were_late_at_the_start_are_told_when_they_come(machine: Machi
         bench = Bench(pynvml)
         assert await bench.gpus.find(0.05) == ()
         task = asyncio.create_task(bench.gpus.run(bench.ledger, bench.gpu_changed))
-        await asyncio.sleep(0.1)
+        await until(lambda: bench.rounds)
         assert bench.events == []
         machine.unsay("hang")
         await until(lambda: len(bench.events) >= 2)
@@ -223,7 +237,7 @@ def test_a_driver_that_is_unloaded_and_loaded_again(machine: Machine, pynvml: ob
         machine.say("init 9")
         await until(lambda: bench.last()["nvidia:GPU-0"].why == "its driver has been unloaded")
         assert bench.healths() == {Health.UNKNOWN}
-        await asyncio.sleep(0.2)
+        await bench.look_again()
         assert [event for event in bench.events if isinstance(event, DevicesFound)] == []  # its tasks may hold it
         machine.gpu(1, uuid="GPU-1")
         machine.unsay("init")  # last: a session tells of no card that comes after its beginning
@@ -247,7 +261,7 @@ def test_why_there_are_none_is_said_once(
 
     async def story(bench: Bench) -> None:
         assert bench.gpus.why_none == why
-        await asyncio.sleep(0.2)
+        await bench.look_again()
         assert [record.message for record in caplog.records] == [f"no GPUs: {why}"]
         machine.unsay("init")
         machine.gpu(0)
@@ -437,7 +451,7 @@ def test_a_driver_that_answers_with_nonsense_is_no_driver(
     async def story(bench: Bench) -> None:
         assert bench.gpus.devices == ()
         assert "no number" in bench.gpus.why_none
-        await asyncio.sleep(0.2)
+        await bench.look_again()
         assert len([record for record in caplog.records if record.exc_info]) == 1
         library.functions.clear()
         await until(lambda: bench.healths() == {Health.OK})
@@ -455,7 +469,7 @@ def test_nonsense_after_the_driver_was_loaded_anew_ends_nothing(machine: Machine
         machine.say("init 9")
         await until(lambda: bench.healths() == {Health.UNKNOWN})
         machine.unsay("init")
-        await asyncio.sleep(0.2)
+        await bench.look_again()
         assert [device.id for device in bench.gpus.devices] == ["nvidia:GPU-0"]
         library.functions.clear()
         await until(lambda: bench.healths() == {Health.OK})
@@ -470,7 +484,7 @@ def test_a_driver_that_is_away_is_no_reason_to_have_no_gpus(machine: Machine, py
         await until(lambda: bench.healths() == {Health.OK})
         machine.say("init 9")
         await until(lambda: bench.healths() == {Health.UNKNOWN})
-        await asyncio.sleep(0.2)
+        await bench.look_again()
         assert bench.gpus.why_none == ""
 
     while_running(pynvml, story)
@@ -483,7 +497,7 @@ def test_a_card_that_another_agent_had_is_found_beside_those_that_are_ours(machi
 
     async def story(bench: Bench) -> None:
         await until(lambda: list(bench.last()) == ["nvidia:GPU-0"])
-        await asyncio.sleep(0.2)
+        await bench.look_again()
         assert not [event for event in bench.events if isinstance(event, DevicesFound)]
         ours.add("nvidia:GPU-1")
         await until(lambda: list(bench.last()) == ["nvidia:GPU-0", "nvidia:GPU-1"])
@@ -503,7 +517,7 @@ def test_a_card_that_comes_back_after_the_driver_is_found(machine: Machine, pynv
         lost = machine.gpus.pop("1")
         machine.unsay("init")
         await until(lambda: list(bench.last()) == ["nvidia:GPU-0"])
-        await asyncio.sleep(0.2)
+        await bench.look_again()
         assert len(bench.gpus.devices) == 1
         machine.gpu(1, **lost)
         await until(lambda: list(bench.last()) == ["nvidia:GPU-0", "nvidia:GPU-1"])
@@ -536,7 +550,7 @@ def test_a_card_that_cannot_be_used_is_looked_for_until_it_can(
         library.functions.clear()
         await until(lambda: list(bench.last()) == ["nvidia:GPU-0", "nvidia:GPU-1"])
         count = len(seen)
-        await asyncio.sleep(0.2)
+        await bench.look_again()
         assert len(seen) == count  # there is nothing more to look for
 
     while_running(library, story)
