@@ -13,6 +13,7 @@ import pytest
 
 from tests.fakes.power_tree import PowerTree
 from tests.integration.cluster import Agent, Cluster
+from tests.integration.shared import restart
 from tests.support import wait_until
 
 WATTS = 50.0
@@ -96,8 +97,7 @@ def test_what_cancelled_tasks_used_is_theirs_also_elsewhere_and_over_a_kill() ->
             where |= dict(zip(tasks, (home.node, other.node), strict=True))
             if len(where) == 2:
                 home.cli("cancel", *tasks)  # they do not obey before they are killed
-                home.kill()
-                home.start()
+                restart([home, other])
             else:
                 home.cli("cancel", "--wait", "--force", *tasks)
 

@@ -651,3 +651,24 @@ def test_who_is_shut_out_loses_every_link_and_stream_and_gets_no_other(
             node.loop.run(begun(node, dst))
     with pytest.raises(LinkUnavailable, match="revoked"):
         a.loop.run(begun(a, "b"))
+
+
+@pytest.mark.parametrize(("kind", "count"), [(connection.NO_ANSWER, links.COPY_DIALS_MAX), (connection.REFUSED, 1)])
+def test_a_copy_that_does_not_answer_in_time_is_dialled_again_and_not_for_ever(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
+) -> None:
+    dialled: list[str] = []
+    a = nodes("a")
+
+    async def nobody(address: str, who: str, _owner: object) -> None:
+        dialled.append(address)
+        raise LinkUnavailable(who, "no link", kind=kind)
+
+    async def ended() -> None:
+        await asyncio.gather(*(task for task in a.links._tasks if task.get_name() == "copy 127.0.0.1:1"))
+
+    monkeypatch.setattr(links, "backoff_s", lambda _failures: 0.0)
+    monkeypatch.setattr(a.links.connections, "open", nobody)
+    a.loop.call(a.links.dial_copy, "127.0.0.1:1")
+    a.loop.run(ended())
+    assert dialled == ["127.0.0.1:1"] * count

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from peerload.agent.peers.connection import (
     EARLIER_START,
     HANDSHAKE_S,
+    NO_MEMBER,
+    REFUSED,
     SHUTDOWN_S,
     ConnectionRegistry,
     PeerTable,
@@ -72,6 +74,8 @@ QUIET_S = 5.0
 IDLE_KEPT_MAX = 16
 """Idle links that stay open: those used last."""
 IDLE_CHECK_S = 15.0
+COPY_DIALS_MAX = 4
+"""Dials of an address at which a copy of this agent is said to be: any member can make one up."""
 MEMBERSHIP_MESSAGES = (Hello, Leaving, NotDialled, Ping, Pong, ProfileRequest, ProfileTold, Sync, WrongBoot)
 """Messages about who is there; any other message means that the link is in use."""
 IDLE = "it was not in use"
@@ -236,9 +240,10 @@ class PeerLinks:
         return await self.streams.open(dst, identity.address, kinds)
 
     def dial_copy(self, address: str) -> None:
-        """Dial an agent once that is said to have this node's name and database: its certificate proves its name then."""
+        """Dial an agent that is said to have this node's name and database: its certificate proves its name then. One that
+        does not answer in time is dialled again, at most COPY_DIALS_MAX times in all."""
         if address != self._local.identity.address:
-            self.spawn(self._dial_once(address), f"copy {address}")
+            self.spawn(self._dial_copy(address), f"copy {address}")
 
     async def close(self) -> None:
         """Stop listening, write the gathered frames, close every link; takes at most about twice CLOSE_S."""
@@ -327,7 +332,7 @@ class PeerLinks:
                 self._write(link, identity.node, NameTaken(identity.address))
 
     def _name_taken(self, connection: PeerConnection, message: NameTaken) -> None:
-        """Handle a refusal of this node's name. An agent with a copy of the database, too, is dialled once."""
+        """Handle a refusal of this node's name. An agent with a copy of the database, too, is dialled."""
         connection.close(f"another agent is called {self._name}")
         if not message.at:
             self._owner.name_taken(connection.hello.identity.address if connection.hello is not None else "")
@@ -424,10 +429,18 @@ class PeerLinks:
                 break
         self._unanswered.pop(address, None)
 
-    async def _dial_once(self, address: str) -> None:
-        with contextlib.suppress(LinkUnavailable, ConfigError):
+    async def _dial_copy(self, address: str) -> None:
+        with contextlib.suppress(ConfigError):
             parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
-            await self.connections.open(address, address, self)
+            for failures in range(1, COPY_DIALS_MAX + 1):
+                try:
+                    await self.connections.open(address, address, self)
+                except LinkUnavailable as error:
+                    if error.kind in {REFUSED, NO_MEMBER}:  # no agent listens there, or no longer
+                        return
+                    await asyncio.sleep(backoff_s(failures))
+                else:
+                    return
 
     def _dial_peer(self, peer: PeerEntry) -> None:
         """Make a link in the background; within the pause after a failure, fail at once."""
