@@ -210,6 +210,8 @@ def test_commands_work_as_they_stand(page: Path, desk: Desk) -> None:
     if page.name == CLUSTER_PAGE:
         desk.types(desk.as_here("peerload invite"))
     for command in typed:
+        if page.name == TABLE_PAGE and command.startswith("peerload prio"):
+            desk.types("peerload submit --held true")  # the priority of a task that has ended cannot be changed
         desk.types(desk.as_here(command))
 
 
