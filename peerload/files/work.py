@@ -246,7 +246,7 @@ def make(directory: bytes, blocks: BlockAccess, manifest: bytes, globs: Sequence
 def _empty(directory: bytes) -> None:
     with os.scandir(directory) as entries:
         for entry in entries:
-            shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)  # noqa: PTH108 -- bytes
+            shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)  # noqa: PTH108 -- bytes
 
 
 def collect(directory: bytes, blocks: BlockAccess, manifest: bytes, globs: Sequence[str], needs_all: bool) -> bytes:

@@ -319,13 +319,13 @@ def test_a_node_without_the_directory_is_named_at_once_and_by_every_view(apart: 
 
 def test_what_is_damaged_in_the_cache_of_a_node_is_fetched_again(user: User) -> None:
     content = os.urandom(100_000).hex()
-    (user.directory / "data").write_text(content)
-    assert user.types("run", "--node", "n2", "--in", "data", "true").returncode == 0
+    (user.directory / "src/data").write_text(content)
+    assert user.types("run", "--node", "n2", "--in", "src", "true").returncode == 0
     for pack in (user.there.state / "files/blocks").rglob("*"):
         if pack.is_file():
             pack.write_bytes(bytes(pack.stat().st_size))
     before = user.there.counters()[FILES_FETCHED_BYTES]
-    assert user.types("run", "--node", "n2", "--in", "data", "cat", "data").stdout == content
+    assert user.types("run", "--node", "n2", "--in", "src", "cat", "src/data").stdout == content
     assert user.there.counters()[FILES_FETCHED_BYTES] - before >= 100_000
 
 

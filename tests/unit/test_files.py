@@ -67,6 +67,21 @@ def made(where: Path, taken: snapshot.Snapshot, store: BlockStore) -> Path:
     return where
 
 
+def test_what_an_earlier_try_has_left_is_replaced(home: Path, tmp_path: Path, store: BlockStore) -> None:
+    (home / "src").mkdir()
+    (home / "src/a").write_text("one")
+    taken = frozen(home, Agent(store)).id
+    work_directory, environment = tmp_path / "work", tmp_path / "environment"
+    for left in (work_directory, environment):
+        (left / "lock/deep").mkdir(parents=True)
+        (left / "link").symlink_to(home)
+    work.make(bytes(work_directory), store, taken, ())
+    work.prepare(bytes(environment), store, taken, {})
+    assert {path.name for path in work_directory.iterdir()} == {"src"}
+    assert {path.name for path in environment.iterdir()} == {"client", "lock"}
+    assert (environment / "lock/src/a").read_text() == (home / "src/a").read_text() == "one"
+
+
 # -- there and back -------------------------------------------------------------------------------------------------------
 
 
