@@ -16,6 +16,7 @@ from tests.wording import Says
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -29,12 +30,18 @@ def ledger(cluster: Cluster) -> Ledger:
     return Ledger(cluster.directory / "ledger")
 
 
-def away(cluster: Cluster, ledger: Ledger, tenths: int, *flags: str) -> tuple[Agent, Agent, str]:
-    """A task of n1 that runs on n2, submitted as people do."""
+def away(cluster: Cluster, ledger: Ledger, gate: Path, *flags: str) -> tuple[Agent, Agent, str]:
+    """A task of n1 that runs on n2 until the gate is there, submitted as people do."""
     home, executor = cluster.linked(2, slots=1, lease_s=SHORT_LEASE_S)
-    task = home.cli("submit", "-w", "n2", *flags, "--", *ledger.argv(tenths, 5)).stdout.decode().strip()
+    task = home.cli("submit", "-w", "n2", *flags, "--", *ledger.argv(1, 5, gate)).stdout.decode().strip()
     home.await_state(task, "running")
     return home, executor, task
+
+
+@pytest.fixture
+def gate(cluster: Cluster) -> Path:
+    """A file that ends the tasks of `away`."""
+    return cluster.directory / "gate"
 
 
 def reasons(agent: Agent, task: str) -> list[str]:
@@ -56,14 +63,15 @@ def take_down(agent: Agent, *pids: int) -> None:
 
 
 @pytest.mark.long
-def test_a_task_whose_home_stops_politely_runs_on_without_a_lease(cluster: Cluster, ledger: Ledger) -> None:
-    home, _, task = away(cluster, ledger, 80)
+def test_a_task_whose_home_stops_politely_runs_on_without_a_lease(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
+    home, _, task = away(cluster, ledger, gate)
     before = beats(ledger, task)
     assert home.cli("down").returncode == 0
     home.reap()
     # Four leases: the task would be frozen at the first one's end, had it not been parked.
     wait_until(lambda: beats(ledger, task) > before + 40 * SHORT_LEASE_S // 2, 30, "it to run on")
     home.start()
+    gate.touch()
     assert home.wait(task)[task]["exit_code"] == 5
     assert not ledger.repeated()
     assert home.show(task)["attempt"] == 1
@@ -71,8 +79,8 @@ def test_a_task_whose_home_stops_politely_runs_on_without_a_lease(cluster: Clust
 
 
 @pytest.mark.long
-def test_a_parked_task_is_leased_again_when_its_home_is_back(cluster: Cluster, ledger: Ledger) -> None:
-    home, executor, task = away(cluster, ledger, 100)
+def test_a_parked_task_is_leased_again_when_its_home_is_back(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
+    home, executor, task = away(cluster, ledger, gate)
     assert home.cli("down").returncode == 0
     home.reap()
     home.start()
@@ -82,13 +90,14 @@ def test_a_parked_task_is_leased_again_when_its_home_is_back(cluster: Cluster, l
     pid = ledger.pids(task)[0]
     wait_until(lambda: stands_still(pid), 15, "its launcher to freeze it")
     executor.resume()
+    gate.touch()
     assert home.wait(task)[task]["exit_code"] == 5
     assert not ledger.repeated()
 
 
 @pytest.mark.long
-def test_a_parked_task_outlives_the_agent_of_its_node(cluster: Cluster, ledger: Ledger) -> None:
-    home, executor, task = away(cluster, ledger, 60)
+def test_a_parked_task_outlives_the_agent_of_its_node(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
+    home, executor, task = away(cluster, ledger, gate)
     assert home.cli("down").returncode == 0
     home.reap()
     executor.kill()
@@ -96,6 +105,7 @@ def test_a_parked_task_outlives_the_agent_of_its_node(cluster: Cluster, ledger: 
     before = beats(ledger, task)
     wait_until(lambda: beats(ledger, task) > before + 15 * SHORT_LEASE_S, 30, "it to run on")
     home.start()
+    gate.touch()
     assert home.wait(task)[task]["exit_code"] == 5
     assert not ledger.repeated()
 
@@ -108,8 +118,8 @@ def _said(process: subprocess.Popen[bytes]) -> bytes:
 
 
 @pytest.mark.long
-def test_once_a_lost_node_leaves_the_outcome_unknown(cluster: Cluster, ledger: Ledger) -> None:
-    home, executor, task = away(cluster, ledger, 600, "--once")
+def test_once_a_lost_node_leaves_the_outcome_unknown(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
+    home, executor, task = away(cluster, ledger, gate, "--once")
     third = cluster.agent("n3", "--peer", home.listen, lease_s=SHORT_LEASE_S)
     cluster.await_acquainted([home, third])
     take_down(executor, *ledger.pids(task))
@@ -144,24 +154,29 @@ def test_once_a_task_that_ended_with_its_own_nodes_launcher_is_not_waited_for_to
 
 
 @pytest.mark.long
-def test_once_a_node_that_is_back_late_goes_on(cluster: Cluster, ledger: Ledger) -> None:
-    home, executor, task = away(cluster, ledger, 30, "--once")
+def test_once_a_node_that_is_back_late_goes_on(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
+    home, executor, task = away(cluster, ledger, gate, "--once")
     executor.pause()
     home.await_state(task, "unknown")
     executor.resume()
+    wait_until(
+        lambda: [step["state"] for step in home.show(task)["history"]].count("leased") >= 2,
+        what="it to be leased again",
+    )
+    gate.touch()
     assert home.wait(task)[task]["exit_code"] == 5
     assert not ledger.repeated()
-    assert [step["state"] for step in home.show(task)["history"]].count("leased") >= 2
 
 
 @pytest.mark.long
-def test_a_longer_lease_rides_out_a_longer_silence(cluster: Cluster, ledger: Ledger) -> None:
-    home, executor, task = away(cluster, ledger, 80, "--lease", "60s")
+def test_a_longer_lease_rides_out_a_longer_silence(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
+    home, executor, task = away(cluster, ledger, gate, "--lease", "60s")
     assert home.show(task)["lease"] == 60.0
     before = beats(ledger, task)
     executor.pause()
     wait_until(lambda: beats(ledger, task) > before + 20 * SHORT_LEASE_S, 30, "it to run on")
     executor.resume()
+    gate.touch()
     assert home.wait(task)[task]["exit_code"] == 5
     assert home.show(task)["attempt"] == 1
 
