@@ -1,25 +1,25 @@
 """Manifest of a tree of files: the format in which it travels, and the rules for names in it (rule F1).
 
-A file is a list of blocks of at most BLOCK_BYTES, large inputs cut by their content (docs/adr/0043); a block is known by the SHA-256 of its content. The manifest is itself cut
-into blocks. Its *root* names these, and the SHA-256 of the root is the id of the whole tree. So whoever has the id can
-fetch everything else from anybody, and verify it.
+A file is a list of blocks of at most BLOCK_BYTES, large inputs cut by their content (docs/adr/0043); a block is known by the
+BLAKE3 digest of its content (docs/adr/0049). The manifest is itself cut into blocks. Its *root* names these, and the digest of the
+root is the id of the whole tree. So whoever has the id can fetch everything else from anybody, and verify it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os.path
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
+from blake3 import blake3
 
 from peerload.model.errors import StagingFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-FORMAT = 1
+FORMAT = 2
 BLOCK_BYTES = 1 << 20
 HASH_BYTES = 32
 FILES_MAX = 100_000
@@ -75,7 +75,7 @@ class Root(NamedTuple):
 
 def digest_of(data: bytes | memoryview) -> bytes:
     """The name of a block."""
-    return hashlib.sha256(data).digest()
+    return blake3(data).digest()
 
 
 _NOT_PLAIN = re.compile(r"/\.{0,2}/")

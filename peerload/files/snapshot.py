@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BATCH_BYTES = 3 << 20
 """Bound on the blocks that are sent at a time; a frame takes no more than 4 MiB."""
 BATCH_BLOCKS = 2048
-FORMAT = 2
+FORMAT = 3
 """Of the digests that are remembered."""
 UNSURE_NS = 2_000_000_000
 """A file that was changed so shortly before it was read may have been changed again within the same tick of the clock."""

@@ -607,7 +607,7 @@ class InputEnd(_Message, frozen=True, tag="input-end"):
 
 
 class BlocksRequest(_Message, frozen=True, tag="blocks-request"):
-    """any → any: send the blocks with these SHA-256 digests. Who knows a digest may have its block. verify: make sure that
+    """any → any: send the blocks with these BLAKE3 digests. Who knows a digest may have its block. verify: make sure that
     they are intact: one was not. A node that serves all users of its machine looks among the files of one user: of the task
     with the uid ``task`` that needs them, if it is between both nodes, else of who has ``manifest``, which names them."""
 

@@ -2,7 +2,7 @@
 
 `python tests/bench/bench_files.py`: one large file, and many small ones, between two agents in network namespaces of their own
 (over loopback for who is not root). In the same round and between the same namespaces: a bare copy over a socket (read, sent,
-received, written), the same with TLS and SHA-256, which is the least that this Python can do, and `rsync -a` to its daemon where
+received, written), the same with TLS and BLAKE3, which is the least that this Python can do, and `rsync -a` to its daemon where
 it is installed. The last lines hold each figure against its target; of each round the ratio counts, so that another load of the
 machine in another round does no harm. The ratios hold on any machine, the seconds do not; processor time for a MiB compares best.
 --directory: where files and agents live, such as a tmpfs, to measure processor and not disk.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import shutil
 import socket
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
+from blake3 import blake3
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -99,7 +99,7 @@ def bare_copy(source: Path, target: Path, ends: Sequence[str], tls: Credentials 
         os._exit(0)
     connection, _ = listener.accept()
     buffer = memoryview(bytearray(MIB))
-    digest = hashlib.sha256()
+    digest = blake3()
     connection = connection if tls is None else tls.server.wrap_socket(connection, server_side=True)
     with connection, (target / "copy").open("wb", buffering=0) as file:
         while got := connection.recv_into(buffer):
@@ -301,7 +301,7 @@ def one_round(mib: int, files: int, ends: Sequence[str], taken: dict[str, list[f
             trip.go("again")
             if name == "large":
                 trip.bare("bare socket copy", functools.partial(bare_copy, directory, ends=ends))
-                trip.bare("bare copy with TLS and SHA-256", functools.partial(bare_copy, directory, ends=ends, tls=tls))
+                trip.bare("bare copy with TLS and BLAKE3", functools.partial(bare_copy, directory, ends=ends, tls=tls))
             else:
                 trip.submit_again()
             if rsync is not None:
