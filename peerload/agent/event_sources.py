@@ -18,7 +18,7 @@ from peerload.agent.accounts import TaskUser
 from peerload.agent.files.environments import BuildFailed
 from peerload.agent.launcher.client import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
-from peerload.agent.runtime import BackgroundTasks
+from peerload.agent.runtime import SHORT_OF, BackgroundTasks
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
 from peerload.launcher.protocol import StdinFed
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 CANNOT_STAGE, CANNOT_EXECUTE = 125, 126
+SHORT_PAUSE_S = 1.0
+"""Pause before the output of ended attempts is synced again for which descriptors or memory were short."""
 PEERS_MAX = 4096
 """Peers remembered from MQTT; the least recent is forgotten first."""
 ADVICE_UNANSWERED_MAX = 6
@@ -90,7 +92,7 @@ class ExitRecords:
     async def settled(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
         """Put the output of these ended attempts on disk → the same attempts, with the resource that they report to
         have run out of. Attempts that lost some of their output are counted."""
-        found = await asyncio.to_thread(self._spool.settle, ended)
+        found = await self._synced(ended)
         lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
         if lost:
             self._info.counters[metrics.OUTPUTS_UNREADABLE] += lost
@@ -98,6 +100,19 @@ class ExitRecords:
         found = await asyncio.to_thread(with_shortages, self._spool, found, full)
         settled = [self.files.settled(key, self.with_energy(key, exit_)) for key, exit_ in found]
         return tuple(zip([key for key, _ in found], await asyncio.gather(*settled), strict=True))
+
+    async def _synced(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
+        """Sync the output of these ended attempts. While this agent is short of descriptors or memory, their ends wait."""
+        while True:
+            try:
+                return await asyncio.to_thread(self._spool.settle, ended)
+            except OSError as error:
+                if error.errno not in SHORT_OF:
+                    raise
+                log.warning(
+                    "cannot sync the output of ended attempts, next try in %g s: error=%s", SHORT_PAUSE_S, error
+                )
+            await asyncio.sleep(SHORT_PAUSE_S)
 
 
 @dataclass(eq=False, repr=False)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.runtime import SHORT_OF
 from peerload.launcher.process import Capture, HolePuncher, OwnCredentials
 from peerload.model.task import without_missing
 from peerload.security.private_files import sync
@@ -50,8 +51,6 @@ STREAMS = (1, 2)
 HELD_BEYOND_BYTES = 64 << 10
 _SUFFIX = {1: ".out", 2: ".err"}
 _NAMES = {1: "stdout", 2: "stderr"}
-_SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors that mean that the agent is short of something; they say nothing about the file."""
 
 
 class Ranges(msgspec.Struct, frozen=True):
@@ -166,7 +165,7 @@ class Spool:
         try:
             fd = open_output(self.path(key, stream))
         except OSError as error:
-            if error.errno in _SHORT_OF:
+            if error.errno in SHORT_OF:
                 raise
             return Ranges((), first, 0)
         try:
@@ -247,7 +246,7 @@ class Spool:
             try:
                 missing = size - min(_sync(self.path(key, stream)), size)
             except OSError as error:
-                if error.errno in _SHORT_OF:
+                if error.errno in SHORT_OF:
                     raise
                 missing, why = size, f": {error.strerror}"
             of_both = (missing, 0) if stream == 1 else (0, missing)
@@ -351,7 +350,7 @@ class Follower:
         try:
             return self._read(stream, end)
         except OSError as error:
-            if error.errno in _SHORT_OF:
+            if error.errno in SHORT_OF:
                 raise
             return None
 

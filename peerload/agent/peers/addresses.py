@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.runtime import Ending, next_tick
+from peerload.agent.runtime import SHORT_OF, Ending, next_tick
 from peerload.model.errors import ConfigError
 from peerload.security import node_identity_file
 from peerload.security.address import join_address, parse_address, reachable, source_address
@@ -93,11 +93,11 @@ def is_gone(listen: str) -> bool:
     if ip is None or ip.is_unspecified:
         return False
     family = socket.AF_INET6 if ip.version == 6 else socket.AF_INET  # noqa: PLR2004 -- IPv6
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((str(ip), 0))
-        except OSError:
-            return True
+    except OSError as error:
+        return error.errno not in SHORT_OF
     return False
 
 

@@ -17,7 +17,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from peerload.agent.runtime import next_tick
+from peerload.agent.runtime import SHORT_OF, next_tick
 from peerload.model.errors import DiskFull
 
 if TYPE_CHECKING:
@@ -177,8 +177,9 @@ class DiskSpace:
                     await asyncio.to_thread(self.refill)
                 self.look(changed)
             except OSError as error:
-                run.fail(f"the disk of {self._directory} cannot be looked at: {error.strerror}")
-                return
+                if error.errno not in SHORT_OF:
+                    run.fail(f"the disk of {self._directory} cannot be looked at: {error.strerror}")
+                    return
             await next_tick(LOOK_EVERY_S)
 
     def look(self, changed: Callable[[str, str], None]) -> None:

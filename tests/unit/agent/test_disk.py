@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from pathlib import Path
@@ -120,6 +121,32 @@ def test_others_have_their_turn_while_the_reserve_is_filled(tmp_path: Path, monk
             await watch
 
     monkeypatch.setattr(os, "posix_fallocate", slow)
+    asyncio.run(watched())
+
+
+def test_the_disk_is_looked_at_again_when_descriptors_were_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def watched() -> None:
+        small, run, fill = Small(tmp_path, 100), RunState(), DiskSpace.refill
+        refused = [errno.EMFILE, errno.ENOMEM]
+
+        def refill(self: DiskSpace) -> None:
+            if refused:
+                raise OSError(refused.pop(), "short")
+            fill(self)
+
+        monkeypatch.setattr(DiskSpace, "refill", refill)
+        watch = asyncio.create_task(small.watch(small.changed, run))
+        async with asyncio.timeout(PATIENCE_S):
+            while small.reserve.size_bytes != 4 * MIB:  # noqa: ASYNC110 -- as above
+                await asyncio.sleep(0)
+        assert not run.is_stopping
+        watch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watch
+
+    monkeypatch.setattr(disk_space, "LOOK_EVERY_S", 0.01)
     asyncio.run(watched())
 
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from peerload.agent import event_sources
 from peerload.agent.effects import ResultEffects
 from peerload.agent.event_sources import ExitRecords, ExitSettler, LauncherEvents
 from peerload.agent.output import output as output_module
 from peerload.agent.output import spool as spool_module
 from peerload.agent.output.output import TaskOutputs
-from peerload.agent.output.spool import Spool
+from peerload.agent.output.spool import Spool, open_output
 from peerload.agent.requests.output_and_wait import OutputSource
 from peerload.agent.runtime import RunState
 from peerload.core.work import RemotePhase
@@ -324,6 +325,24 @@ def test_output_of_an_end_is_on_disk_before_the_end_counts(tmp_path: Path, monke
     ended = events.TaskEnded(KEY, Exit(0, stdout_bytes=3, stderr_bytes=3))
     log = disk.ended(spool, _output(spool, {}), ended)
     assert log == [f"spool/{KEY}.out", f"spool/{KEY}.err", "spool", "TaskEnded"]
+
+
+def test_an_end_waits_while_descriptors_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = _spool(tmp_path)
+    spool.keep(KEY, b"out", b"")
+    disk = Disk(tmp_path, monkeypatch)
+    refused = [errno.EMFILE, errno.ENFILE, errno.ENOMEM]
+
+    def refuse(path: Path) -> int:
+        if refused:
+            raise OSError(refused.pop(), "short")
+        return open_output(path)
+
+    monkeypatch.setattr(spool_module, "open_output", refuse)
+    monkeypatch.setattr(event_sources, "SHORT_PAUSE_S", 0.0)
+    ended = events.TaskEnded(KEY, Exit(0, stdout_bytes=3))
+    assert disk.ended(spool, _output(spool, {}), ended) == [f"spool/{KEY}.out", "spool", "TaskEnded"]
+    assert not refused
 
 
 @each(

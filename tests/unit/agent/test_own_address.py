@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,14 @@ def origins(state: Path) -> dict[str, str]:
 )
 def test_whether_an_address_is_gone(listen: str, gone: bool) -> None:
     assert addresses.is_gone(listen) is gone
+
+
+def test_for_want_of_descriptors_no_address_is_called_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*_words: object) -> socket.socket:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socket", short)
+    assert not addresses.is_gone(ELSEWHERE)
 
 
 def test_the_way_to_the_members_gives_the_new_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
