@@ -374,19 +374,21 @@ class Capture:
 
     The rest becomes a hole: the size goes on growing, so that offsets stay true. Where the file system has no holes,
     the file is cut back to its head whenever it is too large: then the head and the newest bytes are kept, at offsets
-    that are no longer those of the stream.
+    that are no longer those of the stream. A file that is gone keeps the size that was seen last, so that the agent reports
+    what is missing.
     """
 
-    __slots__ = ("access", "bytes_max", "path", "punched_to")
+    __slots__ = ("access", "bytes_max", "path", "punched_to", "seen_bytes")
 
     def __init__(self, path: str, bytes_max: int, access: Access) -> None:
         self.path = path
         self.bytes_max = bytes_max
         self.access = access
         self.punched_to = 0
+        self.seen_bytes = 0
 
     def limit(self, holes: HolePuncher) -> int:
-        """Free what is over the limit; returns the size in bytes (0 if there is no file)."""
+        """Free what is over the limit; returns the size in bytes (of a file that is gone, the last one)."""
         with self.access:
             return self._limit(holes)
 
@@ -394,8 +396,8 @@ class Capture:
         try:
             status = os.stat(self.path)
         except OSError:
-            return 0
-        size = status.st_size
+            return self.seen_bytes
+        size = self.seen_bytes = status.st_size
         if size <= self.bytes_max:
             if status.st_blocks * 512 > self._held_max:
                 self._give_back(size)

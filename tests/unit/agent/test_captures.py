@@ -35,3 +35,15 @@ def test_what_is_reserved_beyond_its_end_is_given_back(tmp_path: Path, size: int
     assert found.st_size == size
     assert found.st_blocks * 512 <= 2 * LIMIT_BYTES
     assert path.read_bytes()[:5] == b"xxxxx"
+
+
+def test_a_file_that_is_gone_keeps_the_size_that_was_seen(tmp_path: Path) -> None:
+    """The agent finds its output missing, and says so; 0 would be an empty output."""
+    path, holes = tmp_path / "out", HolePuncher()
+    capture = Capture(str(path), LIMIT_BYTES, OwnCredentials())
+    assert capture.limit(holes) == 0
+    path.write_bytes(b"printed")
+    assert capture.limit(holes) == 7
+    path.unlink()
+    assert capture.close(holes) == 7
+    assert Capture(str(path), LIMIT_BYTES, OwnCredentials()).close(holes) == 0
