@@ -411,7 +411,7 @@ class Daemon:
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
         agent_view = AgentView(info, node, launcher, gpus, cluster_view, links_view)
-        storage_view = StorageView(config.node, disk, store, self.retention)
+        storage_view = StorageView(config.node, disk, store, self.retention, self._damage)
         diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
         histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
         figures = MetricsView(info, node, inbox, diagnostics, histograms, energy)

@@ -51,6 +51,7 @@ def test_a_database_that_was_lost_is_told_and_no_id_comes_again() -> None:
         agent.start()
         (notice,) = agent.call("info")["notices"]
         assert notice in agent.log_end()
+        assert agent.call("checkup")["lost"] == notice
         counter = int(agent.submit("true").partition("/")[2])
         assert counter > 1_000_000
         wait_until(lambda: b"lost" in agent.cli("events", "--what", "store").stdout, what="an event of it")

@@ -29,7 +29,7 @@ from peerload.security.broker import without_password
 from peerload.security.private_files import write_private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from peerload.agent.completion.retention import Retention
     from peerload.agent.control.authorization import Principal
@@ -256,12 +256,13 @@ class AgentView:
 
 @dataclass(eq=False, repr=False)
 class StorageView:
-    """The disk and the database of one agent."""
+    """The disk and the database of one agent. lost: what this start found to be lost besides `Store.lost`."""
 
     _node: str
     _disk: DiskSpace
     _store: Store
     _retention: Retention
+    _lost: Sequence[str]
 
     def gauges(self) -> dict[str, float]:
         """Gauges of disk and database; without those of a disk that cannot be looked at."""
@@ -275,6 +276,7 @@ class StorageView:
         disk, store, retention = self._disk, self._store, self._retention
         listing = store.list_tasks(ended_after=now().wall_s, limit=DAMAGED_TOLD_MAX)
         removed_early: dict[str, object] | None = None
+        lost = [*self._lost, *([store.lost.words(self._node)] if store.lost is not None else [])]
         if retention.early:
             removed_early = {"tasks": retention.early, "at": retention.early_at, "why": retention.early_why}
         return {
@@ -288,7 +290,7 @@ class StorageView:
                 "stalled": store.is_stalled,
             },
             "damaged": views.damaged_objects(listing.damaged),
-            "lost": store.lost.words(self._node) if store.lost is not None else None,
+            "lost": "; ".join(lost) or None,
             "removed_early": removed_early,
         }
 
