@@ -282,6 +282,25 @@ def test_dates_of_the_certificate(facts: DoctorInput) -> None:
     assert result(security.certificate, facts) == "skip"
 
 
+def test_a_certificate_that_cannot_be_read(facts: DoctorInput) -> None:
+    assert facts.state is not None
+    path = facts.state / "tls/node.pem"
+    sound = path.read_bytes()
+    try:
+        for damage in (b"", sound[:-100], b"\0" * 100):
+            path.write_bytes(damage)
+            assert result(security.certificate, facts, "peerload invite") == "fail"
+            facts.checkup, told = {}, facts.checkup  # no agent runs
+            assert result(security.certificate, facts, "peerload invite") == "fail"
+            facts.checkup = told
+        path.unlink()
+        assert result(security.certificate, facts, "peerload invite") == "fail"
+    finally:
+        path.write_bytes(sound)
+        path.chmod(0o600)
+    assert result(security.certificate, facts) == "ok"
+
+
 # -- the local socket --------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ that this machine does not enforce. Each finding that fails or warns has a fix t
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import shlex
@@ -38,6 +39,8 @@ GROUP = "peerload"
 SEAL_AGE_S_MAX = 365 * 86_400.0
 FILES_LOOKED_AT_MAX = 20_000
 RENEW = "peerload down && peerload up        on a node without the CA's key, and if that does not help:  peerload join TOKEN"
+
+INVITE = "on a member:  peerload invite        and here the command that it prints"
 
 
 class Fault(NamedTuple):
@@ -231,13 +234,25 @@ def code(facts: DoctorInput) -> Finding:
 # -- dates -------------------------------------------------------------------------------------------------------------
 
 
-@needs_agent
 def certificate(facts: DoctorInput) -> Finding:
-    """Check that the node's certificate is valid, and was renewed in time."""
+    """Check that the node's certificate can be read, is valid, and was renewed in time. A running agent does not notice
+    that the file is damaged, but the next one will not start."""
     told = facts.security.get("certificate") or {}
-    ends_at = facts.checkup.get("certificate_until") or told.get("valid_until")
-    if facts.info.get("cluster_local") or ends_at is None:
+    path = facts.state / "tls/node.pem" if facts.state is not None else None
+    is_local = facts.info.get("cluster_local", facts.cluster is None or facts.cluster.is_local)
+    if is_local or path is None or not (told or path.exists()):
         return Finding(SKIP, "no cluster: no certificate is needed")
+    from peerload.security.certificates import valid_until
+
+    try:
+        kept_until = valid_until(path.read_bytes()).timestamp()
+    except PermissionError:
+        kept_until = math.inf
+    except (OSError, ValueError):
+        makes_its_own = facts.cluster is not None and facts.cluster.is_issuer
+        fix = "peerload down && peerload up" if makes_its_own else INVITE
+        return Finding(FAIL, f"its certificate cannot be read from {path}", fix)
+    ends_at = facts.checkup.get("certificate_until") or told.get("valid_until") or kept_until
     if ends_at <= facts.now:
         return Finding(FAIL, "its certificate has expired", RENEW)
     says = f"its certificate expires in {duration_text(ends_at - facts.now)}"
