@@ -17,6 +17,8 @@ import pytest
 from peerload import distribution
 
 ROOT = Path(__file__).resolve().parents[2]
+UNTRIED = "3.14"
+"""Version of Python that is tried, and not promised yet."""
 
 
 def project() -> dict[str, Any]:
@@ -95,8 +97,9 @@ def test_the_workflow_names_what_there_is() -> None:
     yaml = pytest.importorskip("yaml", reason="there is no reader of YAML here")
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
     told = {text.rsplit(" ", 1)[1] for text in project()["classifiers"] if re.search(r":: 3\.\d+$", text)}
-    assert told <= set(jobs["gate"]["strategy"]["matrix"]["python"])
-    assert told == set(jobs["packages"]["strategy"]["matrix"]["python"])
+    for job in (jobs["gate"], jobs["packages"]):
+        assert told | {UNTRIED} == set(job["strategy"]["matrix"]["python"])
+        assert f"'{UNTRIED}'" in job["continue-on-error"]
     commands = " ".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
     for target in re.findall(r"\bmake ([a-z-]+)", commands):
         assert f"\n{target}:" in (ROOT / "Makefile").read_text()
