@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import pwd
+import socket
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_args
@@ -362,3 +366,34 @@ def test_accounts_are_looked_up_by_number() -> None:
     assert accounts.named(root.pw_name) == accounts.of(0)
     assert accounts.of(3_999_999_999) == Account(3_999_999_999, "", frozenset())
     assert [accounts.named(name) for name in ("", "a\0b", "0", "no such account", "x" * 5000)] == [None] * 5
+
+
+CONNECT = """
+import os, socket, sys
+uid, gid, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+os.setgroups([])
+os.setresgid(gid, gid, gid)
+os.setresuid(uid, uid, uid)
+socket.socket(socket.AF_UNIX).connect(path)
+"""
+
+
+@pytest.mark.rule("L1")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can connect as somebody else")
+def test_members_of_either_group_alone_can_connect_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "group_number", {"peerload-admin": 61_002}.get)
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as listening:
+        Path(directory).chmod(0o755)
+        path = str(Path(directory) / "agent.sock")
+        listening.bind(path)
+        os.chown(path, 0, 61_001)
+        Path(path).chmod(0o660)
+        listening.listen()
+        assert connection.allow_group(path, "peerload-admin") == ""
+        assert connection.allow_group(path, "nobody") != ""
+
+        def connects(gid: int) -> bool:
+            words = [sys.executable, "-I", "-S", "-c", CONNECT, "61009", str(gid), path]
+            return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+        assert [connects(gid) for gid in (61_001, 61_002, 61_003)] == [True, True, False]
