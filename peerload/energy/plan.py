@@ -67,7 +67,8 @@ GREEDY_NODES_MAX = 32
 class Candidate(NamedTuple):
     """Node that would take a task. busy: threads busy there; room: tasks that it would take; threads_max: most threads
     that tasks may keep busy; wake_s: until it can start one; cpus:
-    cores that it has for tasks; price: of a kWh there, None on all nodes if it is not known of one."""
+    cores that it has for tasks; price: of a kWh there, None on all nodes if it is not known of one; gpu_share: tasks for each
+    of its GPUs, if the task asks for GPUs."""
 
     node: str
     curve: PowerCurve
@@ -78,13 +79,13 @@ class Candidate(NamedTuple):
     wake_s: float = 0.0
     cpus: float = 1.0
     price: float | None = None
+    gpu_share: float = 0.0
 
     @classmethod
-    def of(cls, profile: Profile, told: LoadReport | None, here: float, cpus: float, price: float | None) -> Candidate:
+    def of(cls, profile: Profile, told: LoadReport | None, busy: float, cpus: float, price: float | None) -> Candidate:
         """Node for a task that asks for ``cpus``; where it has told no curve a guess is taken. told: its newest report, None
-        for this node, which has so many cores busy: ``here``; price: where it has told none."""
+        for this node; busy: cores that are busy there; price: where it has told none."""
         curve = profile.power or estimated_curve(round(profile.cpus))
-        busy = here if told is None else told.load_tasks * profile.cpus / max(profile.slots, 1)
         is_asleep = told is not None and told.is_asleep
         price = price if told is None or told.price is None else told.price
         top = curve.threads_under_cap(profile.cpus)

@@ -457,7 +457,7 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     share of the last 10 s in which somebody had to wait for a core, or for memory (0: or it cannot be told); gpus_free: GPUs that a task which
     wants one for itself could have; gpus: how many there are; gpu_tasks: how many are
     asked for by the tasks here; gpu_load: their load index, per GPU; devices: the room of each, GPUs first; cpus_free: of a
-    node with devices the cores that nobody has or is about to have; cpus_foreign: cores that programs keep busy which are no
+    node with devices, or whose tasks ask for other than a core for each slot, the cores that nobody has or is about to have; cpus_foreign: cores that programs keep busy which are no
     tasks of this node (averaged over 15 s); slots_foreign: the slots that they occupy, 0 where they are ignored.
     Of two reports of one node the one with the greater (incarnation, sequence) is the newer.
     """

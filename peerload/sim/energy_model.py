@@ -451,7 +451,8 @@ class EnergyModel(QueueingModel):
             if is_idle and machine.next_s <= now_s + SAME_INSTANT_S and not self.nodes[name].ledger.load_tasks:
                 machine.is_asleep = True
                 machine.settle()
-                self._now.append((name, events.MachineSleeping()))
+                if not self.nodes[name].has_work:  # else it is still a home
+                    self._now.append((name, events.MachineSleeping()))
         return bool(due)
 
     def _begin(self, machine: _Machine, one: _Running) -> None:
@@ -489,6 +490,8 @@ class EnergyModel(QueueingModel):
             terms = SubmitOptions()
             if self._run.defer and job.slack_s is not None:
                 terms = SubmitOptions(start_by=EPOCH_S + job.at_s + job.slack_s)
+            if self.nodes[self._names[job.node]].state.is_asleep:  # who submits has woken its agent, not its cores
+                self._handle(self._names[job.node], events.MachineWoke())
             token = f"t{numbers[first]}"
             request = numbers[first] + 1
             submitted = events.TaskSubmitted(request, token, b"", self._task_spec(job), indices, terms=terms)

@@ -9,14 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from peerload.energy.plan import Candidate, guarded, plan, sleepers
-from peerload.model.resources import TaskCost
+from peerload.model.resources import LOAD_MAX, TaskCost
 from peerload.policy.api import Keep, Probe, Transfer
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping, Sequence
 
-    from peerload.model.resources import LoadReport
+    from peerload.model.resources import LoadReport, ResourceRequest
     from peerload.policy.api import NodeView, Reply, TaskView
 
     Chosen = tuple[str, tuple[TaskCost, ...]]
@@ -51,12 +51,7 @@ class _Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             loads[here] = None
         if not loads:
             return Keep("no node has room for it now")
-        if task.request.gpus:
-            own = view.load_tasks / max(view.slots, 1)
-            shares = {name: told.load_tasks / max(told.slots, 1) if told else own for name, told in loads.items()}
-            best = min(sorted(shares), key=lambda name: shares[name])
-            return Keep("this node is the best for it") if best == here else Transfer(best)
-        best, compared = self._best(view, task, _candidates(view, loads, task.request.cpus))
+        best, compared = self._best(view, task, _candidates(view, loads, task.request))
         if best in view.asleep:
             return Keep(f"{best} is woken for it", compared, wakes=best)
         return Keep("this node is the best for it", compared) if best == here else Transfer(best, compared=compared)
@@ -105,7 +100,8 @@ class _Plan(msgspec.Struct):
 
 class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True):
     """Of the nodes on which the task ends at most ``slack`` later than on the quickest, the one where it costs least:
-    tasks that come one by one along the lower convex envelope of the power curves, more than run by a plan for all.
+    tasks that come one by one along the lower convex envelope of the power curves, more than run by a plan for all. A task
+    for GPUs goes to the node with the fewest tasks for each GPU, of equal ones where its cores cost least.
 
     Good: near the optimum, with nodes that sleep, too; nobody waits for a cheap node while another has room.
     Bad: as good as the power curves are. A node without a measured one (`peerload power profile`) counts as a typical server.
@@ -120,6 +116,9 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
 
     def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
         work_s, cpus, planned = task.expected_s * view.speed, task.request.cpus, self._planned
+        if task.request.gpus:
+            first = min(candidates, key=lambda one: (one.gpu_share, one.cost(work_s, cpus)))
+            return first.node, tuple(one.told_cost(work_s, cpus) for one in candidates)
         if work_s and view.asleep:
             candidates = candidates + sleepers(view.asleep, view.profile, cpus, candidates[0].price)
         allowed = guarded(candidates, work_s, cpus, self.slack if task.slack is None else task.slack)
@@ -140,9 +139,20 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
         return best, tuple(one.told_cost(work_s, cpus) for one in allowed)
 
 
-def _candidates(view: NodeView, loads: Mapping[str, LoadReport | None], cpus: float) -> list[Candidate]:
-    """Nodes by name, with what keeps them busy. loads: None for this node."""
-    here, price = view.cpus_started + view.cpus_foreign, view.price
-    profiles = ((view.profile(name), told) for name, told in sorted(loads.items()))
-    found = [Candidate.of(profile, told, here, cpus, price) for profile, told in profiles if profile is not None]
+def _candidates(view: NodeView, loads: Mapping[str, LoadReport | None], request: ResourceRequest) -> list[Candidate]:
+    """Nodes by name, with what keeps them busy. loads: None for this node; of GPUs, if the request asks for them."""
+    found = []
+    for name, told in sorted(loads.items()):
+        profile = view.profile(name)
+        if profile is None:
+            continue
+        if told is None:
+            busy = view.cpus_started + view.cpus_foreign
+        elif told.cpus_free < LOAD_MAX:
+            busy = max(profile.cpus - told.cpus_free, 0.0) + told.cpus_foreign
+        else:
+            busy = told.load_tasks * profile.cpus / max(profile.slots, 1)
+        one = Candidate.of(profile, told, busy, request.cpus, view.price)
+        tasks, gpus = (view.load_tasks, view.slots) if told is None else (told.load_tasks, told.slots)
+        found.append(one._replace(gpu_share=tasks / max(gpus, 1)) if request.gpus else one)
     return found if all(one.price is not None for one in found) else [one._replace(price=None) for one in found]

@@ -14,6 +14,7 @@ import pytest
 from peerload.cli.simulate import report
 from peerload.model.errors import ConfigError, UsageError
 from peerload.sim.energy_model import play_case, read_cases
+from tests.energy import fluid_model
 
 FILE = Path(__file__).parent / "cases.json"
 TEXT = FILE.read_bytes()
@@ -56,6 +57,23 @@ def test_public_case(case: Any, run: Any) -> None:
             assert found[metric] == pytest.approx(wanted["value"], rel=wanted["tol"]), metric
         else:
             assert found[metric] <= wanted["max"], metric
+
+
+# -- a second implementation ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 200), marks=pytest.mark.long)], ids=["few", "many"])
+def test_a_second_implementation_of_the_format_gives_the_same_schedule_and_joules(seeds: range) -> None:
+    for seed in seeds:
+        case = fluid_model.drawn_case(random.Random(seed))
+        text = json.dumps({"format": "energy-cases/1", "cases": [case]}).encode()
+        (read,) = read_cases(text, "drawn.json")
+        for run, table in zip(read.runs, case["runs"], strict=True):
+            found = play_case(read, run)
+            schedule, joules = fluid_model.play(case, table)
+            assert found["wh"] * 3600 == pytest.approx(joules), seed
+            for row, wanted in zip(found["schedule"], schedule, strict=True):
+                assert row == [pytest.approx(wanted[0]), pytest.approx(wanted[1]), *wanted[2:]], seed
 
 
 # -- fleets of endless tasks, against every possible distribution --------------------------------------------------------
@@ -184,10 +202,30 @@ def test_a_home_with_cores_places_by_the_policy_too() -> None:
     assert sorted(placed(found)) == ["m0", "m0", "m1", "m1", "m1", "m1"]
 
 
+def test_a_home_whose_cores_sleep_still_places_its_tasks() -> None:
+    tasks: list[dict[str, Any]] = [
+        {"count": 8, "at_s": 10, "work_s": 100},
+        {"node": "m1", "count": 4, "at_s": 55, "work_s": 100},
+    ]
+    nodes = [{**SLEEPER, "cores": 2, "sleep_after_s": 5}, {**SLEEPER, "cores": 3, "sleep_after_s": 5}]
+    found = play(nodes, tasks, {"preset": "spread", "sleep": True})
+    assert all(row[1] for row in found["schedule"])
+    assert found["makespan_s"] <= 10 + 30 + 3 * 100
+
+
 def test_tasks_of_two_homes_are_placed_side_by_side() -> None:
     tasks: list[dict[str, Any]] = [{"count": 5, "work_s": 10}, {"node": "m1", "count": 5, "work_s": 10}]
     found = play([GATE, {"cores": 0, "name": "m1"}, LINEAR], tasks, ENERGY)
     assert found["makespan_s"] == pytest.approx(10)
+
+
+def test_of_nodes_with_equally_many_tasks_on_their_gpus_the_one_whose_cores_cost_less_is_first() -> None:
+    nodes: list[dict[str, Any]] = [
+        GATE,
+        *({"cores": 8, "watts": [10, watts], "gpus": 1, "gpu_static_w": 5} for watts in (90, 50)),
+    ]
+    task = {"count": 3, "host_s": 1, "gpu_s": 10}
+    assert placed(play(nodes, [task], {**ENERGY, "gpu_share": "time"})) == ["m2", "m1", "m2"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peerload.core.resources.admission import foreign_slots, seen_by, why_never
+from peerload.core.resources.devices import EPSILON
 from peerload.core.tasks.queue import MOVABLE
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce
@@ -594,17 +595,18 @@ class Information:
         ledger, sensed = self._ledger, self._sensed
         n, slots = ledger.load_tasks, ledger.profile.slots
         stranded, devices = len(self._stranded), ledger.devices
+        room: dict[str, Any] = {}
+        as_counted = (n - ledger.foreign_slots) * ledger.profile.cpus / max(slots, 1)
+        if devices.states or abs(ledger.cpus_requested - as_counted) > EPSILON:
+            room["cpus_free"] = ledger.cpus_free
         if devices.states:
-            gpus: dict[str, Any] = {
+            room |= {
                 "gpus": ledger.profile.gpus,
                 "gpus_free": devices.gpus_free(),
                 "gpu_tasks": ledger.gpu_tasks,
                 "gpu_load": self._own_view(thresholds).gpu_load,
                 "devices": devices.loads(ledger.now_s) if ledger.profile.devices else (),
-                "cpus_free": ledger.cpus_free,
             }
-        else:
-            gpus = {}
         return LoadReport(
             load_tasks=n,
             slots=slots,
@@ -626,7 +628,7 @@ class Information:
             is_asleep=self._state.is_asleep,
             watts=sensed.watts,
             price=self._state.price,
-            **gpus,
+            **room,
         )
 
     def _standing(self, report: LoadReport) -> Standing:
