@@ -25,6 +25,8 @@ SYSTEM_DIRECTORIES = "/usr/local/sbin:/usr/sbin:/sbin"
 """Where daemons lie; they are not on an ordinary user's PATH."""
 GARBAGE_AFTER = 20_000
 """So many new objects before garbage is looked for (Python: 700)."""
+LONG_S_MAX = 1800
+"""Limit of a test of the long tier; it may be played beside other work. In the gate it is pytest's `timeout`."""
 
 settings.register_profile(
     "busy", settings(), derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -41,6 +43,13 @@ for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 
 
 gc.disable()  # until all tests are collected
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give long tests more time before they count as hung."""
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_S_MAX))
 
 
 @pytest.hookimpl(tryfirst=True)

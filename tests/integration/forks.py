@@ -1,9 +1,16 @@
-"""Fork server: starts `peerload` by forking a process that has already imported it, which saves two thirds of an agent's
-start and most of a verb's.
+"""Fork server: starts `peerload` by forking a process that has already imported it.
 
-What is forked is an own process with the exit code, standard streams, directory, environment, umask and session that were asked for;
-/proc shows the command line and the environment that it would have. A changed interpreter or an argument of `Popen` that is
-not known here gets a new process, as does everything with FORKS=0 in the environment of the tests.
+With it the start of an agent costs 0.06 s of processor time instead of 0.33 s, and that of a verb 0.01 s instead of 0.05 s
+(Python 3.11). The gate has hundreds of both.
+
+What is forked is a process of its own with the exit code, standard streams, directory, environment, umask and session that
+were asked for; /proc shows the command line and the environment that it would have. `test_forks.py` compares. A changed
+interpreter or an argument of `Popen` that is not known here gets a new process, as does everything with FORKS=0 in the
+environment of the tests.
+
+`Forked` overrides three private methods of `Popen`, those that start and wait for a child, since tests use all of its other
+ones: pipes, `communicate`, timeouts, signals. A class of its own would have to repeat them, and a small process in between
+would get the signals and show its own pid.
 """
 
 from __future__ import annotations

@@ -352,6 +352,7 @@ def test_known_queues_narrow_the_interval_of_a_sharing_policy() -> None:
     assert narrow[1] < plain[1] / 2
 
 
+@pytest.mark.long
 def test_quantiles_have_intervals_where_enough_responses_lie_beyond_them() -> None:
     setup = setup_of({"N": 2, "c": 1, "rho": 0.5, "sender": "none"})
     few = replicate(setup, 1, tasks=4000, clock=time.process_time, service="exp")
