@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.integration.broker_fixtures import broker, short_directory  # noqa: F401 -- fixtures
 from tests.integration.cluster import Agent, Cluster, is_alive
+from tests.integration.shared import bring_back
 from tests.support import wait_until
 
 if TYPE_CHECKING:
@@ -22,7 +23,15 @@ AS_ON_ANOTHER_MACHINE = (  # the claim on the database is one machine's
 
 
 def _copy(state: Path, to: Path) -> None:
+    """While an agent commits, files that belong together would be copied at different times."""
     subprocess.run(["cp", "-a", str(state), str(to)], check=True)
+
+
+def _copy_at_rest(agent: Agent, to: Path, *others: Agent) -> None:
+    """Copy the state of an agent that runs, which is killed for that and started again. others: who shares with it."""
+    agent.kill()
+    _copy(agent.state, to)
+    bring_back([agent, *others])
 
 
 def _begins_with(agent: Agent, code: str) -> None:
@@ -38,7 +47,7 @@ def test_an_agent_with_a_copy_of_the_state_of_another_is_refused_on_the_same_mac
         held = agent.call("submit", token="a token of its own", spec=cluster.spec("true"), held=True)["id"]
         copy = cluster.add("copy", slots=1)
         copy.node = "n1"
-        _copy(agent.state, copy.state)
+        _copy_at_rest(agent, copy.state)
         machine = cluster.directory / "machine-id"
         machine.write_text("f" * 32, encoding="ascii")
         _begins_with(
@@ -62,9 +71,7 @@ def test_tasks_that_ran_when_an_older_copy_was_put_back_are_ended_first_and_noth
     with Cluster() as cluster:
         agent = cluster.agent("n1", slots=1)
         backup = cluster.directory / "backup"
-        agent.kill()  # while it commits, files that belong together would be copied at different times
-        _copy(agent.state, backup)
-        agent.start()
+        _copy_at_rest(agent, backup)
         runs = agent.submit("sh", "-c", f"echo $$ > {cluster.directory}/pid; exec sleep 600")
         file = cluster.directory / "pid"
         wait_until(lambda: file.exists() and file.read_text(encoding="ascii").strip(), what=f"{runs} to run")
@@ -85,7 +92,7 @@ def test_of_two_agents_with_copies_of_one_state_on_two_machines_the_younger_ends
         first.wait(first.submit("true"))
         copy = cluster.add("copy", "--peer", other.listen, slots=1)
         copy.node = "n1"
-        _copy(first.state, copy.state)
+        _copy_at_rest(first, copy.state, other)
         _begins_with(copy, AS_ON_ANOTHER_MACHINE)
         copy.spawn()
         assert copy.reap() != 0
@@ -105,7 +112,7 @@ def test_of_two_agents_with_copies_of_one_state_that_share_a_broker_alone_the_yo
         first = cluster.agent("n1", "--mqtt", broker.url, slots=1)
         copy = cluster.add("copy", "--mqtt", broker.url, slots=1)
         copy.node = "n1"
-        _copy(first.state, copy.state)
+        _copy_at_rest(first, copy.state)
         _begins_with(copy, AS_ON_ANOTHER_MACHINE)
         copy.spawn()
         assert copy.reap() != 0
