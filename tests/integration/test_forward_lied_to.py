@@ -507,6 +507,7 @@ def test_who_lists_more_than_was_asked_for_is_stopped(agent: Agent) -> None:
     assert len([task for task in reply["tasks"] if task["id"] == one["id"]]) == 6
 
 
+@pytest.mark.long
 def test_empty_frames_without_end_are_stopped(agent: Agent) -> None:
     frames = [msgpack.packb({"id": 1, "more": {}})] * (tunnels.ANSWER_BYTES_MAX // tunnels.FRAME_BYTES_MIN + 1)
     reply = listed_with(agent, "empty", *frames)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from peerload.agent.forwarding.request_router import merged
-from peerload.agent.forwarding.tunnels import FRAMES_WAITING_MAX, ResponseQueue
+from peerload.agent.forwarding.tunnels import FRAME_BYTES_MIN, FRAMES_WAITING_MAX, ResponseQueue
 from peerload.model.errors import LinkUnavailable
 from tests.each import each
 from tests.support import PATIENCE_S
@@ -78,3 +78,8 @@ def test_who_takes_nothing_any_more_holds_nobody_back() -> None:
             await answers.drain()
 
     asyncio.run(story())
+
+
+def test_an_empty_frame_is_charged_too() -> None:
+    answers = ResponseQueue(10 * FRAME_BYTES_MIN)
+    assert [answers.has_budget(size) for size in (0, FRAME_BYTES_MIN, *[1] * 9)] == [True] * 10 + [False]
