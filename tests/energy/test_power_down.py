@@ -225,7 +225,8 @@ def suspends(node: IdleNode, command: str) -> list[str]:
 
 def test_the_suspend_command_is_run_and_a_machine_that_slept_is_awake_again(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    stop = f"echo 1 >> {ran}; (sleep 0.6; kill -CONT $PPID) & kill -STOP $PPID"
+    is_stopped = "grep -q '^State:.T' /proc/$PPID/status"
+    stop = f"echo 1 >> {ran}; (until {is_stopped}; do sleep 0.05; done; sleep 0.6; kill -CONT $PPID) & kill -STOP $PPID"
     code = "import asyncio, sys; sys.path[:0] = sys.argv[2:]; from tests.energy import test_power_down as t; t.in_child(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", code, stop, *sys.path], capture_output=True, text=True, timeout=60, check=False

@@ -22,6 +22,7 @@ from peerload.model.resources import Quality, estimated_curve
 from tests.core.given import Given
 from tests.each import each
 from tests.fakes.power_tree import PowerTree
+from tests.support import PATIENCE_S
 
 
 def zone(root: Path, number: str, name: str, **files: object) -> Path:
@@ -236,7 +237,7 @@ def test_a_command_prints_watts_and_nothing_else(printed: str, watts: float | No
 def test_a_command_that_fails_is_killed_and_tells_nothing(
     command: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(power, "COMMAND_S_MAX", 0.2)
+    monkeypatch.setattr(power, "COMMAND_S_MAX", 0.2 if why == "not ended" else PATIENCE_S)
     sensor = PowerCommand(command)
     asyncio.run(sensor.ask())
     assert why in sensor.why
