@@ -127,6 +127,7 @@ CLOCKS_DIFFER_S = 0.001
 ROWS_WITH_EFFECTS = frozenset((actions.PutChores, actions.DropExecution, actions.PutFloor))
 """Rows about which more is done than to keep them."""
 OUTWARD = frozenset(actions.OUTWARD)
+STARTS = (events.AgentStarted, events.LauncherReady)
 COALESCED = frozenset((GossipTimerKind.TURN, GossipTimerKind.SYNC, GossipTimerKind.AGAIN, GossipTimerKind.PROFILES))
 """Periodic timers of gossip, which come with the agent's other periodic work; all that wait for an answer are exact."""
 BULK_TIMERS = (timers.Batch, timers.EligibilityDue)
@@ -151,22 +152,31 @@ class Performer:
         """Carry out what was decided about an event."""
         if isinstance(event, events.LauncherReady):
             self._tasks.launcher.resume()
+        outbox, outward = self._outbox, self._outward
         for action in decided:
-            if type(action) is actions.Persist:
+            if isinstance(action, actions.Persist):
                 self._persist(action.rows)
-            elif type(action) is actions.Send and type(action.message) is RenewOk:
-                uids = tuple(extension.uid for extension in action.message.extensions)
-                self._outbox.renewal(uids, partial(self._outward, action))
-            elif type(action) is actions.Send and isinstance(action.message, ADVICE):
-                self._outbox.advice(partial(self._outward, action))
+            elif isinstance(action, actions.Send):
+                self._send(action)
             elif type(action) in OUTWARD:
-                self._outbox.when_durable(partial(self._outward, action))
+                outbox.when_durable(partial(outward, action))
             else:
                 self._inward(action)
-        if isinstance(event, events.AgentStarted):
-            self._clients.attach.restored()
-        if isinstance(event, events.AgentStarted | events.LauncherReady):
-            self._tasks.adopt(self._knows, is_first=isinstance(event, events.AgentStarted))
+        if isinstance(event, STARTS):
+            is_first = isinstance(event, events.AgentStarted)
+            if is_first:
+                self._clients.attach.restored()
+            self._tasks.adopt(self._knows, is_first=is_first)
+
+    def _send(self, action: actions.Send) -> None:
+        """Send a message when what it says is durable: renewed leases and advice do not wait for other tasks."""
+        act = partial(self._outward, action)
+        if isinstance(action.message, RenewOk):
+            self._outbox.renewal(tuple(extension.uid for extension in action.message.extensions), act)
+        elif isinstance(action.message, ADVICE):
+            self._outbox.advice(act)
+        else:
+            self._outbox.when_durable(act)
 
     def _persist(self, rows: tuple[Row, ...]) -> None:
         self._outbox.keep(rows)

@@ -62,10 +62,15 @@ class PastDurations:
     def __len__(self) -> int:
         return len(self._durations)
 
-    def add(self, duration_s: float) -> None:
-        """One more, > 0; the oldest goes if there are too many."""
+    def add(self, duration_s: float, log_s: float) -> None:
+        """One more, > 0, with its logarithm; the oldest goes if there are too many."""
         durations, oldest = self._durations, self._oldest
-        self._follow(math.log(duration_s), is_first=not durations)
+        if durations:  # the averages that forget
+            off = log_s - self._mean_log
+            self._mean_log += NEWEST_SHARE * off
+            self._variance_log = (1.0 - NEWEST_SHARE) * (self._variance_log + NEWEST_SHARE * off * off)
+        else:
+            self._mean_log = log_s
         self._ascending = None
         if len(durations) < self._kept_max:
             durations.append(duration_s)
@@ -81,15 +86,6 @@ class PastDurations:
     def mean_s(self) -> float:
         """Their mean. There must be one."""
         return self._sum_s / len(self._durations)
-
-    def _follow(self, log_s: float, *, is_first: bool) -> None:
-        """The averages that forget."""
-        if is_first:
-            self._mean_log = log_s
-            return
-        off = log_s - self._mean_log
-        self._mean_log += NEWEST_SHARE * off
-        self._variance_log = (1.0 - NEWEST_SHARE) * (self._variance_log + NEWEST_SHARE * off * off)
 
     def nearly_all_s(self, speed: float) -> float:
         """The duration that nine of ten of the next runs will not exceed on a node of this speed: that of nine of ten of these, or,
@@ -146,13 +142,14 @@ class DurationEstimates:
         is_cut = exit_.signal != 0 and exit_.exit_code != TIME_LIMIT_EXIT_CODE
         if is_cut or exit_.out_of or exit_.failed_device or exit_.started_at <= 0 or duration_s <= 0:
             return
-        self.all.add(duration_s)
+        log_s = math.log(duration_s)
+        self.all.add(duration_s, log_s)
         keys = self.keys(spec)
         self.gpu.learn(keys, exit_, duration_s)
         if self._taught[0] is not keys:
             self._taught = keys, tuple(self._newest(key) for key in keys)
         for runs in self._taught[1]:
-            runs.add(duration_s)
+            runs.add(duration_s, log_s)
         if self.learned is not None:
             self.learned(keys)
 
@@ -321,7 +318,7 @@ class GpuRuns:
     def add(self, gpu_bytes: int, resident_bytes: int, run_s: float) -> None:
         """One more; the oldest goes if there are too many. run_s: on the reference machine."""
         self._runs.append((gpu_bytes, resident_bytes))
-        self.durations.add(run_s)
+        self.durations.add(run_s, math.log(run_s))
         self._bytes = sorted(run[0] for run in self._runs)
         seen = self._bytes[-1] if len(self._bytes) < RUNS_MANY else _share(self._bytes, NEARLY_ALL_BYTES)
         self.need_bytes = int(seen * MARGIN) + MARGIN_BYTES

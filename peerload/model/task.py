@@ -7,6 +7,7 @@ started is a view kept in memory, told by the node that runs it.
 from __future__ import annotations
 
 import enum
+from functools import cached_property
 from hashlib import blake2s
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -66,7 +67,7 @@ class TaskState(enum.StrEnum):
 
     __hash__ = str.__hash__  # that of Enum is a function in Python, and states are keys wherever a task changes
 
-    @property
+    @cached_property
     def is_final(self) -> bool:
         """No transition leaves a final state."""
         return not TRANSITIONS[self]

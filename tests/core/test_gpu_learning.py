@@ -308,7 +308,7 @@ def judged(histories: Sequence[list[float]], share: float = 0.9) -> tuple[float,
                 covered += came_s <= said_s
                 loss += pinball(said_s, came_s, share)
                 last_loss += pinball(series[number - 1], came_s, share)
-            known.add(came_s)
+            known.add(came_s, math.log(came_s))
     return covered / count, loss / count, last_loss / count
 
 

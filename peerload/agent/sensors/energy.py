@@ -421,10 +421,11 @@ class EnergySensors:
         """The exit of an attempt with its joules, as far as they are known."""
         if not 0 < exit_.started_at < exit_.ended_at:
             return exit_
-        curve, usage = self.curve, exit_.usage
-        rate = curve.watts_at(1.0) - curve.watts[0]
-        at_s = self._now().boot_s
-        task = self._checkpoint.account.finish(key, usage.user_s + usage.system_s, at_s, rate)
+        account, usage, rate_else = self._checkpoint.account, exit_.usage, 0.0
+        if account.rate is None:
+            curve = self.curve
+            rate_else = curve.watts_at(1.0) - curve.watts[0]
+        task = account.finish(key, usage.user_s + usage.system_s, self._now().boot_s, rate_else)
         if task is None:
             return exit_
         with_energy = {"joules": round(task.joules, 3), "energy_quality": task.quality, "energy_scope": task.scope}

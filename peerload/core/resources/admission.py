@@ -351,10 +351,10 @@ class Ledger:
     def _changed(self) -> None:
         """After every change: n is read far more often than it changes."""
         self.version += 1
-        self.cpus_requested = self.cpus_running + self._cpus_waiting + self.cpus_inbound
+        self.cpus_requested = cpus = self.cpus_running + self._cpus_waiting + self.cpus_inbound
         count, profile = self._count, self.profile
         if profile.cpus > 0:
-            demand = math.ceil(self.cpus_requested * profile.slots / profile.cpus - EPSILON)
+            demand = math.ceil(cpus * profile.slots / profile.cpus - EPSILON)
             count = max(count, demand) if profile.slots_fixed else max(demand, 1 if count else 0)
         self.load_tasks = count + self.foreign_slots
 

@@ -271,22 +271,25 @@ class Home:
         after = changes.get("state", record.state)
         if after is not record.state and after not in TRANSITIONS[record.state]:
             raise InvariantBroken(f"{record.task}: {record.state} → {after}", story=f"{record!r}; {reason}")
-        task.record = msgspec.structs.replace(record, reason=reason, **changes)
+        task.record = now = msgspec.structs.replace(record, reason=reason, **changes)
         if after is not record.state and task.uid in self.tasks:
             self.states[record.state] -= 1
-            self.states[task.record.state] += 1
-        if task.record.node != record.node:
+            self.states[now.state] += 1
+        if now.node != record.node:
             self._moved(task, record.node)
-        ends = task.record.state.is_final and not record.state.is_final
-        more = self.mediator.rows_at_end(task.record) if ends else ()
-        owed = task.terms.completion_jobs() if ends else ()
-        kept = PutTask(task.record, self._state.now.wall_s, reason)
-        self._state.persist(kept, *more, *([PutChores(record.task, owed)] if owed else []))
-        runs = bool(task.running_at) and task.record.state is TaskState.LEASED
-        self._state.actions.append(TaskChanged(task.record, runs, reason))
+        ends = now.state.is_final and not record.state.is_final
+        kept = PutTask(now, self._state.now.wall_s, reason)
         if ends:
-            self.mediator.task_ended(task.record)
-        return task.record
+            owed = task.terms.completion_jobs()
+            chores = (PutChores(record.task, owed),) if owed else ()
+            self._state.persist(kept, *self.mediator.rows_at_end(now), *chores)
+        else:
+            self._state.persist(kept)
+        runs = bool(task.running_at) and now.state is TaskState.LEASED
+        self._state.actions.append(TaskChanged(now, runs, reason))
+        if ends:
+            self.mediator.task_ended(now)
+        return now
 
     def _moved(self, task: HomeTask, before: str) -> None:
         """Update the index of tasks elsewhere after the node of a record has changed."""

@@ -40,17 +40,17 @@ class LinkedQueue:
     """Work in the order of its arrival: a doubly linked list through `Work.before` and `Work.after`, which takes no memory
     beside these two. Who goes through it gets tasks: a member of a uniform array becomes one as soon as its turn comes."""
 
-    __slots__ = ("_first", "_last")
+    __slots__ = ("_last", "first")
 
     def __init__(self) -> None:
-        self._first: Work | None = None
+        self.first: Work | None = None
         self._last: Work | None = None
 
     def __bool__(self) -> bool:
-        return self._first is not None
+        return self.first is not None
 
     def __iter__(self) -> Iterator[Work]:
-        work = self._first
+        work = self.first
         while work is not None:
             if isinstance(work, UntouchedMembers):
                 work = work.home.touch(work, work.members[0])
@@ -73,7 +73,7 @@ class LinkedQueue:
 
     def as_it_is(self) -> Iterator[Work]:
         """The work with untouched members of an array as one, while nothing changes."""
-        work = self._first
+        work = self.first
         while work is not None:
             yield work
             work = work.after
@@ -84,10 +84,10 @@ class LinkedQueue:
 
     def insert(self, work: Work, before: Work | None) -> None:
         """Add work behind ``before``; None: at the front."""
-        after = self._first if before is None else before.after
+        after = self.first if before is None else before.after
         work.before, work.after = before, after
         if before is None:
-            self._first = work
+            self.first = work
         else:
             before.after = work
         if after is None:
@@ -99,7 +99,7 @@ class LinkedQueue:
         """Take work out, wherever it stands."""
         before, after = work.before, work.after
         if before is None:
-            self._first = after
+            self.first = after
         else:
             before.after = after
         if after is None:
@@ -423,6 +423,9 @@ def _line(work: Work) -> int:
 
 
 def _first(line: LinkedQueue) -> Work | None:
+    work = line.first
+    if work is None or not (work.withheld or isinstance(work, UntouchedMembers)):  # mostly
+        return work
     for work in line:
         if not work.withheld:
             return work
