@@ -173,19 +173,21 @@ class Node:
 
     def _route(self, event: events.Event) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line an event
         match event:  # the frequent ones first
-            case events.MessageReceived():
-                self._message(event)
-            case events.GossipReceived() | events.LoopLagged():
-                self.membership.gossip.handle(event)
-                self._gossiped()
-            case events.TimerExpired():
-                self._timer(event.timer)
-            case events.TaskSubmitted():
-                self.intake.submitted(event)
             case events.TaskEnded():
                 if event.with_start:
                     self.runs.started(event.key, event.exit.started_at)
                 self.runs.ended(event.key, event.exit)
+            case events.TaskStarted():
+                self.runs.started(event.key, event.started_at)
+            case events.TimerExpired():
+                self._timer(event.timer)
+            case events.TaskSubmitted():
+                self.intake.submitted(event)
+            case events.GossipReceived() | events.LoopLagged():
+                self.membership.gossip.handle(event)
+                self._gossiped()
+            case events.MessageReceived():
+                self._message(event)
             case events.OutputArrived():
                 self.handoff.output_arrived(event)
             case events.OutputComing():
@@ -194,8 +196,6 @@ class Node:
                 self.executor.files_staged(event.key, event.code, event.why)
             case events.TaskLost():
                 self.runs.lost(event.key, event.reason, never_started=event.never_started, shortage=event.shortage)
-            case events.TaskStarted():
-                self.runs.started(event.key, event.started_at)
             case events.LoadSampled():
                 if self.sharing.information.sampled(event):
                     self.sharing.completed()  # a slot is free, as after the end of a task

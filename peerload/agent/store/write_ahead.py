@@ -150,11 +150,12 @@ class Outbox:
             raise
 
     def _done(self, ticket: int) -> None:
-        self._durable = max(self._durable, ticket)
-        while self._under_way and self._under_way[0][0] <= self._durable:
+        self._durable = durable = max(self._durable, ticket)
+        while self._under_way and self._under_way[0][0] <= durable:
             self._rows_under_way -= self._under_way.popleft()[1]
-        while self._held and self._held[0][0] <= self._durable:
-            self._act(self._held.popleft()[1])
+        held, act = self._held, self._act
+        while held and held[0][0] <= durable:
+            act(held.popleft()[1])
         for call in self._listeners:
             call()
         while self._waits_for_room and self._rows_under_way <= ROWS_AHEAD_MAX:

@@ -640,11 +640,12 @@ class Information:
 
     def _region(self) -> Region:
         """Underloaded below the low threshold, overloaded from the high one on."""
-        if self.level() > 0 and self.sends():
+        level, send_at = self.level(), self.thresholds().send_at
+        if level > 0 and level >= send_at * self._slots:
             return Region.OVERLOADED
         if self.accepts():
             return Region.UNDERLOADED
-        is_full = self.thresholds().send_at <= 1.0 and self._ledger.load_tasks >= max(self._slots, 1)
+        is_full = send_at <= 1.0 and self._ledger.load_tasks >= max(self._slots, 1)
         return Region.OVERLOADED if is_full else Region.NORMAL
 
     def _gives(self) -> bool:
