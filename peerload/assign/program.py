@@ -93,7 +93,7 @@ class _Reader:
     def _table(self, key: str, value: object, allowed: tuple[str, ...] | list[str]) -> dict[str, Any]:
         """A table with no other keys than these."""
         if not isinstance(value, dict):
-            raise self._wrong(key, "is no table")
+            raise self._wrong(key, "is not a table")
         for name in value:
             if name not in allowed:
                 raise self._wrong(f"{key}.{name}" if key else name, "is unknown", why=f"there are {', '.join(allowed)}")
@@ -101,7 +101,7 @@ class _Reader:
 
     def _cost(self, key: str, value: object, most: float = COST_MAX) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-            raise self._wrong(key, f"{value!r} is no number")
+            raise self._wrong(key, f"{value!r} is not a number")
         if value < 0:
             raise self._wrong(key, f"{value} is negative", why="a cost is 0 or more")
         if value > most or (value > COST_MAX and math.isfinite(value)):
@@ -110,7 +110,7 @@ class _Reader:
 
     def _names(self, key: str, value: object, least: int, most: int) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
-            raise self._wrong(key, "is no list of names")
+            raise self._wrong(key, "is not a list of names")
         if not least <= len(value) <= most or len(set(value)) < len(value):
             raise self._wrong(key, f"has {len(value)} names", why=f"allowed: {least} to {most} different ones")
         return tuple(value)
@@ -147,7 +147,7 @@ class _Reader:
                 raise self._wrong(f"{key}.cost", f"no cost on {node} is known", hint="inf: it cannot run there")
         read = tuple(self._cost(f"{key}.cost.{node}", costs[node], math.inf) for node in nodes)
         if not any(map(math.isfinite, read)):
-            raise self._wrong(f"{key}.cost", "it can run nowhere", why="its cost is inf on every node")
+            raise self._wrong(f"{key}.cost", "it cannot run on any node", why="its cost is inf on every node")
         after = self._names(f"{key}.after", table.get("after", []), 0, TASKS_MAX)
         if missing := [one for one in after if one not in names]:
             raise self._wrong(f"{key}.after", f"no task {missing[0]!r}", why=f"there are {', '.join(names)}")
@@ -172,10 +172,10 @@ class _Reader:
             for other, told in self._table(f"communication.{one}", row, names).items():
                 key, cost = f"communication.{one}.{other}", self._cost(f"communication.{one}.{other}", told)
                 if one == other:
-                    raise self._wrong(key, "a task is never apart from itself")
+                    raise self._wrong(key, "both are the same task")
                 low, high = sorted((names.index(one), names.index(other)))
                 if apart.setdefault((low, high), cost) != cost:
-                    why = f"the other way round it is {apart[low, high]:g}"
+                    why = f"in the other direction it is {apart[low, high]:g}"
                     raise self._wrong(key, f"{cost:g} is asymmetric", why=why, hint="name each pair once")
         return {pair: cost for pair, cost in apart.items() if cost}
 
@@ -188,7 +188,7 @@ def in_order(program: Program) -> list[ProgramTask]:
         ready = [task for task in left if names.issuperset(task.after)]
         if not ready:
             circle = ", ".join(task.name for task in left)
-            raise ConfigError("tasks", f"{circle} wait for one another", hint="after = […] must have no circle")
+            raise ConfigError("tasks", f"{circle} wait for one another", hint="after = […] must not form a cycle")
         done += ready
         names.update(task.name for task in ready)
         left = [task for task in left if task.name not in names]

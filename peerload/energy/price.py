@@ -83,7 +83,7 @@ def _row(row: Sequence[str], file: str, line: int) -> tuple[float, float, float]
     except ValueError:
         value = math.nan
     if not abs(value) <= VALUE_MAX:
-        raise _mistake(file, line, f"the value {row[2].strip()[:40]!r} is no number")
+        raise _mistake(file, line, f"the value {row[2].strip()[:40]!r} is not a number")
     return start_s, until_s, value
 
 
@@ -91,7 +91,7 @@ def _utc(text: str, file: str, line: int) -> float:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        raise _mistake(file, line, f"{text[:40]!r} is no time; such as 2030-01-31T06:00Z") from None
+        raise _mistake(file, line, f"{text[:40]!r} is not a time; such as 2030-01-31T06:00Z") from None
     if when.utcoffset() != timedelta(0):
         raise _mistake(file, line, f"{text!r} is not in UTC; such as 2030-01-31T06:00Z")
     return when.timestamp()

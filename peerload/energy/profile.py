@@ -125,9 +125,9 @@ def _reason(document: bytes) -> str:
     try:
         watts = msgspec.json.decode(document)["curve"]["watts"]
         if any(not isinstance(value, int | float) or isinstance(value, bool) for value in watts):
-            return "a point of its curve is no number"
+            return "a point of its curve is not a number"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
-        return "it is no profile" if b"NaN" not in document else "a point of its curve is no number"
+        return "it is not a power profile" if b"NaN" not in document else "a point of its curve is not a number"
     if len(watts) < 2:  # noqa: PLR2004 -- a line has two ends
         return "its curve has one point; two are needed"
     return "its curve falls: more load never draws less" if list(watts) != sorted(watts) else ""

@@ -100,7 +100,7 @@ def _of_table(table: object, name: str) -> Lock:
         case {**rest} if "dependencies" not in rest:
             lines = ""
         case _:
-            raise _refused(name, "its dependencies are no list of text")
+            raise _refused(name, "its dependencies are not a list of strings")
     return Lock("pip", name, str(rest.get("requires-python", "")), {REQUIREMENTS: lines.encode()})
 
 

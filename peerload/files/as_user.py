@@ -40,7 +40,7 @@ class _Agent:
     def receive(self) -> Any:  # noqa: ANN401 -- what the agent says
         header = self._file.read(HEADER_BYTES)
         if len(header) < HEADER_BYTES:
-            raise ConnectionError("the agent went away")
+            raise ConnectionError("the agent disconnected")
         return msgpack.unpackb(self._file.read(int.from_bytes(header, "big")))
 
     def send(self, *words: object) -> None:
@@ -52,7 +52,7 @@ class _Agent:
         self.send(*words)
         reply = self.receive()
         if reply is None:
-            raise _StoreFailed("blocks are not to be had")
+            raise _StoreFailed("blocks are not available")
         return reply
 
     def read(self, digest: bytes) -> bytes:

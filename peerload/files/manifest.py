@@ -133,7 +133,7 @@ def decode(manifest: bytes, read: Callable[[bytes], bytes]) -> Manifest:
     root = decode_root(read(manifest))
     body = _unpacked(b"".join(map(read, root.parts)))
     if not isinstance(body, list) or len(body) != len(Manifest._fields):
-        raise _malformed("it is no tree of files")
+        raise _malformed("it is not a tree of files")
     try:
         files = tuple(map(_file, body[0]))
         links = tuple((str(path), str(target)) for path, target in body[1])
@@ -177,7 +177,7 @@ def _digests(values: Iterable[Any]) -> tuple[bytes, ...]:
     found = tuple(values)
     for value in found:
         if not isinstance(value, bytes) or len(value) != HASH_BYTES:
-            raise _malformed("the name of a block is no digest")
+            raise _malformed("the name of a block is not a digest")
     return found
 
 

@@ -94,7 +94,9 @@ class BlockStore:
                 database.close()
                 if is_last or error.sqlite_errorcode & PRIMARY_CODE not in DAMAGE:
                     raise StoreError("the cache of files cannot be opened", why=f"{path}: {error}") from None
-                log.warning("the index of the file cache is damaged, it is begun anew: path=%s error=%s", path, error)
+                log.warning(
+                    "the index of the file cache is damaged; starting an empty one: path=%s error=%s", path, error
+                )
                 for name in ("index.db", "index.db-wal", "index.db-shm"):
                     (self._directory / name).unlink(missing_ok=True)
             else:

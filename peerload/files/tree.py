@@ -284,7 +284,7 @@ def read_file(
         try:
             before = os.fstat(fd)
             if not stat.S_ISREG(before.st_mode):
-                raise StagingFailed(f"{path} cannot be read", why="it is no file any more")
+                raise StagingFailed(f"{path} cannot be read", why="it is not a file any more")
             cut, size = [], 0
             for block, times in cut_file(fd, before, by_content=by_content):
                 cut += [(take(block), len(block))] * times

@@ -429,17 +429,19 @@ THRESHOLD_MAX = 1e6
 """Tasks per slot; more never wait at one node."""
 
 SendAt = Annotated[
-    float, Meta(ge=0.0, le=THRESHOLD_MAX, description="an arriving task is sent on from so many tasks per slot")
+    float, Meta(ge=0.0, le=THRESHOLD_MAX, description="send an arriving task on from this many tasks per slot")
 ]
 AcceptBelow = Annotated[
-    float, Meta(ge=0.0, le=THRESHOLD_MAX, description="others' tasks are accepted below so many tasks per slot")
+    float, Meta(ge=0.0, le=THRESHOLD_MAX, description="accept others' tasks below this many tasks per slot")
 ]
 ReceiveBelow = Annotated[
-    float, Meta(ge=0.0, le=THRESHOLD_MAX, description="others are asked for a task below so many tasks per slot")
+    float, Meta(ge=0.0, le=THRESHOLD_MAX, description="ask others for a task below this many tasks per slot")
 ]
 GiveAbove = Annotated[
     float,
-    Meta(ge=0.0, le=THRESHOLD_MAX, description="a waiting task is given to who asks above so many tasks per slot"),
+    Meta(
+        ge=0.0, le=THRESHOLD_MAX, description="give a waiting task to a node that asks, above this many tasks per slot"
+    ),
 ]
 
 
@@ -464,7 +466,7 @@ def remaining_s(task: RunningView, mean_s: float) -> float:
 def valid_load(answer: object) -> float:
     """Validate a load index: a number, 0 … LOAD_MAX."""
     if not isinstance(answer, int | float):
-        raise TypeError(f"a {type(answer).__name__} is no load index")
+        raise TypeError(f"a {type(answer).__name__} is not a load index")
     if not 0.0 <= answer <= LOAD_MAX:
         raise ValueError(f"a load index of {answer!r}")
     return float(answer)
@@ -476,7 +478,7 @@ def valid_thresholds(answer: object) -> Thresholds:
         raise TypeError(f"a {type(answer).__name__} is not Thresholds")
     for threshold in (answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch):
         if not isinstance(threshold, int | float):
-            raise TypeError(f"a {type(threshold).__name__} is no threshold")
+            raise TypeError(f"a {type(threshold).__name__} is not a threshold")
         if threshold < 0 or not isfinite(threshold):
             raise ValueError(f"a threshold of {threshold!r}")
     return answer
@@ -485,7 +487,7 @@ def valid_thresholds(answer: object) -> Thresholds:
 def valid_partner(answer: object) -> str | None:
     """Validate a partner: a node's name, or None."""
     if not isinstance(answer, str | None):
-        raise TypeError(f"a {type(answer).__name__} is no node's name")
+        raise TypeError(f"a {type(answer).__name__} is not the name of a node")
     return answer
 
 
@@ -501,7 +503,7 @@ def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None
     if answer is None:
         return None
     if not isinstance(answer, (tuple, list)):
-        raise TypeError(f"a {type(answer).__name__} is no audience")
+        raise TypeError(f"a {type(answer).__name__} is not a list of names")
     if not set(answer) <= set(peers) or len(set(answer)) < len(answer):
         raise ValueError(f"an audience of {answer!r}")
     return answer
@@ -510,9 +512,9 @@ def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None
 def valid_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
     """Validate a step of a search: names and reasons are texts."""
     if isinstance(answer, (Transfer, Keep)) and not all(isinstance(cost, TaskCost) for cost in answer.compared):
-        raise TypeError("what was compared is no costs")
+        raise TypeError("the compared costs have the wrong type")
     if isinstance(answer, Keep) and not isinstance(answer.wakes, str):
-        raise TypeError("what is woken has no name")
+        raise TypeError("the node to wake has no name")
     match answer:
         case Probe(nodes=tuple() as nodes) if all(isinstance(node, str) for node in nodes):
             return answer
@@ -526,7 +528,7 @@ def valid_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
         case Keep(reason=str()):
             return answer
         case _:
-            raise TypeError(f"a {type(answer).__name__} is no step of a search")
+            raise TypeError(f"a {type(answer).__name__} is not a step of a search")
 
 
 # -- random choice of peers, one after the other, without replacement (docs/policies.md, reports and probing) ------------

@@ -131,7 +131,7 @@ def why_not(policy: type, name: str, value: object) -> str:
     """Reason why the parameter ``name`` of a policy's class cannot have this value; "" if it can."""
     declared = _type_of(policy, name)
     if isinstance(value, float) and not math.isfinite(value):
-        return "no finite number"
+        return "not a finite number"
     try:
         msgspec.convert(value, declared)
     except msgspec.ValidationError:
@@ -307,15 +307,13 @@ class PresetLoader:
     def _text(self, table: dict[str, Any]) -> str:
         description = table.get("description", "")
         if not isinstance(description, str):
-            self._wrong(("description",), f"{shown(description)} is no text")
+            self._wrong(("description",), f"{shown(description)} is not a text")
         return str(description)
 
     def _classes(self, words: object) -> tuple[str, ...]:
         known = [word for group in CLASSES for word in group]
         if not isinstance(words, list) or any(word not in known for word in words):
-            self._wrong(
-                ("classes",), f"{shown(words)} is no place in the taxonomy", why=f"a list of {', '.join(known)}"
-            )
+            self._wrong(("classes",), f"{shown(words)} is not in the taxonomy", why=f"a list of {', '.join(known)}")
             return ()
         for group in CLASSES:
             if sum(word in group for word in words) > 1:
@@ -333,7 +331,7 @@ class PresetLoader:
             what = "no such table in a preset" if isinstance(value, dict) else "no such key in a preset"
             self._wrong(path, what, why=f"there are {', '.join(names)}", hint=near(kind, [*names, "location"]))
         elif not isinstance(value, dict):
-            self._wrong(path, f"{shown(value)} is no table", hint=f'for example:  {kind} = {{ policy = "…" }}')
+            self._wrong(path, f"{shown(value)} is not a table", hint=f'for example:  {kind} = {{ policy = "…" }}')
         else:
             self.tables[kind] = value
 
@@ -347,7 +345,7 @@ class PresetLoader:
         chosen = self.tables.get(kind, {}).get("policy", default)
         if isinstance(chosen, str):
             return chosen
-        self._wrong((*kind.split("."), "policy"), f"{shown(chosen)} is no name", why="a policy is named by a text")
+        self._wrong((*kind.split("."), "policy"), f"{shown(chosen)} is not a name", why="a policy is named by a text")
         return default
 
     def not_found(self, kind: str, error: ConfigError) -> None:
@@ -388,7 +386,7 @@ class PresetLoader:
             return None
         kind = ".".join(path)
         if reason := why_not_fulfilled(kind, policy):
-            self._wrong((*path, "policy"), f"{name!r} is no {KINDS[kind].__name__}", why=reason)
+            self._wrong((*path, "policy"), f"{name!r} is not a {KINDS[kind].__name__}", why=reason)
             return None
         return policy
 
@@ -419,12 +417,12 @@ def why_not_fulfilled(kind: str, policy: object) -> str:
 
 def _why_no_method(asked: Any, have: Any) -> str:  # noqa: ANN401 -- whatever the class has
     if not callable(have):
-        return "is no method"
+        return "is not a method"
     names = list(inspect.signature(asked).parameters)[1:]
     try:
         inspect.signature(have).bind(*names)
     except TypeError as error:
-        return f"cannot be called so: {error}"
+        return f"cannot be called with these arguments: {error}"
     except ValueError:  # a method that is not written in Python has no signature
         return ""
     return ""
@@ -435,7 +433,7 @@ def _why_no_value(asked: property, have: object) -> str:
     try:
         msgspec.convert(have, declared)
     except msgspec.ValidationError:
-        return f"is {shown(have)}, which is no {getattr(declared, '__name__', declared)}"
+        return f"is {shown(have)}, which is not a {getattr(declared, '__name__', declared)}"
     return ""
 
 
@@ -532,10 +530,10 @@ def _about_thresholds(preset: PolicySet, thresholds_written: Container[str]) -> 
     for take, (takes, below) in comes.items():
         for give, (gives, above) in goes.items():
             if below > above:
-                both = f"between them a node both {takes} and {gives} tasks, which wander"
-                says = (take, f"{below:g} lies above {give} = {above:g}: {both}")
+                both = f"between them a node both {takes} and {gives} tasks, which then move back and forth"
+                says = (take, f"{below:g} is above {give} = {above:g}: {both}")
                 if give in thresholds_written and take not in thresholds_written:
-                    says = (give, f"{above:g} lies below {take} = {below:g}: {both}")
+                    says = (give, f"{above:g} is below {take} = {below:g}: {both}")
                 found.append((("transfer", says[0]), says[1]))
     return found
 
@@ -546,8 +544,8 @@ def _about_reports(preset: PolicySet) -> _Found:
     found: _Found = []
     for kind, policy in (("transfer", preset.transfer), ("location.sender", preset.sender)):
         if getattr(policy, "wants_reports", False):
-            tells = f"with information {preset.names['information']!r} hardly any are told"
-            found.append(((*kind.split("."), "policy"), f"{preset.names[kind]!r} lives on reports, and {tells}"))
+            tells = f"with information {preset.names['information']!r} hardly any are sent"
+            found.append(((*kind.split("."), "policy"), f"{preset.names[kind]!r} needs reports, and {tells}"))
     return found
 
 
@@ -556,7 +554,7 @@ def _about_sharing(preset: PolicySet) -> _Found:
     shares = any(preset.names[kind] != "none" for kind in sides)
     found: _Found = []
     if preset.memory and not shares:
-        found.append((("location", "memory"), "there is no search that could remember anything: no side shares"))
+        found.append((("location", "memory"), "searches are off on both sides, so there is nothing to remember"))
     if preset.migration.migrations_max == 0 and shares:
         found.append((("migration", "limit"), "0 keeps every task at its home, whatever the location policies find"))
     return found

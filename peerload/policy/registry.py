@@ -209,7 +209,7 @@ def try_preset(
     tables = {key: value for key, value in table.items() if key != REFERENCE}
     changes = table.get(REFERENCE, {})
     if not isinstance(changes, dict):
-        return None, [places.mistake((REFERENCE,), "is no table", why="it holds what the reference model changes")]
+        return None, [places.mistake((REFERENCE,), "is not a table", why="it holds what the reference model changes")]
     live, mistakes = _built(name, tables, base, places)
     if not changes or mistakes:
         return live, mistakes

@@ -110,7 +110,7 @@ class Invitations:
             raise ConfigError("state", f"{path} cannot be read", why=str(error.strerror)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             kept = ()
-            _log.warning("invitations are damaged, open ones are void; invite again: path=%s", path)
+            _log.warning("invitations are damaged; the open ones are invalid, invite again: path=%s", path)
         self._invites = {invite.id: invite for invite in kept[:INVITES_MAX]}
 
     def make(

@@ -232,7 +232,7 @@ def _check_node(node: CaseNode, where: str) -> None:
         node.curve(sleeps=True)
         msgspec.convert(list(node.watts), Annotated[list[float], Meta(min_length=2)])
     except (msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"{where}: watts", "is no power curve", why=str(error)) from None
+        raise ConfigError(f"{where}: watts", "is not a power curve", why=str(error)) from None
     if node.tdp_w and node.watts[0] > node.tdp_w:
         raise ConfigError(f"{where}: tdp_w", f"{node.tdp_w:g} W is less than its idle power, {node.watts[0]:g} W")
 
@@ -249,7 +249,7 @@ def _check_task(case: Case, task: CaseTask, where: str) -> None:
     if task.gpu_j and not task.gpu_s:
         raise ConfigError(where, "has gpu_j, and no gpu_s")
     if task.work_s is None and case.until_s is None:
-        raise ConfigError(where, "is endless, and the case has no until_s")
+        raise ConfigError(where, "never ends, and the case has no until_s")
 
 
 J_PER_WH, J_PER_KWH = 3600.0, 3.6e6

@@ -40,7 +40,7 @@ T_OF_FEW = {1: 12.7062, 2: 4.3027}
 
 
 INDEPENDENT_MIN = 3.0
-"""Independent batches below which a run is too short to tell an interval."""
+"""Independent batches below which a run is too short for an interval."""
 INDEPENDENT_TASKS_MIN, BEYOND_MIN = 40.0, 4.0
 """Independent tasks, by theory, below which one replication tells no interval, and those beyond a quantile below which nothing tells
 its interval. Shorter runs look certain where they are low: of M/M/1, 85 % of the intervals held the mean, and those of p99 hardly
@@ -210,25 +210,25 @@ def impossible(scenario: Scenario) -> str:
         return ""
     if scenario.trace is not None:
         text = f"{load:.4g}" if math.isfinite(load) else "without bound"
-        return f"load {text}: more work comes than the slots can do meanwhile; this is how they work it off"
-    return f"load {load:.4g}: as much work comes as all slots together can do, or more; no policy is stable there"
+        return f"load {text}: more work arrives than the slots can do in this time; the figures show how the backlog is worked off"
+    return f"load {load:.4g}: the work that arrives takes all slots, or more; no policy is stable there"
 
 
 def _stability(scenario: Scenario, samples: Sequence[Sample]) -> tuple[bool | None, list[str]]:
     why = impossible(scenario)
     if scenario.trace is not None:
         names = len(scenario.trace.names)
-        wraps = f"the trace names {names} nodes and here are {scenario.nodes}: several of its nodes are one"
+        wraps = f"the trace names {names} nodes, and the scenario has {scenario.nodes}: several nodes of the trace share one"
         return None, [*([why] * bool(why)), *([wraps] * (names > scenario.nodes)), *scenario.trace.notes]
     factor, share = growth(samples)
     if factor < GREW_FACTOR or share < GREW_SHARE:
         return not why, [why] * bool(why)
     if not why and (lasted := scenario.tasks / _rate(scenario)) < WARM_UP_S:
-        short = f"all tasks come within {lasted:.2g} mean service times, too short to tell whether this is stable"
+        short = f"all tasks arrive within {lasted:.2g} mean service times, too short to tell whether this is stable"
         return None, [f"{short}: --tasks {_rounded_up(4 * WARM_UP_S * _rate(scenario))}"]
     grew = (
         f"unfinished tasks became {factor:.1f} times as many through the measured part, {share:.1%} of those that arrived:"
-        " it is unstable, or far from settled, and the means only say how long the run was"
+        " it is unstable, or far from settled, so the means depend on the length of the run"
     )
     return False, [*([why] * bool(why)), grew]
 
@@ -251,7 +251,7 @@ def _too_good(scenario: Scenario, mean_response: Interval, one_queue: float | No
     """Warn of a mean below one queue for all slots, which no policy beats that does not know how long tasks take."""
     if not _is_below(mean_response, one_queue):
         return []
-    bound = f"the {one_queue:.4g} of one queue for all slots, which nobody beats that does not know how long tasks take"
+    bound = f"the {one_queue:.4g} of one queue for all slots, a lower bound for policies that do not know how long tasks take"
     return [f"the whole interval is below {bound}: too few tasks; --tasks {GROWS_AGAIN * scenario.tasks}"]
 
 
@@ -259,7 +259,7 @@ def _without_interval(scenario: Scenario, mean_response: Interval) -> list[str]:
     if math.isfinite(mean_response.half):
         return []
     enough = f"--replications 4, or --tasks {GROWS_AGAIN * scenario.tasks}"
-    return [f"one replication of {scenario.tasks} tasks is too short to tell an interval: {enough}"]
+    return [f"one replication of {scenario.tasks} tasks is too short for an interval: {enough}"]
 
 
 def _independent(scenario: Scenario, samples: Sequence[Sample]) -> float:
@@ -291,7 +291,7 @@ def _incomplete(samples: Sequence[Sample], *, is_stable: bool | None, is_recorde
         found.append(f"{cut_off} of {measured} measured tasks had not begun at the end and count with their age")
     errors = sum(sample.policy_errors for sample in samples)
     if errors:
-        found.append(f"policy errors: {errors}; a node then does without the answer, and the task stays where it is")
+        found.append(f"policy errors: {errors}; such an answer is ignored, and the task stays where it is")
     wandered = sum(sample.at_migrations_max for sample in samples)
     if wandered:
         found.append(

@@ -177,7 +177,9 @@ def _json_rows(source: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         except ValueError as error:
             raise ConfigError("trace", f"{source}:{line}: no JSON", why=str(error)) from None
         if not isinstance(fields, dict):
-            raise ConfigError("trace", f"{source}:{line}: no JSON object", why="each line is one, such as " + EXAMPLE)
+            raise ConfigError(
+                "trace", f"{source}:{line}: not a JSON object", why="each line is one, such as " + EXAMPLE
+            )
         yield line, fields
 
 

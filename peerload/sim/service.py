@@ -152,7 +152,7 @@ def read_class(text: str) -> TaskClass:
         numbers = {name: float(value) for name, value in fields.items()}
         found = msgspec.convert(numbers | {"service": service}, TaskClass, strict=False)
     except (ValueError, msgspec.ValidationError) as error:
-        raise ConfigError("class", f"{text!r} is no class of tasks: {error}", why=f"such as {allowed}") from None
+        raise ConfigError("class", f"{text!r} is not a class of tasks: {error}", why=f"such as {allowed}") from None
     if not (
         0 < found.share <= 1 and 0 < found.mean <= RATIO_MAX and 0 < found.cpus <= SHAPE_MAX**2 and found.gpus >= 0
     ):

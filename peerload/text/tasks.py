@@ -422,4 +422,4 @@ def trace_lines(task: Mapping[str, Any], spans: list[dict[str, Any]], missing: I
         )
     if any(not span["own_clock"] for span in spans):
         told.append("~  by the clock of that node, which may differ")
-    return told + [f"{node} does not answer: what happened there is missing" for node in missing]
+    return told + [f"{node} does not answer: its part is missing" for node in missing]

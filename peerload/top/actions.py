@@ -34,41 +34,45 @@ class Key(NamedTuple):
 
 
 KEYS = (
-    Key(("1", "2", "3", "4", "5"), "1 … 5", "toggle", "hide or show a pane; one that there is no room for gets it"),
+    Key(("1", "2", "3", "4", "5"), "1 … 5", "toggle", "hide or show a pane; one without room gets room first"),
     Key(("tab",), "Tab", "focus_next", "the next pane: nodes, tasks, events"),
-    Key(("shift+tab",), "Shift-Tab", "focus_previous", "the pane before"),
-    Key(("enter",), "Enter", "open", "the members of an array, or its one row again; elsewhere as z", hint="open"),
+    Key(("shift+tab",), "Shift-Tab", "focus_previous", "the previous pane"),
+    Key(("enter",), "Enter", "open", "expand or collapse an array; elsewhere as z", hint="open"),
     Key(("down", "j"), "↓, j", "down", "the next row"),
-    Key(("up", "k"), "↑, k", "up", "the row before"),
+    Key(("up", "k"), "↑, k", "up", "the previous row"),
     Key(("pagedown", "ctrl+f"), "PgDn, Ctrl-F", "page_down", "a page down"),
     Key(("pageup", "ctrl+b"), "PgUp, Ctrl-B", "page_up", "a page up"),
     Key(("home", "g"), "Home, g", "first", "the first row"),
     Key(("end", "G"), "End, G", "last", "the last row; with events, the newest"),
-    Key(("slash",), "/", "filter", "show only rows with these words; Enter keeps them, Esc drops them", hint="filter"),
+    Key(
+        ("slash",),
+        "/",
+        "filter",
+        "show only rows with these words; Enter keeps the filter, Esc removes it",
+        hint="filter",
+    ),
     Key(
         ("space",),
         "Space",
         "mark",
-        "mark the task, or take its mark away; c, h, r and s are for all that are marked",
+        "mark or unmark the task; c, h, r and s then apply to all marked tasks",
         hint="mark",
     ),
-    Key(("U",), "U", "unmark", "take all marks away"),
+    Key(("U",), "U", "unmark", "remove all marks"),
     Key(("w",), "w", "why", "why the task waits, or went where it went", hint="why"),
-    Key(("l",), "l", "logs", "the output of the task, as it grows", hint="logs"),
+    Key(("l",), "l", "logs", "follow the output of the task", hint="logs"),
     Key(("c",), "c", "cancel", "cancel the task (asks)", changes=True, hint="cancel"),
     Key(("s",), "s and a letter", "signal", "send a signal to the task (asks)", changes=True, hint="signal"),
-    Key(("h",), "h", "hold", "keep a waiting task back", changes=True),
-    Key(("r",), "r", "release", "let a held task go on; run one that has ended again", changes=True),
-    Key(
-        ("d",), "d", "drain", "have the node take no more tasks (asks), or take them again", changes=True, hint="drain"
-    ),
-    Key(("o",), "o and a letter", "sort", "sort by …; the same again turns it round", hint="sort"),
-    Key(("z",), "z", "zoom", "this pane alone, or all again", hint="zoom"),
-    Key(("m",), "m", "mine", "only my tasks, or all again", hint="mine"),
-    Key(("p",), "p", "pause", "stand still, or go on", hint="pause"),
-    Key(("a",), "a", "attach", "see the cluster from the node that is chosen"),
+    Key(("h",), "h", "hold", "hold a waiting task", changes=True),
+    Key(("r",), "r", "release", "release a held task; run an ended task again", changes=True),
+    Key(("d",), "d", "drain", "drain the node (asks), or undrain it", changes=True, hint="drain"),
+    Key(("o",), "o and a letter", "sort", "sort by a column; the same letter again reverses the order", hint="sort"),
+    Key(("z",), "z", "zoom", "show this pane alone, or all again", hint="zoom"),
+    Key(("m",), "m", "mine", "show only my tasks, or all again", hint="mine"),
+    Key(("p",), "p", "pause", "pause the view, or resume it", hint="pause"),
+    Key(("a",), "a", "attach", "show the cluster as the chosen node sees it"),
     Key(("question_mark",), "?", "help", "this page", hint="help"),
-    Key(("escape",), "Esc", "escape", "drop the filter, the question, the zoom, the marks"),
+    Key(("escape",), "Esc", "escape", "cancel the question, the filter, the zoom, the marks"),
     Key(("q", "ctrl+c"), "q, Ctrl-C", "quit", "quit", hint="quit"),
 )
 
@@ -238,7 +242,7 @@ def outcome(verb: str, replies: Sequence[dict[str, Any]]) -> str:
             done = _did("cancelled", reply.get("cancelled")) or "it had ended already"
             return f"{done}; it may run on at {silent}, which does not answer" if silent else done
         case "hold":
-            return _did("held", reply.get("held")) or "it does not wait any more"
+            return _did("held", reply.get("held")) or "it is not waiting any more"
         case "release":
             return _did("released", reply.get("released")) or "it was not held"
         case "retry":

@@ -144,9 +144,9 @@ class LogPage(Page):
         if tail.lines:
             lines = [output_line(stream, text, draw.LINE_CHARS_MAX) for stream, text in tail.lines]
         else:
-            lines = [[(f" {draw.plain(tail.why_none or 'it has written nothing yet')}", "dim")]]
+            lines = [[(f" {draw.plain(tail.why_none or 'no output yet')}", "dim")]]
         if max(tail.sizes) > LOG_TAIL_BYTES:
-            self.lines.border_subtitle = f"only its end; all of it:  {self._command}"
+            self.lines.border_subtitle = f"only the end; the whole output:  {self._command}"
         self.put(lines)
 
 
@@ -157,9 +157,9 @@ def help_lines(*, readonly: bool) -> list[Line]:
         lines.append([(draw.padded(f"  {key.shown}", 18), "key"), (says, "dim" if readonly and key.changes else "")])
     lines += [
         [],
-        [("  A filter is words that a row must have: ", ""), ("state:running node:gpu !done", "accent")],
+        [("  A filter shows the rows that have all its words: ", ""), ("state:running node:gpu !done", "accent")],
         [("  → ws2 runs a task of ours, ← ws2 has a task here; ≈ and dim: old; ? suspect; ! dead or failed", "")],
-        [("  Each thing done here is a command, which is shown: what was asked is what you could have typed.", "")],
+        [("  The last line shows the command line that does the same as each key.", "")],
     ]
     return lines
 
@@ -456,22 +456,22 @@ class TopApp(App[int]):
         if key == "y" and asked is not None:
             self.carry_out(asked)
         else:
-            self.say("nothing was done")
+            self.say("cancelled")
 
     def _pick(self, letter: str, key: str) -> None:
         menu, self.menu = self.menu, ""
         if menu == "sort" and not self.look.sort(self.look.focus, letter) and key != "escape":
-            self.say(f"{letter} sorts by nothing: press o for the letters", "warn")
+            self.say(f"{letter} is not a column to sort by: press o for the letters", "warn")
         elif menu == "signal" and letter in actions.SIGNALS:
             self._propose(actions.send(self.look.acted_on(), actions.SIGNALS[letter]))
         elif menu == "signal" and key != "escape":
-            self.say(f"{letter} is no signal: press s for the letters", "warn")
+            self.say(f"{letter} is not a signal: press s for the letters", "warn")
         self.paint()
 
     def _toggle(self, number: str) -> None:
         pane = PANES[number]
         if pane in self.places and len(self.places) == 1:
-            self.say(f"{pane} is the only pane that is left: press the number of another", "warn")
+            self.say(f"{pane} is the only visible pane: press the number of another first", "warn")
             return
         self.look.zoomed = False
         self.look.toggle(pane, is_visible=pane in self.places)
@@ -636,7 +636,7 @@ class TopApp(App[int]):
         if isinstance(action, actions.ActionRefused):
             self.say(action.why, "warn")
         elif self.readonly:
-            self.say(f"read only; it would be:  {action.command()}", "warn bold")
+            self.say(f"read-only; the command would be:  {action.command()}", "warn bold")
         elif action.asks:
             self.asked = action
             self.paint()

@@ -305,7 +305,7 @@ def node_lines(node: NodeModel, width: int, height: int, now: float) -> list[Lin
         ]
     ]
     if node.is_stale(now):
-        lines.append([(" what follows is old: it may be otherwise by now", "warn")])
+        lines.append([(" old facts: they may have changed since", "warn")])
     for key, label in (("drain_reason", "drained"), ("trouble", "trouble"), ("no_gpus_because", "no GPUs")):
         if facts.get(key):
             lines.append(_labelled(label, (draw.plain(facts[key]), "warn")))
@@ -535,7 +535,7 @@ class Painter:
         line: Line = [(" peerload ", "brand"), (" ", "")]
         if world.lost_because:
             since = duration_text(now - world.lost_at)
-            what = f"the agent is away, for {since}: {draw.plain(world.lost_because)} -- trying again"
+            what = f"the agent does not answer, for {since}: {draw.plain(world.lost_because)} -- trying again"
             return self.plainer(draw.fitted([*line, (what, "bad bold")], width))
         if not agent:
             return self.plainer(draw.fitted([*line, ("asking the agent ...", "dim")], width))
@@ -544,7 +544,7 @@ class Painter:
         facts = [(draw.plain(agent.get("cluster") or "-"), "bold"), (f"from {draw.plain(world.node)}", "here")]
         facts += [(f"policy {draw.plain(agent.get('policy') or '-')}", ""), (broker, "" if mqtt else "dim")]
         if self.look.paused_at:
-            facts.insert(0, ("paused: p goes on", "warn bold"))
+            facts.insert(0, ("paused: p resumes", "warn bold"))
         if self.readonly:
             facts.insert(0, ("read only", "warn bold"))
         for text, style in facts:

@@ -191,7 +191,7 @@ class LiveFeed:
                 try:
                     await self._ask()
                 except Exception:
-                    log.exception("cannot take in what the agent answered")
+                    log.exception("cannot process the answer of the agent")
 
     async def _ask(self) -> None:
         try:

@@ -58,7 +58,7 @@ class Routes:
     async def answer(self, request: Request) -> Response:
         if not self._access.is_addressed(request):
             hint = "peerload web --host NAME  serves under another name"
-            return error_response(421, "this server does not go by that name", hint=hint)
+            return error_response(421, "this server is not known under that name", hint=hint)
         if request.path == "/" and request.method in ("GET", "HEAD"):
             headers = (("Content-Security-Policy", self._policy), ("Referrer-Policy", "no-referrer"))
             return Response(200, "text/html; charset=utf-8", self._page, headers)
@@ -82,7 +82,7 @@ class Routes:
     def _login(self, right: ViewerRight) -> Response:
         if right is ViewerRight.NOTHING:
             return error_response(
-                403, "this code or token is not valid", hint="a code is good once:  peerload web --open"
+                403, "this code or token is not valid", hint="a code is valid once; a new one:  peerload web --open"
             )
         headers = (self._access.cookie_for(right), ("Location", "/"), ("Referrer-Policy", "no-referrer"))
         return Response(303, "text/plain", b"", headers)
@@ -96,8 +96,10 @@ class Routes:
 
             return Response(200, exposition.CONTENT_TYPE, exposition.text(await agent.ask("stats")))
         if path == "/http_sd" and not self.port:
-            hint = "ask a server with a port:  peerload web --listen HOST:PORT"
-            return error_response(404, "this server has no port at which those of other nodes could be", hint=hint)
+            hint = "start a server with a port:  peerload web --listen HOST:PORT"
+            return error_response(
+                404, "this server listens at a Unix socket, so it cannot name a port for other nodes", hint=hint
+            )
         if path == "/http_sd":
             return json_response(self._targets((await agent.ask("nodes"))["nodes"]))
         if path == "/api/v1/session":
@@ -180,11 +182,11 @@ class Routes:
 
     async def _change(self, request: Request, right: ViewerRight) -> Response:
         if not self._access.is_own_page(request):
-            return error_response(403, "a request of another page")
+            return error_response(403, "the request comes from another web page")
         if request.path == "/api/v1/codes":
             return json_response({"v": 1, "code": self._access.new_code(right)})
         if right is not ViewerRight.ACT:
-            return error_response(403, "you may look only", hint="sign in with the token of a user")
+            return error_response(403, "your access is read-only", hint="sign in with the token of a user")
         if (found := TASK_PATH.fullmatch(request.path)) and found[2] in ACTIONS:
             return json_response({"v": 1} | await self._agent.ask(ACTIONS[found[2]], tasks=[found[1]]))
         if found := NODE_PATH.fullmatch(request.path):

@@ -57,7 +57,7 @@ class ServerSettings(NamedTuple):
         host, _, port = (self.listen or f"127.0.0.1:{PORT_DEFAULT}").rpartition(":")
         if not host or not port.isdigit() or int(port) > 65_535:  # noqa: PLR2004 -- ports
             hint = f"127.0.0.1:{PORT_DEFAULT}, or the path of a socket"
-            raise ConfigError("web.listen", f"{self.listen!r} is no address", hint=hint)
+            raise ConfigError("web.listen", f"{self.listen!r} is not an address", hint=hint)
         host = host.strip("[]")
         if not _is_loopback(host) and not self.certificate:
             why = "only this machine is served without TLS"

@@ -95,7 +95,7 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     by: Annotated[
         Literal["proportional", "optimal", "nash", "bargaining"], Meta(description="what the shares are to achieve")
     ] = "proportional"
-    load: Annotated[float, Meta(ge=0.01, le=0.99, description="load of the system where nobody tells the rates")] = 0.7
+    load: Annotated[float, Meta(ge=0.01, le=0.99, description="load of the system if the rates are not known")] = 0.7
 
     @cached_property
     def _known(self) -> _Known:

@@ -11,7 +11,7 @@ from msgspec import Meta
 if TYPE_CHECKING:
     from peerload.policy.api import TaskView, WaitingView
 
-LookedAtMax = Annotated[int, Meta(description="tasks that are looked at, of those that wait", ge=1, le=100_000)]
+LookedAtMax = Annotated[int, Meta(description="waiting tasks that are compared", ge=1, le=100_000)]
 
 
 class Smallest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

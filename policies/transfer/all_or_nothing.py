@@ -24,7 +24,7 @@ class AllOrNothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     steady = True
-    processing_margin: Annotated[bool, Meta(description="the next task is at hand before a slot is free")] = False
+    processing_margin: Annotated[bool, Meta(description="fetch the next task before a slot is free")] = False
     send_at: SendAt | None = None
     accept_below: AcceptBelow | None = None
     receive_below: ReceiveBelow | None = None

@@ -24,9 +24,9 @@ class DoubleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     steady = True
     low: Annotated[
-        float, Meta(ge=0.0, le=THRESHOLD_MAX, description="others' tasks are wanted below so many tasks per slot")
+        float, Meta(ge=0.0, le=THRESHOLD_MAX, description="accept others' tasks below this many tasks per slot")
     ] = 1.0
-    high: Annotated[float, Meta(ge=0.0, le=THRESHOLD_MAX, description="tasks go elsewhere from so many per slot")] = 2.0
+    high: Annotated[float, Meta(ge=0.0, le=THRESHOLD_MAX, description="send tasks away from this many tasks per slot on")] = 2.0
     send_at: SendAt | None = None
     accept_below: AcceptBelow | None = None
     receive_below: ReceiveBelow | None = None
@@ -34,7 +34,7 @@ class DoubleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.low > self.high:
-            raise ValueError(f"low = {self.low:g} lies above high = {self.high:g}")
+            raise ValueError(f"low = {self.low:g} is above high = {self.high:g}")
 
     def thresholds(self, view: NodeView) -> Thresholds:
         """low: accept_below, receive_below; high: send_at, give_above; unless set by hand."""

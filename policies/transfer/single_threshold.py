@@ -30,7 +30,7 @@ class SingleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accept_below: AcceptBelow | None = None
     receive_below: ReceiveBelow | None = None
     give_above: GiveAbove | None = None
-    prefetch: Annotated[int, Meta(ge=0, le=1000, description="tasks asked for beyond the threshold, to be at hand")] = 0
+    prefetch: Annotated[int, Meta(ge=0, le=1000, description="tasks asked for beyond the threshold, as a reserve")] = 0
 
     def thresholds(self, view: NodeView) -> Thresholds:
         """All four at T, unless set by hand."""

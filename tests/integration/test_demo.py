@@ -100,7 +100,7 @@ def test_the_table_fits_a_terminal_and_names_every_node(directory: Path) -> None
     assert [line for line in (errors + out).splitlines() if len(line) > 80] == []
     for node in ("small", "middle", "large"):
         assert any(line.split()[:1] == [node] for line in out.splitlines())
-    assert "12 of 12 ended with exit code 0, 12 outputs came home" in out
+    assert "12 of 12 ended with exit code 0, 12 outputs are equal" in out
     assert "Policy: threshold." in errors
     _assert_nothing_left(directory)
 

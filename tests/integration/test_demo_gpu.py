@@ -1,4 +1,4 @@
-"""`peerload demo gpu` as a user starts it: a real agent and real tasks on GPUs that are played."""
+"""`peerload demo gpu` as a user starts it: a real agent and real tasks on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_it_is_told_in_two_tables(directory: Path) -> None:
     assert [" ".join(line.split()) for line in out.splitlines() if "STATUS" in line] == [heading]
     assert "queued   gpus/5" in errors
     assert out.count("done ") == 6
-    assert "each went where it should" in out
+    assert "each task ran where expected" in out
 
 
 def test_interrupted_it_leaves_nothing(directory: Path) -> None:

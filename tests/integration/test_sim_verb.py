@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 QUICK = ["--nodes", "5", "--tasks", "300", "--replications", "2"]
 
-DEBUG = "  where it goes wrong:  peerload --debug sim --workers 1 …\n"
+DEBUG = "  for a traceback:  peerload --debug sim --workers 1 …\n"
 
 
 def command(*words: str) -> list[str]:

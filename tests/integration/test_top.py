@@ -149,7 +149,7 @@ def test_cancel_hold_release_and_retry_do_what_they_say_and_a_terminal_that_is_c
             terminal.press("c")
             terminal.await_text(f"cancel {first} ?", f"peerload cancel {first}")
             terminal.press("n")
-            terminal.await_text("nothing was done")
+            terminal.await_text("cancelled")
             assert n1.show(first)["state"] == "running"
             terminal.press("j", "h")
             terminal.await_text(f"peerload hold {second}:  held")
@@ -196,9 +196,9 @@ def test_read_only_in_plain_characters_with_hostile_names_beside_an_agent_that_s
         assert used
         assert not {code for code in used if 30 <= code <= 49 or 90 <= code <= 107} - {39, 49}
         terminal.press("c")
-        terminal.await_text(f"read only; it would be:  peerload cancel {task}")
+        terminal.await_text(f"read-only; the command would be:  peerload cancel {task}")
         terminal.press("y", "BTab", "d")
-        terminal.await_text("read only; it would be:  peerload drain")
+        terminal.await_text("read-only; the command would be:  peerload drain")
         terminal.press("Tab", "l")
         terminal.await_text(f"{task} output", "\\x1b[31mred")
         terminal.press("q")
@@ -225,14 +225,14 @@ def test_an_agent_that_was_killed_is_said_and_found_again(tmux: Path) -> None:
         with top(n1, tmux) as terminal:
             terminal.await_text(task)
             n1.kill()
-            terminal.await_text("the agent is away", "trying again", task)
+            terminal.await_text("the agent does not answer", "trying again", task)
             terminal.press("w")
             terminal.await_text(f"peerload why {task}: ")
             n1.start()
-            terminal.await_none("the agent is away")
+            terminal.await_none("the agent does not answer")
             terminal.await_text("from n1", task, "running")
             n1.kill()
-            terminal.await_text("the agent is away")
+            terminal.await_text("the agent does not answer")
             quit_top(terminal)
         n1.start()
         n1.call("cancel", tasks=[task])

@@ -63,7 +63,7 @@ def test_durations_alone_are_enough_to_draw_from() -> None:
         ("arrival,duration,gpus\n1,2,0.5\n", "mine:2: gpus is 0.5: allowed: whole devices"),
         ("arrival,duration,node\n1,2," + "n" * 200 + "\n", "mine:2: node has 200 characters"),
         ('{"arrival": 1, "duration": 2}\n{"arrival": 1,\n', "mine:2: no JSON"),
-        ('{"arrival": 1, "duration": 2}\n[1, 2]\n', "mine:2: no JSON object"),
+        ('{"arrival": 1, "duration": 2}\n[1, 2]\n', "mine:2: not a JSON object"),
         ('{"arrival": 1, "duration": true}\n', "mine:1: duration is True"),
     ],
 )

@@ -40,7 +40,7 @@ def agent_options(verb: str, says: str) -> Options:
     reader.flag("--node NAME", help="name of this node (default: the host's)")
     reader.flag("--state DIR", help="directory of tasks and outputs")
     reader.flag("--listen HOST:PORT", help="address for the peers (default 127.0.0.1:0)")
-    reader.flag("--advertise HOST:PORT", help="address that others dial, if it is another one")
+    reader.flag("--advertise HOST:PORT", help="address that others dial, if it differs")
     reader.flag("--cluster DIR", help="the cluster's directory, made by `peerload cluster init`")
     reader.flag("--peer HOST:PORT", help="a member of the cluster to join (repeatable)", action="append")
     reader.flag("--mqtt URL", help="an MQTT broker (repeatable: for fail-over)", action="append")
@@ -374,6 +374,8 @@ def _stop_launcher(directory: str) -> int | None:
     except (FileNotFoundError, ConnectionRefusedError, ProcessLookupError):
         return None
     except OSError as error:
-        raise PeerloadError("the launcher cannot be told to stop", why=error.strerror or str(error)) from None
+        raise PeerloadError(
+            "the request to stop did not reach the launcher", why=error.strerror or str(error)
+        ) from None
     finally:
         os.close(place)

@@ -55,9 +55,11 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     reader.flag("-t, --time 2h", help="stop it after this (exit code 124)", type=duration)
     reader.flag("--est 5m", help="its expected run time", type=duration)
     reader.flag(
-        "--prefer", help="what its placement by energy saves: presets `energy`", choices=("time", "balanced", "energy")
+        "--prefer", help="what placement by energy minimizes: presets `energy`", choices=("time", "balanced", "energy")
     )
-    reader.flag("--defer-until T", help="start when energy is cheapest, and by T: 8h, 06:00", type=options.instant)
+    reader.flag(
+        "--defer-until T", help="start when energy is cheapest, but not later than T: 8h, 06:00", type=options.instant
+    )
     reader.flag("-J, --name", help="name of the task (default: from the command)")
     reader.flag("-w, --node NAME", help="run it on this node only")
     reader.flag("-x, --exclude NAME …", help="not on this node (repeatable)")
@@ -520,12 +522,12 @@ def add_device_flags(reader: Options) -> None:
     )
     reader.flag(
         "--gpu-wait",
-        help="if these have no room: wait for them (queue), or take others (schedule)",
+        help="if they have no room: wait for them (queue), or take others (schedule)",
         choices=("queue", "schedule"),
     )
-    reader.flag("--gpu-wait-max 10m", help="after this, queue becomes schedule", type=duration)
+    reader.flag("--gpu-wait-max 10m", help="turn queue into schedule after this time", type=duration)
     reader.flag(
-        "--gpu-share", help="whether it shares its GPUs with other tasks", choices=("auto", "exclusive", "time", "mps")
+        "--gpu-share", help="how it shares its GPUs with other tasks", choices=("auto", "exclusive", "time", "mps")
     )
     reader.flag(
         "--gpu-pct P",

@@ -246,7 +246,7 @@ def instant(text: str) -> float:
         else:
             when = now + timedelta(seconds=duration(text))
     except ValueError:
-        raise invalid(f"{text!r} is no time; such as 8h, 06:00, 2030-01-31T06:00") from None
+        raise invalid(f"{text!r} is not a time; such as 8h, 06:00, 2030-01-31T06:00") from None
     if when <= now:
         raise invalid(f"{text!r} is in the past")
     return when.timestamp()

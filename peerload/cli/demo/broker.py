@@ -65,7 +65,7 @@ async def run_broker(host: str = "127.0.0.1", port: int = 0) -> tuple[str, Calla
     BrokerUnavailable if the package is not installed or the port is taken.
     """
     if not ipaddress.ip_address(host).is_loopback:
-        raise ConfigError("host", "this broker listens on loopback addresses only", why="it lets everybody in")
+        raise ConfigError("host", "this broker listens on loopback addresses only", why="it accepts every client")
     try:
         from amqtt.broker import Broker
         from amqtt.contexts import BrokerConfig, ListenerConfig

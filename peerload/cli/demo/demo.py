@@ -159,14 +159,14 @@ class DemoScreen:
             self._drawn_lines = len(lines)
         else:
             each = "  ".join(f"{node} {running}/{done}" for node, (running, _, done) in spread.items())
-            sys.stderr.write(f"{elapsed_s:5.1f} s  running/done:  {each}   {waiting} wait at {self._home}\n")
+            sys.stderr.write(f"{elapsed_s:5.1f} s  running/done:  {each}   {waiting} waiting at {self._home}\n")
         sys.stderr.flush()
 
     def _picture(
         self, spread: Mapping[str, tuple[int, int, int]], waiting: int, total: int, elapsed_s: float
     ) -> list[str]:
         done_in_all = sum(done for _, _, done in spread.values())
-        head = f"{elapsed_s:5.1f} s   {done_in_all} of {total} done, {waiting} wait at {self._home}"
+        head = f"{elapsed_s:5.1f} s   {done_in_all} of {total} done, {waiting} waiting at {self._home}"
         lines = [coloured(head, "bold", sys.stderr)]
         most = max(1, total // 2)
         for node, (running, held, done) in spread.items():
@@ -359,7 +359,7 @@ class Demo:
         for pid in asked:
             _signal(pid, signal.SIGTERM)
         try:
-            wait(lambda: not those(), "some processes do not end", GONE_WITHIN_S)
+            wait(lambda: not those(), "some processes have not ended", GONE_WITHIN_S)
         except PeerloadError:
             return False
         return True
@@ -502,11 +502,11 @@ class SharingDemo(Demo):
             for node in SLOTS
         }
         for node, client in clients.items():
-            wait(lambda client=client: _has_met(client), f"{node} did not meet the others over MQTT")  # type: ignore[misc]
+            wait(lambda client=client: _has_met(client), f"{node} did not find the others over MQTT")  # type: ignore[misc]
         sys.stderr.write(
             f"{kind} at port {broker.port}, three agents (slots):"
             f" {', '.join(f'{node} ({slots})' for node, slots in SLOTS.items())}.\n"
-            f"They met over MQTT, {time.monotonic() - began_s:.1f} s after the start."
+            f"They found each other over MQTT, {time.monotonic() - began_s:.1f} s after the start."
             f" {count} commands go to {HOME}.\n"
             f"Policy: {printable(self.policy)}.\n\n"
         )
@@ -583,7 +583,7 @@ def _checked(client: AgentConnection, tasks: Sequence[dict[str, Any]], work: Seq
 def told(account: dict[str, Any]) -> list[str]:
     ended_well = account["tasks"] - account["failed"]
     verdict = f"{ended_well} of {account['tasks']} ended with exit code 0,"
-    verdict += f" {account['outputs_right']} outputs came home as computed here"
+    verdict += f" {account['outputs_right']} outputs are equal to those computed here"
     good = account["outputs_right"] == account["tasks"] == ended_well
     lines = [*account_lines(account), "", coloured(verdict, "green" if good else "red", sys.stdout)]
     example = account["example"]

@@ -239,7 +239,7 @@ def _told(account: Mapping[str, Any]) -> list[str]:
         f"from the end of the first to the start of the one that waited: {account['free_to_started_s'] * 1000:.0f} ms"
     )
     good = account["as_published"]
-    verdict = "each went where it should" if good else "not each went where it should"
+    verdict = "each task ran where expected" if good else "not every task ran where expected"
     return [*lines, coloured(verdict, "green" if good else "red", sys.stdout)]
 
 

@@ -43,35 +43,36 @@ POLICY, NODES, LOAD, STEPS, REPLICATIONS = "adaptive", 20, 0.9, 10, 4
 def reader() -> Options:
     options = Options(
         "sim",
-        "Play a preset of policies in the simulator, with the very code that agents run. Without a trace the unit of"
-        " time is the mean service time.",
-        epilog="policies against each other, and the classical figure:\n"
+        "Simulate a preset of policies, with the code that agents run. Without a trace the unit of time is the mean service time.",
+        epilog="compare policies and draw the figure:\n"
         "  peerload sim --compare none,threshold,receiver,adaptive --load 0.5:0.95 --plot curves.png",
     )
     options.flag(
-        "--policy", metavar="NAME|FILE,…", help=f"a preset (default: {POLICY}), or several, with the same tasks"
+        "--policy", metavar="NAME|FILE,…", help=f"presets to simulate, all with the same tasks (default: {POLICY})"
     )
-    options.flag("--compare", metavar="A,B,…", help="the same")
+    options.flag("--compare", metavar="A,B,…", help="the same as --policy A,B,…")
     options.flag(
         "--sweep",
         type=sweep,
         action="append",
         default=[],
         metavar="NAME=A,B|LOW..HIGH[:STEP]",
-        help="a parameter of the preset (threshold=1..5), nodes, slots or a delay with each of these values (repeatable)",
+        help="run with each of these values of a preset parameter (threshold=1..5), of nodes, slots or a delay (repeatable)",
     )
     options.flag(
-        "--nodes", type=whole(1, NODES_MAX), metavar="N", help=f"how many (default: {NODES}, or as in the trace)"
+        "--nodes", type=whole(1, NODES_MAX), metavar="N", help=f"number of nodes (default: {NODES}, or as in the trace)"
     )
     options.flag(
-        "--slots", type=whole(1, SLOTS_MAX), default=1, metavar="C", help="of each node (default: %(default)s)"
+        "--slots", type=whole(1, SLOTS_MAX), default=1, metavar="C", help="slots of each node (default: %(default)s)"
     )
-    options.flag("--gpus", type=whole(0, GPUS_MAX), default=0, metavar="G", help="of each node (default: %(default)s)")
+    options.flag(
+        "--gpus", type=whole(0, GPUS_MAX), default=0, metavar="G", help="GPUs of each node (default: %(default)s)"
+    )
     options.flag(
         "--load",
         type=loads,
         metavar="RHO|LOW:HIGH[:STEPS]",
-        help=f"work that comes for each slot (default: {LOAD}; of a trace: as recorded), or a range in {STEPS} steps",
+        help=f"offered load of each slot (default: {LOAD}; of a trace: as recorded), or a range in {STEPS} steps",
     )
     options.flag("--loads", type=steps, metavar="LOW:HIGH:STEP", help="loads from LOW to HIGH by STEP")
     options.flag(
@@ -98,32 +99,37 @@ def reader() -> Options:
         metavar="KIND",
         help="exp (default), det, h2:CV2, lognormal:CV2, weibull:K, bpareto:A,R, or trace:FILE (drawn from its durations)",
     )
-    options.flag("--speeds", metavar="FILE", help="how fast nodes are: one factor a line, or node,factor")
+    options.flag("--speeds", metavar="FILE", help="speeds of the nodes: one factor a line, or node,factor")
     options.flag(
         "--transfer-delay",
         type=delay,
         default=(0.0, ""),
         metavar="D",
-        help="a task's way to another node; like --message-delay in mean service times, such as 0.05, or with a trace in"
-        " seconds or with a unit, such as 50ms",
+        help="delay of a task transfer; like --message-delay in mean service times, such as 0.05, or with a trace in seconds or"
+        " with a unit, such as 50ms",
     )
-    options.flag("--message-delay", type=delay, default=(0.0, ""), metavar="D", help="the way of any message")
+    options.flag("--message-delay", type=delay, default=(0.0, ""), metavar="D", help="delay of every message")
     options.flag(
         "--head-cost",
         type=delay,
         default=(0.0, ""),
         metavar="D",
-        help="a head node's work on a message (central presets)",
+        help="processing time of a message at the head node (central presets)",
     )
-    options.flag("--head-down", type=outage, metavar="AT:FOR", help="when a head node fails, and for how long")
+    options.flag(
+        "--head-down", type=outage, metavar="AT:FOR", help="time at which the head node fails, and for how long"
+    )
     options.flag(
         "--model",
         choices=("reference", "live"),
-        help="reference: what presets change where nothing takes time (default); live: as an agent plays (default with a"
-        " trace or a message delay)",
+        help="reference: the published model without delays (default); live: the settings of an agent (default with a trace or a"
+        " message delay)",
     )
     options.flag(
-        "--tasks", type=whole(TASKS_MIN, TASKS_MAX), metavar="N", help="of a replication (default: as it takes)"
+        "--tasks",
+        type=whole(TASKS_MIN, TASKS_MAX),
+        metavar="N",
+        help="tasks of a replication (default: as many as needed)",
     )
     options.flag(
         "--warmup", type=whole(0, TASKS_MAX), metavar="N", help="tasks not counted (default: a quarter, or more)"
@@ -133,7 +139,7 @@ def reader() -> Options:
         type=whole(1, REPLICATIONS_MAX),
         default=REPLICATIONS,
         metavar="R",
-        help="the 95 %% intervals come from these (default: %(default)s)",
+        help="replications, from which the 95 %% intervals are computed (default: %(default)s)",
     )
     options.flag(
         "--precision",
@@ -142,12 +148,16 @@ def reader() -> Options:
         help="add replications until the interval of the mean response is within this share of it, such as 1%% (default: as"
         " narrow as --replications make it)",
     )
-    options.flag("--seed", type=whole(0, 10**9), default=1, metavar="S", help="of all chance (default: %(default)s)")
-    options.flag("--workers", type=whole(1, WORKERS_MAX), metavar="N", help="processes (default: one a cpu)")
+    options.flag(
+        "--seed", type=whole(0, 10**9), default=1, metavar="S", help="seed of all random numbers (default: %(default)s)"
+    )
+    options.flag(
+        "--workers", type=whole(1, WORKERS_MAX), metavar="N", help="worker processes (default: one for each cpu)"
+    )
     options.flag("--plot", metavar="FILE", help="draw mean response over load into a .png, .svg or .pdf file")
-    options.flag("--energy", metavar="CASES", help="play energy cases of a JSON file")
+    options.flag("--energy", metavar="CASES", help="simulate the energy cases of a JSON file")
     options.switch("--classify", help="print the taxonomy of policies with every preset in its place")
-    options.flag("--csv", metavar="FILE", help="write one line a policy and load; - is stdout")
+    options.flag("--csv", metavar="FILE", help="write a CSV file, one line for each policy and load; - is stdout")
     options.flag("--parquet", metavar="FILE", help="write the same as --csv as a Parquet file")
     return options
 
@@ -188,7 +198,7 @@ def policies(flags: argparse.Namespace) -> list[str]:
     if flags.compare is not None and flags.policy is not None:
         raise UsageError(
             "sim: --policy and --compare cannot be combined",
-            hint=f"all that are to be compared:  --compare {flags.policy},{flags.compare}",
+            hint=f"to compare all:  --compare {flags.policy},{flags.compare}",
         )
     flag, given = ("compare", flags.compare) if flags.policy is None else ("policy", flags.policy)
     names = list(dict.fromkeys(name.strip() for name in given.split(",")))
@@ -275,14 +285,14 @@ def loads(text: str) -> list[float]:
         numbers = [float(part) for part in parts[:2]]
         steps = int(parts[2]) if len(parts) > 2 else STEPS  # noqa: PLR2004 -- the third
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no load; {allowed}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a load; {allowed}") from None
     if len(parts) > 3 or not all(0 < number <= LOAD_MAX for number in numbers):  # noqa: PLR2004 -- three parts
-        raise argparse.ArgumentTypeError(f"{text!r} is no load; {allowed}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a load; {allowed}")
     if len(numbers) == 1:
         return numbers
     low, high = numbers
     if low >= high or not 2 <= steps <= STEPS_MAX:  # noqa: PLR2004 -- two ends
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of loads; {allowed}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of loads; {allowed}")
     return [round(low + (high - low) * step / (steps - 1), 6) for step in range(steps)]
 
 
@@ -293,7 +303,7 @@ def steps(text: str) -> list[float]:
     except ValueError:
         low = high = step = math.nan
     if not (0 < low <= high <= LOAD_MAX and step > 0 and (high - low) / step <= STEPS_MAX):
-        raise argparse.ArgumentTypeError(f"{text!r} is no range; allowed: LOW:HIGH:STEP, such as 0.5:0.95:0.05")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range; allowed: LOW:HIGH:STEP, such as 0.5:0.95:0.05")
     return _range(low, high, step)
 
 
@@ -305,7 +315,7 @@ def sweep(text: str) -> tuple[str, list[Value]]:
     """``threshold=1..5``, ``threshold=1..2:0.5`` or ``queue=nodes,head``: a name and its values."""
     name, _, rest = text.partition("=")
     wrong = argparse.ArgumentTypeError(
-        f"{text!r} is no sweep; allowed: NAME=A,B,… or NAME=LOW..HIGH or NAME=LOW..HIGH:STEP"
+        f"{text!r} is not a sweep; allowed: NAME=A,B,… or NAME=LOW..HIGH or NAME=LOW..HIGH:STEP"
     )
     if not name or not rest:
         raise wrong
@@ -340,7 +350,9 @@ def share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not PRECISION_MIN <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no precision; allowed: {PRECISION_MIN:.2%} to 100%, such as 1%")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a precision; allowed: {PRECISION_MIN:.2%} to 100%, such as 1%"
+        )
     return value
 
 
@@ -355,7 +367,7 @@ def arrivals(text: str) -> tuple[str, str]:
             raise argparse.ArgumentTypeError(str(error).removeprefix("arrivals: ")) from None
     if not is_known and not (kind == "hotspot" and subject.isdecimal() and int(subject) > 0):
         raise argparse.ArgumentTypeError(
-            f"no arrivals {text!r}; allowed: poisson, hotspot:K (K from 1), mmpp:R,L,"
+            f"{text!r} is not a kind of arrivals; allowed: poisson, hotspot:K (K from 1), mmpp:R,L,"
             f" daily:A,P, trace:FILE, {', '.join(f'{name}:FILE' for name in PUBLIC)}"
         )
     return kind, subject
@@ -382,7 +394,7 @@ def delay(text: str) -> tuple[float, str]:
     """A number (``0.05``), or one with a unit (``50ms``, ``2s``); the second is the unit."""
     if text.startswith("-"):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05, or with a trace 50ms"
+            f"{text!r} is not a delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05, or with a trace 50ms"
         )
     unit = text.lstrip("0123456789.+-e")
     try:
@@ -394,7 +406,7 @@ def delay(text: str) -> tuple[float, str]:
     elif unit:
         number = duration(text)
     if not 0 <= number <= DELAY_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is no delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05 or 50ms")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05 or 50ms")
     return number, unit
 
 
@@ -402,7 +414,7 @@ def outage(text: str) -> tuple[tuple[float, str], ...]:
     """``100:20``: a beginning and a length, each as `delay` reads it."""
     parts = tuple(delay(part) for part in text.split(":"))
     if len(parts) != 2:  # noqa: PLR2004 -- two
-        raise argparse.ArgumentTypeError(f"{text!r} is no outage; allowed: AT:FOR, such as 100:20")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an outage; allowed: AT:FOR, such as 100:20")
     return parts
 
 
@@ -429,7 +441,7 @@ def _text(flag: str, name: str) -> str:
     except OSError as error:
         raise UsageError(f"sim: {flag}: {name} cannot be read", why=error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"sim: {flag}: {name} is no text", why=str(error)) from None
+        raise UsageError(f"sim: {flag}: {name} is not a text file", why=str(error)) from None
     if is_too_large or len(text) > FILE_BYTES_MAX:  # the size of a device or a pipe is not known before
         raise UsageError(f"sim: {flag}: {name} is too large", why=f"at most {FILE_BYTES_MAX >> 20} MiB")
     return text
@@ -500,7 +512,7 @@ def _rows_of_speeds(name: str) -> list[tuple[int, list[str]]]:
             if any(cell.strip() for cell in cells) and not cells[0].lstrip().startswith("#")
         ]
     except csv.Error as error:
-        raise UsageError(f"sim: --speeds: {name}:{reader.line_num}: no CSV", why=str(error)) from None
+        raise UsageError(f"sim: --speeds: {name}:{reader.line_num}: not CSV", why=str(error)) from None
     return rows[1:] if rows and rows[0][1] == ["node", "factor"] else rows
 
 
@@ -511,7 +523,7 @@ def _speed(where: str, text: str) -> float:
         factor = math.nan
     if not 0 < factor <= SPEED_MAX:
         raise UsageError(
-            f"sim: --speeds: {where}: {text!r} is no factor", why=f"allowed: more than 0, at most {SPEED_MAX:g}"
+            f"sim: --speeds: {where}: {text!r} is not a factor", why=f"allowed: more than 0, at most {SPEED_MAX:g}"
         )
     return factor
 

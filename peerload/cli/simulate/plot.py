@@ -44,7 +44,9 @@ def check(path: str, loads: int) -> None:
     if loads < 2:  # noqa: PLR2004 -- a line has two ends
         raise UsageError("sim: --plot draws over loads", hint="give a range, such as:  --load 0.5:0.95")
     if Path(path).suffix.lower() not in ENDINGS:
-        raise UsageError(f"sim: --plot {path!r} is no picture", why=f"allowed: a file ending in {', '.join(ENDINGS)}")
+        raise UsageError(
+            f"sim: --plot {path!r} is not a picture file", why=f"allowed: a file ending in {', '.join(ENDINGS)}"
+        )
     if importlib.util.find_spec("matplotlib") is None:
         raise PeerloadError("sim: --plot needs matplotlib, which is not installed", hint=how_to_add("plot"))
     check_writable("--plot", path)
@@ -58,7 +60,7 @@ def check_writable(flag: str, path: str) -> None:
     if file.is_dir():
         why = "it is a directory"
     elif not directory.is_dir():
-        why = f"{directory} is no directory to write into"
+        why = f"{directory} is not an existing directory"
     elif file.exists():
         why = "" if os.access(file, os.W_OK) else "it may not be written"
     else:

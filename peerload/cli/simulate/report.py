@@ -185,9 +185,9 @@ def _comparison(told: dict[str, Any]) -> list[str]:
     found = []
     if told["one_queue"] is not None:
         times = f", this is {told['over_one_queue']:.3f} times that" if told["stable"] else ""
-        found.append(f"one queue for all slots (nobody beats that): {_digits(told['one_queue'])}{times}")
+        found.append(f"one queue for all slots (lower bound): {_digits(told['one_queue'])}{times}")
     if told["no_sharing"] is not None:
-        found.append(f"without any sharing: {_digits(told['no_sharing'])}")
+        found.append(f"without load sharing: {_digits(told['no_sharing'])}")
     largest, variation = told["homes_max_over_min"], told["homes_variation"]
     found.append(
         f"by home node: the largest mean response is {number_text(largest)} times the smallest, they vary by"
@@ -349,7 +349,7 @@ def _mark(told: Told) -> str:
 def _footnotes(results: Sequence[Told]) -> list[str]:
     """Footnotes: one line for each kind of warning and policy, or for all policies that have it at the same loads."""
     found = []
-    for mark, says in ((" !", "! NOT STABLE: the number only says how long the run was"), (" ?", "? not sure:")):
+    for mark, says in ((" !", "! NOT STABLE: the number depends on the length of the run"), (" ?", "? not sure:")):
         kinds: dict[str, dict[str, list[tuple[Told, str]]]] = {}
         for told in results:
             for warning in told["warnings"] if _mark(told) == mark else ():

@@ -135,7 +135,7 @@ def _watched(process: BaseProcess) -> Iterator[None]:
 
 
 def _death(code: int | None) -> PeerloadError:
-    who, hint = "a simulation process", "where it goes wrong:  peerload --debug sim --workers 1 …"
+    who, hint = "a simulation process", "for a traceback:  peerload --debug sim --workers 1 …"
     if code is None:
         return PeerloadError(f"{who} stopped answering", hint=hint)
     if code >= 0:

@@ -38,7 +38,7 @@ def cancel(words: list[str]) -> int:
         help="tasks of other homes on this node: waiting ones go back to their homes, running ones are stopped",
     )
     reader.switch("--wait", help="return when their processes are gone, wherever they ran")
-    reader.flag("--timeout 30s", help="with --wait: no longer than this", type=duration)
+    reader.flag("--timeout 30s", help="with --wait: give up after this time", type=duration)
     flags = reader.read(words)
     if flags.timeout is not None and not flags.wait:
         raise UsageError("cancel: --timeout is for --wait", hint="peerload cancel --wait --timeout 30s ID")
@@ -501,12 +501,12 @@ def clean(words: list[str]) -> int:
     selection.add(reader, changes=True, has_state=False)
     reader.flag("--older 7d", help="that ended longer ago than this", type=duration)
     reader.flag("--keep N", help="all but the newest N of them", type=whole(1, KEEP_MAX))
-    reader.flag("--state S …", help=f"that ended so: {' '.join(ENDED)}")
+    reader.flag("--state S …", help=f"that ended in this state: {' '.join(ENDED)}")
     for state in ENDED:
         reader.switch(f"--{state}", help=f"the same as --state {state}")
     reader.switch("--all", help="every task that has ended")
     reader.switch("--outputs", help="delete only their outputs, keep the tasks")
-    reader.switch("--dry-run", help="only say what would be deleted")
+    reader.switch("--dry-run", help="print what would be deleted, delete nothing")
     reader.flag("--state-dir DIR", help="state directory of an agent that does not run (default: your own agent's)")
     flags = reader.read(words)
     chosen_by = selection.Selection(flags, "clean", needed=False)

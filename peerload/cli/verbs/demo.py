@@ -22,10 +22,10 @@ def main(words: list[str]) -> int:
     reader = Options(
         "demo",
         "Start three agents and an MQTT broker on this machine, submit real commands of different length to one of"
-        " the agents, show how they spread, count it up, and remove everything. `peerload demo gpu` shows how tasks"
-        " share GPUs, on GPUs that are played.",
+        " the agents, show where they run, print a summary, and remove everything. `peerload demo gpu` shows how tasks"
+        " share GPUs, on simulated GPUs.",
     )
-    reader.flag("--tasks N", help="how many (default: %(default)s)", type=whole(1, TASKS_MAX), default=TASKS)
+    reader.flag("--tasks N", help="number of commands (default: %(default)s)", type=whole(1, TASKS_MAX), default=TASKS)
     reader.flag("--policy NAME|FILE", help="the preset of policies (%(default)s)", default="adaptive")
     reader.flag(
         "--broker", help="which broker (default: Mosquitto where it is installed)", choices=("mosquitto", "amqtt")

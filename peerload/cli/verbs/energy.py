@@ -34,10 +34,8 @@ def power(words: list[str]) -> int:
         "restore: put back what the controls of an agent have changed (`[energy] gpu_power_w gpu_clock_mhz cpu_governor cpu_max_mhz`).",
         usage="[profile|restore] [flags]",
     )
-    reader.flag(
-        "--from FILE", help="profile: use this one, which another start of this machine has measured", dest="file"
-    )
-    reader.flag("--window 8s", help="profile: measure each level for so long", type=duration, default=8.0)
+    reader.flag("--from FILE", help="profile: use this profile, measured earlier on this machine", dest="file")
+    reader.flag("--window 8s", help="profile: duration of the measurement of each level", type=duration, default=8.0)
     reader.add_argument("what", nargs="?", default="", choices=("", "profile"), metavar="profile|restore")
     reader.at()
     flags = reader.read(words)
@@ -167,7 +165,7 @@ def energy(words: list[str]) -> int:
     )
     reader.switch("--task", help="one row for each task")
     reader.switch("--user", help="one row for each user")
-    reader.flag("--since T", help="since then: 2h (ago; default 1d), 2026-11-20, …T14:30", type=past_instant)
+    reader.flag("--since T", help="since this time: 2h (ago; default 1d), 2026-11-20, …T14:30", type=past_instant)
     flags = reader.read(words)
     if flags.task and flags.user:
         raise UsageError("energy: --task is not for --user", hint="one of them at a time")

@@ -55,8 +55,8 @@ def ls(words: list[str]) -> int:
     reader.at()
     reader.switch("--all", help="tasks of all users")
     reader.switch("--members", help="all members of arrays one by one")
-    reader.switch("-w, --watch", help="draw it again each second, until q or Ctrl-C")
-    reader.flag("--limit N", help="at most so many (200)", type=whole(1, 100_000), default=200)
+    reader.switch("-w, --watch", help="redraw each second, until q or Ctrl-C")
+    reader.flag("--limit N", help="show at most N tasks (default 200)", type=whole(1, 100_000), default=200)
     flags = reader.read(words)
     chosen = selection.Selection(flags, "ls", needed=False)
     if flags.remote and (flags.cluster or chosen.words or chosen.is_narrowed):
@@ -146,7 +146,7 @@ def logs(words: list[str]) -> int:
         json_says="one object for each piece of output",
     )
     selection.add(reader)
-    reader.switch("-f, --follow", help="go on until the task has ended")
+    reader.switch("-f, --follow", help="follow the output until the task has ended")
     reader.switch("--err", help="only its stderr")
     reader.flag("--tail N", help="only the last N lines of each stream", type=whole(0, TAIL_LINES_MAX))
     reader.switch("--raw", help="do not escape control characters on a terminal")
@@ -268,7 +268,7 @@ def events(words: list[str]) -> int:
         json_says="one object an event",
     )
     reader.add_argument("task", nargs="*", metavar="ID", help="only of these tasks (of an array: of all its members)")
-    reader.switch("-f, --follow", help="go on with new events until Ctrl-C")
+    reader.switch("-f, --follow", help="follow new events until Ctrl-C")
     reader.flag("--limit N", help="begin with the newest N (50)", type=whole(0, EVENTS_MAX), default=50)
     reader.flag("--what KIND …", help=f"only of this kind: {' '.join(WHAT)}")
     reader.at()

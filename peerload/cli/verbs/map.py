@@ -97,7 +97,7 @@ def _reader() -> options.Options:
         usage="[flags] COMMAND ... ::: INPUT ...",
         epilog=EPILOG,
     )
-    reader.flag("-j, --jobs N", help="at most N tasks unfinished at a time", type=options.whole(1, 1_000_000))
+    reader.flag("-j, --jobs N", help="keep at most N tasks unfinished at a time", type=options.whole(1, 1_000_000))
     reader.switch("-k, --keep-order", help="print outputs in the order of the inputs")
     reader.switch("--tag", help="begin each line of output with its input and a tab")
     reader.switch("--bar", help="show a progress bar with the time left (default: on a terminal)")

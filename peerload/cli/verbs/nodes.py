@@ -45,7 +45,9 @@ def nodes(words: list[str]) -> int:
         "--wide",
         help="also: cores that other programs keep busy, power, load index and region of the policy, incarnation (counts its starts)",
     )
-    reader.flag("--for ID", dest="task", help="say for each node whether it could ever run this task, and why not now")
+    reader.flag(
+        "--for ID", dest="task", help="show for each node whether it could ever run this task, and why it cannot now"
+    )
     reader.at()
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
@@ -108,7 +110,7 @@ def drain(words: list[str]) -> int:
     reader.switch(
         "--wait", help="return when nothing runs there any more and the results of other nodes' tasks have arrived"
     )
-    reader.flag("--timeout 30s", help="with --wait: no longer than this; exit code 124 then", type=duration)
+    reader.flag("--timeout 30s", help="with --wait: give up after this time (exit code 124)", type=duration)
     flags = reader.read(words)
     if flags.timeout is not None and not flags.wait:
         raise UsageError("drain: --timeout is for --wait", hint="peerload drain --wait --timeout 30s")
@@ -282,7 +284,7 @@ def top(words: list[str]) -> int:
     reader.switch("--once", help="print it once as text")
     reader.switch("--ascii", help="draw with plain characters only")
     reader.switch("--wide", help="also: load index and region of the policy, and what `nodes --wide` shows")
-    reader.switch("--readonly", help="allow no changes from it")
+    reader.switch("--readonly", help="read-only: refuse keys that change something")
     reader.flag("--at NODE", help="show the cluster as this node sees it", default="")
     flags = reader.read(words)
     is_live = not flags.json and not flags.once

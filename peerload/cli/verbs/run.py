@@ -44,7 +44,7 @@ def run(words: list[str]) -> int:
         epilog="The flags end at the first word that is not a flag; the rest is the command.",
     )
     reader.switch("--pty", help="give it a terminal, for interactive programs: stdout and stderr are one")
-    reader.switch("--keep", help="let it go on when this command ends")
+    reader.switch("--keep", help="let the task run on when this command ends")
     flags, rest = reader.read_command(words)
     if flags.pty:
         flags.env = with_term(flags.env)

@@ -94,7 +94,7 @@ def token(text: str) -> str:
         or not text.isprintable()
     ):
         raise invalid(
-            f"{text[:80]!r} is no word of {command.TOKEN_LENGTH_MIN} to {command.TOKEN_LENGTH_MAX} printable ASCII characters"
+            f"{text[:80]!r} is not a word of {command.TOKEN_LENGTH_MIN} to {command.TOKEN_LENGTH_MAX} printable ASCII characters"
         )
     return text
 

@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
     )
     selection.add(reader)
     reader.switch("--any", help="return when the first of them has ended")
-    reader.flag("--timeout 30s", help="no longer than this", type=duration)
+    reader.flag("--timeout 30s", help="give up after this time (exit code 124)", type=duration)
     flags = reader.read(words)
     chosen = selection.Selection(flags, "wait")
     timed_out = False

@@ -21,9 +21,9 @@ def main(words: list[str]) -> int:
         "--listen",
         default="",
         metavar="HOST:PORT|PATH",
-        help="where (127.0.0.1:7118, or another port if it is taken); elsewhere than on loopback with TLS",
+        help="address (127.0.0.1:7118, or another port if it is taken); TLS is needed except on loopback",
     )
-    reader.flag("--host", action="append", default=[], metavar="NAME", help="serve under this name, too (repeatable)")
+    reader.flag("--host", action="append", default=[], metavar="NAME", help="also accept this host name (repeatable)")
     reader.flag("--tls-cert", default="", metavar="FILE", help="certificate in PEM")
     reader.flag("--tls-key", default="", metavar="FILE", help="its key in PEM")
     reader.flag("--tokens", default="", metavar="DIR", help="directory of its tokens (default: STATE/web)")

@@ -85,37 +85,37 @@ def test_speeds_are_a_list_or_name_their_nodes(tmp_path: Path) -> None:
     [
         ("--nodes 0", "--nodes: 0 is not between 1 and 100000"),
         ("--slots 0", "--slots: 0 is not between"),
-        ("--load -1", "--load: '-1' is no load; allowed: a number above 0"),
-        ("--load 0", "'0' is no load"),
-        ("--load nan", "'nan' is no load"),
-        ("--load 0.9:0.5", "'0.9:0.5' is no range of loads"),
+        ("--load -1", "--load: '-1' is not a load; allowed: a number above 0"),
+        ("--load 0", "'0' is not a load"),
+        ("--load nan", "'nan' is not a load"),
+        ("--load 0.9:0.5", "'0.9:0.5' is not a range of loads"),
         ("--load 0.5:0.9:1", "2 to 100 steps"),
-        ("--load 0.5:0.9:3:4", "is no load"),
+        ("--load 0.5:0.9:3:4", "is not a load"),
         ("--tasks 3", "--tasks: 3 is not between 10 and"),
         ("--tasks 100 --warmup 100", "--warmup 100 leaves nothing of 100 tasks: allowed: 0 to 99"),
         ("--replications 0", "--replications: 0 is not between 1 and 1000"),
         ("--seed x", "'x' is not a whole number"),
-        ("--arrivals bursts", "no arrivals 'bursts'; allowed: poisson, hotspot:K"),
+        ("--arrivals bursts", "'bursts' is not a kind of arrivals; allowed: poisson, hotspot:K"),
         ("--arrivals hotspot:0", "hotspot:K (K from 1)"),
         ("--arrivals hotspot:21", "allowed: hotspot:1 to hotspot:20"),
-        ("--arrivals trace:", "no arrivals 'trace:'"),
+        ("--arrivals trace:", "'trace:' is not a kind of arrivals"),
         ("--arrivals trace:/no/such/file", "--arrivals: /no/such/file cannot be read: No such file"),
         ("--service normal", "no distribution normal: allowed: exp, det, h2:CV2 (≥ 1), bpareto:A,R"),
         ("--service h2:0.1", "allowed: exp, det"),
         ("--message-delay 50ms", "has the unit 'ms': without a trace there are no seconds"),
-        ("--message-delay -1", "'-1' is no delay"),
-        ("--message-delay -5ms", "'-5ms' is no delay; allowed: 0 to 1e+06, such as 0.05, or with a trace 50ms"),
+        ("--message-delay -1", "'-1' is not a delay"),
+        ("--message-delay -5ms", "'-5ms' is not a delay; allowed: 0 to 1e+06, such as 0.05, or with a trace 50ms"),
         (
             "--policy shortest --compare none,threshold",
-            "all that are to be compared:  --compare shortest,none,threshold",
+            "to compare all:  --compare shortest,none,threshold",
         ),
         ("--transfer-delay soon", "'soon' is not a duration"),
         ("--model ideal", "invalid choice: 'ideal'"),
         ("--compare none,,threshold", "has an empty name"),
         ("--plot curves.png", "--plot draws over loads"),
         ("--plot curves.gif --load 0.5:0.9", "allowed: a file ending in .png, .svg, .pdf"),
-        ("--plot /no/such/place/curves.png --load 0.5:0.9", "/no/such/place is no directory to write into"),
-        ("--csv /no/such/place/curves.csv", "/no/such/place is no directory to write into"),
+        ("--plot /no/such/place/curves.png --load 0.5:0.9", "/no/such/place is not an existing directory"),
+        ("--csv /no/such/place/curves.csv", "/no/such/place is not an existing directory"),
     ],
 )
 def test_bad_input_names_the_flag_and_what_is_allowed(
@@ -163,10 +163,10 @@ def test_a_file_that_turns_out_to_be_full_costs_no_results(capsys: pytest.Captur
         ("1\nn1,3\n1\n", ":2: 'n1,3' is not of the same kind"),
         ("n1,1,2\n", ":1: no node for 'n1,1,2'"),
         ("node,factor\n", "has 0 lines"),
-        ("9" * 140_000, ":1: no CSV: field larger than field limit"),
+        ("9" * 140_000, ":1: not CSV: field larger than field limit"),
         ("1\n2\n3\n4\n", ":4: no node for '4'"),
-        ("1\n0\n3\n", ":2: '0' is no factor: allowed: more than 0, at most 1000"),
-        ("n1,fast\n", ":1: 'fast' is no factor"),
+        ("1\n0\n3\n", ":2: '0' is not a factor: allowed: more than 0, at most 1000"),
+        ("n1,fast\n", ":1: 'fast' is not a factor"),
         ("n9,2\n", ":1: no node for 'n9,2'"),
         ("", "has 0 lines"),
     ],
@@ -244,7 +244,7 @@ def test_one_run_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None
     text = typed(capsys, *words)
     assert "threshold on 4 nodes of 1 slot, load 0.5, arrivals poisson, service exp" in text
     assert f"{found['mean_response']:.4g}" in text
-    assert "without any sharing: 2" in text
+    assert "without load sharing: 2" in text
 
 
 def test_the_classes_are_told_by_where_a_task_was_executed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,7 +321,7 @@ def test_a_trace_that_comes_all_at_once_has_no_load_to_be_told(
     words = ["--arrivals", f"trace:{trace}", "--tasks", "10"]
     table = typed(capsys, "--compare", "none,threshold", *words)
     assert "without bound  2.333" in table
-    assert "at load without bound: load without bound: more work comes" in table
+    assert "at load without bound: load without bound: more work arrives" in table
     assert ", load without bound, arrivals" in typed(capsys, *words)
 
 
@@ -424,7 +424,7 @@ def test_a_footnote_is_one_line_a_policy_and_kind_of_warning() -> None:
     ]
     assert lines[-8:] == [
         "",
-        "! NOT STABLE: the number only says how long the run was",
+        "! NOT STABLE: the number depends on the length of the run",
         "  none at load 0.5, 1.1: at 1.1, unfinished tasks became 3.5 times as many",
         "  receiver at load 1.1: unfinished tasks became 3.6 times as many",
         "  none, receiver at load 1.1: more work than all slots can do",

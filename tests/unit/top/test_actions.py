@@ -79,7 +79,7 @@ def test_what_cannot_be_done_is_said(action: actions.Action | actions.ActionRefu
             "cancelled; it may run on at ws2, which does not answer",
         ),
         ("hold", {"held": ["ws1/1"]}, "held"),
-        ("hold", {}, "it does not wait any more"),
+        ("hold", {}, "it is not waiting any more"),
         ("release", {"released": ["x"]}, "released"),
         ("release", {}, "it was not held"),
         ("retry", {"id": "ws1/9"}, "queued as ws1/9"),

@@ -242,7 +242,7 @@ def test_a_question_is_answered_with_y_alone() -> None:
 
 def test_an_agent_that_goes_and_comes_back() -> None:
     async def body(app: TopApp, pilot: Pilot[int]) -> None:
-        await until(pilot, lambda: "the agent is away" in screen(app)[0])
+        await until(pilot, lambda: "the agent does not answer" in screen(app)[0])
         assert any("ws1/1" in line for line in screen(app))
         app._sampler.switch(Scripted(SEEN))
         await until(pilot, lambda: "from ws1" in screen(app)[0])
@@ -387,7 +387,7 @@ def test_the_signal_is_picked_from_a_menu_and_asked_for() -> None:
         assert [fields["task"] for fields in app.asked.requests] == ["ws1/1", "ws1/2"]
         assert app.asked.verb == "signal"
         await pilot.press("n", "s", "%")
-        assert "no signal" in screen(app)[-1]
+        assert "not a signal" in screen(app)[-1]
         assert app.look.marked == {"ws1/1", "ws1/2"}
 
     play((120, 40), body)

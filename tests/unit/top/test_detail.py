@@ -70,7 +70,7 @@ def test_a_node_is_told_of() -> None:
 def test_old_facts_are_said_to_be_old() -> None:
     paint = painter(sample(nodes=[node("ws1", age_s=100.0)]))
     paint.look.subject = "nodes"
-    assert "what follows is old" in pane(paint, "detail", 90, 30)
+    assert "old facts" in pane(paint, "detail", 90, 30)
 
 
 def test_nothing_chosen() -> None:
