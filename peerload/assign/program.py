@@ -45,7 +45,7 @@ class Limit(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Tasks, nodes, and for each two tasks, by place, what it costs to have them apart (0: nothing, and not named)."""
+    """Tasks, nodes, and the communication cost of each pair of tasks on different nodes, by index (0 is left out)."""
 
     nodes: tuple[str, ...]
     tasks: tuple[ProgramTask, ...]

@@ -69,7 +69,7 @@ class Counter(msgspec.Struct):
 
 
 class Integral(msgspec.Struct):
-    """Integral of power that is read now and then: each reading holds until the next, for HOLD_S at most."""
+    """Integral of power that is read at intervals: each reading holds until the next, for HOLD_S at most."""
 
     watts: float = 0.0
     read_s: float = -math.inf
@@ -83,7 +83,7 @@ class Integral(msgspec.Struct):
         self.watts, self.read_s = watts, at_s
 
     def take(self, at_s: float) -> EnergyDelta:
-        """Joules since this was last asked."""
+        """Joules since the last call."""
         self._advance(at_s)
         told = EnergyDelta(self.joules, self.gap_s)
         self.joules = self.gap_s = 0.0
@@ -174,7 +174,7 @@ class Totals(msgspec.Struct, omit_defaults=True):
     source: str = ""
 
     def add(self, other: Totals) -> None:
-        """Add what came later, or earlier: the quality is the worst of both."""
+        """Add joules of a later or earlier time: the quality is the worse of both."""
         self.since, self.until = min(self.since, other.since), max(self.until, other.until)
         self.joules += other.joules
         self.tasks_joules += other.tasks_joules
@@ -280,5 +280,5 @@ class EnergyAccount(msgspec.Struct):
 
 
 def joined(one: str, other: str) -> str:
-    """Words of both, each once, with + between them."""
+    """The words of both, each once, joined by +."""
     return "+".join(dict.fromkeys(word for word in (*one.split("+"), *other.split("+")) if word))

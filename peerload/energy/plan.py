@@ -96,7 +96,7 @@ class Candidate(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """Price of a joule there beside that on other nodes."""
+        """Price of a joule here, relative to the other nodes."""
         return 1.0 if self.price is None else self.price
 
     def finish_s(self, work_s: float, cpus: float) -> float:
@@ -117,11 +117,11 @@ class Candidate(NamedTuple):
 
     @property
     def wake_j(self) -> float:
-        """Joules that it draws until it is awake."""
+        """Joules until it is awake."""
         return self.curve.watts_at(0.0) * self.wake_s
 
     def told_cost(self, work_s: float, cpus: float) -> TaskCost:
-        """The cost of a task there, for people."""
+        """Cost of a task here, for people."""
         joules, quality = self.joules(work_s, cpus), self.curve.quality
         return TaskCost(self.node, joules, quality, self.price, self.wake_s, self.wake_j)
 
@@ -134,13 +134,13 @@ class Candidate(NamedTuple):
 def sleepers(
     asleep: Mapping[str, float], profile_of: Callable[[str], Profile | None], cpus: float, price: float | None
 ) -> list[Candidate]:
-    """Nodes that are asleep, each with the seconds that it takes to wake, at the price of others."""
+    """Sleeping nodes, each with the seconds until it is awake, at the price of the others."""
     told, found = LoadReport(is_asleep=True), [(profile_of(name), wake_s) for name, wake_s in asleep.items()]
     return [Candidate.of(one, told, 0.0, cpus, price)._replace(wake_s=wake_s) for one, wake_s in found if one]
 
 
 def guarded(candidates: Sequence[Candidate], work_s: float, cpus: float, slack: float) -> list[Candidate]:
-    """Candidates where the task would end at most this much later than at the best of them."""
+    """Candidates on which the task ends at most this much later than on the quickest."""
     finish = [one.finish_s(work_s, cpus) for one in candidates]
     limit = min(finish, default=0.0) * (1.0 + slack) * (1.0 + ROUNDING)
     return [one for one, ends_s in zip(candidates, finish, strict=True) if ends_s <= limit]
@@ -162,7 +162,7 @@ def plan(candidates: Sequence[Candidate], tasks: int, work_s: float, cpus: float
 
 
 def _costs(one: Candidate, work_s: float, cpus: float) -> Callable[[int], float]:
-    """Cost of so many more tasks there: joules to do them and what runs there; of unknown work: watts."""
+    """Cost of each number of further tasks here: joules for them and for the running ones; for unknown work: watts."""
     curve, base_w, weight = one.curve, one.curve.settled_watts(0), one.weight
 
     def cost(busy: float) -> float:
@@ -203,7 +203,7 @@ def _exact(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable
 
 
 def _by_step(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable[[int], float]]) -> list[int]:
-    """Each task where it adds least."""
+    """Greedy plan: each task goes where it adds least."""
     counts = [0] * len(candidates)
     following = [cost(1) for cost in costs]
     heap = [(extra, number) for number, extra in enumerate(following) if candidates[number].room]
@@ -228,7 +228,7 @@ def _by_envelope(candidates: Sequence[Candidate], tasks: int, cpus: float, *, wh
         envelopes.append(envelope(one.curve, most))
 
     def following(number: int) -> tuple[float, int, int]:
-        """Joules of its next task, its number, and how many cost as much."""
+        """Joules of the next task, its number, and how many tasks cost as much."""
         one, (begins, slopes) = candidates[number], envelopes[number]
         busy = one.busy + counts[number] * cpus
         segment = bisect_right(begins, busy + ROUNDING) - 1

@@ -61,7 +61,7 @@ class CaseNode(_Part, frozen=True):
     gpu_static_w: Watts = 0.0
 
     def curve(self, *, sleeps: bool) -> PowerCurve:
-        """Power curve; ``sleeps``: it is suspended when idle, if the case says what it takes then."""
+        """Power curve; ``sleeps``: the node is suspended while idle, if the case gives its power then."""
         return PowerCurve(
             self.watts,
             self.cores,
@@ -256,12 +256,12 @@ J_PER_WH, J_PER_KWH = 3600.0, 3.6e6
 SAME_INSTANT_S = 1e-9
 GPU_BYTES, TASK_BYTES = 80 << 30, 1 << 20
 STEPS_MAX = 1_000_000
-"""Events at one instant; more would mean that it never ends."""
+"""Bound on events at one instant; more would mean an endless loop."""
 
 
 class _Running:
-    """Task that has a place. gpu: the number of its card; left: its work on the core that it has not done, then its
-    kernels; in_kernels: it is on its card."""
+    """Task that has started. gpu: the number of its GPU; left: remaining work on its core, then remaining kernel time;
+    in_kernels: it uses the GPU now."""
 
     __slots__ = ("gpu", "gpu_left", "in_kernels", "job", "key", "left", "number", "sm_share")
 
@@ -274,7 +274,7 @@ class _Running:
 
 
 class _Machine:
-    """Machine: what runs on it, how fast, and what it takes."""
+    """Machine: its running tasks, their speed, and its power."""
 
     def __init__(self, node: CaseNode, run: CaseRun) -> None:
         self.node, self.run = node, run
@@ -291,7 +291,7 @@ class _Machine:
         self.settle()
 
     def pass_to(self, now_s: float) -> None:
-        """Work is done until now."""
+        """Advance all work to this time."""
         for key, speed in self._speeds.items():
             one = self.running[key]
             done = speed * (now_s - self.now_s)
@@ -302,7 +302,7 @@ class _Machine:
         self.now_s = now_s
 
     def settle(self) -> None:
-        """How fast everything goes from now on, and when something changes by itself."""
+        """Compute the speeds from now on, and the time of the next change."""
         on_cores = [one for one in self.running.values() if not one.in_kernels]
         busy = sum(one.job.cpus for one in on_cores)
         rate = self.node.speed * self.curve.thread_rate(busy) if self.curve is not None and busy else 0.0
@@ -333,7 +333,7 @@ class _Machine:
         return one.gpu_left if one.in_kernels else one.left
 
     def ended(self) -> list[_Running]:
-        """Tasks that have done all their work by now; others go on to their kernels."""
+        """Tasks that have done all their work; others go on to their kernels."""
         done = []
         for key, speed in list(self._speeds.items()):
             one = self.running[key]
@@ -420,7 +420,7 @@ class EnergyModel(QueueingModel):
         return arrived < len(arrivals) and self._jobs[arrivals[arrived]].at_s <= now_s
 
     def _account(self, until_s: float) -> None:
-        """Joules until then, at the power of now."""
+        """Add the joules until then, at the current power."""
         if until_s <= self._accounted_s:
             return
         self.watts = sum(machine.watts for machine in self._machines.values())
@@ -432,7 +432,8 @@ class EnergyModel(QueueingModel):
     # -- machines ------------------------------------------------------------------------------------------------------
 
     def _machines_reach(self, now_s: float) -> bool:
-        """Everything that machines do by themselves at this instant, before any node decides. → whether there was any."""
+        """Handle everything that machines do by themselves at this instant, before any node decides → True if there was
+        anything."""
         due = [(name, one) for name, one in self._machines.items() if one.next_s <= now_s + SAME_INSTANT_S]
         for name, machine in due:
             machine.pass_to(now_s)
@@ -479,7 +480,7 @@ class EnergyModel(QueueingModel):
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def _submit(self, numbers: list[int]) -> None:
-        """Tasks that come at one instant, equal ones of one node as an array."""
+        """Submit the tasks of this instant, equal ones of one node as an array."""
         first = 0
         while first < len(numbers):
             job, last = self._jobs[numbers[first]], first + 1

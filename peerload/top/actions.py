@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Key(NamedTuple):
-    """Keys that do one thing. names: as Textual calls them; shown: as people read them; changes: it changes something in
-    the cluster, so that ``--readonly`` refuses it; hint: its word in the last line, "" for none."""
+    """Keys of one action. names: as Textual calls them; shown: as the help shows them; changes: True if it changes the
+    cluster, which ``--readonly`` refuses; hint: its label in the last line, "" for none."""
 
     names: tuple[str, ...]
     shown: str
@@ -96,8 +96,8 @@ SIGNALS = {
 
 
 class Action(NamedTuple):
-    """words: the command line that does the same; verb and requests: what is asked of the agent, one after the other; asks:
-    the question, "" if none is put."""
+    """Change of the cluster, with the command line that does the same. words: that command line; verb, requests: the
+    requests to the agent, in order; asks: the question to confirm, "" for none."""
 
     words: tuple[str, ...]
     verb: str
@@ -105,12 +105,12 @@ class Action(NamedTuple):
     asks: str = ""
 
     def command(self) -> str:
-        """As it could be typed. Ids and names of nodes need no quotes."""
+        """The command line as text. Ids and names of nodes need no quotes."""
         return " ".join(self.words)
 
     def carry_out(self, socket_path: str | None) -> str:
-        """Do it → what came of it, in a few words. What the agent refuses keeps nothing else from being done. Raises
-        PeerloadError if nothing was."""
+        """Send the requests → the outcome in a few words. A refused request does not stop the others. Raises
+        PeerloadError if all were refused."""
         replies, refused = [], []
         with AgentConnection(socket_path, timeout_s=2 * ANSWERS_WITHIN_S) as client:
             for fields in self.requests:
@@ -125,7 +125,7 @@ class Action(NamedTuple):
 
 
 class ActionRefused(NamedTuple):
-    """Why something cannot be done with what is chosen."""
+    """Reason why an action is not possible for the chosen rows."""
 
     why: str
 
@@ -153,7 +153,7 @@ def hold(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
 
 
 def release(rows: Sequence[dict[str, Any]]) -> Action | ActionRefused:
-    """Let what is held go on; if nothing is, run again what has ended."""
+    """Release held tasks; if none is held, queue ended ones again."""
     if not rows:
         return ActionRefused(NOTHING_CHOSEN)
     if held := [row for row in rows if _has(row, ("held",))]:
@@ -178,7 +178,7 @@ ON_TASKS = {"cancel": cancel, "hold": hold, "release": release}
 
 
 def send(rows: Sequence[dict[str, Any]], name: str) -> Action | ActionRefused:
-    """Send the signal of this name to what runs."""
+    """Send the signal of this name to running tasks."""
     if not rows:
         return ActionRefused(NOTHING_CHOSEN)
     running = tuple(task for row in rows for task in view_state.running(row))
@@ -199,7 +199,8 @@ def _has(row: dict[str, Any], states: Sequence[str]) -> bool:
 
 
 def _called(rows: Sequence[dict[str, Any]], but: Sequence[str] = ()) -> str:
-    """One task by its id, more by their number, less those in the states ``but``."""
+    """Name of the rows in a message: the id of one task, else the number of tasks, without those in the states
+    ``but``."""
     number = 0
     for row in rows:
         counts = row.get("array")
@@ -234,7 +235,7 @@ def drain(node: NodeModel | None, asked: str) -> Action | ActionRefused:
 
 
 def outcome(verb: str, replies: Sequence[dict[str, Any]]) -> str:
-    """The answers in a few words."""
+    """The replies in a few words."""
     reply = replies[0] if replies else {}
     match verb:
         case "cancel":
@@ -258,6 +259,6 @@ def outcome(verb: str, replies: Sequence[dict[str, Any]]) -> str:
 
 
 def _did(word: str, names: object) -> str:
-    """The word if something was done to any task, with the number of several."""
+    """The word if any task was changed, with their number if there are several."""
     number = len(names) if isinstance(names, (list, tuple)) else 0
     return "" if not number else word if number == 1 else f"{word} {number} tasks"

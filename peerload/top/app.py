@@ -1,5 +1,5 @@
-"""`peerload top` on a terminal: samples go into the model, keys and the mouse change the view, and what differs is drawn. Pages over
-the whole screen show help, why, and the output of a task."""
+"""`peerload top` on a terminal: applies samples to the model, handles keys and the mouse, and redraws the lines that
+changed. Full-screen pages show the help, the explanation of a task, and its output."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LOG_LINES_KEPT = 5000
 
 
 class PageLines(ScrollView, can_focus=True):
-    """Lines that may be longer and more than fit, scrolled with the keys of the tables and Textual's own."""
+    """Scrollable lines, with the keys of the tables and Textual's own."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "scroll_down", "scroll", key_display="j k g G"),
@@ -74,7 +74,7 @@ class PageLines(ScrollView, can_focus=True):
     content: Sequence[Line] = ()
 
     def show(self, content: Sequence[Line], *, follows: bool) -> None:
-        """Show these lines. ``follows``: where the end is in sight, the new end comes into sight."""
+        """Show these lines. ``follows``: scroll to the new end if the old end is visible."""
         follows = follows and self.is_vertical_scroll_end
         self.content = content
         self.virtual_size = Size(max(map(draw.width_of, content), default=0), len(content))
@@ -89,7 +89,8 @@ class PageLines(ScrollView, can_focus=True):
 
 
 class Page(Screen[None]):
-    """Lines in a frame. ``command``: does the same on the command line; ``closing``: another key that closes the page."""
+    """Framed lines. ``command``: the command line that shows the same; ``closing``: another key that closes the
+    page."""
 
     CSS = """
     Page { background: ansi_default; }
@@ -129,7 +130,7 @@ class Page(Screen[None]):
 
 
 class LogPage(Page):
-    """The end of one task's output, followed until somebody scrolls up."""
+    """The end of one task's output; it follows new output until the user scrolls up."""
 
     FOLLOWS = True
 
@@ -167,9 +168,9 @@ def help_lines(*, readonly: bool) -> list[Line]:
 # -- the program -------------------------------------------------------------------------------------------------------
 
 MESSAGE_KEPT_S = 8.0
-"""Time for which the result of an action stands in the last line."""
+"""Time for which the last line shows the result of an action."""
 HINTED_ALWAYS = ("help", "quit")
-"""The keys that the last line has room for before others."""
+"""Keys that the last line always shows."""
 BORDER = 2
 FAR = 1_000_000
 """More rows than any table has."""
@@ -177,8 +178,8 @@ CHOOSE_TASK, CHOOSE_NODE = "no task is chosen", "choose a node first: Tab goes t
 
 
 class TopApp(App[int]):
-    """The program. ``source``: where samples come from; ``socket_path``: the agent that carries out what is asked for; ``node``: the
-    node that is looked from; ``wide``: with the columns that explain the policy's decisions."""
+    """The application. ``source``: the source of samples; ``socket_path``: the agent that gets the requests; ``node``:
+    the node whose view is shown; ``wide``: also show the columns that explain decisions of the policy."""
 
     TITLE = "peerload top"
     ENABLE_COMMAND_PALETTE = False
@@ -230,7 +231,8 @@ class TopApp(App[int]):
         )
 
     def _later(self, method: Callable[..., None]) -> Callable[..., None]:
-        """The method for other threads: called in ours, unless the program is at its end."""
+        """A wrapper of the method for other threads: it is called in the event loop, and not after the end of the
+        program."""
 
         def post(*args: object) -> None:
             if self.is_running:
@@ -256,8 +258,8 @@ class TopApp(App[int]):
         """Print nothing: `to_the_end` raises the error again, and it is reported as for every verb."""
 
     def to_the_end(self) -> int:
-        """Run until somebody quits, or a signal says so → the exit code; the terminal is restored. Raises whatever ended it
-        otherwise."""
+        """Run until the user quits or a signal arrives → the exit code; restore the terminal. Raises the error that
+        ended the program."""
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda got, _: self.call_later(self.exit, 128 + got))
         code = self.run()
@@ -272,7 +274,7 @@ class TopApp(App[int]):
         raise error  # a bug ends the program
 
     def _sampled(self, sample: TopSample) -> None:
-        """Take a sample; also one that was on its way when the view was paused: the next one has only the rest."""
+        """Apply a sample, also one that arrives after the view was paused: the next one has only later changes."""
         self.world.take(sample)
         self.look.rows("tasks")
         self.look.rows("nodes")
@@ -288,7 +290,7 @@ class TopApp(App[int]):
         self.paint()
 
     def _output(self, task: str, pieces: list[dict[str, Any]], why_none: str) -> None:
-        """Take the end of a task's output, or the reason why there is none."""
+        """Show the end of a task's output, or the reason why there is none."""
         page = self.log_page
         for tail in (self.tail, *((page.tail,) if page else ())):
             if tail.task == task:
@@ -302,14 +304,14 @@ class TopApp(App[int]):
             self.paint()
 
     def _used(self, tasks: list[dict[str, Any]]) -> None:
-        """Take what tasks use; it is drawn with the next sample."""
+        """Store the usage of tasks; the next sample draws it."""
         self.world.take_usage(tasks)
         for told in tasks:
             if told.get("id") == self.tail.task:
                 self.tail.uses.take(told)
 
     def _done(self, text: str, style: str) -> None:
-        """Show the result of an action, and look again at once."""
+        """Show the result of an action, and take a new sample at once."""
         self.say(text, style)
         self._sampler.sample_now()
 
@@ -323,7 +325,7 @@ class TopApp(App[int]):
     # -- what is asked for ---------------------------------------------------------------------------------------------
 
     def want_output(self) -> None:
-        """Have the output of the chosen task fetched, if it is shown, and the usage of the tasks in sight."""
+        """Request the output of the chosen task, if it is shown, and the usage of the visible tasks."""
         page = self.log_page
         task = self.world.task(page.tail.task) if page else self.look.task()
         is_shown = page is not None or ("detail" in self.places and self.look.subject == "tasks")
@@ -343,7 +345,7 @@ class TopApp(App[int]):
         self._usage.want({} if page is not None or is_paused else self.look.measured())
 
     def _in_background(self, command: str, work: Callable[[], None]) -> None:
-        """Do what asks the agent in a thread of its own; an error becomes the result of the command."""
+        """Send requests to the agent in a thread of their own; an error becomes the result of the command."""
 
         def guarded() -> None:
             try:
@@ -364,7 +366,7 @@ class TopApp(App[int]):
     # -- drawing -------------------------------------------------------------------------------------------------------
 
     def on_resize(self) -> None:
-        """Another size, which the app has when this event was handled."""
+        """Place the panes after this event; the app has its new size only then."""
         self.call_next(self.place_panes)
 
     def place_panes(self) -> None:
@@ -395,7 +397,7 @@ class TopApp(App[int]):
                 self.panes[name].show(self.painter.pane(name, place.width, place.height, now))
 
     def _footer(self, now: float) -> Line:
-        """A question, the letters to sort by, the result of an action, else the keys."""
+        """The last line: a question, the letters of a menu, the result of an action, else the keys."""
         if self.filter_input.display:
             return [(" filter: ", "key")]
         if self.asked is not None:
@@ -424,7 +426,7 @@ class TopApp(App[int]):
     # -- keys ----------------------------------------------------------------------------------------------------------
 
     def on_key(self, event: Key) -> None:
-        """Do what `KEYS` says; a page and the filter have their own keys."""
+        """Dispatch a key by `KEYS`; pages and the filter have their own keys."""
         if isinstance(self.screen, Page):
             return
         if self.filter_input.display:
@@ -518,7 +520,7 @@ class TopApp(App[int]):
         self._chosen()
 
     def _chosen(self) -> None:
-        """Another row may be chosen: fetch its output now."""
+        """Fetch the output of the chosen row, which may have changed, and redraw."""
         self.want_output()
         self.paint()
 
@@ -646,7 +648,7 @@ class TopApp(App[int]):
     # -- the mouse -----------------------------------------------------------------------------------------------------
 
     def _pane_at(self, x: int, y: int) -> tuple[str, int]:
-        """The pane that can be gone to there, and the row of it (-1: above the first)."""
+        """The focusable pane at this position, and the row in it (-1: above the first)."""
         for name in ("nodes", "tasks", "events") if not isinstance(self.screen, Page) else ():
             place = self.places.get(name)
             if place and place.x <= x < place.x + place.width and place.y + 1 <= y < place.y + 1 + place.height:

@@ -1,6 +1,7 @@
-"""Text in styles, laid out in cells: foreign text made harmless, bars and sparklines; and the widget that shows it.
+"""Styled text in terminal cells: escapes foreign text, draws bars and sparklines, and shows lines in a widget.
 
-A line is a list of spans ``(text, style)``. Nothing here is read as markup, so foreign text cannot be any."""
+A line is a list of spans ``(text, style)``. Nothing here is parsed as markup, so foreign text cannot inject any.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ Span = tuple[str, str]
 Line = list[Span]
 
 MARKS_IN_A_ROW_MAX = 2
-"""Combining marks on one character; what has more is no writing."""
+"""Combining marks shown on one character; further ones are escaped."""
 LINE_CHARS_MAX = 2000
-"""Foreign text is cut here before it is looked at."""
+"""Foreign text is truncated to this length first."""
 WARN_SHARE, BAD_SHARE = 0.6, 0.85
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -38,7 +39,7 @@ _BRAILLE_DOTS = 4
 _PLAINER = str.maketrans("…·→←↑↓≈■○◐●▾▸╭╮╰╯─│" + _BLOCKS, "~.><^v~#-=+-+++++-|" + " .:-=+*#@") | {
     0x2800 + dots: ".:#"[min(dots.bit_count() // 3, 2)] for dots in range(1, 256)
 }
-"""ASCII characters in place of those that the view draws, for terminals that have no others."""
+"""ASCII characters in place of the drawn ones, for terminals without Unicode."""
 
 
 # -- foreign text ------------------------------------------------------------------------------------------------------
@@ -70,7 +71,7 @@ def plain(value: object) -> str:
 
 
 def cut(text: str, width: int, *, ellipsis: str = "…") -> str:
-    """At most ``width`` cells of it; an ellipsis shows that some are missing."""
+    """Truncate to ``width`` cells; an ellipsis marks the cut."""
     if cell_len(text) <= width:
         return text
     room = width - len(ellipsis)
@@ -78,7 +79,7 @@ def cut(text: str, width: int, *, ellipsis: str = "…") -> str:
 
 
 def padded(text: str, width: int, *, right: bool = False, ellipsis: str = "…") -> str:
-    """Exactly ``width`` cells."""
+    """Truncate or pad to exactly ``width`` cells."""
     text = cut(text, width, ellipsis=ellipsis)
     space = " " * (width - cell_len(text))
     return space + text if right else text + space
@@ -89,7 +90,7 @@ def width_of(line: Iterable[Span]) -> int:
 
 
 def fitted(line: Iterable[Span], width: int) -> Line:
-    """The line in exactly ``width`` cells."""
+    """Truncate or pad a line to exactly ``width`` cells."""
     done: Line = []
     room = width
     for text, style in line:
@@ -106,12 +107,12 @@ def fitted(line: Iterable[Span], width: int) -> Line:
 
 
 def restyled(line: Iterable[Span], style: str) -> Line:
-    """The line with this added to each of its styles."""
+    """Add a style to every span."""
     return [(text, f"{own} {style}" if own else style) for text, own in line]
 
 
 def in_ascii(line: Iterable[Span]) -> Line:
-    """The line with what the view itself draws replaced by plain characters, cell by cell."""
+    """Replace drawn characters by ASCII, cell by cell."""
     return [(text if text.isascii() else text.translate(_PLAINER), style) for text, style in line]
 
 
@@ -123,14 +124,14 @@ def as_text(line: Iterable[Span]) -> str:
 
 
 def level(share: float | None) -> str:
-    """The style that says how full something is."""
+    """Style for the share that is in use."""
     if share is None:
         return "dim"
     return "good" if share < WARN_SHARE else "warn" if share < BAD_SHARE else "bad"
 
 
 def bar(share: float | None, width: int) -> Line:
-    """A bar of exactly ``width`` cells for a share of 0 … 1; more than 1 ends in ``+``, an unknown one is empty."""
+    """Draw a share of 0 … 1 in exactly ``width`` cells; more than 1 ends in ``+``, an unknown share is blank."""
     if width <= 0:
         return []
     if share is None:
@@ -155,8 +156,8 @@ def bar(share: float | None, width: int) -> Line:
 
 
 def sparkline(values: Sequence[float | None], width: int, *, high: float = 1.0) -> str:
-    """The newest ``width`` values, the last at the right, each a character as high as its part of ``high``; an unknown one is
-    blank."""
+    """The newest ``width`` values, the last at the right, each as a character of proportional height (``high`` is full
+    height); an unknown value is blank."""
     top = len(_BLOCKS) - 1
     shown = list(values)[-width:] if width > 0 else []
     drawn = [
@@ -184,7 +185,8 @@ def graph(values: Sequence[float | None], width: int, height: int, *, high: floa
 
 
 def framed(title: Line, lines: Sequence[Line], width: int, height: int, *, focus: bool) -> list[Line]:
-    """The lines in a frame with a title, exactly ``width`` by ``height``; nothing that is too small for a frame."""
+    """Draw a frame with a title around the lines, exactly ``width`` by ``height``; blank lines if there is no room for
+    a frame."""
     if height < 2 or width < 6:  # noqa: PLR2004 -- a frame around nothing
         return [fitted([], max(width, 0)) for _ in range(max(height, 0))]
     edge = "focus" if focus else "frame"
@@ -227,7 +229,7 @@ STYLES = {
 
 @functools.cache
 def style_of(names: str) -> Style:
-    """The look of a style such as ``bad bold``."""
+    """The style of names such as ``bad bold``."""
     return sum((STYLES[name] for name in names.split()), Style())
 
 
@@ -236,7 +238,7 @@ def strip(line: Line) -> Strip:
 
 
 class LineList(Widget):
-    """Shows lines that somebody else laid out, and draws again only those that differ."""
+    """Widget for lines that the painter has laid out; it redraws only those that changed."""
 
     DEFAULT_CSS = "LineList { width: 1fr; height: 1fr; }"
     ALLOW_SELECT = False

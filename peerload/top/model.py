@@ -1,7 +1,7 @@
-"""The state of the cluster for the view: samples of an agent, put together with the history of the last minutes; and the threads
-beside the view: one takes samples, two fetch output and usage, short ones carry out what takes time.
+"""State of the cluster for the view: samples of an agent, with the history of the last minutes; and the background
+threads: one takes samples, two fetch output and usage, short ones send requests.
 
-The threads end with the program, wherever they are: nobody waits for an agent that does not answer in order to quit.
+The threads end with the program, so that quitting does not wait for a silent agent.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Source(Protocol):
     """Source of samples."""
 
     def look(self) -> TopSample:
-        """The next one. Raises PeerloadError if the agent does not answer."""
+        """The next sample. Raises PeerloadError if the agent does not answer."""
 
     def close(self) -> None:
-        """No more is wanted."""
+        """Release the source."""
 
 
 class LiveSampler:
-    """An agent, over its socket. ``at``: the node that is to answer, "" for the one at the socket."""
+    """Samples of an agent, over its socket. ``at``: the node that answers, "" for the agent at the socket."""
 
     def __init__(self, socket_path: str | None, at: str = "", clock: Callable[[], float] = time.time) -> None:
         self._path = socket_path
@@ -67,7 +67,7 @@ class LiveSampler:
         """Before this (monotonic) the ended tasks are not asked for again."""
 
     def look(self) -> TopSample:
-        """Raises PeerloadError; the next look connects anew, and is told everything."""
+        """The next sample. Raises PeerloadError; the call after that reconnects and gets a complete answer."""
         try:
             return self._look()
         except BaseException:
@@ -108,7 +108,7 @@ class LiveSampler:
 
 
 def at(node: str) -> dict[str, str]:
-    """The field that has another node answer; none for the one asked."""
+    """The request field that names another node to answer; empty for the agent at the socket."""
     return {"at": node} if node else {}
 
 
@@ -118,10 +118,10 @@ def is_ending(event: dict[str, Any]) -> bool:
 
 
 HISTORY_KEPT = 240
-"""Values of each series; at one a second, four minutes."""
+"""Values kept of each series: four minutes, at one a second."""
 EVENTS_KEPT = 500
 STALE_S = 35.0
-"""Facts of a node that are older than this look old; load is told at least each 30 s where it is told at all."""
+"""Older facts of a node are shown as stale; a node announces its load at least every 30 s."""
 HERE_STATES = ("alive", "suspect")
 
 
@@ -137,8 +137,8 @@ class Series(collections.deque["float | None"]):
 
 
 class NodeModel:
-    """One node: ``facts`` as the agent told them at ``told_at``, and sums over its GPUs. Shares are of 0 … 1, None where
-    not known."""
+    """One node: ``facts`` as the agent reported them at ``told_at``, and sums over its GPUs. Shares are 0 … 1, None if
+    unknown."""
 
     __slots__ = ("cpu", "facts", "gpu", "gpu_mem", "gpu_mem_bytes", "gpu_mem_used", "gpus", "mem", "series", "told_at")
 
@@ -166,7 +166,7 @@ class NodeModel:
 
     @property
     def state(self) -> str:
-        """alive, suspect, dead or left; revoked: shut out, whatever else it is."""
+        """alive, suspect, dead or left; revoked takes precedence."""
         if self.facts.get("revoked"):
             return "revoked"
         return str(self.facts.get("state") or "unknown")
@@ -175,7 +175,7 @@ class NodeModel:
         return number(self.facts.get("age_s")) + max(now - self.told_at, 0.0)
 
     def is_stale(self, now: float) -> bool:
-        """True if its facts may be of no worth any more."""
+        """True if its facts may be outdated."""
         return self.state not in HERE_STATES or self.age_s(now) > STALE_S
 
     def remember(self) -> None:
@@ -188,8 +188,8 @@ class NodeModel:
 
 
 class TopModel:
-    """All of it. ``lost_because``: why the agent does not answer, "" while it does, ``lost_at`` since when; ``seen_at``:
-    when it answered last; ``turn`` grows with each sample."""
+    """State of the whole cluster. ``lost_because``: reason why the agent does not answer, "" while it does;
+    ``lost_at``: since when; ``seen_at``: time of its last answer; ``turn``: increases with each sample."""
 
     def __init__(self) -> None:
         self.turn = 0
@@ -241,7 +241,7 @@ class TopModel:
         self.lost_because = why or "it does not answer"
 
     def _forget_all(self) -> None:
-        """Another agent answers: nothing of what was known holds."""
+        """Drop everything, because another agent answers now."""
         self.nodes.clear()
         for tasks in (self.tasks, self.guests, self.ended, self.used):
             tasks.clear()
@@ -251,7 +251,7 @@ class TopModel:
         self._last_event = 0
 
     def take_usage(self, told: Iterable[Mapping[str, Any]]) -> None:
-        """Take the current usage of some tasks; that of tasks that run no more is dropped."""
+        """Store the current usage of some tasks; drop that of tasks that do not run any more."""
         self.used |= {str(one.get("id") or ""): dict(one) for one in told}
         self.used = {name: one for name, one in self.used.items() if self.runs(name)}
 
@@ -260,7 +260,7 @@ class TopModel:
         return task is not None and task.get("state") == "running"
 
     def usage(self, names: Iterable[str]) -> tuple[float | None, float | None]:
-        """Cores and bytes that these tasks use together; None if of none of them it is known."""
+        """Cores and bytes that these tasks use together; None if unknown for all of them."""
         some = [self.used[name] for name in names if name in self.used and self.runs(name)]
         cpus = [one["cpus_busy"] for one in some if is_number(one.get("cpus_busy"))]
         memory = [one["memory_bytes"] for one in some if is_number(one.get("memory_bytes"))]
@@ -347,12 +347,12 @@ class TopModel:
         return found
 
     def task(self, name: str) -> dict[str, Any] | None:
-        """A task of this home, or one that is here for another; None if it is gone."""
+        """A task of this home, or a remote task that is here; None if it is gone."""
         return self.tasks.get(name) or self.guests.get(name) or self.ended.get(name)
 
     @property
     def more_wait(self) -> bool:
-        """True if more tasks of this home wait than are known one by one."""
+        """True if more tasks of this home wait than the agent lists one by one."""
         known = sum(task.get("state") in ("queued", "held") for task in self.tasks.values())
         return known < self.counts.get("waiting", 0) + self.counts.get("held", 0)
 
@@ -361,7 +361,7 @@ class TopModel:
 
 
 def number(value: object) -> float:
-    """The number, 0 for what is none or not finite."""
+    """The number; 0 for any other value, and if it is not finite."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
 
 
@@ -370,7 +370,7 @@ def is_number(value: object) -> bool:
 
 
 def share(part: object, whole: object) -> float | None:
-    """Its share of the whole; None if that is not known."""
+    """Part of the whole, as a share; None if unknown."""
     if not is_number(part) or not is_number(whole) or number(whole) <= 0:
         return None
     return number(part) / number(whole)
@@ -380,11 +380,11 @@ def share(part: object, whole: object) -> float | None:
 
 EVERY_S = 1.0
 AGENT_SHARE_MAX = 0.01
-"""An agent whose answers take more than this share of its time is asked less often."""
+"""An agent that spends more than this share of its time on the answers is sampled less often."""
 USED_WITHIN_S = 1.5
-"""Patience with a node that is asked what its tasks use."""
+"""Timeout of a usage request to a node."""
 AWAY_S = 15.0
-"""A node that did not answer that is not asked again before this."""
+"""Pause before a silent node is asked again."""
 PAUSE_S_MAX = 5.0
 PAUSE_S_MIN = 0.2
 """Pause between two samples, however long the first one took."""
@@ -397,7 +397,8 @@ def reason(error: BaseException) -> str:
 
 
 class Watcher(threading.Thread):
-    """A thread that does ``work`` and ends with the program. ``broke(error)`` is called for a bug in it, which must not pass unseen."""
+    """A thread that runs ``work`` and ends with the program. ``broke(error)`` gets a bug in it, which must not stay
+    hidden."""
 
     def __init__(self, name: str, work: Callable[[], None], broke: Callable[[Exception], None]) -> None:
         super().__init__(name=name, daemon=True)
@@ -412,7 +413,7 @@ class Watcher(threading.Thread):
 
 
 class Sampler(Watcher):
-    """Takes a sample each second. ``took(sample)`` and ``lost(why, at)`` are called from this thread."""
+    """Takes a sample each second. ``took(sample)`` and ``lost(why, at)`` are called from its thread."""
 
     def __init__(
         self, source: Source, took: Callable[..., None], lost: Callable[..., None], broke: Callable[[Exception], None]
@@ -444,7 +445,7 @@ class Sampler(Watcher):
         source.close()
 
     def pause(self, *, is_paused: bool) -> None:
-        """Take no samples until this is called again; the next one has what has changed meanwhile."""
+        """Pause or resume; the next sample has the changes since then."""
         if is_paused:
             self._goes.clear()
         else:
@@ -456,7 +457,7 @@ class Sampler(Watcher):
         self._hurry.set()
 
     def sample_now(self) -> None:
-        """Take a sample at once: something was changed."""
+        """Take a sample at once, after a change."""
         self._hurry.set()
 
     def end(self) -> None:
@@ -466,7 +467,7 @@ class Sampler(Watcher):
 
 
 class Poller(Watcher):
-    """Calls ``fetch(wanted)`` when something else is wanted, and again each second as long as ``repeats(wanted)``."""
+    """Calls ``fetch(wanted)`` when ``wanted`` changes, and each second while ``repeats(wanted)``."""
 
     def __init__(
         self,
@@ -507,7 +508,8 @@ class Poller(Watcher):
 
 
 def read_tail(socket_path: str | None, wanted: tuple[str, int, bool], took: Callable[..., None]) -> None:
-    """Fetch the end of a task's output. ``wanted``: task, bytes, whether it grows; ``took(task, pieces, why_none)`` gets it."""
+    """Fetch the end of a task's output. ``wanted``: task, bytes, whether it grows; ``took(task, pieces, why_none)``
+    receives it."""
     task, tail_bytes, _ = wanted
     if not task:
         return
@@ -521,7 +523,7 @@ def read_tail(socket_path: str | None, wanted: tuple[str, int, bool], took: Call
 
 
 class UsageReader:
-    """Asks nodes what their tasks use. ``used(tasks)`` gets each answer."""
+    """Requests the usage of tasks from their nodes. ``used(tasks)`` receives each answer."""
 
     def __init__(self, socket_path: str | None, used: Callable[..., None]) -> None:
         self._path = socket_path
@@ -529,7 +531,7 @@ class UsageReader:
         self._not_before_s: dict[str, float] = {}
 
     def read(self, wanted: dict[str, list[str]]) -> None:
-        """Ask each node for its tasks. A node that is away is not asked again for a while."""
+        """Ask each node for its tasks; skip a silent node for a while."""
         for node, tasks in wanted.items():
             if time.monotonic() < self._not_before_s.get(node, 0.0):
                 continue

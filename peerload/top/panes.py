@@ -1,5 +1,5 @@
-"""The panes: where each is, for any size of terminal, and what is in it, as lines. The detail pane has the chosen task with its usage
-and the end of its output, or a node with its GPUs. The tables are in `tables.py`."""
+"""Panes: their places for any terminal size, and their content as lines. The detail pane shows the chosen task with its
+usage and the end of its output, or a node with its GPUs. The tables are in `tables.py`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROCESSES_CELLS = 8
 
 
 class UsagePanel:
-    """Of one task: cores kept busy, and bytes of memory, a value a look."""
+    """Usage history of one task: cores kept busy and bytes of memory, a value for each answer."""
 
     def __init__(self) -> None:
         self.cpus = Series()
@@ -44,19 +44,19 @@ class UsagePanel:
         self.processes = 0
 
     def take(self, told: Mapping[str, Any]) -> None:
-        """Take the answer of its node (`usage` of docs/wire.md)."""
+        """Add the answer of its node (`usage` of docs/wire.md)."""
         self.cpus.append(_value(told.get("cpus_busy")))
         self.memory.append(_value(told.get("memory_bytes")))
         self.processes = int(_value(told.get("processes")) or 0)
 
     def words(self) -> str:
-        """The newest figures alone, where there is no room for how they were; "" where there are none."""
+        """The newest figures as text, for where there is no room for graphs; "" if there are none."""
         parts = [] if self.cpus.now is None else [f"{self.cpus.now:.1f} cpus"]
         parts += [] if self.memory.now is None else [size_text(self.memory.now)]
         return " ".join(parts)
 
     def lines(self, task: Mapping[str, Any], spark: int, label_cells: int) -> list[Line]:
-        """A line for processors and one for memory, each drawn against what it has asked for, or the most it had."""
+        """A line for processors and one for memory, each scaled to the requested amount, or to the peak."""
         lines = []
         for label, series, least, asked in (
             ("cpu", self.cpus, 1.0, number(task.get("cpus"))),
@@ -78,18 +78,18 @@ def _value(told: object) -> float | None:
 
 
 TAIL_BYTES = 16 << 10
-"""Of each stream, fetched a second at most: however much a task writes, a look at it costs no more."""
+"""Bytes of each stream that are fetched a second at most, however much a task writes."""
 TAIL_LINES_KEPT = 400
 GRAPH_HEIGHT = 3
 FACTS_FROM_HEIGHT = 12
-"""With fewer lines than this the facts of a task are one, and its output has the rest."""
+"""With fewer lines than this, the facts of a task take one line and its output the rest."""
 GRAPHS_FROM_HEIGHT = 22
 LABEL_CELLS = 10
 
 
 class Tail:
-    """The end of one task's output: so many lines, from so many bytes of each stream. ``why_none``: why there is none to
-    be shown."""
+    """The end of one task's output, bounded in lines and in bytes of each stream. ``why_none``: reason why there is
+    nothing to show."""
 
     def __init__(self, lines_kept: int = TAIL_LINES_KEPT, tail_bytes: int = TAIL_BYTES) -> None:
         self.tail_bytes = tail_bytes
@@ -132,7 +132,7 @@ class Tail:
 def detail_lines(
     look: ViewState, tail: Tail, width: int, height: int, now: float, clock_text: Callable[[float], str]
 ) -> list[Line]:
-    """The lines about the chosen row of the table that was used last."""
+    """Lines about the chosen row of the table that was used last."""
     if look.subject == "nodes":
         node = look.node()
         return [] if node is None else node_lines(node, width, height, now)
@@ -160,7 +160,7 @@ def _rule(title: str, width: int) -> Line:
 
 
 def short_line(look: ViewState, task: dict[str, Any], now: float, tail: Tail) -> Line:
-    """All that there is room for besides the output."""
+    """One-line summary of a task; its output takes the rest of the pane."""
     line: Line = [
         (f" {draw.plain(task.get('id') or '')} ", "bold"),
         (f"{draw.plain(task.get('name') or '')}  ", "title"),
@@ -249,7 +249,7 @@ def _asked(task: dict[str, Any]) -> str:
 
 
 def _usage_lines(look: ViewState, task: dict[str, Any], tail: Tail, width: int, height: int) -> list[Line]:
-    """Usage of a task, load of its node, and output rate; as graphs where there is room for them besides some output."""
+    """Usage of a task, load of its node, and output rate; as graphs if there is room for them beside some output."""
     lines: list[Line] = []
     spark = max(min(width - LABEL_CELLS - 16, 60), 0)
     if tail.task == task.get("id") and task.get("state") == "running":
@@ -271,7 +271,7 @@ def _usage_lines(look: ViewState, task: dict[str, Any], tail: Tail, width: int, 
 
 
 def tail_lines(tail: Tail, task: str, width: int, height: int) -> list[Line]:
-    """The last lines of its stdout, and below them those of stderr, which are marked."""
+    """The last lines of its stdout, then those of stderr, which are marked."""
     if tail.task != task or not tail.lines:
         why = tail.why_none if tail.task == task and tail.why_none else "nothing yet"
         return [[(f" {draw.plain(why)}", "faint")]]
@@ -284,7 +284,7 @@ def tail_lines(tail: Tail, task: str, width: int, height: int) -> list[Line]:
 
 
 def output_line(stream: int, text: str, width: int) -> Line:
-    """One line of output; what came on stderr has a mark, besides its colour."""
+    """One line of output; stderr has a mark, besides its colour."""
     mark, style = ("! ", "warn") if stream == 2 else ("  ", "")  # noqa: PLR2004 -- stderr
     return [(mark, style), (draw.cut(draw.plain(text), max(width - 2, 0)), style)]
 
@@ -293,7 +293,7 @@ def output_line(stream: int, text: str, width: int) -> Line:
 
 
 def node_lines(node: NodeModel, width: int, height: int, now: float) -> list[Line]:
-    """The facts of a node, its load in the last minutes, its GPUs."""
+    """Facts of a node, its load in the last minutes, its GPUs."""
     facts = node.facts
     labels = facts.get("labels")
     speed = number_text(facts.get("speed"))
@@ -381,18 +381,18 @@ EVENT_STYLES = {
 
 
 WIDE = 112
-"""From this width on the detail stands at the right."""
+"""From this width on the detail pane is at the right."""
 CLUSTER_HEIGHT = 5
 HEIGHTS_MIN = {"nodes": 5, "tasks": 5, "detail": 6, "events": 4}
 TASKS_HEIGHT = 12
-"""So many lines the tasks have before other panes have any, where there is not room for all."""
+"""Lines that the tasks get before other panes, if there is not room for all."""
 WEIGHTS = {"nodes": 3, "tasks": 4, "detail": 3, "events": 2}
 IMPORTANCE = ("tasks", "nodes", "cluster", "detail", "events")
 """Panes in the order in which they get room."""
 
 
 class Place(NamedTuple):
-    """Of a pane, in cells."""
+    """Position and size of a pane, in cells."""
 
     x: int
     y: int
@@ -408,8 +408,8 @@ def layout(
     zoomed: str = "",
     nodes: int = 0,
 ) -> dict[str, Place]:
-    """The places of the visible panes within ``width`` by ``height`` cells. ``wanted_first`` have room before others;
-    ``zoomed``: this one alone; nodes: how many there are, since few need not much room."""
+    """Places of the visible panes within ``width`` by ``height`` cells. ``wanted_first``: panes that get room before
+    others; ``zoomed``: the only pane that is shown; nodes: their number, since few need little room."""
     if width <= 0 or height <= 0:
         return {}
     if zoomed:
@@ -436,7 +436,7 @@ def layout(
 
 
 def _stacked(order: Sequence[str], height: int, nodes: int) -> dict[str, tuple[int, int]]:
-    """Panes one below the other, in the order of their numbers → (top, height) of those that there is room for."""
+    """Stack panes in the order of their numbers → (top, height) of those that fit."""
     taken: dict[str, int] = {}
     room = height
     for pane in order:
@@ -467,7 +467,8 @@ def _stacked(order: Sequence[str], height: int, nodes: int) -> dict[str, tuple[i
 
 @dataclass(eq=False, repr=False)
 class Painter:
-    """Draws the panes of a view. ``clock_text(at)``: a moment as the viewer's own clock shows it; the flags as on the command line."""
+    """Draws the panes of a view. ``clock_text(at)``: a time on the viewer's clock; the flags are those of the command
+    line."""
 
     look: ViewState
     tail: Tail
@@ -478,7 +479,7 @@ class Painter:
     wide: bool = False
 
     def plainer(self, line: Line) -> Line:
-        """The line as the terminal can show it."""
+        """The line in the characters that the terminal can show."""
         return draw.in_ascii(line) if self.ascii_only else line
 
     def pane(self, name: str, width: int, height: int, now: float) -> list[Line]:
@@ -529,7 +530,7 @@ class Painter:
         return title
 
     def header(self, width: int, now: float) -> Line:
-        """Which cluster is seen, from where; or that the agent is away."""
+        """Name of the cluster and of the node that answers; or why the agent does not answer."""
         world = self.look.world
         agent = world.agent
         line: Line = [(" peerload ", "brand"), (" ", "")]
@@ -556,7 +557,7 @@ class Painter:
 
 
 def cluster_lines(world: TopModel, width: int, *, wide: bool) -> list[Line]:
-    """Four bars with the sums and how they were, in two columns; how many nodes and tasks there are."""
+    """Four bars with the sums and their history, in two columns; counts of nodes and tasks."""
     sums, series = world.sums, world.cluster
     half = (width - 2) // 2
     cpu = f"{number_text(sums.get('cpus_busy'), 1)} / {number_text(sums.get('cpus'))}"
@@ -601,7 +602,7 @@ def _meter(label: str, series: Series, says: str, width: int) -> Line:
 
 
 def _facts(world: TopModel, *, wide: bool) -> Line:
-    """Nodes by state (``wide``: and by region), tasks by what they do."""
+    """Counts of nodes by state (``wide``: and by load region), and of tasks by state."""
     states: dict[str, int] = {}
     regions: dict[str, int] = {}
     for node in world.nodes.values():
@@ -645,7 +646,7 @@ def _all_tasks(world: TopModel) -> int:
 
 
 def event_lines(look: ViewState, width: int, height: int, clock_text: Callable[[float], str]) -> list[Line]:
-    """The newest events that there is room for, the last at the bottom."""
+    """The newest events that fit, the last at the bottom."""
     events = list(look.world.events)
     if look.events_up:
         events = events[: -look.events_up]

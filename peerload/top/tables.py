@@ -31,16 +31,16 @@ REGIONS = {"underloaded": ("○ under", "good"), "normal": ("◐ normal", ""), "
 NO_DIRECTORY = "no directory"
 STATE_CELLS = 9
 STRETCH_CELLS_MAX = 16
-"""More than so much a column does not take while another one can."""
+"""Extra cells of a stretching column, at most, while another one can grow."""
 USER_CELLS_MAX = 8
 COMMAND_CELLS_MIN = 14
 NAME_CELLS_MAX = 22
-"""Names and ids have a column as wide as the longest needs, up to this."""
+"""Columns of names and ids are as wide as their longest value, up to this."""
 
 
 class Column(NamedTuple):
-    """One column. ``cell(row)`` gives its spans; rank: those of the greatest go first where the terminal is narrow;
-    stretches: takes the room that is left; letter: the key that sorts by it."""
+    """One column. ``cell(row)`` gives its spans; rank: columns of the greatest rank are left out first on a narrow
+    terminal; stretches: takes the remaining width; letter: the key that sorts by it."""
 
     heading: str
     width: int
@@ -52,7 +52,7 @@ class Column(NamedTuple):
 
 
 def chosen_columns(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
-    """The columns that there is room for, with their widths; they and the gaps between them fill the width if one stretches."""
+    """The columns that fit, with their widths; with the gaps they fill the width if one stretches."""
     kept = list(columns)
     while len(kept) > 1 and sum(column.width + 1 for column in kept) - 1 > width:
         kept.remove(max(kept, key=lambda column: column.rank))
@@ -67,7 +67,7 @@ def chosen_columns(columns: Sequence[Column], width: int) -> list[tuple[Column, 
 
 
 def table(look: ViewState, pane: str, columns: Sequence[Column], width: int, height: int, now: float) -> list[Line]:
-    """The heading and the rows in sight, each of exactly ``width`` cells."""
+    """The heading and the visible rows, each of exactly ``width`` cells."""
     kept = chosen_columns(columns, width)
     order, backwards = look.orders[pane], look.backwards[pane]
     head: Line = []
@@ -110,7 +110,7 @@ def _longest(names: Iterable[str], least: int) -> int:
 
 
 def node_columns(look: ViewState, now: float, *, wide: bool = False) -> list[Column]:
-    """The columns of nodes. ``wide``: also the load index and the region, by which policies decide."""
+    """Columns of the nodes. ``wide``: also the load index and load region of the policy."""
     ours, theirs = look.world.ours_by_node(), look.world.theirs_by_home()
     name = _longest((draw.plain(node.name) for node in look.rows("nodes")), 8) + 2
 
@@ -161,7 +161,7 @@ def _node_name(node: NodeModel) -> Line:
 
 
 def state_of_node(node: NodeModel) -> Line:
-    """Its state in one word; drained, trouble and a missing directory before alive."""
+    """State in one word; drained, trouble and a missing directory take precedence over alive."""
     if node.state == "alive":
         if node.facts.get("trouble"):
             return [("trouble!", "warn bold")]
@@ -195,7 +195,7 @@ def _age(node: NodeModel, now: float) -> Line:
 
 
 def percent(share: float | None) -> str:
-    """``45%``; a dash for what is not known."""
+    """``45%``; a dash if unknown."""
     return "-" if share is None else f"{min(round(share * 100), 9999)}%"
 
 
@@ -261,14 +261,14 @@ def task_columns(look: ViewState, now: float) -> list[Column]:
 
 
 def state_of_task(task: dict[str, Any]) -> Line:
-    """Its state, with a mark where somebody should look."""
+    """State, with a mark if it needs attention."""
     state = str(task.get("state") or "")
     mark = "!" if state == "failed" else "?" if state == "unknown" else ""
     return [(draw.plain(state) + mark, STATE_STYLES.get(state, ""))]
 
 
 def elapsed_s(task: dict[str, Any], now: float) -> float | None:
-    """Seconds it ran or has been running; of one that has not started, since it was submitted."""
+    """Run time so far, in seconds; before the start, time since the submission."""
     start = task.get("started_at") or task.get("submitted_at")
     if not isinstance(start, (int, float)):
         return None
@@ -277,7 +277,7 @@ def elapsed_s(task: dict[str, Any], now: float) -> float | None:
 
 
 def _cpu_used(look: ViewState, task: dict[str, Any]) -> Span:
-    """Cores kept busy, as per cent of one."""
+    """Cores in use, in percent of one core."""
     cpus, _ = look.world.usage(view_state.running(task))
     return ("-", "faint") if cpus is None else (percent(cpus), "")
 
@@ -288,7 +288,7 @@ def _memory_used(look: ViewState, task: dict[str, Any]) -> Span:
 
 
 def _command(task: dict[str, Any], *, partial: bool) -> Line:
-    """The command of a task; of an array the number of members in each state comes first."""
+    """Command of a task; for an array, the number of members in each state comes first."""
     argv = task.get("argv")
     command = draw.plain(task.get("command") or (command_text(argv) if isinstance(argv, list) else ""))
     counts = task.get("array") or (

@@ -1,6 +1,6 @@
-"""The view of the cluster: panes, rows in their order, the chosen row; the known members of an array are one row, which can be opened.
-
-The choice is kept by name: a row that moves in the table stays chosen, unless it moves to those that have ended."""
+"""View of the cluster: panes, filtered and sorted rows, the chosen row. The known members of an array are one row,
+which can be expanded. The choice is kept by name: a row that moves in the table stays chosen, unless it moves to the
+ended ones."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ OVER = ("failed", "cancelled", "done")
 
 
 def gathered(tasks: Iterable[dict[str, Any]], here: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Each task, or each array with those of its members that are among ``tasks``, in the order of the first of them. here:
-    the node whose tasks these are, besides guests."""
+    """A row for each task, or for each array with its members among ``tasks``, in the order of the first of them. here:
+    the home of these tasks; tasks of other homes are guests."""
     found: dict[str, list[dict[str, Any]]] = {}
     for task in tasks:
         name = str(task.get("id") or "")
@@ -34,38 +34,38 @@ def gathered(tasks: Iterable[dict[str, Any]], here: str) -> list[tuple[dict[str,
 
 
 def number_in(task: dict[str, Any]) -> int:
-    """The number of tasks that a row stands for."""
+    """Number of tasks of a row."""
     counts = task.get("array")
     return sum(counts.values()) if isinstance(counts, dict) else number_of(task)
 
 
 def refs(task: dict[str, Any]) -> tuple[str, ...]:
-    """The names by which the agent is asked for what a row stands for. A guest's array is named by its members: the others
-    are not here."""
+    """References to the tasks of a row, for requests. A guest array is named by its members: the others are not
+    here."""
     return task.get("refs") or (str(task.get("id")),)
 
 
 def running(task: dict[str, Any]) -> tuple[str, ...]:
-    """The tasks that run, of those that a row stands for."""
+    """Running tasks of a row."""
     if task.get("array"):
         return tuple(task.get("members_running") or ())
     return (str(task.get("id")),) if task.get("state") == "running" else ()
 
 
 def key_of(task: dict[str, Any]) -> str:
-    """The name of a row that stays while its id, which may be a list of ranges, changes."""
+    """Name of a row that stays while its id, which may be a list of ranges, changes."""
     return str(task.get("row") or task.get("id") or "")
 
 
 def counts_text(counts: dict[str, int], *, partial: bool = False) -> str:
-    """``4 running 180 queued``; partial: of those that wait there are more than are known."""
+    """``4 running  180 queued``; partial: more tasks wait than are listed."""
     return " ".join(
         f"{count}{'+' if partial and state in ('queued', 'held') else ''} {state}" for state, count in counts.items()
     )
 
 
 def is_over(task: dict[str, Any]) -> bool:
-    """True if all that a row stands for has ended."""
+    """True if all tasks of a row have ended."""
     return task.get("state") in OVER
 
 
@@ -81,7 +81,7 @@ def _rank(state: str) -> int:
 
 
 def _array_row(name: str, members: list[dict[str, Any]], here: str) -> dict[str, Any]:
-    """The row of an array; its state is that of the member that is nearest to running."""
+    """Row of an array; its state is that of the member nearest to running."""
     counts: dict[str, int] = {}
     for task in sorted(members, key=lambda task: _rank(str(task.get("state") or ""))):
         state = str(task.get("state") or "")
@@ -119,7 +119,7 @@ PANES = {"1": "cluster", "2": "nodes", "3": "tasks", "4": "detail", "5": "events
 TABLES = ("nodes", "tasks")
 FILTER_CHARS_MAX = 200
 MEASURED_MAX = 64
-"""Tasks of which it is asked what they use: as many as a node tells of at a time."""
+"""Bound of tasks whose usage is requested: as many as one answer has."""
 
 NODE_ORDERS: dict[str, tuple[str, Callable[[NodeModel], object]]] = {
     "n": ("name", lambda node: node.name),
@@ -149,7 +149,7 @@ ORDERS: dict[str, dict[str, tuple[str, Callable[[Any], object]]]] = {"nodes": NO
 
 
 class ViewState:
-    """One view of a world. Rows are computed when they are asked for, once a turn."""
+    """One view of a model. Rows are computed on demand, once for each sample."""
 
     def __init__(self, world: TopModel) -> None:
         self.world = world
@@ -186,7 +186,7 @@ class ViewState:
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def rows(self, pane: str) -> list[Any]:
-        """Nodes, or tasks of this home and those here for others, as filtered and sorted."""
+        """Nodes, or tasks of this home and guests, filtered and sorted."""
         mark = (
             self.world.turns[pane],
             self.filters[pane],
@@ -249,7 +249,7 @@ class ViewState:
     # -- the choice ----------------------------------------------------------------------------------------------------
 
     def place(self, pane: str) -> int:
-        """Which row is chosen; 0 if none is there."""
+        """Index of the chosen row; 0 if there is none."""
         rows, chosen = self.rows(pane), self.chosen[pane]
         return next((place for place, row in enumerate(rows) if name_of(row) == chosen), 0)
 
@@ -267,7 +267,7 @@ class ViewState:
             self.events_up = max(0, min(self.events_up - by, max(len(self.world.events) - 1, 0)))
 
     def window(self, pane: str, height: int) -> tuple[int, list[Any]]:
-        """The rows that ``height`` lines show, with the chosen one among them, and the place of the first."""
+        """The rows for ``height`` lines, the chosen one among them, and the index of the first."""
         rows, place = self.rows(pane), self.place(pane)
         self.heights[pane] = height
         top = min(self.tops[pane], max(len(rows) - height, 0))
@@ -279,7 +279,7 @@ class ViewState:
         return self.tops[pane], rows[self.tops[pane] : self.tops[pane] + max(height, 0)]
 
     def open(self) -> bool:
-        """Show the members of the array that is chosen, or that the chosen task is of, or hide them. False: it is no array."""
+        """Expand or collapse the chosen array, or the array of the chosen task. False if there is no array."""
         task = self.task()
         name = array_of(str(task.get("id") or "")) if task is not None else ""
         if task is None or self.focus != "tasks" or (not task.get("array") and name == str(task.get("id") or "")):
@@ -293,14 +293,14 @@ class ViewState:
         self.paused_at = 0.0 if self.paused_at else now
 
     def mark(self) -> None:
-        """Mark the task that is chosen, or take its mark away, and go on to the next."""
+        """Mark or unmark the chosen task, and choose the next one."""
         task = self.task()
         if task is not None and self.focus == "tasks":
             self.marked ^= {name_of(task)}
             self.move(1)
 
     def acted_on(self) -> list[dict[str, Any]]:
-        """The tasks that are marked, or if none is the one that is chosen; no member besides its array."""
+        """The marked tasks, else the chosen one; no member besides its array."""
         rows = [row for row in self.rows("tasks") if name_of(row) in self.marked]
         if rows:
             return [row for row in rows if array_of(name_of(row)) not in self.marked - {name_of(row)}]
@@ -308,8 +308,7 @@ class ViewState:
         return [] if task is None else [task]
 
     def measured(self) -> dict[str, list[str]]:
-        """Of which tasks it is to be asked what they use, by their nodes: those that run and were in sight at last, and the one
-        that is chosen first."""
+        """Tasks whose usage is requested, by node: the chosen one first, then running ones that were visible."""
         task = self.task()
         top = self.tops["tasks"]
         rows = ([task] if task is not None else []) + self.rows("tasks")[top : top + max(self.heights["tasks"], 0)]
@@ -332,7 +331,8 @@ class ViewState:
     # -- what the keys do ----------------------------------------------------------------------------------------------
 
     def sort(self, pane: str, letter: str) -> bool:
-        """Sort by what the letter stands for, the other way round if it is that already. False: it stands for nothing."""
+        """Sort by the column of a letter; reverse the order if it is that column already. False for an unknown
+        letter."""
         if letter not in ORDERS.get(pane, ()):
             return False
         self.backwards[pane] = self.orders[pane] == letter and not self.backwards[pane]
@@ -340,12 +340,12 @@ class ViewState:
         return True
 
     def filter(self, pane: str, text: str) -> None:
-        """Show only rows that have all these words; ``key:word`` looks at one fact only, ``!word`` at what has it not."""
+        """Show only rows with all these words; ``key:word`` matches one fact, ``!word`` excludes rows."""
         self.filters[pane] = text[:FILTER_CHARS_MAX]
         self.tops[pane] = 0
 
     def toggle(self, pane: str, *, is_visible: bool) -> None:
-        """Hide a pane that can be seen; have one that cannot be seen get room before all others."""
+        """Hide a visible pane; give a hidden one room before all others."""
         if is_visible:
             self.hidden.add(pane)
             if pane in self.wanted_first:
@@ -355,7 +355,7 @@ class ViewState:
             self.wanted_first = [pane, *(name for name in self.wanted_first if name != pane)]
 
     def refocus(self, visible: list[str], by: int = 0) -> None:
-        """Go to the next pane that can be gone to (the one before, if negative); stay, if ``by`` is 0 and that can be."""
+        """Focus the next pane (the previous one if ``by`` is negative); with 0 keep the focus if possible."""
         possible = [pane for pane in ("nodes", "tasks", "events") if pane in visible]
         if not possible:
             return
@@ -372,7 +372,7 @@ def name_of(row: Any) -> str:  # noqa: ANN401 -- a node or a task
 
 
 def id_key(name: str) -> tuple[str, int, int]:
-    """``ws1/42.7`` in the order of numbers."""
+    """Sort key of ``ws1/42.7``: its numbers as numbers."""
     home, _, rest = name.partition("/")
     counter, _, member = rest.partition(".")
     return home, int(counter) if counter.isdecimal() else 0, int(member) if member.isdecimal() else 0
@@ -392,7 +392,7 @@ def _has(word: str, facts: dict[str, str]) -> bool:
 
 
 def node_words(node: NodeModel) -> dict[str, str]:
-    """The facts of a node that a filter looks at, in small letters."""
+    """Facts of a node that a filter matches, in lower case."""
     facts = node.facts
     labels = facts.get("labels")
     told = {
@@ -431,5 +431,5 @@ def _state_rank(task: dict[str, Any]) -> int:
 
 
 def _ended_last(task: dict[str, Any]) -> float:
-    """Of those that have ended the last first."""
+    """Sort key of ended tasks: the last ended first."""
     return -number(task.get("ended_at"))

@@ -1,8 +1,8 @@
-"""Access to the web server: who may look, who may act.
+"""Access control of the web server: rights to look and to act.
 
-Two secrets lie in files that only their owner can read: with `view.token` one may look, with `token` also cancel, hold and
-drain. A browser gets neither: it brings a code that is valid once and for a short time, and gets a cookie, signed with the
-secret, so that it survives a restart of the server. Over the Unix socket everybody whom its permissions let in may look.
+Two secrets are in files that only their owner can read: `view.token` permits looking, `token` also cancel, hold and
+drain. A browser gets neither: it redeems a one-time code for a cookie, which is signed with the secret and so survives
+a restart of the server. Users who can open the Unix socket may look.
 """
 
 from __future__ import annotations
