@@ -216,7 +216,7 @@ class _Improvement:
         return math.isfinite(wanted.costs[node]) and self._room[node] >= 1 and self._mem[node] >= wanted.mem_bytes
 
     def _cost(self, task: int, node: int) -> float:
-        """Of a task at a node, beside those that have a place."""
+        """Cost of a task at a node, given the tasks that have a place."""
         apart = sum(cost for other, cost in self._links[task] if self._place[other] not in (-1, node))
         return self._program.tasks[task].costs[node] + apart
 

@@ -16,7 +16,8 @@ FIRST_LEVELS = (0, 1, 2, 4)
 
 
 class Level(NamedTuple):
-    """So many threads were busy. watts: mean power, sd: its standard deviation; rate: work of all of them, a second."""
+    """One measured level: this many threads busy. watts: mean power; sd: its standard deviation; rate: work of all
+    threads, a second."""
 
     threads: int
     watts: float

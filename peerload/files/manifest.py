@@ -110,7 +110,7 @@ def leads_outside(path: str, target: str) -> bool:
 
 
 def encode(manifest: Manifest) -> tuple[bytes, list[bytes]]:
-    """→ the id, and the blocks of the manifest, the root last."""
+    """Encode a manifest → its id, and its blocks, the root last."""
     body = msgpack.packb(list(manifest))
     parts = [body[at : at + BLOCK_BYTES] for at in range(0, len(body), BLOCK_BYTES)]
     root = msgpack.packb([FORMAT, manifest.size_bytes, len(manifest.files), [digest_of(part) for part in parts]])
@@ -118,7 +118,7 @@ def encode(manifest: Manifest) -> tuple[bytes, list[bytes]]:
 
 
 def decode_root(raw: bytes) -> Root:
-    """Raises StagingFailed."""
+    """Decode the root of a manifest. Raises StagingFailed."""
     match _unpacked(raw):
         case [int(format_), int(size), int(count), list(parts)] if (
             format_ == FORMAT and 0 <= size <= FILE_BYTES_MAX and 0 <= count <= FILES_MAX and len(parts) <= PARTS_MAX

@@ -22,7 +22,7 @@ BATCH_BYTES = 3 << 20
 """Bound on the blocks that are sent at a time; a frame takes no more than 4 MiB."""
 BATCH_BLOCKS = 2048
 FORMAT = 3
-"""Of the digests that are remembered."""
+"""Format of the file of remembered digests."""
 UNSURE_NS = 2_000_000_000
 """A file that was changed so shortly before it was read may have been changed again within the same tick of the clock."""
 

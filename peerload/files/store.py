@@ -37,8 +37,8 @@ AT_FIRST, AT_A_TIME = 8, 256
 """Blocks that one statement finds: of those to be read, a few and then more, since large ones are soon enough."""
 BUFFER_BYTES = 128 << 10
 FRESH_S, FRESH_MAX = 60.0, 8192
-"""For so long a pack counts as verified that this process has written from verified blocks, unless its file was touched since;
-and so many of them are remembered."""
+"""Time for which a pack that this process wrote from verified blocks counts as verified, unless its file was touched;
+and the number of such packs that are remembered."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blocks (digest BLOB PRIMARY KEY, size INTEGER NOT NULL, added_at REAL NOT NULL, pack INTEGER NOT NULL, start INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS blocks_of_pack ON blocks (pack);
@@ -194,7 +194,7 @@ class BlockStore:
                 self._tidy(pack, [])
 
     def check_disk(self, size_bytes: int) -> None:
-        """Raises NoRoom if so much more on the disk of the store would leave too little there."""
+        """Check that this much more leaves enough room on the disk of the store. Raises NoRoom."""
         if (free := self._free_bytes()) < size_bytes:
             why = f"{max(free, 0)} bytes are left above the {self._free_bytes_min} that stay free"
             raise NoRoom("the disk has no room for more files of tasks", why=why, hint="peerload files --gc")
@@ -259,7 +259,7 @@ class BlockStore:
         raise Damaged("a file in the cache is damaged", why=f"block {digest.hex()[:16]} has another content")
 
     def _drop(self, digests: Iterable[bytes]) -> int:
-        """→ the number of bytes that were removed."""
+        """Remove blocks → the number of bytes removed."""
         gaps: dict[int, list[tuple[int, int]]] = {}
         gone = 0
         with self._lock:

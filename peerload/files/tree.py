@@ -39,9 +39,9 @@ class _How(ctypes.Structure):
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
-def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
+def open_beneath(directory: int, path: str, flags: int) -> int:
     """Open ``path`` beneath an open directory. Raises OSError: ELOOP for a link on the way, EXDEV for a way out."""
-    how = _How(flags | os.O_CLOEXEC, mode, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+    how = _How(flags | os.O_CLOEXEC, 0, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
     while True:
         fd = int(_libc.syscall(SYS_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), _HOW_BYTES))
         if fd >= 0:

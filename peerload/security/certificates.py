@@ -118,7 +118,7 @@ def certify(authority: KeyPair, node: str, key: Ed25519PublicKey, now: datetime,
     return builder.sign(ca_key, None).public_bytes(Encoding.PEM)
 
 
-def certify_broker(authority: KeyPair, hosts: Sequence[str], now: datetime, life: timedelta = BROKER_LIFE) -> KeyPair:
+def certify_broker(authority: KeyPair, hosts: Sequence[str], now: datetime) -> KeyPair:
     """Make a key and certificate for an MQTT broker at these names and addresses. Its purpose and BROKER_MARK, a second
     name, keep it from being used as a node's."""
     names = [*map(_general_name, hosts), x509.UniformResourceIdentifier(BROKER_MARK)]
@@ -126,7 +126,7 @@ def certify_broker(authority: KeyPair, hosts: Sequence[str], now: datetime, life
     key = Ed25519PrivateKey.generate()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "MQTT broker")])
     builder = (
-        _builder(subject, ca.subject, key.public_key(), now - SKEW, min(now + life, ca.not_valid_after_utc))
+        _builder(subject, ca.subject, key.public_key(), now - SKEW, min(now + BROKER_LIFE, ca.not_valid_after_utc))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

@@ -50,8 +50,8 @@ certificates made within this time after it."""
 READMIT_S = 1.0
 """The certificate of a node that is admitted again is dated so long after the covered time."""
 CLOCK_BACK_S_MAX = 60.0
-"""If a key was received so much later than now, the clock was set back: the key counts as received long ago. A smaller
-difference only makes the key before it last longer."""
+"""Tolerance for the time at which a key was received: if it is further in the future, the clock was set back, and the
+key counts as received long ago. A smaller difference only makes the previous key last longer."""
 ENDS_AFTER_S = 2 * (certificates.NODE_LIFE + certificates.SKEW).total_seconds()
 """A revocation older than this is dropped: every certificate that it covers has expired."""
 FINGERPRINTS_MAX = 8

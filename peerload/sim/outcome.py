@@ -348,8 +348,8 @@ def longer(scenario: Scenario, found: Outcome) -> Scenario | None:
 
 
 def bounds(scenario: Scenario, load: float) -> tuple[float | None, float | None]:
-    """→ mean response of one queue with all slots, which no policy beats, and of nodes that share nothing. Each is
-    None unless arrivals are Poisson, service is exponential and nodes are alike."""
+    """Bounds of queueing theory → mean response of one queue with all slots, which no policy beats, and of nodes that
+    share nothing. Each is None unless arrivals are Poisson, service is exponential and nodes are alike."""
     if (
         scenario.trace is not None
         or scenario.durations

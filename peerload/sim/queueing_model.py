@@ -166,9 +166,9 @@ class _Listeners:
         self._act_on_all: set[str] = set()
         self._want_room: set[str] = set()
         self._want_work: defaultdict[float, set[str]] = defaultdict(set)
-        """By tasks per slot that a node must have for them to ask it."""
+        """Tasks per slot that a node must have → the nodes that would ask it."""
         self._hinted: defaultdict[str, set[str]] = defaultdict(set)
-        """By name of a node: those that remember it as busy."""
+        """Name of a node → the nodes that remember it as busy."""
 
     def of(self, src: str, report: LoadReport) -> list[str]:
         """The nodes that do something about this report, in the order in which they were made."""

@@ -246,7 +246,7 @@ class PublicTrace:
         self.left: dict[str, list[int]] = {}
 
     def rows(self) -> Iterator[Public]:
-        """Its tasks."""
+        """The tasks of the trace."""
         for line, (arrival, duration, cpus, gpus) in self._read():
             if cpus > self._slots or gpus > self._gpus:
                 self._leave(line, "wider than a node")

@@ -207,7 +207,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tasks_for(nodes: int, slots: int, load: float, *, several: bool = False) -> tuple[int, int]:
-    """→ default number of tasks of a replication, and its warm-up."""
+    """Default length of a replication → number of tasks, and of these the warm-up."""
     rate = nodes * slots * load
     usual = (TASKS_AT_REST_COMPARED if several else TASKS_AT_REST) / max(1 - load, 1e-9)
     tasks = int(max(min(max(usual, TASKS_LEAST), TASKS_USUAL), 2 * WARM_UP_S * rate))

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 # -- the detail pane ---------------------------------------------------------------------------------------------------
 
 MEMORY_HIGH_BYTES_MIN = 1 << 20
-"""Nothing that uses less is drawn as if it filled its line."""
+"""Smallest scale of a usage graph."""
 
 PROCESSES_CELLS = 8
-"""So much room the number of processes takes."""
+"""Cells for the number of processes."""
 
 
 class UsagePanel:

@@ -38,7 +38,7 @@ class Request(NamedTuple):
     headers: dict[str, str]
     body: bytes
     is_local: bool
-    """It came over the Unix socket."""
+    """True for a request over the Unix socket."""
 
     @property
     def host(self) -> str:
@@ -57,10 +57,10 @@ class Response(NamedTuple):
     pieces: AsyncIterator[bytes] | None = None
 
 
-def json_response(value: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+def json_response(value: object, status: int = 200) -> Response:
     """An answer in JSON. Bytes in it (words of a command line) become text."""
     body = json.dumps(value, separators=(",", ":"), default=_text)
-    return Response(status, "application/json", body.encode("utf-8", "replace"), headers)
+    return Response(status, "application/json", body.encode("utf-8", "replace"))
 
 
 def error_response(status: int, what: str, why: str = "", hint: str = "") -> Response:

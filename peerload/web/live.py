@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0
 TAIL_BYTES = 1 << 20
-"""Of each stream of an output; what was written before is not sent."""
+"""Bytes of each output stream that are sent; earlier output is left out."""
 
 
 class AgentLink:
-    """One agent, by the path of its socket: each request has a connection of its own."""
+    """One agent, by the path of its socket; each request uses a connection of its own."""
 
     def __init__(self, socket_path: str) -> None:
         self._client = AsyncClient(socket_path, timeout_s=TIMEOUT_S)
@@ -59,7 +59,7 @@ log = logging.getLogger("peerload.web")
 EVERY_S = 1.0
 UPDATES_KEPT_MAX = 64
 UPDATES_BYTES_MAX = 256 << 10
-"""Beyond this a snapshot is shorter, or nearly."""
+"""Bytes of updates that are kept; beyond this a snapshot is shorter, or nearly."""
 ENDED_MAX = 100
 """Ended tasks that are shown."""
 EVENTS_MAX = 50
@@ -184,8 +184,8 @@ class LiveFeed:
             self._poll = None
 
     async def _look(self) -> None:
-        """Ask the agent what has changed, and tell the viewers, unless somebody just has. One asks at a time: each answer builds
-        on the one before."""
+        """Ask the agent what has changed, and notify the viewers, unless another viewer just has. One request at a
+        time: each answer builds on the one before."""
         async with self._looking:
             if time.monotonic() - self._looked_at >= EVERY_S / 2:
                 try:
@@ -229,7 +229,7 @@ class LiveFeed:
         return [{key: task.get(key) for key in ENDED_KEYS} for task in found["tasks"]]
 
     def _merge(self, told: dict[str, Any], ended: list[dict[str, Any]]) -> dict[str, Any]:
-        """Take in an answer → what viewers have to be told; with `snapshot`: everything is new."""
+        """Apply an answer → the changes to send to the viewers; with `snapshot`, everything."""
         changes: dict[str, Any] = {}
         told["nodes"] = [_brief_node(node) for node in told["nodes"]]
         told_s = self._told_s | dict.fromkeys((node["node"] for node in told["nodes"]), time.monotonic())

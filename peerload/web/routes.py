@@ -116,7 +116,7 @@ class Routes:
         return error_response(404, "no such page", why=path)
 
     async def _agent_says(self, verb: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """The answer of the agent. One for which it asks all nodes is kept for a moment, for all viewers."""
+        """The answer of the agent. An answer that needs all nodes is cached for a moment, for all viewers."""
         if not fields.get("cluster"):
             return await self._agent.ask(verb, **fields)
         async with self._asking_all:

@@ -45,14 +45,18 @@ while os.getppid() == parent:
 """
 
 
-def threads_in_order(root: Path = Path("/sys/devices/system/cpu")) -> tuple[list[int], int]:
+def threads_in_order() -> tuple[list[int], int]:
     """Threads that this process may use, one of each core before the second of any, and the number of these cores."""
     first: list[int] = []
     others: list[int] = []
     seen: set[str] = set()
     for cpu in sorted(os.sched_getaffinity(0)):
         try:
-            core = (root / f"cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii").strip()
+            core = (
+                Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+                .read_text(encoding="ascii")
+                .strip()
+            )
         except OSError:
             core = str(cpu)
         (others if core in seen else first).append(cpu)

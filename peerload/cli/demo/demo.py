@@ -178,7 +178,7 @@ class DemoScreen:
 
 
 def tally(tasks: Sequence[Mapping[str, Any]], node: str) -> tuple[int, int, int]:
-    """→ numbers of tasks that run on this node, are held there to run next, and have ended there."""
+    """Count tasks on this node → running, held there to run next, ended there."""
     there = [task["state"] for task in tasks if task["node"] == node]
     running, held = there.count("running"), there.count("leased")
     return running, held, len(there) - running - held - there.count("queued")

@@ -109,7 +109,7 @@ class GpuDemo(Demo):
     nodes = (NODE,)
 
     def play(self, *, is_quiet: bool) -> dict[str, Any]:
-        """→ what became of the tasks. Raises PeerloadError."""
+        """Run the experiment → the outcome of the tasks. Raises PeerloadError."""
         info = agent_process.start(self._settings(), self._program())
         self.started |= {info["pid"], info["launcher_pid"]}
         self.started.update(self.processes())

@@ -33,9 +33,9 @@ PUBLIC = ("swf", "google", "alibaba")
 DELAY_MAX = 1e6
 POLICIES_MAX = 20
 FILE_BYTES_MAX = 256 << 20
-"""Of a trace or a list of speeds."""
+"""Bound on the size of a trace or a list of speeds."""
 Value = str | float | bool
-"""Of a swept parameter."""
+"""Bound on the values of a swept parameter."""
 POLICY, NODES, LOAD, STEPS, REPLICATIONS = "adaptive", 20, 0.9, 10, 4
 """Defaults of the flags."""
 

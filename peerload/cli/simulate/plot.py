@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 ENDINGS = (".png", ".svg", ".pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#999933", "#332288", "#117733")
-"""Told apart by everybody, also by those who see fewer colours."""
+"""Colours that people with colour-vision deficiency can tell apart, too."""
 MARKERS = "osD^vPX<>*"
 BOUND_POINTS = 200
 INCHES = (9.5, 5.2)
 DOTS_PER_INCH = 150
 MARK_POINTS = 8.0
-"""So far apart are marks that stand one below another, in points of 1/72 inch."""
+"""Distance of marks that are stacked, in points of 1/72 inch."""
 DOUBT_POINTS = 5.0
-"""So far above its point stands a question mark."""
+"""Distance of a question mark above its point."""
 ROOM_BESIDE = 0.04
-"""Of the width, on each side."""
+"""Margin on each side, as a share of the width."""
 ROOM_ABOVE = 1.25
-"""The axis ends at so many times the largest value that means something; what is unstable is shown at its edge."""
+"""The axis ends at this multiple of the largest stable value; unstable values are drawn at its edge."""
 
 
 def check(path: str, loads: int) -> None:

@@ -28,7 +28,7 @@ TAKES = {
 }
 """The flags of each script."""
 SYSTEMD = Path("/run/systemd/system")
-"""It exists if systemd runs the machine."""
+"""Directory that exists if systemd runs the machine."""
 HINT = "peerload service install|upgrade|uninstall        usage:  peerload service --help"
 
 
