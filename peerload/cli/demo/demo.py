@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from peerload.cli.common import agent_process
 from peerload.cli.demo.broker import find_broker, start_broker
 from peerload.client import submission
@@ -383,22 +385,14 @@ class Demo:
 
     def processes(self) -> list[int]:
         """Process ids of all living processes with the mark of this demonstration, after reaping children."""
-        mark = f"{MARK}={self.directory}".encode()
         found = []
-        for entry in os.listdir("/proc"):  # noqa: PTH208 -- hundreds of names, ten times a second
-            if not entry.isdecimal() or int(entry) == os.getpid():
-                continue
-            pid = int(entry)
+        for process in psutil.process_iter():
             with contextlib.suppress(ChildProcessError):
-                if os.waitpid(pid, os.WNOHANG)[0] == pid:
+                if os.waitpid(process.pid, os.WNOHANG)[0] == process.pid:
                     continue
-            try:
-                with open(f"/proc/{entry}/environ", "rb") as environ:  # noqa: PTH123 -- as above
-                    marked = mark in environ.read().split(b"\0")
-            except OSError:
-                continue  # it has just ended, or is somebody else's
-            if marked:
-                found.append(pid)
+            with contextlib.suppress(psutil.Error):  # it has just ended, or is another user's
+                if process.pid != os.getpid() and process.environ().get(MARK) == str(self.directory):
+                    found.append(process.pid)
         return found
 
 
@@ -431,10 +425,9 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 def _command_line(pid: int) -> str:
     try:
-        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
         return "?"
-    return raw.replace(b"\0", b" ").decode("utf-8", "replace").strip()
 
 
 def report_leftovers(left: Sequence[tuple[int, str]], started: set[int]) -> None:
