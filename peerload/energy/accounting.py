@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 JUMP_TDPS = 2.0
-"""A counter that goes faster than so many times the rated power has jumped."""
+"""A counter that goes faster than this multiple of the rated power has jumped."""
 WATTS_MAX = 1000.0
 """Taken for the rated power of a zone that does not tell it: no processor package draws more."""
 HOLD_S = 35.0
@@ -143,7 +143,7 @@ JOULES_PER_WH = 3600.0
 
 class DomainEnergy(NamedTuple):
     """Joules of one power domain (the host, or a GPU) in a window. used: processor seconds of each attempt, or its share of a device;
-    busy: of everybody; idle_w: what it draws anyway; gap_s: for so long nothing is known."""
+    busy: of everybody; idle_w: what it draws anyway; gap_s: seconds of which nothing is known."""
 
     scope: str
     source: str

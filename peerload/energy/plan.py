@@ -32,13 +32,13 @@ ROUNDING = 1e-9
 
 @lru_cache(CURVES_KEPT_MAX)
 def envelope(curve: PowerCurve, threads_max: int) -> Steps:
-    """Envelope over work rate up to so many busy threads → busy threads at which its segments begin, and the joules per unit
+    """Envelope over work rate up to this many busy threads → busy threads at which its segments begin, and the joules per unit
     of work along each."""
     points, begins = [(0.0, curve.settled_watts(0))], [0.0]
     for threads in range(1, max(min(threads_max, curve.threads), 1) + 1):
         point = curve.rate(threads), curve.watts_at(threads)
         if point[0] <= points[-1][0]:
-            continue  # so many threads slow each other down that nothing is gained
+            continue  # more threads slow each other down, so nothing is gained
         while len(points) > 1 and _slope(points[-2], points[-1]) >= _slope(points[-1], point):
             points.pop()
             begins.pop()
@@ -48,7 +48,7 @@ def envelope(curve: PowerCurve, threads_max: int) -> Steps:
 
 
 def slope_at(curve: PowerCurve, threads: float, threads_max: int) -> float:
-    """Joules per unit of work of a task that joins so many busy threads."""
+    """Joules per unit of work of a task that joins this many busy threads."""
     begins, slopes = envelope(curve, threads_max)
     return slopes[bisect_right(begins, threads + ROUNDING) - 1]
 
@@ -147,7 +147,7 @@ def guarded(candidates: Sequence[Candidate], work_s: float, cpus: float, slack: 
 
 
 def plan(candidates: Sequence[Candidate], tasks: int, work_s: float, cpus: float) -> list[int]:
-    """How many of so many equal tasks each candidate should get, so that the fleet takes least; as many as there is room
+    """Number of equal tasks for each candidate, so that the cluster takes least energy; at most as many as there is room
     for. Exact for small fleets; else the cheapest of the greedy plans by marginal joules and by envelope."""
     tasks = min(tasks, sum(one.room for one in candidates))
     costs = [_costs(one, work_s, cpus) for one in candidates]

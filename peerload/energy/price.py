@@ -32,7 +32,7 @@ def integral(price: Price, start_s: float, end_s: float) -> float:
 
 
 def cheapest_start(price: Price, earliest_s: float, latest_s: float, duration_s: float) -> float:
-    """The start that makes so many seconds cheapest, of equal ones the first. It lies where the window begins or ends at a
+    """The start that makes this many seconds cheapest, of equal ones the first. It lies where the window begins or ends at a
     change of the price, or at a bound."""
     starts = {earliest_s, latest_s}
     starts.update(at_s for change_s, _ in price for at_s in (change_s, change_s - duration_s))

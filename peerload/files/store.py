@@ -30,7 +30,7 @@ DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 """Errors of SQLite for an index that is damaged, or has other columns; any other may pass, and the files of queued tasks are here."""
 PRIMARY_CODE = 0xFF
 UNUSED_S_MAX = 3600.0
-"""Blocks that no manifest has are kept for so long: their manifest may be on its way."""
+"""Blocks that no manifest has are kept for this long: their manifest may still arrive."""
 TARGET_SHARE = 0.9
 """A store that is full is emptied down to this share of its limit."""
 AT_FIRST, AT_A_TIME = 8, 256
@@ -209,7 +209,7 @@ class BlockStore:
         return self.read_some([digest])[0]
 
     def read_some(self, digests: Sequence[bytes], bytes_max: int = 1 << 62, *, verified: bool = True) -> list[bytes]:
-        """The first of these blocks, at least one, until they have so many bytes together. verified: False where somebody
+        """The first of these blocks, at least one, up to this many bytes together. verified: False where somebody
         else verifies them. Raises StagingFailed if one is not here (any more), or damaged: then it is removed."""
         found: list[bytes] = []
         opened, fd, is_fresh = 0, -1, False
@@ -328,7 +328,7 @@ class BlockStore:
 
     def missing_of(self, manifest: bytes, ahead: int = 1 << 30) -> list[bytes]:
         """The blocks of a manifest that are not here: the root, else its parts, else those of its files. [] if it is
-        complete, which is remembered. ahead: at most so many. Raises StagingFailed for a manifest that is not valid."""
+        complete, which is remembered. ahead: at most this many. Raises StagingFailed for a manifest that is not valid."""
         if self.missing([manifest]):
             return [manifest]
         root = decode_root(self.read(manifest))
@@ -355,12 +355,12 @@ class BlockStore:
         return self._size_bytes
 
     def needs_room(self, size_bytes: int) -> bool:
-        """True if so much more does not fit, into the limit or on the disk."""
+        """True if this many bytes more do not fit, into the limit or on the disk."""
         return self._size_bytes + size_bytes > self.limit_bytes or self._free_bytes() < size_bytes
 
     def collect(self, pinned: Collection[bytes], room_bytes: int = 0, *, everything: bool = False) -> int:
         """Remove what no manifest needs, and manifests that are not pinned, the least recently used first, until there is
-        so much room (everything: all of them) → the number of bytes that were removed."""
+        this much room (everything: all of them) → the number of bytes that were removed."""
         with self._lock:
             rows = self._execute("SELECT id FROM manifests ORDER BY used_at DESC")
             limit = min(self.limit_bytes, self._size_bytes + self._free_bytes())

@@ -41,7 +41,7 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ReadSome(Protocol):
-    """Gives the first of these blocks, at least one, until they have so many bytes together."""
+    """Gives the first of these blocks, at least one, up to this many bytes together."""
 
     def __call__(self, digests: Sequence[bytes], bytes_max: int, /) -> list[bytes]:
         """Read them."""
@@ -229,7 +229,7 @@ class BlockAccess(Protocol):
         raise NotImplementedError
 
     def read_some(self, digests: Sequence[bytes], bytes_max: int, /) -> list[bytes]:
-        """The first of these blocks, at least one, until they have so many bytes together."""
+        """The first of these blocks, at least one, up to this many bytes together."""
         raise NotImplementedError
 
     def put(self, blocks: Sequence[bytes], /) -> list[bytes]:

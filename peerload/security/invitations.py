@@ -45,7 +45,7 @@ INVITES_MAX = 100
 USES_MAX = 1000
 FILE_BYTES_MAX = 1 << 20
 CLOCK_BACK_S_MAX = 60.0
-"""An invitation made so much later than now shows that the clock was set back: it counts as expired."""
+"""An invitation made this much later than now shows that the clock was set back: it counts as expired."""
 
 _log = logging.getLogger("peerload.join")
 

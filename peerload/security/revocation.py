@@ -48,7 +48,7 @@ CLOCKS_S = 3600.0
 """Tolerated difference of the clocks of nodes with the CA's key, and delay of a revocation between them: a revocation covers
 certificates made within this time after it."""
 READMIT_S = 1.0
-"""The certificate of a node that is admitted again is dated so long after the covered time."""
+"""The certificate of a node that is admitted again is dated this long after the covered time."""
 CLOCK_BACK_S_MAX = 60.0
 """Tolerance for the time at which a key was received: if it is further in the future, the clock was set back, and the
 key counts as received long ago. A smaller difference only makes the previous key last longer."""

@@ -228,7 +228,7 @@ class Delays(NamedTuple):
 
 
 def profiles_of(slots: Sequence[int], speeds: Sequence[float] = (), gpus: int = 0) -> list[Profile]:
-    """Nodes n1 … nN with these many slots each, and so many GPUs. speeds: a task takes its time divided by the speed of the node
+    """Nodes n1 … nN with this many slots and GPUs each. speeds: a task takes its time divided by the speed of the node
     that runs it; none given: 1.0 everywhere."""
     return [
         Profile(

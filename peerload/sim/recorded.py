@@ -76,7 +76,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 def read_trace(source: str, text: str, needed: tuple[str, ...] = WHOLE, *, tasks: int | None = None) -> TaskTrace:
-    """The tasks in the text of a file called ``source``, sorted by arrival; ``tasks``: only so many, the first ones, of a
+    """The tasks in the text of a file called ``source``, sorted by arrival; ``tasks``: only the first ones, of a
     trace as long as it may be. Raises ConfigError naming file, line, column and what is allowed there."""
     read: Iterator[_Row] = (_row(f"{source}:{line}", fields, needed) for line, fields in _rows(source, text, needed))
     most = TASKS_MAX if tasks is None else min(tasks, TASKS_MAX)

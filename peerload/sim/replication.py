@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from peerload.sim.utilization import UtilizationMonitor
 
 BATCHES, GROWTH_BATCHES = 20, 5
-"""Batches of one replication: their spread gives the interval. Growth is judged by so many, each of several of them."""
+"""Batches of one replication: their spread gives the interval. Growth is judged by this many stretches, each of several batches."""
 WARM_UP_SHARE, WARM_UP_SHARE_MAX, WARM_UP_S = 0.25, 0.5, 60.0
-"""Length of the warm-up: a quarter of the tasks; more, up to half of them, where a quarter is less than so many mean
+"""Length of the warm-up: a quarter of the tasks; more, up to half of them, where a quarter is less than this many mean
 service times (a thousand nodes that begin empty need that long, however many tasks it takes)."""
 AFTER_SHARE = 1.0
 """Arrivals go on until all measured tasks have ended, but for no more than this many times their number …"""
 AFTER_TASKS, AFTER_FACTOR = 20_000, 1.5
-"""… or so many tasks, as long as some of them wait and it does not grow: there are no more unfinished tasks than this
+"""… or this many tasks, as long as some of them wait and it does not grow: there are no more unfinished tasks than this
 many times their mean while it was measured, or than this many for each slot."""
 STEPS = 100
 """Steps in which a stretch of tasks is played: between them progress is told and unfinished tasks are counted."""

@@ -103,7 +103,7 @@ class _ReadingsProbe(IdleNode):
 
 
 def readings_of(policies: PolicySet, gpus: int) -> set[str]:
-    """The readings of sensors that the load policy looks at on a node with so many GPUs: `cpus_busy`, `gpus_busy`."""
+    """The readings of sensors that the load policy looks at on a node with this many GPUs: `cpus_busy`, `gpus_busy`."""
     node = _ReadingsProbe(gpus)
     for index in (policies.load.load, getattr(policies.load, "gpu_load", None) if gpus else None):
         if index is not None:

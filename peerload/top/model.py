@@ -27,7 +27,7 @@ ENDED_SHOWN_MAX = 100
 EVENTS_AT_ONCE_MAX = 200
 ENDED_EVER_S = 1e9
 ENDED_AGAIN_AFTER = 20.0
-"""The ended tasks are not asked for again before so many times as long as the last answer took."""
+"""The ended tasks are requested again after this multiple of the time that the last answer took."""
 ANSWERS_WITHIN_S = 5.0
 ENDINGS = ("done", "failed", "cancelled")
 

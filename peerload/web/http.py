@@ -23,7 +23,7 @@ REQUEST_S_MAX = 10.0
 IDLE_S_MAX = 60.0
 """Time between requests on one connection."""
 UNREAD_S_MAX = 20.0
-"""A client that does not read for so long is cut off."""
+"""A client that does not read for this long is disconnected."""
 UNREAD_BYTES_MAX = 256 << 10
 
 log = logging.getLogger("peerload.web")

@@ -232,7 +232,7 @@ def lease(text: str) -> float:
 
 
 def instant(text: str) -> float:
-    """Unix time in the future: so long from now (``8h``), a time of day (``06:00``), or a date, local unless it has a zone."""
+    """Unix time in the future: a duration from now (``8h``), a time of day (``06:00``), or a date, local unless it has a zone."""
     from datetime import datetime, timedelta
 
     now = datetime.now().astimezone()

@@ -85,7 +85,7 @@ class Spinners:
         self._directory.cleanup()
 
     def spin(self, count: int, load: str) -> None:
-        """End those that run, and start so many."""
+        """Stop the running spinners, and start this many."""
         for process in self._running:
             process.kill()
             process.wait()

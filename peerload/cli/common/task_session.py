@@ -260,7 +260,7 @@ SAID_AT_SUBMISSION = "no node known can ever run it"
 """… unless it was already said at its submission."""
 STAGING_LOOK_S = 1.0
 STAGING_WIDTH_MAX = 78
-"""While its files are on their way, a terminal shows how many of them are there, so often and in this width."""
+"""Interval and width of the progress line on a terminal while its files are transferred."""
 CLEAR_TO_END = "\x1b[K"
 SIGNALS_UNHANDLED_MAX = 3
 """An agent that stops in the middle of a frame blocks the loop: after this many signals we give up."""
@@ -287,7 +287,7 @@ class TaskSession:
     following. SIGTERM is passed on alike. A task that has not started yet is cancelled at once. Ctrl-\ detaches, Ctrl-Z
     stops the task and us. ``attends``: the task is cancelled when we are gone; ``stdin``: what it reads, if it does;
     ``has_terminal``: it has a terminal of its own, and ours goes raw for it; ``is_source``: its input ends with us;
-    ``tail_lines``: only so much of what it has written so far is shown.
+    ``tail_lines``: number of earlier lines of its output that are shown.
     """
 
     DETACHES = True

@@ -40,7 +40,7 @@ GC_THRESHOLD = 50_000
 def run(
     scenarios: Sequence[Scenario], replications: int, seed: int, workers: int, first: int = 0
 ) -> list[list[Sample]]:
-    """Run all scenarios → the samples of so many replications of each, from the ``first`` number on, which do not depend on
+    """Run all scenarios → the samples of this many replications of each, from number ``first`` on, which do not depend on
     the number of workers.
     Ctrl-C and SIGTERM end the workers and raise KeyboardInterrupt; an error in a worker is raised here."""
     jobs = [(index, seed, number) for index in range(len(scenarios)) for number in range(first, first + replications)]

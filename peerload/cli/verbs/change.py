@@ -103,7 +103,7 @@ def _wait_for(client: AgentConnection, flags: Namespace, refs: list[str], asked:
         return 0
     say(
         f"cancelled, but not gone within {flags.timeout:g} s: {', '.join(map(str, left))}",
-        "they are still being ended; see on their nodes",
+        "they are still being stopped; see:  peerload ls --remote --at NODE",
     )
     return TIMED_OUT
 

@@ -246,7 +246,7 @@ def by_user(ended: Iterable[dict[str, Any]], since: float) -> list[dict[str, Any
 
 
 def _number(value: float | None, digits: int) -> str:
-    """A number with so many digits, or as many as show two that count."""
+    """A number with this many decimals, or enough to show two significant digits."""
     if value:
         digits = min(max(digits, 1 - math.floor(math.log10(abs(value)))), DIGITS_MAX)
     return number_text(value, digits)

@@ -189,7 +189,7 @@ def headings_for(nodes: Iterable[dict[str, Any]], *, is_wide: bool) -> Sequence[
 def node_table(
     headings: Sequence[str], rows: list[list[str]], columns: int, left_out: Sequence[str] = LEFT_OUT_FIRST
 ) -> list[str]:
-    """Rows of `node_cells` as lines, less the columns that a terminal of so many ``columns`` (0: any) has no room for."""
+    """Rows of `node_cells` as lines, without the columns that do not fit into a terminal of ``columns`` (0: any width)."""
     gives_way = (("STATE", STATE_WIDTH_MIN),)
     return table(headings, rows, RIGHT, columns=columns, gives_way=gives_way, left_out=left_out, paint=PAINT)
 
