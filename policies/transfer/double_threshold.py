@@ -26,7 +26,9 @@ class DoubleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     low: Annotated[
         float, Meta(ge=0.0, le=THRESHOLD_MAX, description="accept others' tasks below this many tasks per slot")
     ] = 1.0
-    high: Annotated[float, Meta(ge=0.0, le=THRESHOLD_MAX, description="send tasks away from this many tasks per slot on")] = 2.0
+    high: Annotated[
+        float, Meta(ge=0.0, le=THRESHOLD_MAX, description="send tasks away from this many tasks per slot on")
+    ] = 2.0
     send_at: SendAt | None = None
     accept_below: AcceptBelow | None = None
     receive_below: ReceiveBelow | None = None

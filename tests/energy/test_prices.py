@@ -38,9 +38,9 @@ def test_rows_become_prices_and_the_time_around_them_is_unknown() -> None:
         (DAY + "2030-01-31T09:00Z,2030-01-31T09:00Z,1\n", 4, "ends before"),
         (DAY + "2030-01-31T09:00+01:00,2030-01-31T10:00+01:00,1\n", 4, "UTC"),
         (DAY + "2030-01-31T09:00,2030-01-31T10:00,1\n", 4, "UTC"),
-        (DAY + "yesterday,2030-01-31T10:00Z,1\n", 4, "no time"),
-        (DAY + "2030-01-31T09:00Z,2030-01-31T10:00Z,nan\n", 4, "no number"),
-        (DAY + "2030-01-31T09:00Z,2030-01-31T10:00Z,dear\n", 4, "no number"),
+        (DAY + "yesterday,2030-01-31T10:00Z,1\n", 4, "not a time"),
+        (DAY + "2030-01-31T09:00Z,2030-01-31T10:00Z,nan\n", 4, "not a number"),
+        (DAY + "2030-01-31T09:00Z,2030-01-31T10:00Z,dear\n", 4, "not a number"),
         (DAY + "2030-01-31T09:00Z,2030-01-31T10:00Z\n", 4, "2 fields"),
     ],
 )

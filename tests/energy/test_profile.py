@@ -136,16 +136,16 @@ def document(cpu: str = CPU, **changes: Any) -> bytes:
     [
         (document(watts=[50.0]), "one point"),
         (document(watts=[50.0, 40.0]), "falls"),
-        (document().replace(b"80.0", b"NaN"), "no number"),
-        (document(watts=[50.0, "x"]), "no number"),
-        (document(watts=[50.0, None]), "no number"),
+        (document().replace(b"80.0", b"NaN"), "not a number"),
+        (document(watts=[50.0, "x"]), "not a number"),
+        (document(watts=[50.0, None]), "not a number"),
         (document(watts=[0.0, 40.0]), "nothing"),
         (document(cpu="Another, 64 threads"), "another processor"),
         (document(cores=0), "cores"),
-        (b"", "no profile"),
-        (b"[]", "no profile"),
-        (b'{"cpu": "x"}', "no profile"),
-        (b"\xff\xfe", "no profile"),
+        (b"", "not a power profile"),
+        (b"[]", "not a power profile"),
+        (b'{"cpu": "x"}', "not a power profile"),
+        (b"\xff\xfe", "not a power profile"),
     ],
 )
 def test_bad_profiles_are_refused_with_the_reason(text: bytes, why: str) -> None:

@@ -257,7 +257,12 @@ def test_ones_own_may_be_a_struct_a_dataclass_or_plain(own: Path) -> None:
         ("sender", "policy = 'own.py:Data'\npatience = 'x'", "patience", "a whole number"),
         ("sender", "policy = 'own.py:Gone'", "policy", "there are Good, Plain"),
         ("sender", "policy = 'own.py:Idle'", "policy", "it has no locate(view, task, replies, rng)"),
-        ("sender", "policy = 'own.py:Short'", "policy", "cannot be called with these arguments: too many positional arguments"),
+        (
+            "sender",
+            "policy = 'own.py:Short'",
+            "policy",
+            "cannot be called with these arguments: too many positional arguments",
+        ),
         ("sender", "policy = 'own.py:NoMethod'", "policy", "is not a method"),
         ("sender", "policy = 'own.py:Fails'", "policy", "RuntimeError: no mood"),
         ("sender", "policy = 'own.py:Strange'", "policy", "NoSuchType"),
