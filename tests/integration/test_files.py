@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload import AsyncClient, Client, Executor
+from peerload.agent.files.transfer import PIECE_BYTES
 from peerload.model.errors import StagingFailed
 from peerload.model.metrics import FILES_FETCHED_BYTES, FILES_SERVED_BYTES
 from tests.integration import forks
@@ -358,24 +359,49 @@ def test_files_that_a_cache_has_no_room_for_are_refused_at_submit_or_leave_the_t
 
 
 @pytest.mark.long
-def test_many_tasks_with_one_snapshot_on_four_nodes_have_each_byte_cross_once_to_each(tmp_path: Path) -> None:
-    directory = tmp_path / "project"
+def test_a_hundred_members_of_one_snapshot_on_four_nodes_have_each_byte_cross_once_to_each(tmp_path: Path) -> None:
+    directory, met = tmp_path / "project", tmp_path / "met"
     directory.mkdir()
+    met.mkdir()
     (directory / "large").write_bytes(os.urandom(5 << 20))
-    names = [str(number) for number in range(8)]
+    # members keep their slots until each node has one: home does not run all of them itself
+    meet = f"touch {met}/$PEERLOAD_NODE; until [ $(ls {met} | wc -l) = 4 ]; do sleep 0.1; done"
     with Cluster() as cluster:
         agents = cluster.linked(4, slots=4)
         user = User(cluster, agents[:2], directory)
-        sums = set()
-        for agent in agents:
-            done = user.types("map", "--node", agent.node, "--snapshot", "cksum < large; : {}", ":::", *names)
-            assert done.returncode == 0, done.stderr
-            sums |= set(done.stdout.splitlines())
-        assert len(sums) == 1
+        done = user.types("map", "--snapshot", f"{meet}; cksum < large; : {{}}", ":::", *map(str, range(100)))
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert (len(lines), len(set(lines))) == (100, 1)
         size = user.here.call("files")["size_bytes"]
         assert 5 << 20 < size < 6 << 20
         fetched = [agent.counters().get(FILES_FETCHED_BYTES, 0) for agent in agents]
         assert fetched == [0, size, size, size]
         assert sum(agent.counters().get(FILES_SERVED_BYTES, 0) for agent in agents) == 3 * size
-        # the first to fetch has the home alone; the others have sources beside it
-        assert user.here.counters()[FILES_SERVED_BYTES] < 3 * size
+
+
+@pytest.mark.long
+def test_an_agent_that_is_killed_while_files_come_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    directory = tmp_path / "project"
+    directory.mkdir()
+    with (directory / "large").open("wb") as file:
+        for _ in range(256):
+            file.write(os.urandom(1 << 20))
+    with Cluster() as cluster:
+        here, there = cluster.linked(2, slots=1)
+        user = User(cluster, [here, there], directory)
+        task = user.types("submit", "--node", "n2", "--in", "large", "cksum", "large").stdout.strip()
+        size = here.call("files")["size_bytes"]
+
+        def fetched() -> int:
+            return there.counters().get(FILES_FETCHED_BYTES, 0)
+
+        wait_until(lambda: fetched() > 0, 60.0, "the first blocks")
+        there.kill()
+        there.start()
+        assert user.types("wait", task).returncode == 0
+        expected = subprocess.run(["cksum", "large"], cwd=directory, capture_output=True, check=True, text=True)
+        assert user.types("logs", task).stdout == expected.stdout
+        # what was on its way when it died is all that is sent again
+        assert fetched() < size
+        assert here.counters()[FILES_SERVED_BYTES] <= size + 16 * PIECE_BYTES

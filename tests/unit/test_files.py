@@ -239,6 +239,22 @@ def test_too_many_files_are_refused_before_all_of_them_were_looked_at() -> None:
     assert next(there) == manifest.FILES_MAX + 1
 
 
+def test_outputs_that_are_too_many_fail_the_task_and_are_not_read(
+    home: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        (home / f"out{number}").write_text(str(number))
+    monkeypatch.setattr(tree.bounded, "__defaults__", (10,))
+    monkeypatch.setattr(tree, "read_file", None)
+    base = os.open(home, os.O_RDONLY)
+    try:
+        with pytest.raises(StagingFailed, match="10 files"):
+            tree.changed(base, Manifest(), (), lambda block: block, needs_all=True)
+    finally:
+        os.close(base)
+    assert store.usage().blocks == 0
+
+
 def test_a_sparse_file_is_sparse_there_and_its_holes_are_not_read(
     home: Path, tmp_path: Path, store: BlockStore
 ) -> None:

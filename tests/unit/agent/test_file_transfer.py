@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -276,6 +277,24 @@ def test_no_piece_is_too_large_for_a_frame(tmp_path: Path, last_but: int) -> Non
     for piece in pieces:
         encode_frame(Envelope(1, "c" * 40, "n" * 40, "b" * 32, 1 << 40, piece, "n" * 40, "b" * 32))
     assert sum(len(piece.blocks) for piece in pieces) == len(digests)
+
+
+def test_a_transfer_holds_a_few_pieces_however_large_it_is(tmp_path: Path) -> None:
+    full, empty = (BlockStore(tmp_path / name, 1 << 30) for name in ("full", "empty"))
+    count = 32
+    digests = [full.put([number.to_bytes(2, "big") * (manifest.BLOCK_BYTES // 2)])[0] for number in range(count)]
+    size = count * manifest.BLOCK_BYTES
+    id_, blocks = manifest.encode(Manifest((FileEntry("large", 0o644, size, 0, tuple(digests)),)))
+    full.put(blocks)
+    tracemalloc.start()
+    try:
+        assert fetched(empty, Links(server(full)), id_) > size
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # the server's piece that is read and that on its way; the other end's that came and that which is written
+    assert most_bytes < 4 * (transfer.PIECE_BYTES + manifest.BLOCK_BYTES)
+    assert most_bytes < size / 2
 
 
 def test_outputs_come_home_while_inputs_that_do_not_arrive_wait(tmp_path: Path) -> None:
