@@ -67,6 +67,17 @@ TELL_EVERY_S = 1.0
 DEFAULT_PATH = b"/usr/local/bin:/usr/bin:/bin"
 
 
+def last_lines(said: bytes) -> str:
+    """The last whole lines of a builder's output. Warnings are left out if there is anything else: pip ends a failure to reach
+    its index with one long warning for each try, before the error."""
+    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = [line for line in lines if not line.lower().startswith("warning")] or lines
+    last = lines[-LAST_LINES:]
+    while len(last) > 1 and len("; ".join(last)) > LAST_CHARACTERS:
+        del last[0]
+    return "; ".join(last)[:LAST_CHARACTERS]
+
+
 class BuildFailed(StagingFailed):
     """The environment of a task cannot be built on this node."""
 
@@ -279,8 +290,7 @@ class Environments:
             self._spool.drop(key)
         took_s = time.monotonic() - began_s
         if late or exit_.exit_code:
-            lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-            last = "; ".join(lines[-LAST_LINES:])[-LAST_CHARACTERS:]
+            last = last_lines(said)
             why = f"{lock.name} cannot be built ({late or how_it_ended(exit_)})" + (f": {last}" if last else "")
             self._failed[plan.key] = time.monotonic(), why
             self._event_log.record("environment", "failed", task=action.task, reason=why)

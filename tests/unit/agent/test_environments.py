@@ -13,7 +13,7 @@ import pytest
 
 from peerload.agent.accounts import TaskUser
 from peerload.agent.files import environments
-from peerload.agent.files.environments import BuildFailed, Environments
+from peerload.agent.files.environments import LAST_CHARACTERS, BuildFailed, Environments, last_lines
 from peerload.agent.output.spool import Spool
 from peerload.environments import builders
 from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
@@ -22,6 +22,7 @@ from peerload.files.work import WORK
 from peerload.model.actions import SpawnTask, StageFiles
 from peerload.model.events import TaskEnded
 from peerload.model.task import EnvironmentLock, Exit, TaskSpec
+from tests.each import each
 
 LINES = b"tool==1\n"
 MANIFEST, OWN = encode(Manifest((FileEntry("requirements.txt", 0o644, len(LINES), 0, (digest_of(LINES),)),)))
@@ -151,6 +152,25 @@ def test_a_build_that_fails_is_told_with_its_last_lines_and_not_repeated_at_once
         await again
 
     played(story)
+
+
+@each(
+    ("said", "last"),
+    [
+        (b"", ""),
+        (b"\n one \n\n two\n", "one; two"),
+        (b"1\n2\n3\n4\n5\n", "2; 3; 4; 5"),
+        (
+            b"WARNING: Retrying, %b\nERROR: no version\nERROR: no tool\n" % (b"x" * 300),
+            "ERROR: no version; ERROR: no tool",
+        ),
+        (b"Warning: only this\n", "Warning: only this"),
+        (b"%b\nerror: no tool\n" % (b"x" * LAST_CHARACTERS), "error: no tool"),
+        (b"x" * (LAST_CHARACTERS + 1), "x" * LAST_CHARACTERS),
+    ],
+)
+def test_of_the_words_of_a_builder_the_last_whole_lines_are_told(said: bytes, last: str) -> None:
+    assert last_lines(said) == last
 
 
 def test_a_build_that_nobody_waits_for_is_ended(played: Play) -> None:
