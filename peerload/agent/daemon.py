@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import gc
 import logging
@@ -85,7 +84,17 @@ from peerload.agent.requests.server import (
 )
 from peerload.agent.requests.task_commands import CancelWaits, CleanRequests, TaskCommands
 from peerload.agent.requests.task_queries import EventRequests, LiveUsage, TaskQueries, WhyRequest
-from peerload.agent.runtime import AgentInfo, BackgroundTasks, Ending, Inbox, RunState, Workers, call_in_loop, next_tick
+from peerload.agent.runtime import (
+    AgentInfo,
+    BackgroundTasks,
+    Ending,
+    Inbox,
+    RunState,
+    Workers,
+    call_in_loop,
+    next_tick,
+    trim_memory,
+)
 from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.energy import DATABASE as ENERGY_DATABASE
 from peerload.agent.sensors.energy import EnergySensors, EnergyStore
@@ -754,7 +763,7 @@ async def watch_memory(node: Node) -> None:
     What stays is whole arenas of the interpreter (1 MiB) in which something younger lives on.
     """
     most = before = frozen = 0
-    await _trim()  # what the start has freed
+    await asyncio.to_thread(trim_memory)  # what the start has freed
     while True:
         await next_tick(MEMORY_LOOK_EVERY_S)
         now = len(node.home.tasks)
@@ -763,7 +772,7 @@ async def watch_memory(node: Node) -> None:
             frozen = now
             gc.collect(YOUNG_GENERATIONS)
             gc.freeze()
-            await _trim()  # the tables that have become too small
+            await asyncio.to_thread(trim_memory)  # the tables that have become too small
         elif now >= before and most - now >= max(TASKS_FROZEN_MIN, now):
             most = frozen = now
             node.shrink()
@@ -771,12 +780,5 @@ async def watch_memory(node: Node) -> None:
                 gc.unfreeze()
             gc.collect()  # it empties the free lists of the interpreter, too, which keep whole arenas
             gc.freeze()
-            await _trim()
+            await asyncio.to_thread(trim_memory)
         before = now
-
-
-async def _trim() -> None:
-    """Give freed memory of the C library back to the machine."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
-    if trim is not None:
-        await asyncio.to_thread(trim, 0)

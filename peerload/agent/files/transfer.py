@@ -21,7 +21,7 @@ import shutil
 import threading
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from peerload.agent.runtime import Workers
+from peerload.agent.runtime import Workers, trim_memory
 from peerload.files.manifest import BLOCK_BYTES, decode_root
 from peerload.files.store import BlockStore, Damaged, NoRoom
 from peerload.model import metrics
@@ -57,6 +57,8 @@ BLOCKS_MIN = 64
 """So many blocks at least are asked of one node: to share fewer is not worth a connection."""
 SILENCE_S_MAX = 30.0
 """Longest time without progress; then the copy is given up."""
+TRIM_AFTER_S = 1.0
+"""Buffers are freed when blocks have come or gone; the C library keeps their memory for each thread until it is told so long after."""
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
 """Nodes that cannot be reached are tried again after the first, then twice as long each time, up to the second."""
 
@@ -129,6 +131,14 @@ class FileTransfer:
         self._inputs, self._outputs = asyncio.Semaphore(FETCHES_MAX), asyncio.Semaphore(FETCHES_MAX)
         self._served = asyncio.Semaphore(PIECES_MAX)
         self._threads, self._slow_threads = threads or (Workers(THREADS), Workers(THREADS))
+        self._trim_timer: asyncio.TimerHandle | None = None
+
+    def trim_later(self) -> None:
+        """Give the memory of buffers back to the machine, soon after the last ones were used."""
+        if self._trim_timer is not None:
+            self._trim_timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._trim_timer = loop.call_later(TRIM_AFTER_S, loop.run_in_executor, self._slow_threads, trim_memory)
 
     @property
     def under_way(self) -> set[bytes]:
@@ -165,6 +175,8 @@ class FileTransfer:
             yield BlocksEnd(str(error)[:WHY_LENGTH_MAX])
         except OSError as error:
             log.warning("cannot read a block: error=%s", error)
+        finally:
+            self.trim_later()
 
     # -- from other nodes ----------------------------------------------------------------------------------------------
 
@@ -184,6 +196,7 @@ class FileTransfer:
 
     def _done(self, manifest: bytes, work: asyncio.Task[None]) -> None:
         self._fetches.pop(manifest).over()
+        self.trim_later()
         if not work.cancelled() and (error := work.exception()) is not None:
             log.info("cannot fetch files: manifest=%s error=%s", manifest.hex()[:16], error)
 
@@ -297,6 +310,8 @@ class FileTransfer:
 
     async def close(self) -> None:
         """Stop all; the next agent goes on with what is missing."""
+        if self._trim_timer is not None:
+            self._trim_timer.cancel()
         work = [fetch.work for fetch in self._fetches.values() if fetch.work is not None]
         for one in work:
             one.cancel()
@@ -346,6 +361,7 @@ class FileCache:
             self._caches.pin()
             await self.transfer.in_thread(self._make_room, size)
         await self.transfer.in_thread(self.store.put, blocks)
+        self.transfer.trim_later()
 
     def is_complete(self, manifest: bytes) -> bool:
         """True if a manifest and all its blocks are here. Raises StagingFailed for one that is not valid."""

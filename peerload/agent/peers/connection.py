@@ -289,6 +289,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.reason = self.reason or _why_lost(exc)
         self._drained.set()
         self._buffer, self._filled = bytearray(), 0
+        self._transport = None  # with its buffers, which are as large as a frame: not only when garbage is collected
         if not self.gone.done():
             self.gone.set_result(None)
         self.owner.closed(self, self.reason)

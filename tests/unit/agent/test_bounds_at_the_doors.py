@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import weakref
 from collections import Counter
 from typing import Any, cast
 
@@ -209,6 +210,17 @@ def test_a_link_is_read_again_when_no_reason_against_it_is_left() -> None:
         feed(connection, NO_FRAME[3:])
         assert owner.count == 4
         connection.connection_lost(None)
+
+    asyncio.run(story())
+
+
+def test_a_lost_connection_keeps_no_buffers_of_its_transport_until_garbage_is_collected() -> None:
+    async def story() -> None:
+        connection, transport = held_back(_Counting(pauses=False))
+        kept = weakref.ref(transport)
+        del transport
+        connection.connection_lost(None)
+        assert kept() is None
 
     asyncio.run(story())
 
