@@ -89,9 +89,10 @@ class Invariants:
         self._finished[process.serial] = process.key
 
     def forgotten(self, machine: Machine, key: str, exit_: Exit) -> None:
-        """The exit record of an attempt is forgotten: if its task was cancelled, what it used is on its home's disk. (A node
-        that has lost its store since the start knows of no home.)"""
-        if self._started.get(key) != machine.identity.store:
+        """The exit record of an attempt is forgotten: if its task was cancelled, what it used is on its home's disk, or still
+        owed to the home. (A node that has lost its store since the start knows of no home.)"""
+        owed = machine.disk.executions.get(key)
+        if self._started.get(key) != machine.identity.store or (owed and owed.state is ExecutionState.RESULT):
             return
         uid, attempt = attempt_of(key)
         final = self._final.get(uid)
