@@ -81,7 +81,7 @@ def test_tags_names_groups_and_states_select(agent: Agent) -> None:
     assert json.loads(typed(agent, "release", "--json", "--tag", "p"))["released"] == [
         first, f"{second}.1", f"{second}.3", other
     ]  # fmt: skip
-    typed(agent, "wait", "--tag", "p")
+    assert cli(agent, "wait", "--tag", "p").returncode == 125  # one is cancelled
     assert selected(agent, tags=["p"], states=["done"]) == [first, f"{second}.1,3", other]
     assert Says.NO_MATCH() in cli(agent, "cancel", "all", "--tag", "p").stderr.decode()
     typed(agent, "clean", "--tag", "p", "--name", "train*")
@@ -112,6 +112,20 @@ def test_all_is_what_the_verb_can_do_something_with(agent: Agent) -> None:
         "already_ended": [],
         "unreachable": [],
     }
+
+
+def test_a_wait_for_a_tag_counts_what_failed_before_it_began(agent: Agent) -> None:
+    failed = submitted(agent, "--tag", "w=1", "--group", "w", "-J", "waited", "sh", "-c", "exit 3")
+    agent.wait(failed)
+    for words in (("--tag", "w=1"), ("--group", "w"), ("all", "--name", "waited")):
+        assert cli(agent, "wait", *words).returncode == 3
+    for words, code in (
+        (("--tag", "w=2"), 125),
+        (("--tag", "w=1", "--state", "running"), 0),
+        (("--node", "n1"), 0),
+        (("all",), 0),
+    ):
+        assert cli(agent, "wait", *words).returncode == code
 
 
 def test_a_signal_goes_to_what_runs_and_to_nothing_else(agent: Agent, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import selection
-from peerload.cli.common.messages import TIMED_OUT, exit_code_of, say_conflicts, say_missing, say_unknown, say_unsaved
+from peerload.cli.common.messages import CANNOT, TIMED_OUT, exit_code_of, say_conflicts, say_missing, say_unknown, say_unsaved
 from peerload.cli.common.options import Options
 from peerload.cli.common.output import Bar
 from peerload.client.connection import AgentConnection
@@ -20,6 +20,8 @@ from peerload.text.units import duration
 if TYPE_CHECKING:
     from argparse import Namespace
 
+NAMES_TASKS = frozenset(("name", "group", "tags"))
+"""Flags that select ended tasks, too: the exit code must not depend on whether one failed before the wait began."""
 FAILED_NAMED_MAX = 100
 """Bound of failed tasks that the summary names."""
 BY_SIGNAL = "ended by signal "
@@ -43,12 +45,15 @@ def main(words: list[str]) -> int:
     chosen = selection.Selection(flags, "wait")
     timed_out = False
     with AgentConnection(flags.socket) as client:
-        refs = (
-            chosen.words if chosen.words and not chosen.is_narrowed else chosen.references(client, selection.UNFINISHED)
-        )
-        progress = WaitProgress(client, refs or [], flags)
+        refs = chosen.words
+        if not refs or chosen.is_narrowed:
+            takes_ended = not chosen.states and bool(chosen.narrowing.keys() & NAMES_TASKS)
+            refs = chosen.references(client, () if takes_ended else selection.UNFINISHED) or []
+            if takes_ended and not refs:
+                return CANNOT
+        progress = WaitProgress(client, refs, flags)
         began_s, left_s = time.monotonic(), flags.timeout
-        for number, part in enumerate(selection.batches(refs or [])):
+        for number, part in enumerate(selection.batches(refs)):
             if number and flags.timeout is not None:
                 left_s = max(began_s + flags.timeout - time.monotonic(), 0.0)
             for task in client.stream("wait", tasks=part, any=flags.any, timeout_s=left_s, files=True):
