@@ -346,8 +346,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ended_output_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 5 << 30
     """… and of their outputs no more than this: the oldest go first, …"""
     ended_submissions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
-    """… but before all others those of submissions that have more than their share of either, which is what there may be
-    divided by this number. So the newest of so many submissions keep what they have, up to that share."""
+    """… but before all others those of the largest submissions, each down to the same level. No submission falls below its share
+    that way, which is what there may be divided by this number."""
     retention_every_s: Annotated[float, Meta(ge=0.05, le=86_400.0)] = 60.0
     """Interval of retention runs, the first one so long after the agent's start."""
     lease_s: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 60.0

@@ -40,7 +40,7 @@ from peerload.model.task import task_name
 from peerload.text.format import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
@@ -278,10 +278,12 @@ class Retention:
             self._tell(gone, why, outputs_only=True)
 
     async def _trim(self, excess: int, most: int, *, outputs_only: bool) -> Removed:
-        """Take the oldest of the submissions that have more than their share, each down to its share at most. A submission is
-        the unit of fairness: one large array does not push out what others have."""
+        """Take the oldest tasks of the largest submissions, each down to the level at which all fit (max-min fairness), and none
+        below its share. A submission is the unit of fairness: one large array does not push out what others have."""
         share = max(most // self._info.config.ended_submissions_kept, 1)
-        surplus = await self._remover.search(lambda removable: removable.beyond_share(share, of_output=outputs_only))
+        large = await self._remover.search(lambda removable: removable.beyond_share(share, of_output=outputs_only))
+        level = max(fair_level(large.values(), excess), share)
+        surplus = {counter: has - level for counter, has in large.items() if has > level}
         if not surplus:
             return Removed()
         wanted = RemovalCriteria(of=tuple(surplus), with_output=outputs_only)
@@ -324,6 +326,18 @@ class Retention:
                 return
             await self._remover.keep(Prune(oldest, empty))
             await asyncio.sleep(PAUSE_S)
+
+
+def fair_level(sizes: Iterable[int], excess: int) -> int:
+    """The greatest level to which the largest of ``sizes`` have to be cut so that ``excess`` goes: those below it lose nothing."""
+    down = sorted(sizes, reverse=True)
+    above = 0
+    for number, size in enumerate(down, start=1):
+        above += size
+        following = down[number] if number < len(down) else 0
+        if above - number * following >= excess:
+            return (above - excess) // number
+    return 0
 
 
 def _up_to(

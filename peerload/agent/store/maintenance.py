@@ -343,7 +343,7 @@ class RemovalSearch:
         return int(total or 0)
 
     def beyond_share(self, share: int, *, of_output: bool) -> dict[int, int]:
-        """The submissions with more than ``share`` ended tasks, or bytes of output: by how much, the greatest
+        """The submissions with more than ``share`` ended tasks, or bytes of output: how many each has, the greatest
         BEYOND_SHARE_MAX of them."""
         measure = "sum(output_bytes)" if of_output else "count(*)"
         where = "output_bytes > 0" if of_output else "ended_at > 0"
@@ -352,7 +352,7 @@ class RemovalSearch:
             " ORDER BY has DESC LIMIT ?",
             (share, BEYOND_SHARE_MAX),
         )
-        return {counter: has - share for counter, has in rows if isinstance(counter, int)}
+        return {counter: has for counter, has in rows if isinstance(counter, int)}
 
     def doomed(self, limit: int) -> list[str]:
         """Attempts whose files are to be removed."""

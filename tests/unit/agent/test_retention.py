@@ -104,21 +104,20 @@ def test_a_large_array_does_not_push_out_what_others_have(tmp_path: Path) -> Non
         assert "ws1/9 (18)" in reason
 
 
-def test_of_those_with_more_than_their_share_the_oldest_give_first_and_down_to_their_share(tmp_path: Path) -> None:
+def test_the_largest_give_first_and_down_to_the_same_size(tmp_path: Path) -> None:
     now = time.time()
     with Opened(tmp_path / "db") as opened:
-        _end(opened, 1, now - 3 * DAY_S, members=20)
-        _end(opened, 2, now - 2 * DAY_S, members=20)
-        _end(opened, 3, now - 9 * DAY_S)
-        retention = retention_of(opened, ended_tasks_max=20, ended_submissions_kept=4)
-        asyncio.run(retention.enforce())
-        kept = left(opened)
-        assert kept == [
-            *((1, member) for member in range(16, 21)),
-            *((2, member) for member in range(7, 21)),
-            (3, SINGLE),
+        _end(opened, 1, now - 3 * DAY_S, members=8)
+        _end(opened, 2, now - 2 * DAY_S, members=40)
+        _end(opened, 3, now - 1 * DAY_S, members=30)
+        _end(opened, 4, now - 9 * DAY_S)
+        asyncio.run(retention_of(opened, ended_tasks_max=29, ended_submissions_kept=10).enforce())
+        assert left(opened) == [
+            *((1, member) for member in range(1, 9)),
+            *((2, member) for member in range(31, 41)),
+            *((3, member) for member in range(21, 31)),
+            (4, SINGLE),
         ]
-        assert retention.early == 0
 
 
 def test_where_nobody_has_more_than_a_share_the_oldest_go(tmp_path: Path) -> None:
