@@ -57,6 +57,7 @@ class Says(Enum):
     MOVES_MAX = "it may move no more: moved {} times, at most {}"
     PINNED = "the task is for {}"
     NO_ROOM_NOW = "{}: no room now"
+    NO_ROOM_BESIDE_OTHERS = "{}: no room now ({} of {} slots taken by other programs)"
     NO_DIRECTORY_HERE = "no directory {} on this node"
     NO_DIRECTORY_THERE = "no directory {} there"
     NO_FILE_SYSTEM = "the file system of {} does not answer there"

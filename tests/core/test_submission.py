@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from peerload.core.state import TASKS_AT_A_TIME
 from peerload.model import events, messages
 from peerload.model.actions import Answer
 from peerload.model.config import CoreConfig
 from peerload.model.errors import NeverRunnable, SlowDown
 from peerload.model.gossip import MemberStatus
-from peerload.model.resources import Placement, ResourceRequest
+from peerload.model.resources import LoadReport, Placement, ResourceRequest
 from peerload.model.task import SubmitOptions, TaskSpec
 from tests.core.given import ACCEPTS, Given, spec
 from tests.wording import Says
@@ -98,7 +100,9 @@ def test_the_answer_says_why_nobody_can_run_it_now() -> None:
     assert told(x, spec(directory=b"/data"), directory_here=False) == "; ".join(
         (Says.NO_DIRECTORY_HERE("/data"), Says.NO_ROOM_NOW("y"), Says.NO_ROOM_NOW("z"))
     )
-    x.hear("y", messages.Pong(1, ACCEPTS))
+    x.hear("y", messages.Pong(1, LoadReport(slots=1, load_tasks=1, slots_foreign=1, incarnation=1, sequence=1)))
+    assert told(x, pinned) == f"{Says.PINNED('y')}; {Says.NO_ROOM_BESIDE_OTHERS('y', 1, 1)}"
+    x.hear("y", messages.Pong(2, msgspec.structs.replace(ACCEPTS, sequence=2)))
     assert told(x, pinned) is None
     x.rumour("y", MemberStatus.SUSPECT)
     assert told(x, pinned) == f"{Says.PINNED('y')}; y: suspect"

@@ -613,6 +613,8 @@ def device_request(flags: Namespace, verb: str) -> dict[str, object]:
 NODES_SUGGESTED_MAX = 8
 SHELL_MARKS = "|&;<>()$`*?~"
 """Characters that only a shell interprets."""
+LINE_MARKS = "|&;<>"
+"""Characters that make one word without a blank a line for a shell."""
 SHELL_OPERATORS = ("|", "||", "&&", ">", ">>", "2>", "2>&1")
 
 
@@ -629,7 +631,8 @@ def check_node_names(verb: str, names: list[str]) -> None:
 
 def say_if_quoted(words: list[str], verb: str) -> None:
     """Say on stderr that a line in quotes is one word, and that a word such as `|` is an argument: no shell reads it."""
-    if len(words) == 1 and len(words[0].split()) > 1 and not os.path.exists(words[0]):
+    is_line = len(words) == 1 and (len(words[0].split()) > 1 or any(mark in words[0] for mark in LINE_MARKS))
+    if is_line and not os.path.exists(words[0]):
         shown = printable(words[0])
         needs_shell = any(mark in words[0] for mark in SHELL_MARKS)
         by_words = "" if needs_shell else f"without the quotes:  peerload {verb} {shown}        "

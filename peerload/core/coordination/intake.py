@@ -323,7 +323,15 @@ def _why_not_now(membership: Membership, peer: PeerInfo, spec: TaskSpec) -> str:
         return peer.state.value
     if peer.profile.drained:
         return "drained"
-    return membership.why_declines(peer.identity.node, spec) or "no room now"
+    declines = membership.why_declines(peer.identity.node, spec)
+    return declines or "no room now" + _beside_others(membership, peer)
+
+
+def _beside_others(membership: Membership, peer: PeerInfo) -> str:
+    """How many slots other programs occupy there, to be added to a reason; "" if none."""
+    known = membership.report(peer.identity.node)
+    taken = known.report.slots_foreign if known is not None else 0
+    return f" ({taken} of {peer.profile.slots} slots taken by other programs)" if taken else ""
 
 
 def _members(membership: Membership) -> Iterator[PeerInfo]:
