@@ -259,16 +259,17 @@ def _change(reader: Options, words: list[str], verb: str, states: Sequence[str],
             return CANNOT
         reply = selection.changed(client, verb, chosen, **asked)
         found = {key: reply.get(key, []) for key in says}
-        refused = found.get("not_waiting", [])
-        too_late = {*refused, *found.get("ended", [])}
-        code = CANNOT if too_late and all(map(too_late.issuperset, found.values())) else 0
+        unchanged = found.get("not_waiting", found.get("not_held", []))
+        ended = [task for task in unchanged[:LOOKED_AT_MAX] if _has_ended(client, task)]
+        refused = {*found.get("not_waiting", []), *found.get("ended", []), *ended}
+        is_all = all(map(refused.issuperset, found.values()))
+        code = CANNOT if refused and (chosen_by.words or is_all) else 0
         if flags.json:
             print_json(asked | found)
             return code
-        ended = [task for task in refused[:LOOKED_AT_MAX] if _state_of(client, task) in ENDED]
     lines = []
     for key, tasks in found.items():
-        if key == "not_waiting":
+        if tasks is unchanged:
             lines += [f"{line}  has ended; run it again:  peerload retry" for line in collapsed(ended)]
         others = [task for task in tasks if task not in ended]
         lines += [f"{line}  {says[key].format(**asked)}" for line in collapsed(others)]
@@ -276,11 +277,12 @@ def _change(reader: Options, words: list[str], verb: str, states: Sequence[str],
     return code
 
 
-def _state_of(client: AgentConnection, task: str) -> str:
+def _has_ended(client: AgentConnection, task: str) -> bool:
+    """True if the task, or every member of the array, has ended."""
     try:
-        return str(client.call("show", tasks=[task])["tasks"][0]["state"])
+        return all(shown["state"] in ENDED for shown in client.call("show", tasks=[task])["tasks"])
     except BadRequest:  # removed meanwhile
-        return ""
+        return False
 
 
 def _with_number_first(words: list[str]) -> list[str]:

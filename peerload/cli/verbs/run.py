@@ -223,6 +223,7 @@ def exec(words: list[str]) -> int:  # noqa: A001 -- the name of the verb
     )
     reader.switch("-T, --no-pty", help="give it none: stdout and stderr stay apart")
     flags, (ref, *argv) = _split(reader, words)
+    command.say_if_quoted(argv, f"exec {printable(ref)}")
     stdin = StdinReader() if takes_input() else None
     with AgentConnection(flags.socket) as client:
         task = _running_task(client, ref)

@@ -7,7 +7,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from peerload.cli.common import selection
-from peerload.cli.common.messages import CANNOT, TIMED_OUT, exit_code_of, say_conflicts, say_missing, say_unknown, say_unsaved
+from peerload.cli.common.messages import (
+    CANNOT,
+    TIMED_OUT,
+    exit_code_of,
+    say_conflicts,
+    say_missing,
+    say_unknown,
+    say_unsaved,
+)
 from peerload.cli.common.options import Options
 from peerload.cli.common.output import Bar
 from peerload.client.connection import AgentConnection

@@ -328,7 +328,9 @@ def test_forget(agent: FakeAgent) -> None:
 def test_hold_tells_what_it_did_with_each(agent: FakeAgent) -> None:
     agent.answer("hold", held=["a/1"], already_held=["a/2"], not_waiting=["a/3"])
     agent.answer("show", tasks=[{"id": "a/3", "state": "running"}])
-    lines = peerload("hold", "1", "2", "3", agent=agent).stdout.decode().splitlines()
+    done = peerload("hold", "1", "2", "3", agent=agent)
+    assert done.returncode == 125
+    lines = done.stdout.decode().splitlines()
     assert [line.split()[0] for line in lines] == ["a/1", "a/2", "a/3"]
     assert lines[2].endswith("peerload cancel")
     agent.answer("hold", held=[], already_held=[], not_waiting=["a/3"])
@@ -341,13 +343,20 @@ def test_hold_tells_what_it_did_with_each(agent: FakeAgent) -> None:
     ("became", "code"),
     [
         ({"ended": ["ws1/42"]}, 125),
-        ({"ended": ["ws1/42"], "changed": ["ws1/43"]}, 0),
+        ({"ended": ["ws1/42"], "changed": ["ws1/43"]}, 125),
         ({"elsewhere": ["ws1/42"]}, 0),
     ],
 )
 def test_prio_of_a_task_that_has_ended_is_no_success(agent: FakeAgent, became: dict[str, Any], code: int) -> None:
     agent.answer("prio", **became)
     assert peerload("prio", "5", "42", agent=agent).returncode == code
+
+
+@each(("state", "code"), [("queued", 0), ("running", 0), ("done", 125)])
+def test_release_of_a_task_that_has_ended_is_no_success(agent: FakeAgent, state: str, code: int) -> None:
+    agent.answer("release", released=["a/1"], not_held=["a/2"])
+    agent.answer("show", tasks=[{"id": "a/2", "state": state}])
+    assert peerload("release", "1", "2", agent=agent).returncode == code
 
 
 def test_undrain_of_a_node_that_was_not_drained(agent: FakeAgent) -> None:
