@@ -87,6 +87,24 @@ def test_a_stream_ends_with_an_attempt_that_died(agents: list[Agent]) -> None:
     wait_until(lambda: _connections(executor) <= before, what="the streams to be closed")
 
 
+def test_output_of_a_node_that_fell_silent_is_incomplete_though_a_copy_is_under_way(agents: list[Agent]) -> None:
+    home, executor = agents
+    gate = home.directory / "fell silent"
+    task = home.submit("sh", "-c", f"echo so far; until [ -e '{gate}' ]; do sleep 0.05; done", placement={"node": "n2"})
+    with ended(home.spawn_cli("logs", "-f", task)) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == b"so far\n"
+        executor.pause()
+        try:
+            wait_until(lambda: home.show(task)["unreachable_since"], what="n2 to be missed")
+            done = home.cli("logs", task)
+        finally:
+            executor.resume()
+        assert (done.returncode, done.stdout) == (125, b"so far\n")
+        gate.touch()
+        assert follower.wait(60) == 0
+
+
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_a_task_that_spoils_its_output_is_recorded_all_the_same(agents: list[Agent], node: str) -> None:
     home = agents[0]

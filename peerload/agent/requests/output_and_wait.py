@@ -64,6 +64,8 @@ class OutputSource:
             except (PeerloadError, OSError, TimeoutError) as error:
                 self._info.counters[metrics.OUTPUT_COPIES_FAILED] += 1  # the output so far is shown
                 return str(error) or f"{record.node} does not answer"
+            if views.is_unreachable(self._node, record):  # a copy that is under way does not say so
+                return f"{record.node} does not answer"
         return ""
 
     def size_now(self, record: TaskRecord) -> tuple[int, int]:

@@ -100,12 +100,18 @@ def deferral_text(node: Node, task: HomeTask) -> str:
 
 def unreachable_since(node: Node, record: TaskRecord, now: Instant) -> float | None:
     """When the node of a leased task was last heard (Unix s), if it is suspected or dead; else None."""
-    if record.state is not TaskState.LEASED or record.node == node.state.node:
-        return None
     peer = node.membership.get(record.node)
-    if peer is None or peer.state not in (PeerState.SUSPECT, PeerState.DEAD):
+    if peer is None or not is_unreachable(node, record):
         return None
     return now.wall_s - max(now.boot_s - peer.heard_s, 0.0)
+
+
+def is_unreachable(node: Node, record: TaskRecord) -> bool:
+    """True if the task is leased to another node, and that is suspected or dead."""
+    if record.state is not TaskState.LEASED or record.node == node.state.node:
+        return False
+    peer = node.membership.get(record.node)
+    return peer is not None and peer.state in (PeerState.SUSPECT, PeerState.DEAD)
 
 
 def array_row(first: dict[str, object], row: ArrayRow) -> dict[str, object]:
