@@ -126,8 +126,8 @@ def test_a_task_is_kept_if_that_is_asked(agents: list[Agent], node: str) -> None
         process.stdin.flush()
         assert process.stdout is not None
         assert process.stdout.readline() == b"some\n"
-        process.kill()
-        process.wait()
+        process.send_signal(signal.SIGKILL if node == "n1" else signal.SIGTERM)
+        process.wait(60)
     assert agents[0].wait(task)[task]["exit_code"] == 0
     assert agents[0].output(task)[0] == b"begun\nsome\nover\n"
 
@@ -147,6 +147,11 @@ def test_a_task_that_is_detached_runs_on_and_can_be_joined(agents: list[Agent]) 
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 131
         assert f"peerload attach {task}".encode() in errors
+    with ended(agents[0].spawn_cli("attach", task)) as watcher:
+        assert watcher.stdout is not None
+        assert watcher.stdout.readline() == b"begun\n"
+        watcher.terminate()
+        assert watcher.wait(60) == 143
     assert agents[0].show(task)["state"] == "running"
     joined = agents[0].cli("attach", task, stdin=None, input=b"it\n")
     assert (joined.returncode, joined.stdout) == (7, b"begun\ngot it\n")

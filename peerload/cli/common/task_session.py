@@ -284,7 +284,7 @@ class TaskSession:
     r"""Hands the output of a task to ``write``, and passes signals on while its context is open.
 
     Ctrl-C: the task gets SIGINT; again within 2 s: it is cancelled (SIGTERM, SIGKILL after 10 s); once more: we stop
-    following. SIGTERM is passed on alike. A task that has not started yet is cancelled at once. Ctrl-\ detaches, Ctrl-Z
+    following. SIGTERM is passed on alike if the task ends with us, else it ends us alone. A task that has not started yet is cancelled at once. Ctrl-\ detaches, Ctrl-Z
     stops the task and us. ``attends``: the task is cancelled when we are gone; ``stdin``: what it reads, if it does;
     ``has_terminal``: it has a terminal of its own, and ours goes raw for it; ``is_source``: its input ends with us;
     ``tail_lines``: number of earlier lines of its output that are shown.
@@ -517,6 +517,8 @@ class TaskSession:
                 self._stop()
             elif number == signal.SIGHUP:
                 self._hung_up()
+            elif number == signal.SIGTERM and self.DETACHES and not self._attends:
+                raise SystemExit(128 + signal.SIGTERM)  # the task is to go on without us
             elif number != signal.SIGCONT:
                 self._forward(number)
 
