@@ -44,13 +44,16 @@ class Joblog:
     Seq, Host, Starttime (Unix s), JobRuntime (s), Send (always 0), Receive (bytes of stdout), Exitval, Signal, Command. In a command a
     line break is written as NUL. Each line is appended by one write, so after a crash the file has the tasks that had ended; an incomplete
     last line is dropped when the file is read. ``resumes``: read it first and append to it, else start it anew; ``again_failed``: failed tasks count as not done.
+    skipped, skipped_failed: the number of tasks that are not run again, and of those among them that had failed.
     Raises UsageError if it cannot be used."""
 
     def __init__(self, path: str, *, resumes: bool = False, again_failed: bool = False) -> None:
         self._path = path
         self._done = array("Q")
         """Sequence number → checksum of its command; 0: not done yet."""
+        self._failed: set[int] = set()
         self.skipped = 0
+        self.skipped_failed = 0
         kept = 0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -77,6 +80,7 @@ class Joblog:
                 hint="--resume goes on with the same command and inputs; for others take another --joblog",
             )
         self.skipped += 1
+        self.skipped_failed += number in self._failed
         return True
 
     def add(self, number: int, ended: dict[str, object], command: bytes) -> None:
@@ -119,8 +123,9 @@ class Joblog:
                 raise self._no_joblog(line)
             if number >= len(self._done):
                 self._done.frombytes(bytes(8 * (number + 1 - len(self._done))))
-            is_done = not again_failed or (exit_code == 0 and signal == 0)
-            self._done[number] = _mark(command) if is_done else 0
+            has_failed = bool(exit_code or signal)
+            self._done[number] = 0 if has_failed and again_failed else _mark(command)
+            (self._failed.add if has_failed else self._failed.discard)(number)
         return kept
 
     def _no_joblog(self, line: bytes) -> UsageError:

@@ -87,7 +87,11 @@ def main(words: list[str]) -> int:
     del secret  # `submit` reports them on a terminal only
     mapping = Mapping(flags.socket, fields, template, inputs, halt=halt, joblog=joblog, at_a_time=flags.jobs)
     with mapping:
-        return _run(mapping, flags)
+        code = _run(mapping, flags)
+    if joblog is not None and joblog.skipped_failed:
+        many = counted(joblog.skipped_failed, "task")
+        say(f"{many} of those that were skipped had failed", "run them again:  the same with --resume-failed")
+    return code
 
 
 def _reader() -> options.Options:
