@@ -261,7 +261,7 @@ def _change(reader: Options, words: list[str], verb: str, states: Sequence[str],
         found = {key: reply.get(key, []) for key in says}
         unchanged = found.get("not_waiting", found.get("not_held", []))
         ended = [task for task in unchanged[:LOOKED_AT_MAX] if _has_ended(client, task)]
-        refused = {*found.get("not_waiting", []), *found.get("ended", []), *ended}
+        refused = {*found.get("not_waiting", []), *found.get("ended", [])}
         is_all = all(map(refused.issuperset, found.values()))
         code = CANNOT if refused and (chosen_by.words or is_all) else 0
         if flags.json:

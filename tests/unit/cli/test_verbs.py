@@ -352,13 +352,6 @@ def test_prio_of_a_task_that_has_ended_is_no_success(agent: FakeAgent, became: d
     assert peerload("prio", "5", "42", agent=agent).returncode == code
 
 
-@each(("state", "code"), [("queued", 0), ("running", 0), ("done", 125)])
-def test_release_of_a_task_that_has_ended_is_no_success(agent: FakeAgent, state: str, code: int) -> None:
-    agent.answer("release", released=["a/1"], not_held=["a/2"])
-    agent.answer("show", tasks=[{"id": "a/2", "state": state}])
-    assert peerload("release", "1", "2", agent=agent).returncode == code
-
-
 def test_undrain_of_a_node_that_was_not_drained(agent: FakeAgent) -> None:
     agent.answer("undrain", was_drained=False)
     assert json.loads(peerload("undrain", "--json", agent=agent).stdout) == {"v": 1, "was_drained": False}
