@@ -59,6 +59,11 @@ def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
 
 EXACT_STEPS_MAX = 24_000
 """Steps of the exact plan; beyond this the cheapest of some greedy ones is taken."""
+EVALUATIONS_MAX = 2000
+"""Costs that are computed at most to improve a greedy plan."""
+STATES_MAX = 256
+GAPS = (1 / 64, 1 / 16, 1 / 4, 1.0)
+"""Parts of what a plan may be above the bound that are tried."""
 MARGINAL_STEPS_MAX = 300
 GREEDY_NODES_MAX = 32
 """Nodes up to which the greedy plan along the envelope up to the load is tried, too."""
@@ -148,7 +153,8 @@ def guarded(candidates: Sequence[Candidate], work_s: float, cpus: float, slack: 
 
 def plan(candidates: Sequence[Candidate], tasks: int, work_s: float, cpus: float) -> list[int]:
     """Number of equal tasks for each candidate, so that the cluster takes least energy; at most as many as there is room
-    for. Exact for small fleets; else the cheapest of the greedy plans by marginal joules and by envelope."""
+    for. Exact for small fleets, and mostly for larger ones; else the cheapest of the greedy plans by marginal joules and by
+    envelope."""
     tasks = min(tasks, sum(one.room for one in candidates))
     costs = [_costs(one, work_s, cpus) for one in candidates]
     if _exact_steps(candidates, tasks) <= EXACT_STEPS_MAX:
@@ -158,7 +164,14 @@ def plan(candidates: Sequence[Candidate], tasks: int, work_s: float, cpus: float
         plans.append(_by_envelope(candidates, tasks, cpus, whole=False))
     if tasks <= MARGINAL_STEPS_MAX:
         plans.append(_by_step(candidates, tasks, costs))
-    return min(plans, key=lambda counts: sum(cost(count) for cost, count in zip(costs, counts, strict=True) if count))
+    best = min(plans, key=lambda counts: _total(costs, counts))
+    if sum(min(one.room, tasks) for one in candidates) > EVALUATIONS_MAX:
+        return best
+    return _improved(candidates, tasks, costs, best)
+
+
+def _total(costs: Sequence[Callable[[int], float]], counts: Sequence[int]) -> float:
+    return sum(cost(count) for cost, count in zip(costs, counts, strict=True) if count)
 
 
 def _costs(one: Candidate, work_s: float, cpus: float) -> Callable[[int], float]:
@@ -200,6 +213,77 @@ def _exact(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable
         counts.append(chosen[tasks])
         tasks -= counts[-1]
     return counts[::-1]
+
+
+def _improved(
+    candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable[[int], float]], best: list[int]
+) -> list[int]:
+    """The cheapest plan, found by Lagrangian relaxation: at the price of a task at which the convex hulls of all costs hold just
+    so many tasks, each node has a least cost, and a plan costs the sum of these and of what each node is above its least. So of
+    each node only the counts less above it than the known plan in all are tried, and of those so far the STATES_MAX cheapest."""
+    owns = [
+        [cost(count) for count in range(min(one.room, tasks) + 1)] for one, cost in zip(candidates, costs, strict=True)
+    ]
+    price = _price_of_task(owns, tasks)
+    above: list[list[float]] = []
+    for own in owns:
+        priced = [cost - price * count for count, cost in enumerate(own)]
+        least = min(priced)
+        above.append([cost - least for cost in priced])
+    gap = sum(extra[count] for extra, count in zip(above, best, strict=True)) + ROUNDING
+    found = (_cheapest_within(above, tasks, gap * share) for share in GAPS)
+    return next(filter(None, found), best)
+
+
+def _price_of_task(owns: Sequence[Sequence[float]], tasks: int) -> float:
+    """Slope of the segment of the convex hulls, cheapest first, on which the last task lies."""
+    segments = []
+    for own in owns:
+        hull = [0]
+        for count in range(1, len(own)):
+            while len(hull) > 1 and _between(own, hull[-2], hull[-1]) >= _between(own, hull[-1], count):
+                hull.pop()
+            hull.append(count)
+        segments += [(_between(own, one, other), other - one) for one, other in pairwise(hull)]
+    for slope, count in sorted(segments):
+        tasks -= count
+        if tasks <= 0:
+            return slope
+    return 0.0
+
+
+def _between(own: Sequence[float], one: int, other: int) -> float:
+    return (own[other] - own[one]) / (other - one)
+
+
+def _cheapest_within(above: Sequence[Sequence[float]], tasks: int, within: float) -> list[int]:
+    """The cheapest plan at most so much above the sum of the least; [] if none is found."""
+    allowed = [[(count, more) for count, more in enumerate(extra) if more <= within] for extra in above]
+    order = sorted(range(len(above)), key=lambda number: len(allowed[number]))
+    so_far, choices = {0: 0.0}, []
+    for number in order[:-1]:
+        found: dict[int, float] = {}
+        chosen: dict[int, int] = {}
+        for before, cost in so_far.items():
+            for count, more in allowed[number]:
+                total = before + count
+                if cost + more <= within and total <= tasks and cost + more < found.get(total, math.inf):
+                    found[total], chosen[total] = cost + more, count
+        if len(found) > STATES_MAX:
+            found = dict(sorted(found.items(), key=lambda one: one[1])[:STATES_MAX])
+        so_far = found
+        choices.append(chosen)
+    last = dict(allowed[order[-1]])
+    ends = [(cost + last.get(tasks - total, math.inf), total) for total, cost in so_far.items()]
+    ends = [end for end in ends if end[0] <= within]
+    if not ends:
+        return []
+    counts, (_, left) = [0] * len(above), min(ends)
+    counts[order[-1]] = tasks - left
+    for number, chosen in zip(reversed(order[:-1]), reversed(choices), strict=True):
+        counts[number] = chosen[left]
+        left -= chosen[left]
+    return counts
 
 
 def _by_step(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable[[int], float]]) -> list[int]:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import msgspec
 import pytest
 
-from peerload.energy.plan import Candidate, envelope, plan
+from peerload.energy.plan import (
+    Candidate,
+    _costs,
+    _exact,
+    _total,
+    envelope,
+    plan,
+)
 from peerload.energy.price import cheapest_start, integral
 from peerload.model.resources import PowerCurve, Quality, estimated_curve
 
@@ -33,6 +41,24 @@ def test_a_plan_is_the_cheapest_of_all_distributions() -> None:
             if sum(counts) == tasks
         }
         assert watts[tuple(found)] == pytest.approx(min(watts.values()))
+
+
+@pytest.mark.parametrize("nodes", [7, 16])
+def test_a_plan_for_more_nodes_is_as_cheap_as_the_exact_one(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerload.energy.plan.EXACT_STEPS_MAX", 0)
+    for seed in range(4):
+        dice, candidates = random.Random(seed), []
+        for number in range(nodes):
+            cores = dice.choice([8, 24, 48, 64])
+            peak_w = cores * dice.uniform(3, 12)
+            watts = (peak_w * 0.3, *sorted(dice.uniform(peak_w * 0.3, peak_w) for _ in range(9)), peak_w)
+            curve = PowerCurve(watts, cores, cores, off_w=5.0, may_sleep=seed % 2 > 0)
+            candidates.append(Candidate(f"n{number}", curve, 0.0, cores, cores))
+        tasks = sum(one.room for one in candidates) * dice.choice([2, 3]) // 4
+        costs = [_costs(one, 0.0, 1.0) for one in candidates]
+        found, exact = plan(candidates, tasks, 0.0, 1.0), _exact(candidates, tasks, costs)
+        assert sum(found) == tasks
+        assert _total(costs, found) == pytest.approx(_total(costs, exact), rel=1e-3)
 
 
 def test_a_large_plan_places_all_tasks_within_the_room() -> None:
