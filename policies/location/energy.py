@@ -19,11 +19,7 @@ if TYPE_CHECKING:
     from peerload.model.resources import LoadReport, ResourceRequest
     from peerload.policy.api import NodeView, Reply, TaskView
 
-    Chosen = tuple[str, tuple[TaskCost, ...]]
-    """The node that gets the task, and what was compared."""
-
-Slack = Annotated[float, Meta(ge=0.0, le=10.0, description="share by which a task may end later to save energy")]
-Probes = Annotated[int, Meta(ge=1, le=64, description="nodes asked in one search at most")]
+    Chosen = tuple[str, tuple[TaskCost, ...]]  # the node that gets the task, and what was compared
 
 
 class _Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,8 +27,7 @@ class _Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     included. The decision holds for tasks that their home cannot run, too, and no receiver undoes it."""
 
     places_all = True
-
-    probes: Probes = 16
+    probes: Annotated[int, Meta(ge=1, le=64, description="nodes asked in one search at most")] = 16
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
@@ -40,26 +35,23 @@ class _Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Ask once, then choose."""
         del rng
         last = {reply.node: reply for reply in replies}  # a refusal overrides the answer before
-        asked = () if replies else self._to_ask(view)
-        if asked:
-            return Probe(asked)
+        if not replies:
+            full = {peer for peer, report in view.reports() if not report.accepts}  # asked after all others
+            if asked := tuple(sorted(view.peers, key=lambda peer: (peer in full, peer))[: self.probes]):
+                return Probe(asked)
         loads: dict[str, LoadReport | None] = {
             name: reply.report for name, reply in last.items() if reply.accepts and reply.report and view.profile(name)
         }
-        here = view.node
         if view.starts_here:
-            loads[here] = None
+            loads[view.node] = None
         if not loads:
             return Keep("no node has room for it now")
         best, compared = self._best(view, task, _candidates(view, loads, task.request))
         if best in view.asleep:
             return Keep(f"{best} is woken for it", compared, wakes=best)
-        return Keep("this node is the best for it", compared) if best == here else Transfer(best, compared=compared)
-
-    def _to_ask(self, view: NodeView) -> tuple[str, ...]:
-        """Nodes without a report, or with one that says that there is room; then the others."""
-        full = {peer for peer, report in view.reports() if not report.accepts}
-        return tuple(sorted(view.peers, key=lambda peer: (peer in full, peer))[: self.probes])
+        if best == view.node:
+            return Keep("this node is the best for it", compared)
+        return Transfer(best, compared=compared)
 
     def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
         raise NotImplementedError
@@ -107,7 +99,7 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
     Bad: as good as the power curves are. A node without a measured one (`peerload power profile`) counts as a typical server.
     """
 
-    slack: Slack = 0.10
+    slack: Annotated[float, Meta(ge=0.0, le=10.0, description="share by which a task may end later, for energy")] = 0.1
 
     @cached_property
     def _planned(self) -> _Plan:
@@ -115,14 +107,13 @@ class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True)
         return _Plan({})
 
     def _best(self, view: NodeView, task: TaskView, candidates: list[Candidate]) -> Chosen:
-        work_s, cpus, planned = task.expected_s * view.speed, task.request.cpus, self._planned
+        work_s, cpus, planned, backlog = task.expected_s * view.speed, task.request.cpus, self._planned, view.backlog
         if task.request.gpus:
             first = min(candidates, key=lambda one: (one.gpu_share, one.cost(work_s, cpus)))
             return first.node, tuple(one.told_cost(work_s, cpus) for one in candidates)
         if work_s and view.asleep:
             candidates = candidates + sleepers(view.asleep, view.profile, cpus, candidates[0].price)
         allowed = guarded(candidates, work_s, cpus, self.slack if task.slack is None else task.slack)
-        backlog = view.backlog
         is_current = (planned.backlog, planned.work_s) == (backlog, work_s)
         chosen = [one for one in allowed if is_current and planned.counts.get(one.node)]
         if not chosen:
@@ -143,8 +134,7 @@ def _candidates(view: NodeView, loads: Mapping[str, LoadReport | None], request:
     """Nodes by name, with what keeps them busy. loads: None for this node; of GPUs, if the request asks for them."""
     found = []
     for name, told in sorted(loads.items()):
-        profile = view.profile(name)
-        if profile is None:
+        if (profile := view.profile(name)) is None:
             continue
         if told is None:
             busy = view.cpus_started + view.cpus_foreign
