@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import time
 from pathlib import Path
@@ -53,6 +54,12 @@ def test_a_second_machine_joins_and_runs_a_task_with_three_commands() -> None:
         second.done("down")
         second.done("up")  # with no flag: a member again
         wait_until(lambda: first.sees("ws2") and second.sees("ws1"), what="both to be back")
+        elsewhere = str(lab.directory / "elsewhere")
+        examined = second.type("doctor", "--json", XDG_STATE_HOME=elsewhere, PEERLOAD_SOCKET=second.socket)
+        checks = json.loads(examined.stdout)["checks"]
+        assert {check["name"]: check["result"] for check in checks}["restart"] == "ok", (
+            "its state is where the agent says"
+        )
         assert "peerload invite" in refused(second, "invite"), "it does not have the key of the CA"
         nothing_is_done_by_way_of_another(first, second)
         # A machine that has a cluster of its own keeps that, whether its agent runs or not.

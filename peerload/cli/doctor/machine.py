@@ -128,14 +128,15 @@ class DoctorInput:
         is_named = configured and configured != user_socket_path()
         return configured if is_named and "PEERLOAD_SOCKET" not in self.environment else found
 
-    def _configure(self) -> None:
+    def _configure(self, flags: dict[str, Any] | None = None) -> None:
+        """Load the settings of an agent that is started with these flags, and its cluster directory."""
         from peerload.cli.common.agent_process import default_state
         from peerload.config import loader
         from peerload.security import cluster_dir as cluster
 
         try:
             defaults = {"state": default_state(), "socket": user_socket_path()}
-            self.config = loader.load({}, defaults, self.environment)
+            self.config = loader.load(flags or {}, defaults, self.environment)
         except PeerloadError as error:
             self.config_error = error
         try:
@@ -160,6 +161,9 @@ class DoctorInput:
                     self.checkup = {}
         except (AgentUnavailable, BadRequest) as error:
             self.agent_error = error
+        state = self.info.get("state")
+        if state and self.config is not None and state != self.config.state:
+            self._configure({"state": state})  # what `join` wrote is in the state directory
 
 
 def _existing(named: str, environment: dict[str, str], cluster: Any) -> ClusterDirectory | None:  # noqa: ANN401 -- a module
