@@ -46,11 +46,14 @@ from peerload.agent.energy import PowerControls, PowerDown, PriceFeed, Waker
 from peerload.agent.event_sources import (
     BusEvents,
     BusPeers,
+    CoreRequests,
+    Decisions,
     ExitRecords,
     ExitSettler,
     LauncherEvents,
     PeerEventSource,
     PeerMessages,
+    TaskWatches,
 )
 from peerload.agent.files.attempts import AttemptFiles
 from peerload.agent.files.environments import Environments
@@ -69,7 +72,6 @@ from peerload.agent.peers.local_node import DuplicateNames, LocalNode, profile_o
 from peerload.agent.peers.membership import Members
 from peerload.agent.recorder import Recorder
 from peerload.agent.requests.attach import AttachRequests, ExecRequests, InsideCommands
-from peerload.agent.requests.core_requests import CoreRequests, Decisions, DurableReads, TaskWatches
 from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands
 from peerload.agent.requests.output_and_wait import OutputRequests, OutputSource, TaskEnds, WaitRequests
 from peerload.agent.requests.overview import OverviewCache, OverviewViews, own_user
@@ -83,7 +85,7 @@ from peerload.agent.requests.server import (
     Verbs,
 )
 from peerload.agent.requests.task_commands import CancelWaits, CleanRequests, TaskCommands
-from peerload.agent.requests.task_queries import EventRequests, LiveUsage, TaskQueries, WhyRequest
+from peerload.agent.requests.task_queries import DurableReads, EventRequests, LiveUsage, TaskQueries, WhyRequest
 from peerload.agent.runtime import (
     AgentInfo,
     BackgroundTasks,

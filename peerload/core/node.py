@@ -136,7 +136,10 @@ class Node:
             self.drain.settle()
         if because := f"{state.node} is drained" if state.profile.drained else self.shortage.leaves_because:
             self.evacuation.settle(because)
-        self.sharing.settle()
+        self.sharing.sender.take_turns()
+        for machine in self.sharing.paced:
+            machine.settle()
+        self.sharing.information.settle()
         return state.actions
 
     def validate(self) -> None:
@@ -680,7 +683,8 @@ class _Mediator:
         return self._node.sharing.admission.accepts_offer(offer)
 
     def guest_arrived(self, guest: RemoteTask) -> None:
-        self._node.sharing.guest_arrived(guest)
+        if node := self._node.sharing.sender.next_node(guest):
+            self._node.executor.give_back(guest, f"{self._node.state.node} passes it on", to=node)
 
     def running_tasks(self) -> Iterable[Work]:
         return self._node.runs.works()

@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from peerload.agent.control.authorization import Authorization, Principal, Quotas
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
+    from peerload.agent.event_sources import CoreRequests, Decisions, TaskWatches
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.files.environments import Environments
     from peerload.agent.forwarding.request_router import RequestRouter
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.requests.attach import AttachRequests, ExecRequests
-    from peerload.agent.requests.core_requests import CoreRequests, Decisions, DurableReads, TaskWatches
     from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands
     from peerload.agent.requests.output_and_wait import OutputRequests, WaitRequests
     from peerload.agent.requests.overview import OverviewCache
     from peerload.agent.requests.task_commands import CancelWaits, CleanRequests, TaskCommands
-    from peerload.agent.requests.task_queries import EventRequests, LiveUsage, TaskQueries, WhyRequest
+    from peerload.agent.requests.task_queries import DurableReads, EventRequests, LiveUsage, TaskQueries, WhyRequest
     from peerload.agent.runtime import RunState
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.stdin import StdinForwarding, StdinStore

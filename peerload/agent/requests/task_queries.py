@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections import Counter
 from dataclasses import dataclass, field
@@ -39,14 +40,16 @@ if TYPE_CHECKING:
     from peerload.agent.control.authorization import Authorization, Quotas
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
+    from peerload.agent.event_sources import Decisions
     from peerload.agent.files.environments import Environments
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.launcher.mps import MpsDaemons
     from peerload.agent.output.spool import Spool
-    from peerload.agent.requests.core_requests import Decisions, DurableReads
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.schema import Damage, RecordedEvent
+    from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import EventLog, Outbox
     from peerload.agent.views.agent import ClusterView
     from peerload.core.node import Node
     from peerload.core.resources.devices import DeviceGrant, DeviceState
@@ -71,6 +74,8 @@ GROUPS_MAX = 8
 """Groups of members with the same state and reason that are listed."""
 AWAITED_NAMED_MAX = 4
 """Dependencies that are named in a suggestion."""
+STALLED_CHECK_S = 0.2
+"""Interval at which a read that waits for the disk checks whether the disk is full."""
 STEPS_MAX = 8
 """The last changes of a task that are listed."""
 REVOKED = "was shut out of the cluster (revoked)"
@@ -103,6 +108,35 @@ def task_row(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict[
 
 def why_waiting(node: Node, record: TaskRecord) -> str:
     return views.why_waiting(node, node.home.by_id.get(record.task), record)
+
+
+class DurableReads:
+    """The store of one agent as clients read it: all that was acknowledged, and nothing that a crash could undo."""
+
+    def __init__(self, store: Store, outbox: Outbox, event_log: EventLog) -> None:
+        self.store = store
+        self.event_log = event_log
+        self._outbox = outbox
+
+    async def durable(self) -> Store:
+        """Wait until every earlier decision is on disk and its messages are sent → the store. While the disk is full nothing
+        is committed, so that the store is current as it is."""
+        store, reached = self.store, asyncio.Event()
+        if not store.is_stalled:
+            self._outbox.when_durable(reached.set)
+        while not store.is_stalled and not reached.is_set():
+            with contextlib.suppress(TimeoutError):  # that very commit may find the disk full
+                async with asyncio.timeout(STALLED_CHECK_S):
+                    await reached.wait()
+        return store
+
+    async def readable(self, connection: Connection, *, events: bool = False) -> Store:
+        """As `durable`, once the client has read most of the earlier responses. ``events``: with all events so far."""
+        if events:
+            self.event_log.settle()
+        await self.durable()
+        await connection.drain()
+        return self.store
 
 
 @dataclass(eq=False, repr=False)

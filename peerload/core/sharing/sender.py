@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
-    from peerload.core.work import Offering, UntouchedMembers
+    from peerload.core.work import Offering, RemoteTask, UntouchedMembers
     from peerload.model.messages import StateAnswer
     from peerload.model.resources import LoadReport, ResourceRequest
 
@@ -401,6 +401,27 @@ class Sender:
         task = self._home.touch(blocks[0], blocks[0].members[0])
         task.search = 0
         return task
+
+    def next_node(self, guest: RemoteTask) -> str:
+        """A policy that places without asking applies its test here, too: choose the node that a task of another home, which has just
+        come, goes on to; "": it stays."""
+        if not self.passes_on or not guest.may_move or not self._information.sends(uncounted=guest):
+            return ""
+        view = self._information.view(
+            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=guest
+        )
+        shown = task_view(guest, self._state)
+        try:
+            step = valid_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count(metrics.POLICY_ERRORS)
+            return ""
+        if not isinstance(step, Transfer) or step.to not in view.peers:
+            return ""
+        self._state.count(metrics.TASKS_PASSED_ON)
+        name = self._state.policies.names["location.sender"]
+        self._state.actions.append(Decided(guest.task, name, (), step.to, f"{self._state.node} passes it on"))
+        return step.to
 
     def take_turns(self) -> None:
         """Start searches whose turn has come; a task whose node has room by now just stays."""

@@ -25,7 +25,6 @@ from peerload.core.sharing.information import (
     MovableTasksView,
     PeerHints,
     RemoteAdmission,
-    task_view,
 )
 from peerload.core.sharing.sender import STEPS_MAX, Searches, Sender
 from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask
@@ -45,7 +44,7 @@ from peerload.model.messages import (
     Unpair,
 )
 from peerload.model.task import task_home
-from peerload.policy.api import Probe, Transfer, valid_answer, valid_partner, valid_step
+from peerload.policy.api import Probe, valid_answer, valid_partner, valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -697,7 +696,6 @@ class Sharing:
     ) -> None:
         self._state = state
         self._membership = membership
-        self._executor = executor
         by_refusal = state.policies.information.reports_guide_probing
         self._hints = hints = PeerHints(is_on=state.policies.memory, by_refusal=by_refusal)
         self._searches = searches = Searches(state, hints)
@@ -716,11 +714,12 @@ class Sharing:
         self.receiver = Receiver(state, queue.ledger, membership, information, searches, self.donor, retry_rate)
         self.pairing = PairProtocol(state, membership, information, self.donor, retry_rate)
         self.requests = StateRequests(state, membership, information, searches, self.admission, self.receiver)
-        rates = {
-            self.receiver.settle: state.policies.receiver.retry_rate,
-            self.pairing.settle: state.policies.pairing.rate,
-        }
-        self._paced = tuple(settle for settle, rate in rates.items() if rate)
+        rates = (
+            (self.receiver, state.policies.receiver.retry_rate),
+            (self.pairing, state.policies.pairing.rate),
+        )
+        self.paced: tuple[Receiver | PairProtocol, ...] = tuple(machine for machine, rate in rates if rate)
+        """The machines that ask others at a rate of their own, as far as the policies want that."""
 
     def report(self) -> LoadReport:
         """The load report of this node now, within an event."""
@@ -730,32 +729,6 @@ class Sharing:
         """The load report as of the last event, for drivers and people; changes nothing. A driver that sends it to others
         reports that with LoadTold."""
         return self.information.shown()
-
-    def settle(self) -> None:
-        """Start searches whose turn has come, and notice a change of the load region, after every event."""
-        self.sender.take_turns()
-        for settle in self._paced:
-            settle()
-        self.information.settle()
-
-    def guest_arrived(self, guest: RemoteTask) -> None:
-        """A policy that places without asking applies its test here, too: the task may go on, until its limit."""
-        if not self.sender.passes_on or not guest.may_move or not self.information.sends(uncounted=guest):
-            return
-        view = self.information.view(
-            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=guest
-        )
-        shown = task_view(guest, self._state)
-        try:
-            step = valid_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count(metrics.POLICY_ERRORS)
-            return
-        if isinstance(step, Transfer) and step.to in view.peers:
-            self._state.count(metrics.TASKS_PASSED_ON)
-            name = self._state.policies.names["location.sender"]
-            self._state.actions.append(Decided(guest.task, name, (), step.to, f"{self._state.node} passes it on"))
-            self._executor.give_back(guest, f"{self._state.node} passes it on", to=step.to)
 
     def completed(self) -> None:
         """Ask for another task, if wanted: one has ended here, and the next one has been started."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from peerload.agent.requests.core_requests import CoreRequests
+from peerload.agent.event_sources import CoreRequests
 from peerload.agent.requests.node_verbs import NodeCommands
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest
