@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from peerload.cli.common.options import Options
-from peerload.cli.verbs import GROUPS, VERBS, load
+from peerload.cli.main import GROUPS, VERBS, load
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 GENERAL = {"--help", "--socket", "--json"}

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, assert_never
 import msgspec
 
 from peerload.agent.files.environments import BuildFailed
-from peerload.agent.launcher.task_environment import TRACEPARENT, child_traceparent, held_devices, variables_of
-from peerload.agent.launcher.task_environment import variables as task_variables
+from peerload.agent.launcher.client import TRACEPARENT, child_traceparent, held_devices, task_variables
 from peerload.agent.runtime import BackgroundTasks, Histogram, coalesced_s, now
 from peerload.agent.store.disk_space import cannot_write
 from peerload.model import actions, events, metrics, timers
 from peerload.model.errors import BadRequest, InvariantBroken, PeerloadError, StoreError
 from peerload.model.messages import ADVICE, RenewOk, Result, State
-from peerload.model.task import SCRATCH, Exit, execution_key
+from peerload.model.task import SCRATCH, Exit, execution_key, variables_of
 from peerload.model.timers import GossipTimerKind
 
 if TYPE_CHECKING:

@@ -128,7 +128,8 @@ class Node:
             self._message(event)
         else:
             self._route(event)
-        self.eligibility.settle()
+        if self.eligibility.is_needed:
+            self.eligibility.settle()
         self.runs.fill()
         self.runs.frozen.settle()
         self.shortage.settle()

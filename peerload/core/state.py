@@ -271,6 +271,6 @@ class BatchedRequests:
         for number in steps:
             left -= number or 1
             if left <= 0:
-                self._state.set_timer_in(0.0, timers.Batch.of(request))
+                self._state.set_timer_in(0.0, timers.Batch(str(request)))
                 return
         del self._under_way[request]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from peerload.model.errors import BadRequest
 from peerload.model.resources import Builder, Name, Placement, Quality, ResourceRequest, Speed
 
 if TYPE_CHECKING:
@@ -265,6 +266,11 @@ class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def awaits(self) -> bool:
         """True if its tasks wait for others."""
         return bool(self.after or self.after_ok)
+
+    @property
+    def is_conditional(self) -> bool:
+        """True if its tasks wait for others, or for a slot of their group."""
+        return bool(self.group or self.after or self.after_ok)
 
     def again(self) -> SubmitOptions:
         """The options of a task that repeats this one on request of a user: it waits for nothing any more."""
@@ -582,3 +588,20 @@ def attempt_of(key: str) -> tuple[bytes, int]:
     """The uid and the number of the attempt with this execution key. Raises ValueError if it is none."""
     uid, _, attempt = key.rpartition("-")
     return bytes.fromhex(uid), int(attempt)
+
+
+_environment_decoder = msgspec.msgpack.Decoder(dict[bytes, bytes])
+
+
+def variables_of(packed: bytes) -> dict[bytes, bytes]:
+    """The variables of `TaskSpec.environment`. Raises BadRequest if it is no such map, or has what no process can have: an empty name, a name
+    with ``=``, a NUL byte. Peers and clients are not trusted to have looked."""
+    try:
+        variables = _environment_decoder.decode(packed)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest("the environment is no map of bytes to bytes", why=str(error)[:200]) from None
+    for name, value in variables.items():
+        if not name or b"=" in name or b"\0" in name or b"\0" in value:
+            shown = name[:80].decode("utf-8", "backslashreplace")
+            raise BadRequest(f"{shown!r} cannot be an environment variable", why="it is empty, or has = or NUL in it")
+    return variables

@@ -1,13 +1,12 @@
 """The timers that a node sets: one frozen type for each, which says what is due, and of which task, attempt or request.
 
-A timer is recorded as an array of words, its tag and then its key: ``["probe", "17"]``. This module is the one place that
-knows these words: keys are kept as the text that is recorded, ``of`` makes it, properties give back what it stands for.
+A timer is recorded as an array of words, its tag and then its key: ``["probe", "17"]``. So a key is text: a uid in hexadecimal
+digits, a number in decimal ones; properties give back what it stands for.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Self
 
 import msgspec
 
@@ -19,11 +18,6 @@ class _Timer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class _OfTask(_Timer, frozen=True):
     uid_hex: str
-
-    @classmethod
-    def of(cls, uid: bytes) -> Self:
-        """The timer of the task with this uid."""
-        return cls(uid.hex())
 
     @property
     def uid(self) -> bytes:
@@ -37,11 +31,6 @@ class _OfAttempt(_Timer, frozen=True):
 
 class _Numbered(_Timer, frozen=True):
     digits: str
-
-    @classmethod
-    def of(cls, number: int) -> Self:
-        """The timer of the search or request with this number."""
-        return cls(str(number))
 
     @property
     def number(self) -> int:

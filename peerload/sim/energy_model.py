@@ -497,7 +497,7 @@ class EnergyModel(QueueingModel):
             request = numbers[first] + 1
             submitted = events.TaskSubmitted(request, token, b"", self._task_spec(job), indices, terms=terms)
             self._handle(self._names[job.node], submitted)
-            rest = timers.Batch.of(request)
+            rest = timers.Batch(str(request))
             while self._timers[self._names[job.node]].pop(rest, None) is not None:  # a long array takes several steps
                 self._handle(self._names[job.node], events.TimerExpired(rest))
             first = last

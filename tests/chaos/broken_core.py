@@ -67,7 +67,7 @@ def resend_no_extend(patch: pytest.MonkeyPatch) -> None:
         commit(self, task, ts)
         if granted(task).commits > 1:
             granted(task).deadline_s = deadline_s
-            self._state.set_timer_in(max(deadline_s - self._state.now.boot_s, 0.0), timers.Lease.of(task.uid))
+            self._state.set_timer_in(max(deadline_s - self._state.now.boot_s, 0.0), timers.Lease(task.uid.hex()))
 
     patch.setattr(HomeHandoff, "_commit", commit_and_leave)
 
@@ -85,7 +85,7 @@ def reboot_deadline(patch: pytest.MonkeyPatch) -> None:
         restored(self, task)
         granted(task).deadline_s = kept.get(task.key, granted(task).deadline_s)
         left_s = max(granted(task).deadline_s - self._state.now.boot_s, 0.0)
-        self._state.set_timer_in(left_s, timers.Lease.of(task.uid))
+        self._state.set_timer_in(left_s, timers.Lease(task.uid.hex()))
 
     patch.setattr(HomeHandoff, "_commit", commit_and_keep)
     patch.setattr(HomeLeases, "restored", restored_as_kept)

@@ -107,7 +107,7 @@ class Given:
     def finish(self, request: int) -> list[str]:
         """The turns that a request about many tasks still takes."""
         did: list[str] = []
-        while actions.SetTimer(timers.Batch.of(request), self.at_s) in self.last:
+        while actions.SetTimer(timers.Batch(str(request)), self.at_s) in self.last:
             did += self.timer("request", str(request))
         return did
 

@@ -92,14 +92,14 @@ def restarted(given: Given) -> TaskRecord:
     never = msgspec.structs.replace(SPEC, request=msgspec.structs.replace(SPEC.request, cpus=10_000.0))
     actions = does(given, AgentStarted(tasks=(TaskRow(record, never),)))
     timers_set = [action.timer for action in actions if isinstance(action, SetTimer)]
-    assert timers.ClientTimeout.of(record.uid) in timers_set
+    assert timers.ClientTimeout(record.uid.hex()) in timers_set
     return record
 
 
 def test_a_client_that_is_not_back_after_a_restart_is_gone() -> None:
     given = Given()
     record = restarted(given)
-    does(given, TimerExpired(timers.ClientTimeout.of(record.uid)))
+    does(given, TimerExpired(timers.ClientTimeout(record.uid.hex())))
     assert record.uid not in given.node.home.tasks
 
 
@@ -107,9 +107,9 @@ def test_a_client_that_is_back_after_a_restart_is_waited_for_no_more() -> None:
     given = Given()
     record = restarted(given)
     actions = does(given, AttendRequested(2, OTHER, record.task))
-    assert ClearTimer(timers.ClientTimeout.of(record.uid)) in actions
+    assert ClearTimer(timers.ClientTimeout(record.uid.hex())) in actions
     assert Answer(2, {"attended": True}) in actions
-    does(given, TimerExpired(timers.ClientTimeout.of(record.uid)))
+    does(given, TimerExpired(timers.ClientTimeout(record.uid.hex())))
     assert record.uid in given.node.home.tasks
     does(given, ClientGone(OTHER))
     assert record.uid not in given.node.home.tasks
@@ -159,8 +159,8 @@ def test_after_a_restart_a_submission_that_is_repeated_is_waited_for_no_more() -
     record = restarted(given)
     name = (b"d", record.task, 0)
     actions = does(given, again(2, OTHER, before=name))
-    assert ClearTimer(timers.ClientTimeout.of(record.uid)) in actions
-    does(given, TimerExpired(timers.ClientTimeout.of(record.uid)))
+    assert ClearTimer(timers.ClientTimeout(record.uid.hex())) in actions
+    does(given, TimerExpired(timers.ClientTimeout(record.uid.hex())))
     assert record.uid in given.node.home.tasks
     does(given, ClientGone(OTHER))
     assert record.uid not in given.node.home.tasks

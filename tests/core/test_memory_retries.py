@@ -135,7 +135,7 @@ def test_a_failed_card_is_the_result_of_what_runs_once_or_was_lost_too_often() -
     task = x.task()
     for attempt in range(1, x.node.state.config.attempts_max):
         x.hear(task.record.node, messages.Result(task.task, task.uid, attempt, failed_card()))
-        x.when(events.TimerExpired(timers.Rest.of(task.uid)))
+        x.when(events.TimerExpired(timers.Rest(task.uid.hex())))
         given_to(x, "z")
     last = task.record.attempt
     x.hear("z", messages.Result(task.task, task.uid, last, failed_card(), inline=True))

@@ -24,7 +24,6 @@ import msgspec
 from peerload.agent.files import attempts
 from peerload.agent.joining import JoiningNode, JoinServer
 from peerload.agent.launcher.mps import KeeperState
-from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.mqtt import AdviceFilter, Topics
 from peerload.agent.store.store import Store
 from peerload.config import loader
@@ -47,7 +46,7 @@ from peerload.model.gossip import (
 )
 from peerload.model.messages import Envelope, Identity
 from peerload.model.resources import LoadReport, Profile
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState, variables_of
 from peerload.model.text import printable
 from peerload.policy import registry
 from peerload.policy.preset import parsed

@@ -49,7 +49,7 @@ DECODERS = {
     "security/cluster_dir.py:read": "cluster",
     "agent/control/connection.py:LocalConnection._take_frames": "control-link",
     "agent/control/connection.py:request_number": "control-link",
-    "agent/launcher/task_environment.py:variables_of": "environment",
+    "model/task.py:variables_of": "environment",
     "agent/forwarding/request_router.py:MergedListing.read": "listing",
     "agent/systemd.py:_socket_answers": OUR_OWN,
     "security/invitations.py:Invitations.__init__": "state",

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerload.agent.store.store import Store
-from peerload.cli.verbs import HIDDEN, VERBS
+from peerload.cli.main import HIDDEN, VERBS
 from tests.chaos.campaign import Options, run
 from tests.golden import samples, session
 from tests.integration.cluster import program

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.cli.verbs import VERBS
+from peerload.cli.main import VERBS
 from tests.in_process import cli_in
 from tests.integration import forks
 from tests.integration.cluster import Cluster, is_alive, program, without_waits

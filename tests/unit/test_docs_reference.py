@@ -14,7 +14,7 @@ from peerload.agent.store.schema import RecordedEvent
 from peerload.agent.views import node
 from peerload.agent.views import task as answers
 from peerload.agent.views.task import completion_object
-from peerload.cli import verbs
+from peerload.cli import main as verbs
 from peerload.cli.verbs import doctor
 from peerload.core.estimates import DurationEstimates
 from peerload.model import gossip, messages

@@ -10,7 +10,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from peerload import notification
-from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.runtime import child_environment, run_command
 from peerload.agent.store.maintenance import pending_notifications
 from peerload.model import metrics
@@ -18,7 +17,17 @@ from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import TaskEnded, TaskLost
 from peerload.model.metrics import labelled
-from peerload.model.task import SCRATCH, SINGLE, Exit, TaskSpec, TaskState, how_it_ended, order_of, task_name
+from peerload.model.task import (
+    SCRATCH,
+    SINGLE,
+    Exit,
+    TaskSpec,
+    TaskState,
+    how_it_ended,
+    order_of,
+    task_name,
+    variables_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

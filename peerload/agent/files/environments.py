@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.accounts import BUSY, POLICY
-from peerload.agent.launcher.task_environment import variables_of
 from peerload.environments import builders
 from peerload.launcher.protocol import FileCheck
 from peerload.model.actions import SpawnTask
@@ -31,7 +30,7 @@ from peerload.model.bounded import BoundedDict
 from peerload.model.errors import PeerloadError, StagingFailed
 from peerload.model.events import FilesStaged, TaskEnded, TaskLost
 from peerload.model.messages import Staging
-from peerload.model.task import SCRATCH, Exit, TaskSpec, how_it_ended
+from peerload.model.task import SCRATCH, Exit, TaskSpec, how_it_ended, variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping

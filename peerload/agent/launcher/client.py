@@ -2,16 +2,18 @@
 
 `open_or_start` finds a launcher or starts one, `fetch_list` gets all that it knows. A stopped or hanging launcher breaks no
 connection: tasks would seem to run, and nobody would enforce their leases. So the `Heartbeat` sends pings, and reports a launcher that
-does not answer.
+does not answer. An order to start says where, with which variables, and until when a process may run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import logging
 import os
+import re
 import signal
 import time
 from typing import TYPE_CHECKING, Any, assert_never, cast
@@ -19,9 +21,9 @@ from typing import TYPE_CHECKING, Any, assert_never, cast
 import msgpack
 import msgspec
 
+from peerload.agent.launcher.heartbeat import Heartbeat
 from peerload.agent.launcher.process import GONE_S, is_alive, is_still_there, wait_gone
 from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
-from peerload.agent.runtime import coalesced_s
 from peerload.launcher.protocol import (
     FRAME_BYTES_MAX,
     HEADER_BYTES,
@@ -65,109 +67,22 @@ from peerload.model.events import (
     TaskLost,
     TaskStarted,
 )
+from peerload.model.resources import GPU, MIB, Device, DeviceMode
 from peerload.model.task import Exit, Guarantee
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from peerload.agent.launcher.process import LauncherProcess
+    from peerload.core.resources.devices import DeviceLedger
     from peerload.launcher.protocol import ExitRecord, LauncherEvent, Request, UserRequest
     from peerload.model.actions import SpawnTask
+    from peerload.model.config import DeviceConfig
     from peerload.model.events import Event
+    from peerload.model.resources import ResourceRequest
 
 log = logging.getLogger("peerload.launcher")
-
-ASK_EVERY_S = 10.0
-ANSWERS_WITHIN_S = 5.0
-WAITING_MAX = 16
-"""Bound on concurrent callers of `answers`."""
-LATE_S = 0.5
-"""If the agent itself was stalled for this long when the answer was due, the answer may be unread: it gets its time
-again."""
-
-
-class Heartbeat:
-    """ping(): sends a ping, one at a time. changed(is_silent): called when nothing was received for ``within_s`` after
-    a ping, and when something is received again."""
-
-    def __init__(
-        self,
-        ping: Callable[[], None],
-        changed: Callable[[bool], None],
-        every_s: float = ASK_EVERY_S,
-        within_s: float = ANSWERS_WITHIN_S,
-    ) -> None:
-        self._ping = ping
-        self._changed = changed
-        self._every_s = every_s
-        self._within_s = within_s
-        self._timer: asyncio.TimerHandle | None = None
-        self._due_s = 0.0
-        self._is_asked = False
-        self.is_silent = False
-        self._waiting: list[asyncio.Future[bool]] = []
-
-    def start(self) -> None:
-        """Begin; the launcher has just answered."""
-        self.stop()
-        self._schedule(self._every_s, self._send_ping)
-
-    def stop(self) -> None:
-        """Stop; one side is gone."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-        self._is_asked = self.is_silent = False
-
-    async def answers(self, within_s: float) -> bool:
-        """Ping now → whether anything is received within so many seconds."""
-        waiting = asyncio.get_running_loop().create_future()
-        if len(self._waiting) >= WAITING_MAX:
-            return False
-        self._waiting.append(waiting)
-        self._ping()
-        try:
-            async with asyncio.timeout(within_s):
-                return bool(await waiting)
-        except TimeoutError:
-            return False
-        finally:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-
-    def received(self) -> None:
-        """Note that something was received."""
-        self._is_asked = False
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(True)
-        self._waiting.clear()
-        if self.is_silent:
-            self.is_silent = False
-            self._changed(False)
-            self._schedule(self._every_s, self._send_ping)
-
-    def _schedule(self, seconds: float, call: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        seconds = coalesced_s(seconds)
-        self._due_s = loop.time() + seconds
-        self._timer = loop.call_later(seconds, call)
-
-    def _send_ping(self) -> None:
-        self._is_asked = True
-        self._ping()
-        self._schedule(self._within_s, self._check)
-
-    def _check(self) -> None:
-        if not self._is_asked:
-            self._schedule(max(self._every_s - self._within_s, 0.0), self._send_ping)
-        elif asyncio.get_running_loop().time() - self._due_s > LATE_S:
-            self._schedule(self._within_s, self._check)
-        else:
-            self.is_silent = True
-            self._changed(True)
-
 
 START_S_MAX = 15.0
 """Timeout of a start; a new launcher first kills what its predecessor left."""
@@ -760,3 +675,140 @@ def _environment(packed: bytes, extra: dict[bytes, bytes]) -> dict[bytes, bytes]
         return {**msgpack.unpackb(packed), **extra}
     except (ValueError, TypeError):
         return None
+
+
+# -- variables of tasks ------------------------------------------------------------------------------------------------
+#
+# GPUs are given by name, not by number, since a process that gets some of them numbers these anew. A task that asked for
+# no GPU sees none. Variables that are mere advice (threads, memory of frameworks) are left as the user has set them;
+# those that assign devices are not.
+
+IDS = "{ids}"
+"""Placeholder in the variables of the config: the names of the task's devices of that kind, separated by commas."""
+KNOWN_BY_NAME = "nvidia"
+ADVICE = frozenset(
+    {"OMP_NUM_THREADS", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_GROWTH"}
+)
+"""Variables that the submitter may override."""
+SHARE_MIN = 0.01
+
+
+class HeldDevices(msgspec.Struct, frozen=True):
+    """The devices of one attempt. devices: in the order granted, GPUs and others. is_exclusive: its GPUs are not
+    shared. promised_bytes: memory on each GPU, 0 = unknown. is_mps: it runs under MPS."""
+
+    devices: tuple[Device, ...] = ()
+    is_exclusive: bool = False
+    promised_bytes: int = 0
+    is_mps: bool = False
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """The GPUs among the devices."""
+        return tuple(device for device in self.devices if device.kind == GPU)
+
+    @property
+    def mode(self) -> DeviceMode:
+        """The mode in which its GPUs are held; FREE without any."""
+        if not self.gpus:
+            return DeviceMode.FREE
+        if self.is_mps:
+            return DeviceMode.MPS
+        return DeviceMode.EXCLUSIVE if self.is_exclusive else DeviceMode.TIME
+
+
+def held_devices(key: str, names: Iterable[str], ledger: DeviceLedger) -> HeldDevices:
+    """The devices that the attempt of this key holds, among these ids."""
+    states = [ledger.states[name] for name in names if name in ledger.states]
+    grants = [state.grants[key] for state in states if state.device.kind == GPU and key in state.grants]
+    is_exclusive = any(grant.ask.is_exclusive for grant in grants)
+    promised = [grant.promised_bytes or 0 for grant in grants]
+    if is_exclusive and not all(promised):
+        promised = [state.grantable_bytes for state in states if state.device.kind == GPU]
+    is_mps = any(grant.mode is DeviceMode.MPS for grant in grants)
+    return HeldDevices(tuple(state.device for state in states), is_exclusive, min(promised, default=0), is_mps)
+
+
+def task_variables(
+    request: ResourceRequest, held: HeldDevices, config: Sequence[DeviceConfig], own: Mapping[bytes, bytes]
+) -> dict[str, str]:
+    """The variables to add. own: those that the task brings. config: the `[[device]]` tables of this node."""
+    found = {
+        "PEERLOAD_CPUS": f"{request.cpus:g}",
+        "PEERLOAD_MEM_BYTES": str(request.mem_bytes),
+        "OMP_NUM_THREADS": str(max(int(request.cpus), 1)),
+        **_gpu_variables(held),
+        **(_mps_variables(request, held) if held.is_mps else {}),
+        **_device_variables(held, config),
+    }
+    return {name: value for name, value in found.items() if name not in ADVICE or name.encode() not in own}
+
+
+def _gpu_variables(held: HeldDevices) -> dict[str, str]:
+    gpus = held.gpus
+    found = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(_cuda_name(gpu) for gpu in gpus),
+        "PEERLOAD_GPUS": ",".join(str(gpu.index) for gpu in gpus),
+    }
+    if not gpus:
+        return found
+    found["PEERLOAD_GPU_MODE"] = held.mode.name.lower()
+    if held.promised_bytes:
+        found["PEERLOAD_GPU_MEM_MB"] = str(held.promised_bytes // MIB)
+    if not held.is_exclusive:
+        found |= _sharing_variables(held)
+    return found
+
+
+def _sharing_variables(held: HeldDevices) -> dict[str, str]:
+    """Variables that keep frameworks from taking nearly the whole card at once."""
+    found = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    smallest = min((gpu.mem_bytes for gpu in held.gpus if gpu.mem_bytes), default=0)
+    if held.promised_bytes and smallest:
+        share = max(min(held.promised_bytes / smallest, 1.0), SHARE_MIN)
+        found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{int(share * 1000) / 1000:g}"
+    return found
+
+
+def _mps_variables(request: ResourceRequest, held: HeldDevices) -> dict[str, str]:
+    """Bounds that MPS enforces. The directories of the daemon are added when it runs."""
+    found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(request.gpu_pct)} if request.gpu_pct else {}
+    if held.promised_bytes:
+        found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={held.promised_bytes // MIB}M"
+    return found
+
+
+def _cuda_name(gpu: Device) -> str:
+    """The name of a GPU for CUDA; its number where the name is unknown."""
+    return gpu.name if gpu.id.startswith(KNOWN_BY_NAME + ":") else str(gpu.index)
+
+
+def _device_variables(held: HeldDevices, config: Sequence[DeviceConfig]) -> dict[str, str]:
+    """`PEERLOAD_FPGA=f0,f1` for each kind, and the variables of the config."""
+    by_kind: dict[str, list[str]] = {}
+    for device in held.devices:
+        if device.kind != GPU:
+            by_kind.setdefault(device.kind, []).append(device.name)
+    found: dict[str, str] = {}
+    for kind, names in by_kind.items():
+        ids = ",".join(names)
+        found[f"PEERLOAD_{kind.upper().replace('-', '_')}"] = ids
+        for one in config:
+            if one.kind == kind:
+                found |= {name: value.replace(IDS, ids) for name, value in one.env.items()}
+    return found
+
+
+TRACEPARENT = b"TRACEPARENT"
+TRACEPARENT_PARTS = 4
+_TRACEPARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def child_traceparent(given: bytes, key: str) -> str:
+    """The W3C trace context of an attempt: the trace that its task was submitted in, and a span of its own, which its key gives.
+    "" if what was given is none."""
+    if not _TRACEPARENT.fullmatch(given):
+        return ""
+    span = hashlib.blake2b(given + key.encode(), digest_size=8).hexdigest()
+    return f"{given[:35].decode()}-{span}-{given[53:].decode()}"

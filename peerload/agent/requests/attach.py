@@ -16,12 +16,11 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.requests.task_queries import running_here
 from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 from peerload.model.events import AttendRequested, ClientGone, DetachRequested, TaskEnded, TaskLost
-from peerload.model.task import Exit, TaskSpec
+from peerload.model.task import Exit, TaskSpec, variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

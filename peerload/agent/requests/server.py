@@ -14,7 +14,6 @@ import msgspec
 
 from peerload.agent.accounts import check_output_patterns, output_patterns
 from peerload.agent.control.authorization import waits_for
-from peerload.agent.launcher.task_environment import variables_of
 from peerload.agent.runtime import Histogram, now
 from peerload.agent.stdin import input_name
 from peerload.model import metrics
@@ -30,6 +29,7 @@ from peerload.model.task import (
     Guarantee,
     TaskState,
     execution_key,
+    variables_of,
 )
 from peerload.text.format import counted
 from peerload.wire import control

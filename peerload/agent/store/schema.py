@@ -95,6 +95,7 @@ PUT_SUBMISSION = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 PUT_OWNER = "INSERT OR REPLACE INTO owners VALUES (?, ?)"
+SUBMISSION_OF = "SELECT digest, counter, members FROM submissions WHERE token = ? AND submitted_at > ? ORDER BY counter DESC LIMIT 1"
 OWNERS_OF = "SELECT counter, who FROM owners WHERE counter IN ({marks})"
 LAST_OF = "SELECT max(counter) FROM owners WHERE who = ?"
 UNFINISHED_OF_OWNER = "SELECT count(*) FROM owners o CROSS JOIN tasks t ON t.counter = o.counter WHERE o.who BETWEEN ? AND ? AND t.ended_at = 0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.agent.accounts import output_path
-from peerload.agent.launcher.task_environment import TRACEPARENT, TRACEPARENT_PARTS, child_traceparent, variables_of
+from peerload.agent.launcher.client import TRACEPARENT, TRACEPARENT_PARTS, child_traceparent
 from peerload.agent.runtime import now
 from peerload.agent.store.maintenance import jobs_of
 from peerload.core.estimates import ANY_MODEL, RUNS_KNOWN_MIN
@@ -13,7 +13,7 @@ from peerload.core.explain import uncollected_reason
 from peerload.core.membership.peers import PeerState
 from peerload.core.work import HomePhase, RemotePhase
 from peerload.model.resources import GPU
-from peerload.model.task import Staged, TaskRecord, TaskState, execution_key, order_of
+from peerload.model.task import Staged, TaskRecord, TaskState, execution_key, order_of, variables_of
 from peerload.text.tasks import instant_text
 
 if TYPE_CHECKING:

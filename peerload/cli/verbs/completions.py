@@ -10,7 +10,7 @@ from typing import Any
 
 from peerload.cli.common.options import DESCRIBE, Described, Options
 from peerload.cli.common.selection import STATES, UNFINISHED
-from peerload.cli.verbs import VERBS, load
+from peerload.cli.main import VERBS, load
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable

@@ -124,7 +124,7 @@ def _print_id(
         hint = f"why:  peerload why {task}" if waits else f"follow it:  peerload logs -f {task}"
         sys.stdout.write(f"{task}{many}  {printable(shortened(spec['name']))}  {stands}      {hint}\n")
     else:
-        sys.stdout.write(f"{printable(reply['id'])}\n")
+        sys.stdout.write(f"{reply['id']}\n")
     sys.stdout.flush()
 
 

@@ -299,7 +299,7 @@ class ClientBinding:
     def _await_no_more(self, task: HomeTask) -> None:
         if self._is_awaited(task):
             del self._expected[task.uid]
-            self._state.clear_timer(timers.ClientTimeout.of(task.uid))
+            self._state.clear_timer(timers.ClientTimeout(task.uid.hex()))
 
     def left(self, task: HomeTask) -> None:
         """Forget a task that is over."""
@@ -368,7 +368,7 @@ class ClientBinding:
         for task in self._home.tasks.values():
             if task.record.attended and not task.record.state.is_final:
                 self._expected[task.uid] = None
-                self._state.set_timer_in(self._state.config.attended_s, timers.ClientTimeout.of(task.uid))
+                self._state.set_timer_in(self._state.config.attended_s, timers.ClientTimeout(task.uid.hex()))
 
     def timed_out(self, task: HomeTask) -> None:
         """End a task whose client has not come back in time."""

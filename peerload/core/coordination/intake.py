@@ -396,7 +396,8 @@ class TaskDispatch:
     def adopt(self, task: HomeTask, *, directory_here: bool) -> None:
         """Add a task of this home, new or from the store."""
         self._home.adopt(task)
-        self._eligibility.adopt(task)
+        if task.terms.is_conditional:
+            self._eligibility.adopt(task)
         if not directory_here:
             task.cannot_here = _no_directory(task.spec)
 
@@ -406,7 +407,11 @@ class TaskDispatch:
 
     def arrives(self, task: HomeTask) -> None:
         """Dispatch an arriving task: it waits here, or looks for a place elsewhere. The load that decides does not count it."""
-        if self._home.rests_until_sure(task) or not self._eligibility.admits(task) or self._rests_for_price(task):
+        if self._home.rests_until_sure(task):
+            return
+        if task.terms.is_conditional and not self._eligibility.admits(task):
+            return
+        if self._rests_for_price(task):
             return
         if cannot := task.cannot_here or self._never_here(task.spec):
             self._sharing.sender.strand(task, cannot)
@@ -470,7 +475,7 @@ class TaskDispatch:
         put_off = [task for task in self._home.tasks.values() if self.deferral(task) is not None]
         self._state.prices = prices
         for task in put_off:
-            self._state.clear_timer(timers.Rest.of(task.uid))
+            self._state.clear_timer(timers.Rest(task.uid.hex()))
             self._home.rested(task)
 
     def reevaluate_waiting(self) -> None:
@@ -517,7 +522,7 @@ class TaskDispatch:
         task = self._home.tasks.get(message.uid)
         if task is None or task.phase is HomePhase.RESTING:  # None: it cannot be run again, and has failed
             return
-        if not self._eligibility.admits(task):
+        if task.terms.is_conditional and not self._eligibility.admits(task):
             self._queue.remove(task)
             return
         here = self._state.node

@@ -148,7 +148,7 @@ class ExecutorHandoff:
         guest.migrations = offer.migrations
         guest.migrations_max = offer.migrations_max
         self._ledger.expect(offer.uid, offer.spec.request)
-        self._state.clear_timer(timers.Inbound.of(offer.uid))
+        self._state.clear_timer(timers.Inbound(offer.uid.hex()))
         guest.repeat_s = self._state.config.repeat_s
         self._accept(guest)
 

@@ -123,7 +123,7 @@ class HomeHandoff:
                 self.holders.sources(task, node),
             ),
         )
-        self._state.set_timer_in(self._state.config.offer_timeout_s, timers.OfferTimeout.of(task.uid))
+        self._state.set_timer_in(self._state.config.offer_timeout_s, timers.OfferTimeout(task.uid.hex()))
 
     def accept_received(self, src: str, message: Accept) -> None:
         """Grant the attempt durably, then send COMMIT: room is reserved there. An ACCEPT that is repeated has had no COMMIT yet."""
@@ -174,7 +174,7 @@ class HomeHandoff:
         task, offering = self._answered(src, message)
         if task is not None and offering is not None:
             task.offering = offering._replace(staging=message)
-            self._state.set_timer_in(self._state.config.offer_timeout_s, timers.OfferTimeout.of(task.uid))
+            self._state.set_timer_in(self._state.config.offer_timeout_s, timers.OfferTimeout(task.uid.hex()))
             return
         self._state.count(metrics.MESSAGES_FROM_NON_EXECUTOR)
         if task is None or message.attempt > task.record.attempt:
@@ -200,7 +200,7 @@ class HomeHandoff:
         lease.commits += 1
         record = task.record
         self._state.send(record.node, Commit(task.task, task.uid, record.attempt, record.nonce, ts, lease_s))
-        self._state.set_timer_in(lease.repeat_s, timers.QueryDue.of(task.uid))
+        self._state.set_timer_in(lease.repeat_s, timers.QueryDue(task.uid.hex()))
 
     def decline_received(self, src: str, message: Decline) -> None:
         """Handle DECLINE: no room there after all, or never."""
@@ -475,7 +475,7 @@ class HomeLeases:
         grace_s = max(self._state.config.lease_grace_s, lease_s * DRIFT_MAX)
         lease = granted(task)
         lease.deadline_s = max(lease.deadline_s, self._state.now.boot_s + lease_s + grace_s)
-        self._state.set_timer_in(lease.deadline_s - self._state.now.boot_s, timers.Lease.of(task.uid))
+        self._state.set_timer_in(lease.deadline_s - self._state.now.boot_s, timers.Lease(task.uid.hex()))
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -515,7 +515,7 @@ class HomeLeases:
         lease.repeat_s = min(lease.repeat_s * 2, longest_s) or config.repeat_s
         if not self._parking.is_away:
             self._state.send(task.record.node, Query(task.task, task.uid, task.record.attempt))
-        self._state.set_timer_in(lease.repeat_s, timers.QueryDue.of(task.uid))
+        self._state.set_timer_in(lease.repeat_s, timers.QueryDue(task.uid.hex()))
 
     def resumed(self, task: HomeTask) -> None:
         """An older attempt's result has not come after all. Whatever was said of the current one meanwhile counted for
@@ -533,7 +533,7 @@ class HomeLeases:
     def _ask_if_silent(self, task: HomeTask, lease_s: float) -> None:
         """Set the timer that asks if two renewals are missed: a lease is renewed every quarter of it, and a RETURN or DIED may be lost."""
         granted(task).repeat_s = self._state.config.repeat_s
-        self._state.set_timer_in(lease_s / 2, timers.QueryDue.of(task.uid))
+        self._state.set_timer_in(lease_s / 2, timers.QueryDue(task.uid.hex()))
 
     # -- renewals ------------------------------------------------------------------------------------------------------
 
@@ -616,7 +616,7 @@ class HomeLeases:
             return
         left_s = granted(task).deadline_s - self._state.now.boot_s
         if left_s > 0.0:
-            self._state.set_timer_in(left_s, timers.Lease.of(task.uid))
+            self._state.set_timer_in(left_s, timers.Lease(task.uid.hex()))
         else:
             self._lost_attempts.expired(task)
 
@@ -685,7 +685,7 @@ class TaskParking:
                 heard_ts = task.lease.heard_ts if task.lease is not None else 0.0
                 if has_lease and heard_ts > record.parked_ts:
                     self._home.become(task, f"parked: {why}", parked_ts=heard_ts)
-                    self._state.clear_timer(timers.Lease.of(task.uid))
+                    self._state.clear_timer(timers.Lease(task.uid.hex()))
                     parked.setdefault(node, []).append(Parked(task.task, task.uid, record.attempt, heard_ts))
         for node, parkings in parked.items():
             for first in range(0, len(parkings), RENEWALS_MAX):

@@ -304,7 +304,7 @@ class Waking:
     def _rested(self, node: str) -> None:
         """Tasks that waited for this node to wake look for a place again."""
         for uid in self._resting.pop(node, ()):
-            self._state.set_timer_in(0.0, timers.Rest.of(uid))
+            self._state.set_timer_in(0.0, timers.Rest(uid.hex()))
 
 
 def _network(address: str) -> str:

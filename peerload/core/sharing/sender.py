@@ -127,14 +127,16 @@ class Searches:
         """Wait for those asked, but not for ever; longer each time for a task that has no other choice, since answers may
         take long."""
         patience_s = search.task.backoff_s if search.task is not None and search.task.stranded_because else 0.0
-        self._state.set_timer_in(max(self._state.config.probe_timeout_s, patience_s), timers.ProbeTimeout.of(search.id))
+        self._state.set_timer_in(
+            max(self._state.config.probe_timeout_s, patience_s), timers.ProbeTimeout(str(search.id))
+        )
 
     def broadcast(self, search: Search, need: Need, report: LoadReport, expected_s: float) -> None:
         """Ask everybody at once; those that accept answer. expected_s: for their bids, 0 = none are wanted."""
         search.is_broadcast = True
         self._state.count(metrics.REQUESTS_BROADCAST)
         self._state.actions.append(Announce(StateRequest(search.id, report, need, expected_s)))
-        self._state.set_timer_in(self._state.config.answer_wait_s, timers.ProbeTimeout.of(search.id))
+        self._state.set_timer_in(self._state.config.answer_wait_s, timers.ProbeTimeout(str(search.id)))
 
     def answered(self, search_id: int, node: str) -> Search | None:
         """The search that this node was asked in and has now answered; None if it comes too late."""
@@ -145,7 +147,7 @@ class Searches:
 
     def wait_no_more(self, search: Search) -> None:
         """Stop waiting: everybody has answered."""
-        self._state.clear_timer(timers.ProbeTimeout.of(search.id))
+        self._state.clear_timer(timers.ProbeTimeout(str(search.id)))
 
     def timed_out(self, search_id: int) -> Search | None:
         """Take all that have not answered by now for refusals."""
@@ -282,13 +284,13 @@ class Sender:
         self._untimed.pop(task.uid, None)
         if task.uid in self._timed:
             self._timed.remove(task.uid)
-            self._state.clear_timer(timers.Stranded.of(task.uid))
+            self._state.clear_timer(timers.Stranded(task.uid.hex()))
             self._time_next()
 
     def _set_timer(self, task: HomeTask) -> None:
         if task.uid in self._timed or len(self._timed) < STRANDED_TIMED_MAX:
             self._timed.add(task.uid)
-            self._state.set_timer_in(task.backoff_s, timers.Stranded.of(task.uid))
+            self._state.set_timer_in(task.backoff_s, timers.Stranded(task.uid.hex()))
         else:
             self._untimed[task.uid] = task
 

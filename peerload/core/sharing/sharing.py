@@ -174,12 +174,12 @@ class TaskDonor:
         )
         if is_away:
             self._ledger.expect(uid, Need().request)
-            self._state.set_timer_in(self._state.config.inbound_s, timers.Inbound.of(uid))
+            self._state.set_timer_in(self._state.config.inbound_s, timers.Inbound(uid.hex()))
 
     def taken_home(self, uid: bytes) -> None:
         """A promised task of this home has come back: it waits here and is on its way no more."""
         if self._ledger.expect_no_more(uid):
-            self._state.clear_timer(timers.Inbound.of(uid))
+            self._state.clear_timer(timers.Inbound(uid.hex()))
 
     def inbound_timed_out(self, uid: bytes) -> None:
         """Stop counting a promised task that did not come."""

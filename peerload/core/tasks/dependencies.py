@@ -409,7 +409,7 @@ class RemoteStatusQueries:
             dependencies.ask(home)
         if inquiry.left:
             inquiry.has_timer = True
-            self._state.set_timer_in(self._state.config.await_answer_s, timers.RemoteStatus.of(inquiry.number))
+            self._state.set_timer_in(self._state.config.await_answer_s, timers.RemoteStatus(str(inquiry.number)))
         else:
             self._submit(inquiry)
 
@@ -477,7 +477,7 @@ class RemoteStatusQueries:
 
     def _closes(self, inquiry: RemoteStatusQuery) -> None:
         if inquiry.has_timer:
-            self._state.clear_timer(timers.RemoteStatus.of(inquiry.number))
+            self._state.clear_timer(timers.RemoteStatus(str(inquiry.number)))
         del self._inquiries[inquiry.number]
 
     def _submit(self, inquiry: RemoteStatusQuery) -> None:

@@ -47,6 +47,8 @@ class Eligibility:
         self.dependencies = Dependencies(state, home, membership)
         self.remote_status = RemoteStatusQueries(state, home, membership, self.dependencies)
         self.groups = TaskGroups(state, home, batches)
+        self.is_needed = False
+        """True once there was a task to which a condition applies."""
         self._due: deque[HomeTask] = deque()
         """Tasks of whose gate something may have changed."""
 
@@ -56,7 +58,8 @@ class Eligibility:
         self.groups.restore(groups)
 
     def adopt(self, task: HomeTask) -> None:
-        """Take in a task of this home, new or from the store."""
+        """Take in a conditional task of this home, new or from the store."""
+        self.is_needed = True
         if task.terms.awaits:
             self.dependencies.adopt(task)
         if task.terms.group:
@@ -75,7 +78,7 @@ class Eligibility:
     # -- the gate ------------------------------------------------------------------------------------------------------
 
     def admits(self, task: HomeTask) -> bool:
-        """Let this task, which is in no queue, go on now if it may → whether it may; else it is GATED."""
+        """Let this conditional task, which is in no queue, go on now if it may → whether it may; else it is GATED."""
         if not self._waits_for(task):
             if not task.terms.group or self.groups.admits(task):
                 return True

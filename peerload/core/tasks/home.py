@@ -259,7 +259,7 @@ class Home:
     def withdraw(self, task: HomeTask) -> None:
         """Withdraw the offer of a task, if one is out; it may start here again."""
         if task.phase is HomePhase.OFFERED:
-            self._state.clear_timer(timers.OfferTimeout.of(task.uid))
+            self._state.clear_timer(timers.OfferTimeout(task.uid.hex()))
             task.enter(HomePhase.WAITING)
             self._queue.release(task)
 
@@ -335,7 +335,7 @@ class Home:
     def rest(self, task: HomeTask, seconds: float) -> None:
         """Queued, but not considered for so long."""
         task.enter(HomePhase.RESTING)
-        self._state.set_timer_in(seconds, timers.Rest.of(task.uid))
+        self._state.set_timer_in(seconds, timers.Rest(task.uid.hex()))
 
     def rests_until_sure(self, task: HomeTask) -> bool:
         """Have it rest as long as another node may have it by a lease that the database has lost. → whether that may be."""
@@ -365,7 +365,7 @@ class Home:
         if task.phase is HomePhase.GATED:
             self.mediator.task_left_gate(task)
         elif task.phase is HomePhase.RESTING:
-            self._state.clear_timer(timers.Rest.of(task.uid))
+            self._state.clear_timer(timers.Rest(task.uid.hex()))
         self.mediator.task_placed(task, node)
 
     def take_back(self, task: HomeTask, node: str, reason: str, lease_s: float) -> None:
@@ -542,8 +542,8 @@ class Home:
 
     def _clear_timers(self, task: HomeTask) -> None:
         if task.record.node not in ("", self._state.node):  # a task that never left has none of these
-            self._state.clear_timer(timers.Lease.of(task.uid))
-            self._state.clear_timer(timers.QueryDue.of(task.uid))
+            self._state.clear_timer(timers.Lease(task.uid.hex()))
+            self._state.clear_timer(timers.QueryDue(task.uid.hex()))
         if task.spec.time_limit_s:
             self._state.clear_timer(timers.TimeLimit(task.key))
 

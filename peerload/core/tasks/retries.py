@@ -154,9 +154,9 @@ class LostAttempts:
         self._state.count(metrics.OUTCOMES_UNKNOWN)
         node = task.record.node
         if node != self._state.node:
-            self._state.clear_timer(timers.Lease.of(task.uid))
+            self._state.clear_timer(timers.Lease(task.uid.hex()))
             if is_gone:
-                self._state.clear_timer(timers.QueryDue.of(task.uid))
+                self._state.clear_timer(timers.QueryDue(task.uid.hex()))
         task.enter(HomePhase.UNKNOWN)
         task.running_at = 0.0
         if task.lease is not None:

@@ -19,7 +19,7 @@ LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
 def timer(number: int) -> TimerExpired:
-    return TimerExpired(timers.Batch.of(number))
+    return TimerExpired(timers.Batch(str(number)))
 
 
 class Turns:

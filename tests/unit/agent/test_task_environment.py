@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peerload.agent.launcher.task_environment import HeldDevices, held_devices, variables
+from peerload.agent.launcher.client import HeldDevices, held_devices, task_variables
 from peerload.core.resources.devices import DeviceLedger, DeviceRequest
 from peerload.model.config import DeviceConfig, GpuConfig
 from peerload.model.resources import Device, DeviceMode, GpuShare, Profile, ResourceRequest
@@ -19,21 +19,21 @@ SOFT = (
 def test_advice_is_the_user_s_to_change_and_devices_are_not() -> None:
     held = HeldDevices(CARDS[:1], promised_bytes=20 * GIB)
     own = {name.encode(): b"mine" for name in (*SOFT, "CUDA_VISIBLE_DEVICES", "PEERLOAD_GPUS", "CUDA_DEVICE_ORDER")}
-    assert set(SOFT) <= variables(ResourceRequest(), held, (), {}).keys()
-    found = variables(ResourceRequest(), held, (), own)
+    assert set(SOFT) <= task_variables(ResourceRequest(), held, (), {}).keys()
+    found = task_variables(ResourceRequest(), held, (), own)
     assert not set(SOFT) & found.keys()
     assert found["CUDA_VISIBLE_DEVICES"] == "GPU-0"
 
 
 @each(("promised", "share"), [(20 * GIB, "0.25"), (80 * GIB, "1"), (GIB // 4, "0.01"), (27 * GIB, "0.337")])
 def test_jax_takes_no_more_than_was_promised(promised: int, share: str) -> None:
-    found = variables(ResourceRequest(), HeldDevices(CARDS[:2], promised_bytes=promised), (), {})
+    found = task_variables(ResourceRequest(), HeldDevices(CARDS[:2], promised_bytes=promised), (), {})
     assert found["XLA_PYTHON_CLIENT_MEM_FRACTION"] == share
 
 
 def test_what_is_not_known_is_not_said() -> None:
     nameless = Device("gpu:5", index=5)
-    found = variables(ResourceRequest(), HeldDevices((nameless,)), (), {})
+    found = task_variables(ResourceRequest(), HeldDevices((nameless,)), (), {})
     assert (found["CUDA_VISIBLE_DEVICES"], found["PEERLOAD_GPUS"]) == ("5", "5")
     assert not {"PEERLOAD_GPU_MEM_MB", "XLA_PYTHON_CLIENT_MEM_FRACTION"} & found.keys()
 
@@ -50,7 +50,7 @@ def test_what_was_given_is_what_the_ledger_says() -> None:
         DeviceConfig(kind="fpga", ids=("f0",), env={"A": "{ids}"}),
         DeviceConfig(kind="fpga", ids=("f1",), env={"B": "x"}),
     )
-    found = variables(request, held, config, {})
+    found = task_variables(request, held, config, {})
     assert found["CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-0"
     assert {"A": "f1", "B": "x", "PEERLOAD_FPGA": "f1"}.items() <= found.items()
 
@@ -58,6 +58,6 @@ def test_what_was_given_is_what_the_ledger_says() -> None:
     ledger.grant("other", ("nvidia:GPU-3",), DeviceRequest(alone, GpuConfig()), 0.0)
     held = held_devices("other", ("nvidia:GPU-3",), ledger)
     assert (held.mode, held.promised_bytes) == (DeviceMode.EXCLUSIVE, 72 * GIB - GIB // 2)
-    found = variables(alone, held, (), {})
+    found = task_variables(alone, held, (), {})
     assert (found["PEERLOAD_GPU_MEM_MB"], found["PEERLOAD_GPU_MODE"]) == (str(held.promised_bytes >> 20), "exclusive")
     assert held_devices("none", (), ledger) == HeldDevices()

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.cli.main import OPTIONS
-from peerload.cli.verbs import VERBS
+from peerload.cli.main import OPTIONS, VERBS
 from peerload.cli.verbs.completions import flags_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from peerload.cli.common import options
 from peerload.cli.common.command import command_options, task_name
-from peerload.cli.verbs import VERBS, load
+from peerload.cli.main import VERBS, load
 from peerload.cli.verbs.submit import array_ranges
 from peerload.client.submission import captured_variables, looks_secret, packed_variables
 from peerload.model.errors import BadRequest, UsageError

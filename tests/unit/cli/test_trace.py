@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.launcher.task_environment import child_traceparent
+from peerload.agent.launcher.client import child_traceparent
 from peerload.text.tasks import executors_of, trace_lines, trace_spans
 
 GIVEN = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"

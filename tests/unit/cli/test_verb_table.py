@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from peerload.cli.verbs import ALIASES, HIDDEN, SUGGESTIONS, VERBS, listed, suggested
+from peerload.cli.main import ALIASES, HIDDEN, SUGGESTIONS, VERBS, listed, suggested
 from tests.each import each
 from tests.unit.cli.fake_agent import FakeAgent, fixture_agent, peerload  # noqa: F401 -- one is a fixture
 

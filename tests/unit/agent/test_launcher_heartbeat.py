@@ -1,4 +1,4 @@
-"""Whether a launcher answers: asked now and then, called silent only if this agent itself ran."""
+"""Heartbeat of the launcher: asked now and then, called silent only if this agent itself ran."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from peerload.agent.launcher import client
-from peerload.agent.launcher.client import Heartbeat
+from peerload.agent.launcher import heartbeat
+from peerload.agent.launcher.heartbeat import Heartbeat
 from tests.support import PATIENCE_S
 
 
@@ -20,7 +20,7 @@ class Launcher:
         self.asked = 0
         self.said: list[bool] = []
         self._more = asyncio.Event()
-        self.pulse = Heartbeat(self._ask, self._say, 0.02, 0.02)
+        self.heartbeat = Heartbeat(self._ask, self._say, 0.02, 0.02)
 
     def _say(self, is_silent: bool, /) -> None:
         self.said.append(is_silent)
@@ -30,7 +30,7 @@ class Launcher:
         self.asked += 1
         self._more.set()
         if self.answers:
-            asyncio.get_running_loop().call_soon(self.pulse.received)
+            asyncio.get_running_loop().call_soon(self.heartbeat.received)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -42,11 +42,11 @@ class Launcher:
 def run(story: Callable[[Launcher], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         launcher = Launcher()
-        launcher.pulse.start()
+        launcher.heartbeat.start()
         try:
             await story(launcher)
         finally:
-            launcher.pulse.stop()
+            launcher.heartbeat.stop()
 
     asyncio.run(whole())
 
@@ -65,7 +65,7 @@ def test_one_that_says_nothing_is_silent_until_it_does() -> None:
         await launcher.until(lambda: launcher.said == [True])
         asked = launcher.asked
         launcher.answers = True
-        launcher.pulse.received()
+        launcher.heartbeat.received()
         assert launcher.said == [True, False]
         await launcher.until(lambda: launcher.asked > asked + 2)
         assert launcher.said == [True, False]
@@ -79,8 +79,8 @@ def test_an_agent_that_did_not_run_itself_waits_again() -> None:
         launcher.answers = False
         asked = launcher.asked
         await launcher.until(lambda: launcher.asked > asked)
-        threading.Event().wait(client.LATE_S + 0.2)  # the loop stands still
-        asyncio.get_running_loop().call_later(0.001, launcher.pulse.received)  # its answer lay unread
+        threading.Event().wait(heartbeat.LATE_S + 0.2)  # the loop stands still
+        asyncio.get_running_loop().call_later(0.001, launcher.heartbeat.received)  # its answer lay unread
         await launcher.until(lambda: launcher.asked > asked + 1)
         assert launcher.said == []
 

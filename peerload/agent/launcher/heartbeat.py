@@ -1,0 +1,102 @@
+"""Heartbeat between agent and launcher: a launcher that is stopped or hangs breaks no connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from peerload.agent.runtime import coalesced_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+ASK_EVERY_S = 10.0
+ANSWERS_WITHIN_S = 5.0
+WAITING_MAX = 16
+"""Bound on concurrent callers of `answers`."""
+LATE_S = 0.5
+"""If the agent itself was stalled for this long when the answer was due, the answer may be unread: it gets its time
+again."""
+
+
+class Heartbeat:
+    """ping(): sends a ping, one at a time. changed(is_silent): called when nothing was received for ``within_s`` after
+    a ping, and when something is received again."""
+
+    def __init__(
+        self,
+        ping: Callable[[], None],
+        changed: Callable[[bool], None],
+        every_s: float = ASK_EVERY_S,
+        within_s: float = ANSWERS_WITHIN_S,
+    ) -> None:
+        self._ping = ping
+        self._changed = changed
+        self._every_s = every_s
+        self._within_s = within_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        self._is_asked = False
+        self.is_silent = False
+        self._waiting: list[asyncio.Future[bool]] = []
+
+    def start(self) -> None:
+        """Begin; the launcher has just answered."""
+        self.stop()
+        self._schedule(self._every_s, self._send_ping)
+
+    def stop(self) -> None:
+        """Stop; one side is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._is_asked = self.is_silent = False
+
+    async def answers(self, within_s: float) -> bool:
+        """Ping now → whether anything is received within so many seconds."""
+        waiting = asyncio.get_running_loop().create_future()
+        if len(self._waiting) >= WAITING_MAX:
+            return False
+        self._waiting.append(waiting)
+        self._ping()
+        try:
+            async with asyncio.timeout(within_s):
+                return bool(await waiting)
+        except TimeoutError:
+            return False
+        finally:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+
+    def received(self) -> None:
+        """Note that something was received."""
+        self._is_asked = False
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(True)
+        self._waiting.clear()
+        if self.is_silent:
+            self.is_silent = False
+            self._changed(False)
+            self._schedule(self._every_s, self._send_ping)
+
+    def _schedule(self, seconds: float, call: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        seconds = coalesced_s(seconds)
+        self._due_s = loop.time() + seconds
+        self._timer = loop.call_later(seconds, call)
+
+    def _send_ping(self) -> None:
+        self._is_asked = True
+        self._ping()
+        self._schedule(self._within_s, self._check)
+
+    def _check(self) -> None:
+        if not self._is_asked:
+            self._schedule(max(self._every_s - self._within_s, 0.0), self._send_ping)
+        elif asyncio.get_running_loop().time() - self._due_s > LATE_S:
+            self._schedule(self._within_s, self._check)
+        else:
+            self.is_silent = True
+            self._changed(True)
