@@ -57,6 +57,7 @@ from peerload.agent.event_sources import (
 )
 from peerload.agent.files.attempts import AttemptFiles
 from peerload.agent.files.environments import Environments
+from peerload.agent.files.transfer import FileCacheSettings
 from peerload.agent.forwarding.request_router import RequestRouter
 from peerload.agent.forwarding.tunnels import ForwardedRequests, ForwardServer
 from peerload.agent.joining import CertificateRenewal, Enrollment, JoinServer, TrustDistribution
@@ -363,8 +364,9 @@ class Daemon:
         stdin = StdinForwarding(node, launcher, inbox, spool, inputs, fetches)
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
-        cache_bytes = size(config.files.cache)
-        files = AttemptFiles(state, cache_bytes, disk, spool, launcher, links, inbox, info, node, event_log)
+        limit_bytes, is_system = size(config.files.cache), config.mode == "system"
+        caches = FileCacheSettings(state / "files", limit_bytes, disk.low_bytes, is_system, info.counters)
+        files = AttemptFiles(caches, spool, launcher, links, inbox, node, event_log)
 
         self.energy = energy = EnergySensors(
             config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put

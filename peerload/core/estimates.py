@@ -29,7 +29,7 @@ from peerload.model.resources import MIB
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from peerload.core.work import Work
     from peerload.model.task import Exit, TaskSpec
@@ -119,7 +119,7 @@ _INTERPRETER = re.compile(
 
 class DurationEstimates:
     """One per node. At most ``commands_kept_max`` keys (those not seen for longest are forgotten) with the last
-    ``durations_kept_max`` runs each; ``all``: the last runs of any; ``gpu``: what those took of GPUs. ``learned(keys)`` is called when a run was added."""
+    ``durations_kept_max`` runs each; ``all``: the last runs of any; ``gpu``: what those took of GPUs."""
 
     def __init__(self, commands_kept_max: int, durations_kept_max: int) -> None:
         self._durations_kept_max = durations_kept_max
@@ -130,7 +130,7 @@ class DurationEstimates:
         self._keyed: tuple[TaskSpec | None, Keys] = (None, ())
         self._taught: tuple[Keys, tuple[PastDurations, ...]] = ((), ())
         self._asked: tuple[Keys, PastDurations | None] = ((), None)
-        self.learned: Callable[[Keys], None] | None = None
+        self._backlog: BacklogEstimate | None = None
 
     def __len__(self) -> int:
         return len(self._commands)
@@ -150,8 +150,14 @@ class DurationEstimates:
             self._taught = keys, tuple(self._newest(key) for key in keys)
         for runs in self._taught[1]:
             runs.add(duration_s, log_s)
-        if self.learned is not None:
-            self.learned(keys)
+        if self._backlog is not None:
+            self._backlog.learned(keys)
+
+    def backlog(self) -> BacklogEstimate:
+        """The estimate of the waiting work of this node; there is one, and it follows every run that is learned."""
+        if self._backlog is None:
+            self._backlog = BacklogEstimate(self)
+        return self._backlog
 
     def past(self, keys: Keys) -> PastDurations | None:
         """The runs that tell most of this command; None if nothing like it was seen."""
@@ -232,7 +238,6 @@ class BacklogEstimate:
         self._commands: dict[bytes, _Waiting] = {}
         self._known_s = 0.0
         self._unknown = 0
-        history.learned = self._learned
 
     def add(self, work: Work) -> None:
         """Work waits here."""
@@ -263,7 +268,8 @@ class BacklogEstimate:
         """Seconds on the reference machine."""
         return max(self._known_s, 0.0) + self._unknown * self._history.mean_s
 
-    def _learned(self, keys: Keys) -> None:
+    def learned(self, keys: Keys) -> None:
+        """A run of this command was learned."""
         command = self._commands.get(keys[0])
         if command is not None:
             self._take_out(command)

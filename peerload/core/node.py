@@ -556,7 +556,7 @@ class Node:
             case timers.GossipDue():
                 self.membership.timer(timer.kind, timer.subject)
                 self._gossiped()
-            case timers.Wake():
+            case timers.WakeTimeout():
                 self.membership.waking.overdue(timer.node)
             case timers.RegionSettled():
                 self.sharing.information.region_held()

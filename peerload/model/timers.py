@@ -200,7 +200,7 @@ class GossipDue(_Timer, frozen=True, tag="gossip"):
     subject: str = ""
 
 
-class Wake(_Timer, frozen=True, tag="wake"):
+class WakeTimeout(_Timer, frozen=True, tag="wake"):
     """A node that was asked to wake should be there by now."""
 
     node: str
@@ -235,7 +235,7 @@ Timer = (
     | Paired
     | RetryDue
     | Inbound
-    | Wake
+    | WakeTimeout
     | GossipDue
 )
 

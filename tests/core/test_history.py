@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.estimates import DURATION_S_AT_FIRST, BacklogEstimate, DurationEstimates, command_keys
+from peerload.core.estimates import DURATION_S_AT_FIRST, DurationEstimates, command_keys
 from peerload.core.sharing.information import task_view
 from peerload.core.work import Work
 from peerload.model import actions, events, messages
@@ -153,7 +153,7 @@ def test_durations_are_those_of_the_reference_machine() -> None:
 
 def test_the_backlog_is_the_sum_of_what_is_expected() -> None:
     known = taught([(spec("a"), 4.0), (spec("b"), 2.0)])
-    waiting = BacklogEstimate(known)
+    waiting = known.backlog()
     for name in "aab":
         waiting.add(work(name))
     assert waiting.expected_s == 10.0

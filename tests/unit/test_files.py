@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.files.transfer import FileCaches
+from peerload.agent.files.transfer import FileCaches, FileCacheSettings
 from peerload.files import manifest, snapshot, tree, work
 from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest
 from peerload.files.store import BlockStore, NoRoom
@@ -514,7 +514,8 @@ def test_a_disk_that_has_become_full_takes_new_files_at_the_cost_of_unused_ones(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BlockStore, "_free_bytes", lambda self: 5 * BLOCK_BYTES - self.size_bytes)
-    caches = FileCaches(tmp_path / "files", LIMIT_BYTES, 0, None, Counter(), set, has_users=False)  # type: ignore[arg-type]
+    settings = FileCacheSettings(tmp_path / "files", LIMIT_BYTES, 0, has_users=False, counters=Counter())
+    caches = FileCaches(settings, None, set)  # type: ignore[arg-type]
     cache, taken = caches.of(""), []
     for _ in range(2):
         (home / "file").write_bytes(os.urandom(2 * BLOCK_BYTES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ TOP_LEVEL = {
 }  # fmt: skip
 POLICY_LINES_MAX = 150
 FOLDER_FILES_MAX = 25
+PARAMETERS_MAX = 7
 
 
 def tracked_or_new() -> list[Path]:
@@ -122,6 +124,35 @@ def test_a_folder_of_many_files_says_why() -> None:
         files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
         docstring = (folder / "__init__.py").read_text(encoding="utf-8") if len(files) > FOLDER_FILES_MAX else ""
         assert len(files) <= FOLDER_FILES_MAX or f"More than {FOLDER_FILES_MAX} files, because" in docstring, name
+
+
+def classes() -> list[tuple[Path, ast.ClassDef]]:
+    """The public classes of the product with their files."""
+    files = sorted([*(ROOT / "peerload").rglob("*.py"), *(ROOT / "policies").rglob("*.py")])
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
+    return [
+        (path, node)
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    files: dict[str, list[str]] = {}
+    for path, node in classes():
+        files.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: places for name, places in files.items() if len(places) > 1} == {}
+
+
+def test_no_constructor_takes_more_than_seven_parameters() -> None:
+    found = {}
+    for path, node in classes():
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                number = len(part.args.posonlyargs + part.args.args + part.args.kwonlyargs) - 1
+                found[f"{path.relative_to(ROOT)} {node.name}"] = number
+    assert {name: number for name, number in found.items() if number > PARAMETERS_MAX} == {}
 
 
 def test_the_version_is_one() -> None:

@@ -43,12 +43,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
     from pathlib import Path
 
-    from peerload.agent.files.transfer import Fetch
+    from peerload.agent.files.transfer import Fetch, FileCacheSettings
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
-    from peerload.agent.runtime import AgentInfo, Inbox
-    from peerload.agent.store.disk_space import DiskSpace
+    from peerload.agent.runtime import Inbox
     from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
@@ -283,22 +282,17 @@ class AttemptFiles:
 
     def __init__(
         self,
-        state: Path,
-        limit_bytes: int,
-        disk: DiskSpace,
+        settings: FileCacheSettings,
         spool: Spool,
         launcher: LauncherLink,
         links: PeerLinks,
         inbox: Inbox,
-        info: AgentInfo,
         node: Node,
         event_log: EventLog,
     ) -> None:
-        self._own_name, directory = info.config.node, state / "files"
-        self._is_system = info.config.mode == "system"
-        self.caches = FileCaches(
-            directory, limit_bytes, disk.low_bytes, links, info.counters, self._in_use, has_users=self._is_system
-        )
+        self._own_name, directory = node.state.node, settings.directory
+        self._is_system = settings.has_users
+        self.caches = FileCaches(settings, links, self._in_use)
         self._launcher = launcher
         self._user_work = UserWork(launcher, directory / "work") if self._is_system else None
         self._spool = spool

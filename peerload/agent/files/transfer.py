@@ -19,7 +19,7 @@ import itertools
 import logging
 import shutil
 import threading
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 from peerload.agent.runtime import Workers, trim_memory
 from peerload.files.manifest import BLOCK_BYTES, decode_root
@@ -368,33 +368,31 @@ class FileCache:
         return self.store.has(manifest) or not self.store.missing_of(manifest)
 
 
+class FileCacheSettings(NamedTuple):
+    """Place and bounds of the caches of one agent. free_bytes_min: free room on the disk that they leave; has_users: each user of the
+    machine has one."""
+
+    directory: Path
+    limit_bytes: int
+    free_bytes_min: int
+    has_users: bool
+    counters: Counter[str]
+
+
 class FileCaches:
     """The caches, by the owner key of their user; without users there is one. in_use: the manifests that tasks need."""
 
-    def __init__(
-        self,
-        directory: Path,
-        limit_bytes: int,
-        free_bytes_min: int,
-        links: PeerLinks,
-        counters: Counter[str],
-        in_use: Callable[[], set[bytes]],
-        *,
-        has_users: bool,
-    ) -> None:
-        self._directory = directory
-        self.limit_bytes = limit_bytes
-        self._free_bytes_min = free_bytes_min
+    def __init__(self, settings: FileCacheSettings, links: PeerLinks, in_use: Callable[[], set[bytes]]) -> None:
+        self._directory, self.limit_bytes, self._free_bytes_min, self._has_users, self._counters = settings
         self._links = links
-        self._counters = counters
         self._in_use = in_use
         self.pinned: frozenset[bytes] = frozenset()
-        self._has_users = has_users
         self.threads = Workers(THREADS), Workers(THREADS)
         self._caches: dict[str, FileCache] = {}
-        if not has_users:
-            self._caches[""] = FileCache(self, BlockStore(directory, limit_bytes, free_bytes_min), links, counters)
-        for path in directory.glob("users/*"):
+        if not self._has_users:
+            store = BlockStore(self._directory, self.limit_bytes, self._free_bytes_min)
+            self._caches[""] = FileCache(self, store, links, self._counters)
+        for path in self._directory.glob("users/*"):
             self._open_user(path.name)
             if not self._caches[path.name].store.size_bytes:
                 self._caches.pop(path.name).store.close()

@@ -19,10 +19,10 @@ import msgspec
 from peerload.agent.runtime import now
 from peerload.agent.sensors.power import (
     Hwmon,
-    Model,
     PowercapCounters,
     PowerCommand,
-    Source,
+    PowerModel,
+    PowerSource,
     curve_of,
     processor,
     store_profile,
@@ -197,9 +197,9 @@ class EnergySensors:
         self.command = PowerCommand(config.energy.power_cmd)
         self._hwmon = Hwmon(config.energy.hwmon)
         self._counters, self._platform = PowercapCounters(), PowercapCounters(is_platform=True)
-        self._model = Model("node")
-        self._sources: tuple[Source, ...] = (self.command, self._hwmon, self._counters, self._model)
-        self._active: Source = self._model
+        self._model = PowerModel("node")
+        self._sources: tuple[PowerSource, ...] = (self.command, self._hwmon, self._counters, self._model)
+        self._active: PowerSource = self._model
         self._integrals: dict[str, Integral] = {}
         self._told_s: dict[str, float] = {}
         self._drift = Drift()
@@ -208,7 +208,7 @@ class EnergySensors:
         self._sampled_s = self._checkpoint.at_s
         self._samples = 0
         self._joules, self._gap_s = self._checkpoint.joules, self._checkpoint.gap_s
-        self._used_sources: dict[Source, None] = {}
+        self._used_sources: dict[PowerSource, None] = {}
         self._cards: dict[str, DomainEnergy] = {}
         self._bucket: Totals | None = None
         self.watts: float | None = None

@@ -57,7 +57,7 @@ BUSY_SHARE = 0.1
 _WATTS = re.compile(rb"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*(?:W|watts?)?\s*", re.IGNORECASE)
 
 
-class Source:
+class PowerSource:
     """A sensor of power. why: why it tells nothing, "" if it does; watts: the last reading."""
 
     name = ""
@@ -83,7 +83,7 @@ class Source:
         return False
 
 
-class _OfReadings(Source):
+class _OfReadings(PowerSource):
     """A sensor that tells watts now and then."""
 
     silent_s = HOLD_S
@@ -248,7 +248,7 @@ def _micro(file: Path, most: float = WATTS_MAX) -> float | None:
     return value if 0.0 <= value <= most else None
 
 
-class PowercapCounters(Source):
+class PowercapCounters(PowerSource):
     """The zones of powercap that are added up: packages and memory; or the one of the whole platform."""
 
     name = "powercap"
@@ -287,7 +287,7 @@ class PowercapCounters(Source):
         return EnergyDelta(joules, gap_s)
 
 
-class Model(Source):
+class PowerModel(PowerSource):
     """Power by the load alone: from the curve that the node tells."""
 
     name = "model"

@@ -250,7 +250,7 @@ class Waking:
         self._state.actions.append(WakePeer(node))
         for peer in self._near(node, everywhere=tries > 0):
             self._state.send(peer, messages.Wake(node))
-        self._state.set_timer_in(self.wake_s(node), timers.Wake(node))
+        self._state.set_timer_in(self.wake_s(node), timers.WakeTimeout(node))
         if not tries:
             self._state.note("node", "waking", node=node, reason=reason)
 
@@ -299,7 +299,7 @@ class Waking:
         if node in self._under_way:
             began_s, _ = self._under_way.pop(node)
             self.took_s[node] = max(self._state.now.boot_s - began_s, 1.0)
-            self._state.clear_timer(timers.Wake(node))
+            self._state.clear_timer(timers.WakeTimeout(node))
 
     def _rested(self, node: str) -> None:
         """Tasks that waited for this node to wake look for a place again."""

@@ -445,6 +445,10 @@ class DeviceLedger:
             profile.devices or tuple(Device(f"gpu:{number}", index=number) for number in range(profile.gpus))
         )
 
+    def keep(self, devices: Mapping[str, object]) -> None:
+        """Keep the devices with these ids, now and whenever the map changes, for those who wait for them."""
+        self.kept = devices
+
     def set_devices(self, devices: Iterable[Device]) -> None:
         """These are the node's devices. One that is gone but was given to somebody stays, and is not given again."""
         before, self.states = self.states, {}

@@ -201,7 +201,7 @@ class Backfill:
         self._replaced: dict[str, Reservation] = {}
         """By device: the reservation that a hard one took the place of, which kept the device from all looked at before."""
         self._soft = self._hard = 0
-        ledger.kept = self._by_device
+        ledger.keep(self._by_device)
 
     def may_reserve(self, *, is_hard: bool) -> bool:
         """True if one more that waits may have something kept for it."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.estimates import BacklogEstimate
 from peerload.core.resources.admission import DeviceQueue
 from peerload.core.work import UntouchedMembers
 from peerload.model import metrics
@@ -21,6 +20,7 @@ from peerload.model import metrics
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from peerload.core.estimates import BacklogEstimate
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState
     from peerload.core.work import HomeTask, Work
@@ -240,7 +240,7 @@ class WaitingQueue:
         """The time that all waiting tasks are expected to take on the reference machine; nothing is kept of it before the first
         who asks, a load policy."""
         if self._backlog is None:
-            self._backlog = BacklogEstimate(self._state.history)
+            self._backlog = self._state.history.backlog()
             for work in self.as_it_is():
                 self._backlog.add(work)
         return self._backlog.expected_s

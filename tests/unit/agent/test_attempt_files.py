@@ -15,7 +15,7 @@ import pytest
 from peerload.agent.accounts import TaskUser
 from peerload.agent.files import attempts
 from peerload.agent.files.attempts import AttemptFiles, AttemptNote
-from peerload.agent.files.transfer import Fetch
+from peerload.agent.files.transfer import Fetch, FileCacheSettings
 from peerload.agent.output.spool import Spool
 from peerload.files import manifest, work
 from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
@@ -36,13 +36,12 @@ SPEC = TaskSpec((b"true",), SCRATCH, files=TaskFiles(bytes(32)))
 def files_of(
     state: Path, came: list[Any], mode: str = "user", limit_bytes: int = 1 << 30, links: Any = None
 ) -> AttemptFiles:
-    info: Any = SimpleNamespace(config=SimpleNamespace(mode=mode, node="n"), counters=Counter())
-    home: Any = SimpleNamespace(home=SimpleNamespace(tasks={}, by_id={}))
-    disk: Any = SimpleNamespace(low_bytes=0)
+    home: Any = SimpleNamespace(home=SimpleNamespace(tasks={}, by_id={}), state=SimpleNamespace(node="n"))
     inbox: Any = SimpleNamespace(put=came.append)
     launcher: Any = SimpleNamespace(run="", forget=came.append)
     event_log: Any = SimpleNamespace(record=lambda *_, **__: None)
-    return AttemptFiles(state, limit_bytes, disk, Spool(state), launcher, links, inbox, info, home, event_log)
+    settings = FileCacheSettings(state / "files", limit_bytes, 0, has_users=mode == "system", counters=Counter())
+    return AttemptFiles(settings, Spool(state), launcher, links, inbox, home, event_log)
 
 
 async def others() -> None:

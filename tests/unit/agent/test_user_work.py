@@ -15,7 +15,7 @@ import pytest
 from peerload.agent.accounts import TaskUser
 from peerload.agent.files import attempts
 from peerload.agent.files.attempts import UserWork, WorkLost
-from peerload.agent.files.transfer import FileCache, FileCaches
+from peerload.agent.files.transfer import FileCache, FileCaches, FileCacheSettings
 from peerload.files import as_user
 from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
 from peerload.files.store import NoRoom
@@ -64,7 +64,9 @@ async def heard(reader: asyncio.StreamReader) -> Any:
 
 def caches_at(state: Path, limit_bytes: int = 1 << 24) -> FileCaches:
     links: Any = None
-    return FileCaches(state / "files", limit_bytes, 0, links, Counter(), set, has_users=True)
+    return FileCaches(
+        FileCacheSettings(state / "files", limit_bytes, 0, has_users=True, counters=Counter()), links, set
+    )
 
 
 def run(state: Path, plays: Any, *, limit_bytes: int = 1 << 24, held: bytes = TEXT) -> tuple[Any, Launcher]:
