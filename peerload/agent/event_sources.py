@@ -380,7 +380,7 @@ class OwnProcesses(Protocol):
 
     PREFIX: str
 
-    def heard(self, event: Event, /) -> None:
+    def event_received(self, event: Event, /) -> None:
         """Take an event about one of them."""
 
     def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit], /) -> None:
@@ -407,7 +407,7 @@ class LauncherEvents:
             return
         key = getattr(event, "key", "")
         if key.startswith(self._prefixes):
-            next(own for own in self._own if key.startswith(own.PREFIX)).heard(event)
+            next(own for own in self._own if key.startswith(own.PREFIX)).event_received(event)
             return
         if isinstance(event, events.LauncherReady):
             event = self.without_own(event)
@@ -605,7 +605,7 @@ class BusPeers:
         self._peers: BoundedDict[str, tuple[str, int]] = BoundedDict(PEERS_MAX)
         """Boot id of each node, and the number of advice messages since it was heard."""
 
-    def heard(self, envelope: Envelope) -> None:
+    def received(self, envelope: Envelope) -> None:
         """A peer is on MQTT."""
         self._peers[envelope.src] = (envelope.src_boot, 0)
 
@@ -654,7 +654,7 @@ class BusEvents:
             self._security.counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason="revoked node")] += 1
             self._security.report("J4", envelope.src, "a message over MQTT, though it was revoked")
             return
-        self._bus_peers.heard(envelope)
+        self._bus_peers.received(envelope)
         body = envelope.body
         if isinstance(body, State):
             if body.identity.address and self._links.learn(body.identity):

@@ -274,6 +274,6 @@ def report_damage(notices: list[str], store: Store, journal: EventLog) -> list[s
             f"{len(unreadable)} other rows of the database cannot be read; see:  peerload events --what store"
         )
     if store.lost is not None:  # its event is in the database already
-        notices.append(store.lost.words(store.node))
+        notices.append(store.lost.message(store.node))
         log.error("%s", notices[-1])
     return notices

@@ -121,7 +121,7 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    def told(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """As the answer to `stats` has it: bounds, counts of each bucket (one more than bounds), sum."""
         return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
 

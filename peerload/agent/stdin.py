@@ -380,7 +380,7 @@ class StdinFetch:
         reader, link = await self._links.open_stream(guest.home, (InputChunk, InputEnd, InputWindow))
         self._link = link
         try:
-            self._tell()
+            self._report_progress()
             while not self.is_closed:
                 message = await reader.next(link, f"the input of {guest.task}")
                 if isinstance(message, InputChunk):
@@ -427,16 +427,16 @@ class StdinFetch:
         if is_closed and not self.is_closed and not (self.has_ended and self.guest.spec.terminal is not None):
             self.is_closed = True
             if self._link is not None and self.work is not None:  # else the next one tells it first of all
-                self._tell()
+                self._report_progress()
                 self.work.cancel()
         elif self.fed_bytes - self._told_bytes >= REPORT_EVERY_BYTES:
-            self._tell()
+            self._report_progress()
 
     def _punch(self) -> None:
         if self._holes.punch_file(self.path, self._punched_bytes, self.fed_bytes - self._punched_bytes):
             self._punched_bytes = self.fed_bytes
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         """Tell the home how much was read: it may drop that, and send on."""
         if self._link is None:
             return

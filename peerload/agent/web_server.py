@@ -36,7 +36,7 @@ class WebServer:
         self._info = info
         self._journal = journal
 
-    def _words(self) -> list[str]:
+    def _command_line(self) -> list[str]:
         config = self._info.config
         words = [
             sys.executable,
@@ -73,7 +73,9 @@ class WebServer:
         own = child_environment() | {"PEERLOAD_WEB_CHILD": "1"}
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         try:
-            process = await asyncio.create_subprocess_exec(*self._words(), stdin=pipe, stdout=null, env=own, cwd="/")
+            process = await asyncio.create_subprocess_exec(
+                *self._command_line(), stdin=pipe, stdout=null, env=own, cwd="/"
+            )
         except OSError as error:
             log.warning("cannot start the web server: error=%s", error)
             return -1

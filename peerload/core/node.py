@@ -521,9 +521,9 @@ class Node:
                     self.state.count(metrics.STATES_FORGED)
                     self.state.broken(rules.ROLES_CHECKED, src, "a state told in another's name")
             case messages.DirectoryTold():
-                self.membership.directory_told(src, message)
+                self.membership.directory_answered(src, message)
             case messages.Wake():
-                self.membership.waking.asked_for(message.node)
+                self.membership.waking.wake_requested(message.node)
             case messages.Leaving():
                 self.membership.left(src)
             case _:

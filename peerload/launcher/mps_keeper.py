@@ -57,7 +57,7 @@ class Keeper:
         self._busy: set[int] = set()
         self._gone_clients: dict[int, bool] = {}
 
-    def _say(self, line: str = "", *flags: str) -> str:
+    def _ask_daemon(self, line: str = "", *flags: str) -> str:
         """Run the program, with a line for the daemon → its answer. Raises DaemonFailed."""
         try:
             done = subprocess.run(
@@ -78,15 +78,15 @@ class Keeper:
     def start(self) -> None:
         """Start the daemon, and wait until it answers. Raises DaemonFailed."""
         try:
-            self._say("", "-d")
-            float(self._say("get_default_active_thread_percentage"))
+            self._ask_daemon("", "-d")
+            float(self._ask_daemon("get_default_active_thread_percentage"))
         except ValueError as error:
             raise DaemonFailed(f"the daemon does not answer: {error}") from None
         self.state["places"] = self._places
 
     def look(self) -> None:
         """Ask for servers and clients. Raises DaemonFailed."""
-        servers, clients = set(_numbers(self._say("get_server_list"))), []
+        servers, clients = set(_numbers(self._ask_daemon("get_server_list"))), []
         for pid in self._servers.keys() - servers:
             self._gone(pid)
         for pid in servers:
@@ -98,10 +98,10 @@ class Keeper:
                     self._servers[pid] = -1
                     self._gone(pid)
                     continue
-            of_server = _numbers(self._say(f"get_client_list {pid}"))
+            of_server = _numbers(self._ask_daemon(f"get_client_list {pid}"))
             clients += of_server
             self._end_gone(pid, of_server)
-            has_failed = bool(of_server) and self._say(f"get_server_status {pid}").upper().endswith("FAULT")
+            has_failed = bool(of_server) and self._ask_daemon(f"get_server_status {pid}").upper().endswith("FAULT")
             if has_failed and pid in self._busy:
                 self._faults += 1
             if has_failed or not of_server:
@@ -118,7 +118,7 @@ class Keeper:
             is_gone = _is_gone(pid)
             if is_gone and self._gone_clients.get(pid):
                 with contextlib.suppress(DaemonFailed):
-                    self._say(f"terminate_client {server} {pid}")
+                    self._ask_daemon(f"terminate_client {server} {pid}")
             if pid in self._gone_clients or not is_gone:
                 self._gone_clients[pid] = is_gone
 
@@ -138,7 +138,7 @@ class Keeper:
         for pid in [pid for pid, descriptor in self._servers.items() if descriptor in ended]:
             self._gone(pid)
 
-    def tell(self) -> None:
+    def write_state(self) -> None:
         """Write the state."""
         self.state["faults"] = self._faults
         self.state["at"] = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -153,7 +153,7 @@ class Keeper:
             pids.append(int(Path(self.home, "pipe", PID_FILE).read_text(encoding="ascii")))
         try:
             if self.state["places"]:
-                self._say("quit")
+                self._ask_daemon("quit")
         except DaemonFailed:
             for pid in pids:
                 with contextlib.suppress(OSError):
@@ -191,12 +191,12 @@ def main() -> None:
         keeper.start()
         while True:
             keeper.look()
-            keeper.tell()
+            keeper.write_state()
             keeper.wait()
-            keeper.tell()
+            keeper.write_state()
     except DaemonFailed as error:
         keeper.state["why"] = str(error)
-        keeper.tell()
+        keeper.write_state()
         raise SystemExit(1) from None
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

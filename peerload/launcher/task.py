@@ -359,15 +359,15 @@ def with_shortage(record: ExitRecord, use: MemoryUse, node: str, stderr: str) ->
     if use.peak_bytes:
         record = record.replace(usage=record.usage.replace(memory_bytes_max=use.peak_bytes))
     if use.kills:
-        words = _words(use, node, use.peak_bytes) if use.is_own else "killed: the machine ran out of memory"
+        words = _oom_text(use, node, use.peak_bytes) if use.is_own else "killed: the machine ran out of memory"
         return _because(record, words)
     if use.is_refused and use.limit_bytes and record.exit_code and record.signal in _GIVES_UP:
         assert record.usage is not None
         peak_bytes = record.usage.memory_bytes_max
         if peak_bytes >= use.limit_bytes * REFUSED_SHARE:
-            return _because(record, _words(use, node, peak_bytes))
-        if _says_so(stderr):
-            return _because(record, f"{_words(use, node, peak_bytes)}, and was refused more")
+            return _because(record, _oom_text(use, node, peak_bytes))
+        if _reports_oom(stderr):
+            return _because(record, f"{_oom_text(use, node, peak_bytes)}, and was refused more")
     return record
 
 
@@ -378,18 +378,18 @@ def _because(record: ExitRecord, words: str) -> ExitRecord:
     return record.replace(reason=f"ended; a process of it was killed: {words.removeprefix('killed: ')}")
 
 
-def _words(use: MemoryUse, node: str, peak_bytes: int) -> str:
+def _oom_text(use: MemoryUse, node: str, peak_bytes: int) -> str:
     where = f" on {node}" if node else ""
-    peak = f", peak {size_words(peak_bytes)}" if peak_bytes else ""
-    return f"out of memory{where}: limit {size_words(use.limit_bytes)}{peak}"
+    peak = f", peak {size_text(peak_bytes)}" if peak_bytes else ""
+    return f"out of memory{where}: limit {size_text(use.limit_bytes)}{peak}"
 
 
-def size_words(size_bytes: int) -> str:
+def size_text(size_bytes: int) -> str:
     """Size in GiB or MiB: ``2.0 GiB``."""
     return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / 2**20:.1f} MiB"
 
 
-def _says_so(path: str) -> bool:
+def _reports_oom(path: str) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -121,20 +121,6 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, cach
         limits = {name: getattr(other, name) for name in ("off_w", "wake_s", "may_sleep")}
         return msgspec.structs.replace(self, **limits)
 
-    def told(self, points: int = POINTS_MAX) -> tuple[float, ...]:
-        """Points for other nodes, at most so many."""
-        return resampled(self.watts, points) if len(self.watts) > points else self.watts
-
-
-def resampled(watts: tuple[float, ...], points: int) -> tuple[float, ...]:
-    """Resample a curve to so many points."""
-    last, found = len(watts) - 1, []
-    for number in range(points):
-        at = number / (points - 1) * last
-        step = min(int(at), last - 1)
-        found.append(watts[step] + (watts[step + 1] - watts[step]) * (at - step))
-    return tuple(found)
-
 
 def estimated_curve(threads: int, cores: int = 0, peak_w: float = 0.0) -> PowerCurve:
     """SPECpower-shaped guess for a node of which nothing is measured. peak_w: at full load, 0 = not known."""

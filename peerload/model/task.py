@@ -319,7 +319,7 @@ WORDS_MAX = 200
 """Bound on the reason of the failure of a task that others wait for, in characters."""
 
 
-def failed_words(task: str, *, is_cancelled: bool, reason: str) -> str:
+def failure_text(task: str, *, is_cancelled: bool, reason: str) -> str:
     """Text about a task that has not succeeded, for those that wait for it."""
     return f"{task} was cancelled" if is_cancelled else f"{task} failed ({reason})"[:WORDS_MAX]
 

@@ -56,11 +56,11 @@ def validation_error_text(error: Exception) -> str:
     if where is not None:
         text = text[: where.start()]
         place = where["path"].replace("[...]", "").lstrip(".")
-    said = _said(text)
+    said = _plain_text(text)
     return f"{place}: {said}" if place else said
 
 
-def _said(text: str) -> str:
+def _plain_text(text: str) -> str:
     for pattern, words in _NAMED:
         if (named := pattern.match(text)) is not None:
             return words.format(*named.groups())

@@ -94,11 +94,11 @@ def reboot_deadline(patch: pytest.MonkeyPatch) -> None:
 def swim_reassign(patch: pytest.MonkeyPatch) -> None:
     """R6: a task is taken from a node as soon as that is called dead, whatever was asked of it."""
 
-    def called_dead(self: LostAttempts, task: HomeTask) -> None:
+    def declared_dead(self: LostAttempts, task: HomeTask) -> None:
         if task.phase is HomePhase.AWAY:
             self._lose(task, "called dead", took_down="", last_node=task.record.node, rests=False)
 
-    patch.setattr(LostAttempts, "called_dead", called_dead)
+    patch.setattr(LostAttempts, "declared_dead", declared_dead)
 
 
 def no_expiry(patch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def dead_home_is_over(patch: pytest.MonkeyPatch) -> None:
         peer = self._membership.get(home)
         if peer is not None and peer.state is PeerState.DEAD:
             for name in list(self._elsewhere.get(home, ())):
-                self._heard(self._awaited[name], TaskOutcome(name, is_over=True))
+                self._outcome_received(self._awaited[name], TaskOutcome(name, is_over=True))
         ask(self, home)
 
     patch.setattr(Dependencies, "ask", ask_or_assume)

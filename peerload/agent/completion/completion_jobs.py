@@ -171,21 +171,21 @@ class CompletionJobs:
             await self._failed(job, (error.strerror or why) if isinstance(error, OSError) else why)
         else:
             if state:
-                self._tell(job, state, reason)
+                self._report(job, state, reason)
             await self._store.keep(JobDone(job.number))
 
     async def _failed(self, job: DueJob, why: str) -> None:
         tries = job.tries + 1
         if tries >= TRIES_MAX:
-            self._tell(job, "abandoned", f"{FAILURES[job.kind]}: {why} ({tries} tries)")
+            self._report(job, "abandoned", f"{FAILURES[job.kind]}: {why} ({tries} tries)")
             await self._store.keep(JobDone(job.number))
             return
         pause_s = min(PAUSE_S * 2.0**job.tries, PAUSE_S_MAX)
         if not job.tries:
-            self._tell(job, "postponed", f"{FAILURES[job.kind]}: {why}; it is tried again")
+            self._report(job, "postponed", f"{FAILURES[job.kind]}: {why}; it is tried again")
         await self._store.keep(JobPostponed(job.number, tries, time.time() + pause_s, why[:500]))
 
-    def _tell(self, job: DueJob, state: str, reason: str) -> None:
+    def _report(self, job: DueJob, state: str, reason: str) -> None:
         if _is_of_files(state, reason):
             self._outcomes[job.counter, job.member] = state, reason
         log.log(

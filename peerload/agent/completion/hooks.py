@@ -127,13 +127,13 @@ class NodeHooks:
             except asyncio.QueueFull:
                 self._count("dropped")
                 if not self._is_full:
-                    self._tell("dropped", hook, target, facts, f"{WAITING_MAX} wait already; more may be dropped")
+                    self._report("dropped", hook, target, facts, f"{WAITING_MAX} wait already; more may be dropped")
                 self._is_full = True
 
     def _count(self, outcome: str) -> None:
         self._info.counters[labelled(metrics.HOOKS, outcome=outcome)] += 1
 
-    def _tell(self, state: str, hook: str, target: str, facts: dict[str, str], why: str) -> None:
+    def _report(self, state: str, hook: str, target: str, facts: dict[str, str], why: str) -> None:
         reason = f"{hook}: {notification.shown(target)}: {why}".replace("\n", " ")
         log.warning("hook %s: task=%s %s", state, facts.get("TASK_ID", ""), reason)
         task, node = facts.get("TASK_ID", ""), "" if "TASK_ID" in facts else facts["NODE"]
@@ -154,7 +154,7 @@ class NodeHooks:
             code, said = await self._deliver(target, facts)
             self._count("failed" if code else "delivered")
             if code:
-                self._tell("failed", hook, target, facts, said or f"exit code {code}")
+                self._report("failed", hook, target, facts, said or f"exit code {code}")
 
     async def _deliver(self, target: str, facts: dict[str, str]) -> tuple[int, str]:
         """Deliver one, in some tries → 0, or the exit code of the last, and what it printed."""
@@ -223,7 +223,7 @@ class NotifyHooks:
 
     # -- the launcher --------------------------------------------------------------------------------------------------
 
-    def heard(self, event: Event) -> None:
+    def event_received(self, event: Event) -> None:
         """Take an event about one of these commands."""
         if isinstance(event, TaskEnded):
             self._end(event.key, event.exit)

@@ -246,7 +246,7 @@ class Retention:
         config = self._info.config
         oldest = self._store.date.now() - config.ended_kept_s
         gone = await self._remover.remove(RemovalCriteria(before=oldest))
-        self._tell(gone, f"they ended more than {config.ended_kept_s / 86_400:g} days ago")
+        self._report_removal(gone, f"they ended more than {config.ended_kept_s / 86_400:g} days ago")
         await self._enforce_number()
         await self._enforce_size()
         await self._output.cut_old(self._store.date.now())
@@ -260,9 +260,9 @@ class Retention:
             return
         why = f"more than {most} ended tasks were kept"
         gone = await self._trim(excess, most, outputs_only=False)
-        self._tell(gone, f"{why}, and of these submissions more than others have")
+        self._report_removal(gone, f"{why}, and of these submissions more than others have")
         if gone.tasks < excess:
-            self._tell(await self._remover.remove(RemovalCriteria(keep=most)), why)
+            self._report_removal(await self._remover.remove(RemovalCriteria(keep=most)), why)
 
     async def _enforce_size(self) -> None:
         most = self._info.config.ended_output_bytes_max
@@ -271,11 +271,11 @@ class Retention:
             return
         why = f"the outputs of ended tasks took more than {most} bytes"
         gone = await self._trim(excess, most, outputs_only=True)
-        self._tell(gone, f"{why}, those of these submissions more than others", outputs_only=True)
+        self._report_removal(gone, f"{why}, those of these submissions more than others", outputs_only=True)
         if gone.output_bytes < excess:
             left = excess - gone.output_bytes
             gone = await self._remover.remove(RemovalCriteria(with_output=True), outputs_only=True, enough=left)
-            self._tell(gone, why, outputs_only=True)
+            self._report_removal(gone, why, outputs_only=True)
 
     async def _trim(self, excess: int, most: int, *, outputs_only: bool) -> Removed:
         """Take the oldest tasks of the largest submissions, each down to the level at which all fit (max-min fairness), and none
@@ -295,7 +295,7 @@ class Retention:
             await self._remover.keep(KeepDate(anchor.packed()))
             self._date_kept = anchor
 
-    def _tell(self, gone: Removed, why: str, *, outputs_only: bool = False) -> None:
+    def _report_removal(self, gone: Removed, why: str, *, outputs_only: bool = False) -> None:
         """Say what has gone; what went soon after its end is more than is usual, and `doctor` tells of it, too."""
         if not gone.tasks:
             return

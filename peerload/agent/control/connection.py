@@ -123,7 +123,7 @@ class Connection:
     def release_requests(self) -> None:
         """Undo one `hold_requests`."""
 
-    def rest(self, seconds: float) -> None:
+    def pause_requests(self, seconds: float) -> None:
         """Stop reading requests for this time, at most REST_S_MAX."""
         self.hold_requests()
         asyncio.get_running_loop().call_later(min(seconds, REST_S_MAX), self.release_requests)

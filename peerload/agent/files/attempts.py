@@ -519,7 +519,7 @@ class AttemptFiles:
         step = fetch.begun if is_first and self._user_work is None else fetch.work
         try:
             while not fetch.work.done() and not (step is making and step.done()):
-                self._tell(uid, note, sources, attempt, fetch.done_bytes)
+                self._report_staging(uid, note, sources, attempt, fetch.done_bytes)
                 await asyncio.wait({fetch.work, step}, timeout=TELL_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
                 if step is fetch.begun and step.done() and not step.cancelled():
                     blocks = _WhileWanted(cache, lambda: self._notes.get(key) is note, fetch)
@@ -537,7 +537,9 @@ class AttemptFiles:
         note.in_bytes += fetch.done_bytes if is_first else 0
         return making
 
-    def _tell(self, uid: bytes, note: AttemptNote, sources: Sequence[str], attempt: int, done_bytes: int) -> None:
+    def _report_staging(
+        self, uid: bytes, note: AttemptNote, sources: Sequence[str], attempt: int, done_bytes: int
+    ) -> None:
         """Tell the home of an offered attempt that its files are on their way."""
         if sources:
             self._links.send(sources[-1], Staging(note.task, uid, attempt, done_bytes, note.files.size_bytes))
@@ -558,7 +560,7 @@ class AttemptFiles:
         )
         try:
             while not (await asyncio.wait({making}, timeout=TELL_EVERY_S))[0]:
-                self._tell(uid, note, sources, attempt, note.files.size_bytes)
+                self._report_staging(uid, note, sources, attempt, note.files.size_bytes)
         finally:
             making.cancel()
         making.result()

@@ -334,7 +334,7 @@ class Environments:
         finally:
             del self._ends[key]
 
-    def heard(self, event: Event) -> None:
+    def event_received(self, event: Event) -> None:
         """Take an event about a builder."""
         key = getattr(event, "key", "")
         end = self._ends.get(key)
@@ -349,7 +349,7 @@ class Environments:
     def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit]) -> None:
         """End the builders of an earlier agent."""
         for key in self._ends.keys() - running:
-            self.heard(TaskEnded(key, ended[key]) if key in ended else TaskLost(key, "the launcher went away"))
+            self.event_received(TaskEnded(key, ended[key]) if key in ended else TaskLost(key, "the launcher went away"))
         gone = (running | ended.keys()) - self._ends.keys()
         for path in self._root.glob("*/built") if self._is_system else ():
             builder = _read(path).builder

@@ -89,7 +89,7 @@ class Fetch:
         if not self.begun.done():
             self.begun.set_result(None)
 
-    def came(self, digests: Sequence[bytes]) -> None:
+    def blocks_stored(self, digests: Sequence[bytes]) -> None:
         """These blocks are in the store. For a thread."""
         with self._news:
             self._lacking.difference_update(digests)
@@ -289,7 +289,7 @@ class FileTransfer:
                     fetch.distrusted.add(node)
                     return  # what is missing is asked for again
                 at += len(wanted)
-                fetch.came(wanted)
+                fetch.blocks_stored(wanted)
                 size = sum(map(len, piece.blocks))
                 fetch.done_bytes += size
                 self._counters[metrics.FILES_FETCHED_BYTES] += size

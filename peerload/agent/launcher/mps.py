@@ -283,7 +283,7 @@ class MpsDaemons:
         state = self._node.ledger.devices.states.get(daemon.device)
         return f"GPU {state.device.index}" if state is not None else daemon.device
 
-    def heard(self, event: Event) -> None:
+    def event_received(self, event: Event) -> None:
         """Take an event about a keeper."""
         if isinstance(event, TaskEnded | TaskLost):
             key = event.key
@@ -303,7 +303,7 @@ class MpsDaemons:
         """Go on with the keepers of an earlier agent."""
         for daemon in list(self._by_device.values()):
             if daemon.key not in running:
-                self.heard(TaskLost(daemon.key, "the launcher went away"))
+                self.event_received(TaskLost(daemon.key, "the launcher went away"))
         for key in running - {daemon.key for daemon in self._by_device.values()}:
             told = self._told(key)
             daemon = _Daemon(key, told.device, told.owner)

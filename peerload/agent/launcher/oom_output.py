@@ -36,7 +36,7 @@ _WORDS = re.compile(
 )
 
 
-def says_out_of_gpu_memory(stderr: bytes) -> bool:
+def reports_gpu_oom(stderr: bytes) -> bool:
     """True if the end of a program's stderr says that it had too little GPU memory."""
     return _WORDS.search(stderr) is not None
 
@@ -51,7 +51,7 @@ def with_shortages(spool: Spool, ended: Sequence[tuple[str, Exit]], full: str = 
 def _with_shortage(spool: Spool, key: str, exit_: Exit) -> Exit:
     if not exit_.exit_code or not exit_.stderr_bytes or exit_.out_of:
         return exit_
-    if not says_out_of_gpu_memory(spool.read_tail(key, STDERR, TAIL_BYTES_MAX)):
+    if not reports_gpu_oom(spool.read_tail(key, STDERR, TAIL_BYTES_MAX)):
         return exit_
     return msgspec.structs.replace(exit_, out_of="gpu memory")
 

@@ -204,7 +204,7 @@ class InsideCommands:
         self._spool = spool
         self._commands: dict[str, Command] = {}
 
-    def heard(self, event: Event) -> None:
+    def event_received(self, event: Event) -> None:
         key = getattr(event, "key", "")
         command = self._commands.get(key)
         if isinstance(event, TaskEnded | TaskLost) and command is None:
@@ -220,7 +220,7 @@ class InsideCommands:
         for key in self._commands.keys() - running:
             known = ended.get(key)
             lost = TaskLost(key, "the launcher knows nothing of it any more")
-            self.heard(lost if known is None else TaskEnded(key, known))
+            self.event_received(lost if known is None else TaskEnded(key, known))
         for key in (running | ended.keys()) - self._commands.keys():
             self._launcher.signal(key, SIGKILL)
             self._drop(key)

@@ -102,7 +102,7 @@ class RequestServer:
         """Begin to serve a request, unless its client or its user asks too often."""
         try:
             connection.check_pending()
-            self._checks.quotas.check_rate(connection.caller, request, connection.rest)
+            self._checks.quotas.check_rate(connection.caller, request, connection.pause_requests)
         except Exception as error:  # noqa: BLE001 -- `report_failure` tells errors from bugs
             connection.report_failure(request.id, error)
         else:
@@ -259,7 +259,7 @@ class Verbs:
             case control.Stats():
                 connection.ok(request.id, self.figures.stats())
             case control.ReadSamples():
-                connection.ok(request.id, self.samples.told(request.since))
+                connection.ok(request.id, self.samples.to_dict(request.since))
             case control.Checkup():
                 connection.ok(request.id, self.diagnostics.checkup(connection.caller))
             case control.Drain():

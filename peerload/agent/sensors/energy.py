@@ -281,7 +281,7 @@ class EnergySensors:
             self._counters: self._counters.take(at_s, readings),
         }
         self._platform.take(at_s, readings)
-        self._model.told(at_s, self.curve.watts_at(busy) * passed_s, passed_s)
+        self._model.add_reading(at_s, self.curve.watts_at(busy) * passed_s, passed_s)
         before, self._active = self._active, next(one for one in self._sources if one.is_alive(at_s))
         if self._active in told:
             joules, gap_s = told[self._active]

@@ -420,7 +420,7 @@ class Nvml:
     def find_anew(self) -> tuple[Device, ...]:
         """Find the GPUs in a new session: an open one does not list cards that came after its start."""
         if self._is_open:
-            self._hear()
+            self._read_faults()
             self._close_session()
         return self.find()
 
@@ -546,7 +546,7 @@ class Nvml:
 
     def read(self) -> list[CardReading]:
         """Readings of all devices that were found. Raises SessionOver, MigLayoutChanged."""
-        self._hear()
+        self._read_faults()
         if self._has_mig_layout_changed():
             raise MigLayoutChanged
         return [self._read(card) for card in self._cards]
@@ -645,7 +645,7 @@ class Nvml:
             if kinds & XID_EVENT:
                 self._library.ask("nvmlDeviceRegisterEvents", whole, XID_EVENT, self._events)
 
-    def _hear(self) -> None:
+    def _read_faults(self) -> None:
         """Take the errors since the last call; does not wait."""
         for _ in range(XIDS_READ_MAX if self._events is not None else 0):
             event = self._library.ask("nvmlEventSetWait", self._events, 0)

@@ -70,7 +70,7 @@ class PowerSource:
         self.watts: float | None = None
         self.known_s = float("-inf")
 
-    def told(self, at_s: float, joules: float, seconds: float) -> None:
+    def add_reading(self, at_s: float, joules: float, seconds: float) -> None:
         self.known_s, self.why = at_s, ""
         if seconds > 0:
             self.watts = joules / seconds
@@ -281,7 +281,7 @@ class PowercapCounters(PowerSource):
                 gap_s = max(gap_s, at_s - counter.at_s)
                 del self.counters[path]
         if is_told:
-            self.told(at_s, joules, at_s - before_s if joules else 0.0)
+            self.add_reading(at_s, joules, at_s - before_s if joules else 0.0)
         elif zones:
             self.why = FORBIDDEN_TEXT if any(value == FORBIDDEN for _, _, value, _, _ in zones) else "it cannot be read"
         return EnergyDelta(joules, gap_s)

@@ -52,7 +52,7 @@ from peerload.model.task import (
     TaskRecord,
     TaskSpec,
     TaskState,
-    failed_words,
+    failure_text,
     order_of,
     task_name,
 )
@@ -218,7 +218,7 @@ class StoreReader:
         failed, state, reason = rows[0]
         name = self._name(counter, failed)
         how = reason if isinstance(reason, str) else "it cannot be read how"
-        words = failed_words(name, is_cancelled=state == "cancelled", reason=how)
+        words = failure_text(name, is_cancelled=state == "cancelled", reason=how)
         return TaskFound(task, is_known=True, failed=words, is_over=is_over)
 
     def each(self, counter: int) -> Each:

@@ -116,7 +116,7 @@ class LostCommits(msgspec.Struct, frozen=True):
     had: HighWaterMark
     has: HighWaterMark
 
-    def words(self, node: str) -> str:
+    def message(self, node: str) -> str:
         """The loss, in words for people."""
         first, last = self.has.counter + 1, self.had.counter
         missing = f"{node}/{first}" if first == last else f"{node}/{first} to {node}/{last}"
@@ -347,7 +347,7 @@ class Store(StoreRecovery):
             self.store_id = secrets.token_hex(8)
             self._event_reached = max(found.event, has.event) + 1
             self._counter_reached = max(found.counter, has.counter) + GAP
-            words = self.lost.words(self._node)
+            words = self.lost.message(self._node)
             self._writer.execute("BEGIN IMMEDIATE")
             self._writer.execute(schema.KEEP_ID, (self.store_id,))
             self._writer.execute(schema.KEEP_COUNTER, (self._counter_reached,))

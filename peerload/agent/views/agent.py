@@ -276,7 +276,7 @@ class StorageView:
         disk, store, retention = self._disk, self._store, self._retention
         listing = store.list_tasks(ended_after=now().wall_s, limit=DAMAGED_TOLD_MAX)
         removed_early: dict[str, object] | None = None
-        lost = [*self._lost, *([store.lost.words(self._node)] if store.lost is not None else [])]
+        lost = [*self._lost, *([store.lost.message(self._node)] if store.lost is not None else [])]
         if retention.early:
             removed_early = {"tasks": retention.early, "at": retention.early_at, "why": retention.early_why}
         return {
@@ -363,7 +363,7 @@ class MetricsView:
             | self._of_nodes()
             | self._of_agent()
             | self._of_gpus(),
-            "histograms": {name: histogram.told() for name, histogram in self._histograms.items()},
+            "histograms": {name: histogram.to_dict() for name, histogram in self._histograms.items()},
         }
 
     def _of_tasks(self) -> dict[str, float]:
@@ -503,7 +503,7 @@ class Samples:
         sums["gpu_mem_share"] = used / memory if memory else 0.0
         return list(sums.values())
 
-    def told(self, since: float) -> dict[str, object]:
+    def to_dict(self, since: float) -> dict[str, object]:
         """Answer to `samples`: those after that time."""
         found = [[round(value, 3) for value in sample] for sample in self._ring if sample[0] > since]
         return {"every_s": EVERY_S, "keys": ["at", *KEYS], "samples": found}

@@ -635,7 +635,7 @@ class HomeLeases:
     def peer_died(self, node: str) -> None:
         """Handle a node that is called dead: no proof, but enough for tasks that asked for it (--fast)."""
         for task in self._home.at(node):
-            self._lost_attempts.called_dead(task)
+            self._lost_attempts.declared_dead(task)
 
     def forgotten(self, node: str) -> int:
         """A user asserts that the node is gone for good: proof for what is parked there (R12), and nobody is asked any

@@ -464,7 +464,7 @@ class Gossip:
             return msgspec.structs.replace(rumour, standing=MemberStatus.ASLEEP)
         return msgspec.structs.replace(rumour, standing=MemberStatus.LEFT) if self._is_leaving else rumour
 
-    def speak(self, *, grave: bool = False) -> None:
+    def announce_change(self, *, grave: bool = False) -> None:
         """Something about this node has changed: say so."""
         self.refutation += 1
         self.pass_on(self.own, grave=grave)
@@ -487,7 +487,7 @@ class Gossip:
         """It is back, if it was."""
         if self._is_asleep:
             self._is_asleep = False
-            self.speak(grave=True)
+            self.announce_change(grave=True)
             for node in self.shared.draw(LEAVE_TOLD_MAX):
                 self.shared.core.send(node, Sync((self.own,)))
 
@@ -653,7 +653,7 @@ class Gossip:
             self._raised_s = self.shared.now_s
             self.shared.core.advance_incarnation(rumour.incarnation, is_copy=rumour.store == own.store)
             self.refutation = 0
-        self.speak(grave=True)
+        self.announce_change(grave=True)
         for node in dict.fromkeys((src, *rumour.by)):
             if node in self.shared.members:
                 self.shared.send(node, self.own)
@@ -712,9 +712,9 @@ class Gossip:
         if member is not None and is_current:
             self._spoke(member, over_link=False)
         for message in event.messages:
-            self._said(src, message, event.address, is_current=is_current)
+            self._message_received(src, message, event.address, is_current=is_current)
 
-    def _said(self, src: str, message: GossipMessage, address: str, *, is_current: bool) -> None:
+    def _message_received(self, src: str, message: GossipMessage, address: str, *, is_current: bool) -> None:
         """One message; ``is_current``: it is the run that is believed in who says it."""
         match message:
             case GossipPing():

@@ -60,7 +60,7 @@ class HeardReport(msgspec.Struct, frozen=True, gc=False):
     at_s: float
     by_itself: bool = True
 
-    def gives_way_to(self, other: HeardReport, incarnation: int) -> bool:
+    def is_superseded_by(self, other: HeardReport, incarnation: int) -> bool:
         """True if the other is to be believed instead: the newest (incarnation, sequence), but nothing that others tell
         keeps the node's own word out for long. incarnation: that of the run that is believed in now."""
         mine, its = self.report, other.report
@@ -434,7 +434,7 @@ class Membership:
         itself = self._state.profile.version, self._state.identity.boot
         if itself != self._told_itself:
             self._told_itself = itself
-            self.gossip.speak()
+            self.gossip.announce_change()
         if not self.has_bus:
             self.gossip.spread_load(report)
 
@@ -525,7 +525,7 @@ class Membership:
                 return False
             if len(self._reports.by_name) >= self._state.config.reports_kept_max:
                 self._reports.drop(next(iter(self._reports.by_name)))
-        elif not known.gives_way_to(heard, self._peers[node].identity.incarnation if node in self._peers else 0):
+        elif not known.is_superseded_by(heard, self._peers[node].identity.incarnation if node in self._peers else 0):
             return False
         self._reports.put(node, heard)
         return True
@@ -697,7 +697,7 @@ class Membership:
         )
         return sorted(fits)
 
-    def directory_told(self, node: str, told: DirectoryTold) -> None:
+    def directory_answered(self, node: str, told: DirectoryTold) -> None:
         """A peer says whether it would run tasks of a user in a directory."""
         if told.code in DECLINES_LASTING:
             self.remember_decline(node, told.code, decline_subject(told.code, told))

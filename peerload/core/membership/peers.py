@@ -264,7 +264,7 @@ class Waking:
         near = [name for name in alive if network and _network(self._peers[name].identity.address) == network]
         return [*near, *(name for name in alive if everywhere and name not in near)][:ASKED_MAX]
 
-    def asked_for(self, node: str) -> None:
+    def wake_requested(self, node: str) -> None:
         """A peer asks this node to wake another."""
         peer, now_s = self._peers.get(node), self._state.now.boot_s
         if peer is not None and peer.state is PeerState.ASLEEP and now_s - self._asked_s.get(node, -AGAIN_S) >= AGAIN_S:

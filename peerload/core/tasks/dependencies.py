@@ -21,7 +21,7 @@ from peerload.model import metrics, timers
 from peerload.model.actions import Answer, DropFates, FindTasks, PutFate
 from peerload.model.errors import BadRequest, NoSuchTask, SlowDown
 from peerload.model.messages import AWAITED_MAX, AwaitedTask, AwaitTasks, TasksTold
-from peerload.model.task import TaskOutcome, TaskState, failed_words, submission_of, task_home
+from peerload.model.task import TaskOutcome, TaskState, failure_text, submission_of, task_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -242,7 +242,7 @@ class Dependencies:
             failed = awaited.fate.failed
             if not failed and record.state is not TaskState.DONE:
                 is_cancelled = record.state is TaskState.CANCELLED
-                failed = failed_words(record.task, is_cancelled=is_cancelled, reason=record.reason)
+                failed = failure_text(record.task, is_cancelled=is_cancelled, reason=record.reason)
             fate = TaskOutcome(name, is_over=not awaited.left, failed=failed)
             if fate != awaited.fate:
                 rows += self._becomes(awaited, fate)
@@ -264,11 +264,11 @@ class Dependencies:
             fate = TaskOutcome(
                 name, is_over=awaited.fate.is_over or not awaited.left, failed=awaited.fate.failed or failed
             )
-            self._heard(awaited, fate)
+            self._outcome_received(awaited, fate)
         elif not awaited.left and not awaited.fate.is_over:
             self._loses(awaited, f"{self._state.node} does not know {name} any more")
 
-    def told(self, src: str, told: AwaitedTask) -> bool:
+    def status_received(self, src: str, told: AwaitedTask) -> bool:
         """Take in the state of a task from its home → whether it is awaited; what others say is ignored."""
         awaited = self._awaited.get(told.task)
         if task_home(told.task) != src or awaited is None or awaited.fate.is_over or awaited.fate.lost:
@@ -277,12 +277,12 @@ class Dependencies:
         awaited.says = told.says
         awaited.is_known = awaited.is_known or told.is_known
         if told.is_known:
-            self._heard(awaited, TaskOutcome(told.task, is_over=told.is_over, failed=told.failed))
+            self._outcome_received(awaited, TaskOutcome(told.task, is_over=told.is_over, failed=told.failed))
         else:
             self._loses(awaited, f"{src} does not know {told.task} any more")
         return True
 
-    def _heard(self, awaited: Awaited, fate: TaskOutcome) -> None:
+    def _outcome_received(self, awaited: Awaited, fate: TaskOutcome) -> None:
         if fate != awaited.fate:
             if awaited.is_kept or any(number >= 0 for number in awaited.dependents):
                 self._state.persist(*self._becomes(awaited, fate))
@@ -294,7 +294,7 @@ class Dependencies:
     def _loses(self, awaited: Awaited, why: str) -> None:
         name = awaited.fate.task
         if awaited.is_known or any(number >= 0 for number in awaited.dependents):
-            self._heard(awaited, msgspec.structs.replace(awaited.fate, lost=why))
+            self._outcome_received(awaited, msgspec.structs.replace(awaited.fate, lost=why))
             self._elsewhere.get(task_home(name), {}).pop(name, None)
 
     def forgotten(self, node: str) -> int:
@@ -453,10 +453,10 @@ class RemoteStatusQueries:
     def status_received(self, src: str, message: TasksTold) -> None:
         """Take in the state of tasks of another home."""
         for told in message.tasks:
-            if self._dependencies.told(src, told):
-                self._heard(told.task)
+            if self._dependencies.status_received(src, told):
+                self._outcome_known(told.task)
 
-    def _heard(self, name: str) -> None:
+    def _outcome_known(self, name: str) -> None:
         """Something was heard of a task that is awaited: perhaps of one that a submission names."""
         awaited = self._dependencies.get(name)
         if awaited is None:
@@ -545,7 +545,7 @@ class RemoteStatusQueries:
         for found in event.found:
             name = found.task
             self._dependencies.found(name, is_known=found.is_known, failed=found.failed)
-            self._heard(name)
+            self._outcome_known(name)
             says = "over" if found.is_over else self._dependencies.state_text(name)
             is_unfinished = says != "over"
             if not found.is_over and not is_unfinished:

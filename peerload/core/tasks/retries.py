@@ -99,9 +99,9 @@ class LostAttempts:
         if task.spec.guarantee is Guarantee.ONCE:
             self._unknown(task, reason, is_gone=False)
         else:
-            self._lose(task, reason, took_down=node if self._hears_others(node) else "", last_node=node)
+            self._lose(task, reason, took_down=node if self._reaches_others(node) else "", last_node=node)
 
-    def called_dead(self, task: HomeTask) -> None:
+    def declared_dead(self, task: HomeTask) -> None:
         """Handle a node that is called dead. That is no proof; it is enough for a task that asked for it (--fast)."""
         if task.spec.guarantee is Guarantee.FAST and task.phase is HomePhase.AWAY:
             node = task.record.node
@@ -173,7 +173,7 @@ class LostAttempts:
     def _pause_s(self, losses: int) -> float:
         return _backoff_s(self._state.config.loss_backoff_s, self._state.config.loss_backoff_s_max, losses)
 
-    def _hears_others(self, node: str) -> bool:
+    def _reaches_others(self, node: str) -> bool:
         """True if a node that is silent is so alone: else it may be this home that nobody hears."""
         return any(peer.state is PeerState.ALIVE and peer.identity.node != node for peer in self._membership)
 

@@ -26,7 +26,7 @@ from peerload.model.actions import (
     PutUsage,
 )
 from peerload.model.events import AgentStarted, MembersRow, TaskFound, TaskRow
-from peerload.model.task import TaskRecord, TaskState, execution_key, failed_words, member_of, member_record
+from peerload.model.task import TaskRecord, TaskState, execution_key, failure_text, member_of, member_record
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row
@@ -128,7 +128,7 @@ class SimStore:
         records = [record for name, record in self.tasks.items() if task == name or task == name.rpartition(".")[0]]
         over = [record for record in records if record.state in (TaskState.FAILED, TaskState.CANCELLED)]
         words = [
-            failed_words(record.task, is_cancelled=record.state is TaskState.CANCELLED, reason=record.reason)
+            failure_text(record.task, is_cancelled=record.state is TaskState.CANCELLED, reason=record.reason)
             for record in over
         ]
         is_over = bool(records) and all(record.state.is_final for record in records)

@@ -92,7 +92,7 @@ class Lab:
 
     def ends(self, key: str, exit_code: int = 0, said: bytes = b"") -> None:
         self.spool.paths(key)[1].write_bytes(said)
-        self.made.heard(TaskEnded(key, Exit(exit_code, stderr_bytes=len(said))))
+        self.made.event_received(TaskEnded(key, Exit(exit_code, stderr_bytes=len(said))))
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_a_build_that_nobody_waits_for_is_ended(played: Play) -> None:
         assert await lab.killed.get() == key
         assert not lab.made.ended_early("a2")
         lab.did.clear()
-        lab.made.heard(TaskEnded(key, Exit(137)))
+        lab.made.event_received(TaskEnded(key, Exit(137)))
         assert lab.did == [("forget", key)]
 
     played(story)
@@ -201,7 +201,7 @@ def test_an_offer_that_is_withdrawn_ends_its_build_and_the_next_begins_another(p
         again = lab.prepare(2)
         second = await lab.builder()
         assert second != key
-        lab.made.heard(TaskEnded(key, Exit(137)))
+        lab.made.event_received(TaskEnded(key, Exit(137)))
         lab.ends(second)
         await again
         assert not lab.made.prepares("g1")

@@ -57,7 +57,7 @@ class Ways:
         return True
 
     def heard(self, node: str) -> None:
-        self.bus_peers.heard(Envelope(1, "default", node, f"{node}-boot", 1, ADVICE))
+        self.bus_peers.received(Envelope(1, "default", node, f"{node}-boot", 1, ADVICE))
 
     def way(self, dst: str) -> str:
         self.peers.send(dst, ADVICE)

@@ -53,19 +53,19 @@ def samples_in(directory: Path) -> Samples:
 
 
 def ages(samples: Samples) -> list[float]:
-    told: Any = samples.told(0.0)["samples"]
+    told: Any = samples.to_dict(0.0)["samples"]
     return [sample[0] for sample in told]
 
 
 def test_a_sample_sums_the_nodes_that_live(tmp_path: Path) -> None:
     samples = samples_in(tmp_path)
     samples.take(100.0)
-    told: Any = samples.told(0.0)
+    told: Any = samples.to_dict(0.0)
     assert dict(zip(told["keys"], told["samples"][0], strict=True)) == {
         "at": 100.0, "nodes": 3, "cpus": 20, "cpus_busy": 7.0, "cpus_foreign": 1.0, "running": 4, "waiting": 2, "gpus": 2,
         "gpus_busy": 0.5, "gpu_mem_share": 0.25,
     }  # fmt: skip
-    assert not samples.told(100.0)["samples"]
+    assert not samples.to_dict(100.0)["samples"]
 
 
 def test_the_ring_is_bounded_and_survives_a_restart(tmp_path: Path) -> None:

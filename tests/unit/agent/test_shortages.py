@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.launcher.oom_output import TAIL_BYTES_MAX, says_out_of_gpu_memory, with_shortages
+from peerload.agent.launcher.oom_output import TAIL_BYTES_MAX, reports_gpu_oom, with_shortages
 from peerload.agent.output.spool import Spool
 from peerload.model.task import Exit
 from tests.each import each
@@ -41,12 +41,12 @@ NOT_SAID = (
 
 @each("said", SAID)
 def test_the_words_of_frameworks_are_known(said: str) -> None:
-    assert says_out_of_gpu_memory(f"Traceback (most recent call last):\n  ...\n{said}\n".encode())
+    assert reports_gpu_oom(f"Traceback (most recent call last):\n  ...\n{said}\n".encode())
 
 
 @each("said", NOT_SAID)
 def test_other_failures_are_others(said: str) -> None:
-    assert not says_out_of_gpu_memory(said.encode())
+    assert not reports_gpu_oom(said.encode())
 
 
 def test_the_end_of_stderr_is_looked_at_of_those_that_failed(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_end_of_stderr_is_looked_at_of_those_that_failed(tmp_path: Path) -> 
 @pytest.mark.long
 def test_no_end_of_output_takes_long_to_look_at() -> None:
     for said in (b"RESOURCE_EXHAUSTED " * 4000, b"CUDA error: " * 6000, b"cupy." * 13_000, b"\0" * TAIL_BYTES_MAX):
-        assert not says_out_of_gpu_memory(said[:TAIL_BYTES_MAX])
+        assert not reports_gpu_oom(said[:TAIL_BYTES_MAX])
 
 
 def test_who_had_no_room_on_a_disk_says_so(tmp_path: Path) -> None:

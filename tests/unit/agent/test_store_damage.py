@@ -448,7 +448,7 @@ def test_a_damaged_wal_is_noticed_and_no_number_comes_again(tmp_path: Path, dama
         assert lost is not None
         assert (lost.has.counter, lost.had.counter) == (2, 4)
         assert lost.had.event > lost.has.event
-        assert "ws1/3 to ws1/4" in lost.words("ws1")
+        assert "ws1/3 to ws1/4" in lost.message("ws1")
         kept = store.recover()
         assert [row.record.task for row in kept.tasks] == ["ws1/1", "ws1/2"]
         assert kept.counter == 4 + GAP
