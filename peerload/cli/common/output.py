@@ -164,9 +164,10 @@ COLUMNS, COLUMNS_MIN = 80, 20
 
 
 class Bar:
-    """A progress bar on stderr; if that is no terminal, a line every few seconds."""
+    """A progress bar on stderr; if that is no terminal, a line every ``lines_every_s``."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines_every_s: float = LINES_EVERY_S) -> None:
+        self._lines_every_s = lines_every_s
         self._is_terminal = sys.stderr.isatty()
         self._began_s = time.monotonic()
         self._drawn_s = self._began_s if not self._is_terminal else float("-inf")
@@ -175,7 +176,7 @@ class Bar:
     def show(self, done: int, failed: int, total: int | None, *, at_once: bool = False) -> None:
         """Draw the bar, unless it was just drawn. ``total``: None if it is not known yet."""
         now_s = time.monotonic()
-        every_s = BAR_EVERY_S if self._is_terminal else LINES_EVERY_S
+        every_s = BAR_EVERY_S if self._is_terminal else self._lines_every_s
         if now_s - self._drawn_s < every_s and not at_once:
             return
         self._drawn_s = now_s

@@ -286,9 +286,11 @@ def comparison_lines(results: Sequence[Told]) -> list[str]:
     """Mean responses: a row a load, a column a policy, and what theory says beside them."""
     first = results[0]
     policies = list(dict.fromkeys(told["policy"] for told in results))
-    rows = {load: [load_text(load)] for load in dict.fromkeys(told["load"] for told in results)}
-    for told in results:
-        rows[told["load"]].append(_cell(told))
+    cells = {(told["load"], told["policy"]): _cell(told) for told in results}
+    rows = {
+        load: [load_text(load), *(cells.get((load, policy), "-") for policy in policies)]
+        for load in dict.fromkeys(told["load"] for told in results)
+    }
     headings = ["LOAD", *map(printable, policies)]
     for key, heading in (
         ("no_sharing", f"M/M/{first['slots']}"),

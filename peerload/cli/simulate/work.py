@@ -1,4 +1,4 @@
-"""Runs the replications of scenarios, side by side in processes of their own, and tells how far they are."""
+"""Replications of scenarios, run side by side in processes of their own, and their progress."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import gc
 import multiprocessing
 import signal
-import sys
 import time
 import traceback
+from itertools import takewhile
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING
@@ -33,36 +33,70 @@ if TYPE_CHECKING:
 
 END_S = 10.0
 """Time that a worker may take to end after it closed its connection."""
+LINES_EVERY_S = 30.0
+"""Time between two lines of progress where stderr is not a terminal."""
 GC_THRESHOLD = 50_000
 """Objects after which a worker looks for cycles, of which a simulation makes hardly any."""
 
 
+class Progress:
+    """Progress of all simulations of a command on stderr: a bar on a terminal, else a line now and then if it takes long."""
+
+    def __init__(self) -> None:
+        self._bar = Bar(lines_every_s=LINES_EVERY_S)
+        self._passed = self._total = 0
+
+    def expect(self, tasks: int) -> None:
+        """More tasks are to be simulated."""
+        self._total += tasks
+
+    def add(self, tasks: int) -> None:
+        """More tasks have been simulated."""
+        self._passed += tasks
+        self._bar.show(self._passed, 0, self._total)
+
+    def clear(self) -> None:
+        """Leave the line of a terminal clean."""
+        self._bar.clear()
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in `run`. samples: of each scenario its first replications, as far as they are complete."""
+
+    def __init__(self, samples: list[list[Sample]]) -> None:
+        super().__init__()
+        self.samples = samples
+
+
 def run(
-    scenarios: Sequence[Scenario], replications: int, seed: int, workers: int, first: int = 0
+    scenarios: Sequence[Scenario],
+    replications: int,
+    seed: int,
+    workers: int,
+    first: int = 0,
+    progress: Progress | None = None,
 ) -> list[list[Sample]]:
     """Run all scenarios → the samples of this many replications of each, from number ``first`` on, which do not depend on
-    the number of workers.
-    Ctrl-C and SIGTERM end the workers and raise KeyboardInterrupt; an error in a worker is raised here."""
+    the number of workers. Ctrl-C ends the workers and raises Interrupted; an error in a worker is raised here."""
+    progress = progress or Progress()
     jobs = [(index, seed, number) for index in range(len(scenarios)) for number in range(first, first + replications)]
     jobs.sort(key=lambda job: -_cost(scenarios[job[0]]))  # the long ones first, so that no worker is idle at the end
     found: list[list[Sample | None]] = [[None] * replications for _ in scenarios]
-    total = replications * sum(scenario.tasks for scenario in scenarios)
-    bar, passed = Bar() if sys.stderr.isatty() else None, 0
-
-    def add(tasks: int) -> None:
-        nonlocal passed
-        passed += tasks
-        if bar is not None:
-            bar.show(passed, 0, total)
+    progress.expect(replications * sum(scenario.tasks for scenario in scenarios))
 
     try:
-        with _interruptible():
-            for index, number, sample in _done(scenarios, jobs, min(workers, len(jobs)), add):
-                found[index][number - first] = sample
+        for index, number, sample in _done(scenarios, jobs, min(workers, len(jobs)), progress.add):
+            found[index][number - first] = sample
+    except KeyboardInterrupt:
+        raise Interrupted([_complete(samples) for samples in found]) from None
     finally:
-        if bar is not None:
-            bar.clear()
-    return [[sample for sample in samples if sample is not None] for samples in found]
+        progress.clear()
+    return [_complete(samples) for samples in found]
+
+
+def _complete(samples: Sequence[Sample | None]) -> list[Sample]:
+    """The samples before the first that is missing: those of compared scenarios stay pairs."""
+    return [sample for sample in takewhile(lambda sample: sample is not None, samples) if sample is not None]
 
 
 def _cost(scenario: Scenario) -> float:
@@ -180,8 +214,8 @@ def _deaf_children() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends what Ctrl-C ends."""
+def interruptible() -> Iterator[None]:
+    """Have SIGTERM raise KeyboardInterrupt, as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield

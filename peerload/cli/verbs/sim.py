@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerload import __version__
-from peerload.cli.common.messages import CANNOT, report
+from peerload.cli.common.messages import CANNOT, INTERRUPTED, report
 from peerload.cli.simulate import flags as sim_flags
 from peerload.cli.simulate import plot, work
 from peerload.cli.simulate import report as sim_report
 from peerload.model.errors import PeerloadError
 from peerload.sim.outcome import impossible, longer, more, outcome
-from peerload.text.format import json_line, say
+from peerload.text.format import counted, json_line, say
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -48,10 +48,30 @@ def main(words: list[str]) -> int:
     for why in dict.fromkeys(impossible(scenario) for scenario in scenarios):
         if why:
             say(why)
-    played = _played(flags, scenarios)
+    played, is_complete = _played(flags, scenarios)
+    if not is_complete:
+        short = sum(len(found.means) < flags.replications for _, found in played)
+        fewer = f", {short} of them with fewer replications" * bool(short)
+        say(f"sim: interrupted: {len(played)} of {counted(len(scenarios), 'simulation')} can be reported{fewer}")
+    failed = (
+        _reported(flags, played, ["sim", *words], is_one=len(scenarios) == 1 and flags.compare is None)
+        if played
+        else []
+    )
+    for error in failed:
+        report(error)
+    if not is_complete:
+        return INTERRUPTED
+    return CANNOT if failed else 0
+
+
+def _reported(
+    flags: Namespace, played: list[tuple[Scenario, Outcome]], words: list[str], *, is_one: bool
+) -> list[PeerloadError]:
+    """Write all files that the flags name, and the answer to stdout → what cannot be written."""
     results = [
         sim_report.as_json(scenario, found, len(found.means), flags.seed)
-        | {"version": __version__, "command": shlex.join(["peerload", "sim", *words])}
+        | {"version": __version__, "command": shlex.join(["peerload", *words])}
         for scenario, found in played
     ]
     failed = []
@@ -59,12 +79,10 @@ def main(words: list[str]) -> int:
         failed += _failure(f"--csv {flags.csv}", lambda: _write(flags.csv, sim_report.as_csv(results)))
     if flags.parquet:
         failed += _failure(f"--parquet {flags.parquet}", lambda: sim_report.write_parquet(flags.parquet, results))
-    if flags.plot:
+    if flags.plot and len({told["load"] for told in results}) > 1:  # of an interrupted run there may be one
+        scenarios = [scenario for scenario, _ in played]
         failed += _failure(f"--plot {flags.plot}", lambda: plot.draw(flags.plot, scenarios, results))
-    failed += _failure("stdout", lambda: _print(flags, results))
-    for error in failed:
-        report(error)
-    return CANNOT if failed else 0
+    return failed + _failure("stdout", lambda: _print(flags, results, is_one=is_one))
 
 
 def _classify(*, as_json: bool) -> int:
@@ -107,37 +125,64 @@ def _write(name: str, text: str) -> None:
     Path(name).write_text(text, encoding="utf-8")
 
 
-def _played(flags: Namespace, scenarios: list[Scenario]) -> list[tuple[Scenario, Outcome]]:
-    """Results of each scenario. One that turns out to have been too short is played again, longer, unless its length was given:
-    then the longer one is returned."""
-    found: dict[int, tuple[Scenario, Outcome]] = {}
-    kept: dict[int, list[Sample]] = {}
-    left = dict(enumerate(scenarios))
-    for _ in range(ROUNDS_MAX):
-        samples = work.run(list(left.values()), flags.replications, flags.seed, sim_flags.workers(flags))
-        for (index, scenario), of_one in zip(left.items(), samples, strict=True):
-            found[index], kept[index] = (scenario, outcome(scenario, of_one)), of_one
-        if flags.tasks is not None or flags.warmup is not None:
-            break
-        again = {index: longer(*found[index]) for index in left}
-        left = {index: scenario for index, scenario in again.items() if scenario is not None}
-        if not left:
-            break
-    if flags.precision is not None:
-        _refine(flags, found, kept)
-    return [found[index] for index in range(len(scenarios))]
+def _played(flags: Namespace, scenarios: list[Scenario]) -> tuple[list[tuple[Scenario, Outcome]], bool]:
+    """Results of each scenario, and False if they were interrupted: then of those that have any."""
+    runs, is_complete = _Runs(flags, scenarios), True
+    try:
+        with work.interruptible():
+            runs.play()
+            if flags.precision is not None:
+                runs.refine(flags.precision)
+    except KeyboardInterrupt:
+        is_complete = False
+    return [runs.found[index] for index in sorted(runs.found)], is_complete
 
 
-def _refine(flags: Namespace, found: dict[int, tuple[Scenario, Outcome]], kept: dict[int, list[Sample]]) -> None:
-    """Add replications until the intervals are narrow enough. All scenarios get as many, so that they stay comparable."""
-    done, most = flags.replications, sim_flags.REPLICATIONS_MAX
-    while (wanted := max(more(outcome_, flags.precision, most) for _, outcome_ in found.values())) > done:
-        scenarios = [scenario for scenario, _ in found.values()]
-        samples = work.run(scenarios, wanted - done, flags.seed, sim_flags.workers(flags), first=done)
-        for index, of_one in zip(found, samples, strict=True):
-            kept[index] += of_one
-            found[index] = found[index][0], outcome(found[index][0], kept[index])
-        done = wanted
+class _Runs:
+    """All simulations of a command. found: by index of the scenario, what has been simulated, and its outcome."""
+
+    def __init__(self, flags: Namespace, scenarios: list[Scenario]) -> None:
+        self.found: dict[int, tuple[Scenario, Outcome]] = {}
+        self._flags, self._scenarios = flags, scenarios
+        self._samples: dict[int, list[Sample]] = {}
+        self._progress = work.Progress()
+
+    def _run(self, scenarios: dict[int, Scenario], replications: int, first: int = 0) -> None:
+        """Simulate scenarios, and keep what they find, also if this is interrupted: then rather a complete shorter run."""
+        seed, workers = self._flags.seed, sim_flags.workers(self._flags)
+        try:
+            samples = work.run(list(scenarios.values()), replications, seed, workers, first, self._progress)
+        except work.Interrupted as interrupted:
+            for (index, scenario), of_one in zip(scenarios.items(), interrupted.samples, strict=True):
+                if of_one and (first or index not in self.found):
+                    self._add(index, scenario, of_one, first)
+            raise
+        for (index, scenario), of_one in zip(scenarios.items(), samples, strict=True):
+            self._add(index, scenario, of_one, first)
+
+    def _add(self, index: int, scenario: Scenario, samples: list[Sample], first: int) -> None:
+        self._samples[index] = self._samples.get(index, [])[:first] + samples
+        self.found[index] = scenario, outcome(scenario, self._samples[index])
+
+    def play(self) -> None:
+        """Simulate all scenarios. One that turns out to have been too short is simulated again, longer, unless its length was
+        given."""
+        left = dict(enumerate(self._scenarios))
+        for _ in range(ROUNDS_MAX):
+            self._run(left, self._flags.replications)
+            if self._flags.tasks is not None or self._flags.warmup is not None:
+                break
+            again = {index: longer(*self.found[index]) for index in left}
+            left = {index: scenario for index, scenario in again.items() if scenario is not None}
+            if not left:
+                break
+
+    def refine(self, precision: float) -> None:
+        """Add replications until the intervals are narrow enough. All scenarios get as many, so that they stay comparable."""
+        done, most = self._flags.replications, sim_flags.REPLICATIONS_MAX
+        while (wanted := max(more(outcome_, precision, most) for _, outcome_ in self.found.values())) > done:
+            self._run({index: scenario for index, (scenario, _) in sorted(self.found.items())}, wanted - done, done)
+            done = wanted
 
 
 def _check_files(flags: Namespace) -> None:
@@ -151,9 +196,8 @@ def _check_files(flags: Namespace) -> None:
         plot.check_writable("--parquet", flags.parquet)
 
 
-def _print(flags: Namespace, results: list[dict[str, Any]]) -> None:
-    """On stdout. Raises OSError if it takes it not; then nothing is left in its buffer, and stderr has had the text."""
-    is_one = len(results) == 1 and flags.compare is None
+def _print(flags: Namespace, results: list[dict[str, Any]], *, is_one: bool) -> None:
+    """Print the results on stdout. Raises OSError if it takes it not; then nothing is left in its buffer, and stderr has had the text."""
     if flags.csv == STDOUT:
         text = sim_report.as_csv(results)
     elif flags.json:

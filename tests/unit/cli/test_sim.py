@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from peerload.cli.common.messages import CANNOT, USAGE
+from peerload.cli.common.messages import CANNOT, INTERRUPTED, USAGE
 from peerload.cli.main import main
-from peerload.cli.simulate import flags, plot, report
+from peerload.cli.simulate import flags, plot, report, work
 from peerload.sim.scenario import Scenario
 from tests.each import each
 from tests.support import in_short
@@ -143,6 +143,41 @@ def test_what_cannot_be_written_is_told_before_anything_is_simulated(
         assert f"sim: {flag} {name!r} cannot be written: {says}" in capsys.readouterr().err
     plot.check_writable("--csv", str(tmp_path / "new.csv"))
     assert not (tmp_path / "new.csv").exists()
+
+
+def test_an_interrupted_run_reports_what_is_complete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, left = work._play, iter(range(5))
+
+    def until_interrupted(*job: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return play(*job)
+
+    monkeypatch.setattr("peerload.cli.simulate.work._play", until_interrupted)
+    words = ["--compare", "none,random,threshold", "--load", "0.5", "--json", "--csv", str(tmp_path / "some.csv")]
+    assert main(["sim", *QUICK, *words]) == INTERRUPTED
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)["results"]
+    assert [(one["policy"], one["replications"]) for one in told] == [("none", 2), ("random", 2), ("threshold", 1)]
+    assert "3 of 3 simulations can be reported, 1 of them with fewer replications" in shown.err
+    with (tmp_path / "some.csv").open(encoding="utf-8") as file:
+        assert [row["policy"] for row in csv.DictReader(file)] == ["none", "random", "threshold"]
+
+
+def test_a_table_of_an_interrupted_run_leaves_gaps() -> None:
+    told: list[dict[str, Any]] = [
+        {"policy": policy, "load": load, "mean_response": mean, "ci95": None, "stable": True, "warnings": []}
+        for policy, load, mean in (("none", 0.5, 2.0), ("none", 0.9, 10.0), ("adaptive", 0.9, 3.0))
+    ]
+    rest = {
+        "nodes": 2, "slots": 1, "unit": "s", "arrivals": "poisson", "service": "exp", "tasks": 1, "replications": 1,
+        "seed": 1, "model": "reference", "one_queue": None, "no_sharing": None,
+    }  # fmt: skip
+    rows = [line.split() for line in report.comparison_lines([one | rest for one in told])]
+    assert ["0.5", "2", "-"] in rows
+    assert ["0.9", "10", "3"] in rows
 
 
 def test_a_file_that_turns_out_to_be_full_costs_no_results(capsys: pytest.CaptureFixture[str]) -> None:
