@@ -585,7 +585,7 @@ def _converted(kind: Any, raw: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN40
                 raise LauncherProtocolError(f"{name}: {error}") from None
         values[name] = value
     if not kind.required <= values.keys():
-        raise LauncherProtocolError(f"{', '.join(kind.required - values)} is missing")
+        raise LauncherProtocolError(f"{', '.join(kind.required - values.keys())} is missing")
     if len(kind.shapes) < SHAPES_MAX and len(values) == len(raw):
         kind.shapes[tuple(raw)] = tuple(map(type, raw.values())), tuple(inside)
     return values

@@ -24,6 +24,7 @@ from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool, open_output
 from peerload.agent.requests.output_and_wait import OutputSource
 from peerload.agent.runtime import RunState
+from peerload.core.membership.peers import PeerState
 from peerload.core.work import RemotePhase
 from peerload.model import events
 from peerload.model.actions import FetchOutput, KeepOutput
@@ -346,10 +347,17 @@ def test_an_end_waits_while_descriptors_are_short(tmp_path: Path, monkeypatch: p
 
 
 @each(
-    ("failure", "why"),
-    [(None, ""), (TimeoutError(), "ws2 does not answer"), (PeerloadError("ws2 has no output"), "ws2 has no output")],
+    ("failure", "state", "why"),
+    [
+        (None, PeerState.ALIVE, ""),
+        (None, PeerState.SUSPECT, "ws2 does not answer"),  # a copy that is under way does not say so
+        (TimeoutError(), PeerState.ALIVE, "ws2 does not answer"),
+        (PeerloadError("ws2 has no output"), PeerState.ALIVE, "ws2 has no output"),
+    ],
 )
-def test_output_that_cannot_be_fetched_from_its_node_is_no_silence(failure: Exception | None, why: str) -> None:
+def test_output_that_cannot_be_fetched_from_its_node_is_no_silence(
+    failure: Exception | None, state: PeerState, why: str
+) -> None:
     async def copy_now(*_words: object) -> None:
         if failure is not None:
             raise failure
@@ -358,7 +366,11 @@ def test_output_that_cannot_be_fetched_from_its_node_is_no_silence(failure: Exce
         "Any", SimpleNamespace(state=TaskState.LEASED, node="ws2", task="ws1/1", uid=UID, attempt=1, exit=None)
     )
     tasks = {UID: SimpleNamespace(running_at=1.0)}
-    node = SimpleNamespace(state=SimpleNamespace(node="ws1"), home=SimpleNamespace(tasks=tasks))
+    node = SimpleNamespace(
+        state=SimpleNamespace(node="ws1"),
+        home=SimpleNamespace(tasks=tasks),
+        membership={"ws2": SimpleNamespace(state=state)},
+    )
     info = SimpleNamespace(counters=collections.Counter())
     unused = cast("Any", None)
     source = OutputSource(cast("Any", info), cast("Any", node), cast("Any", SimpleNamespace(copy_now=copy_now)), unused)
