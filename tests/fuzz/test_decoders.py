@@ -107,7 +107,7 @@ DECODERS = {
     "wire/frame.py:check_bounds": "answer",
     "wire/control.py:decode_answer": "answer",
     "wire/control.py:decode_request": "request",
-    "wire/expected.py:_said": "request",
+    "wire/expected.py:_plain_text": "request",
     "model/timers.py:timer": "recording",
     "wire/frame.py:unpack": "frame",
     "wire/peer.py:_is_known": "gossip",

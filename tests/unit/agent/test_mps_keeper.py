@@ -29,7 +29,7 @@ class Told(Keeper):
         self.answers: dict[str, str] = {}
         self.lines: list[str] = []
 
-    def _say(self, line: str = "", *_flags: str) -> str:
+    def _ask_daemon(self, line: str = "", *_flags: str) -> str:
         self.lines.append(line)
         if line.startswith("terminate_client"):
             raise DaemonFailed("refused")
