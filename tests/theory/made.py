@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def main() -> int:
         for metric, (value, half) in found.items()
         if metric in FIGURES
     }
-    wide = {name: half / limit for name, (half, limit) in figures.items() if half > limit}
+    wide = {name: half / limit if limit else math.inf for name, (half, limit) in figures.items() if half > limit}
     total = len(figures)
     lines = [f"{case} {metric}: {times:.1f} times too wide" for (case, metric), times in wide.items()]
     sys.stdout.write(

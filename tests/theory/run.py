@@ -184,7 +184,8 @@ def _with_looks(sample: Sample, placement: object) -> Sample:
     share = 1 + getattr(placement, "looks", 0) / probed
     for metric in ("probes_per_task", "sender_probes_per_task"):
         sample.values[metric] *= share
-        sample.batches[metric] = [value * share for value in sample.batches[metric]]
+        if metric in sample.batches:  # not of a run too short to settle
+            sample.batches[metric] = [value * share for value in sample.batches[metric]]
     return sample
 
 

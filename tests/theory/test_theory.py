@@ -13,6 +13,7 @@ import random
 import time
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -20,13 +21,13 @@ import pytest
 from peerload.model.config import CoreConfig
 from peerload.sim.outcome import mmc_response, student_t
 from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, CompletedTask, QueueingModel, profiles_of
-from peerload.sim.replication import Replication, quantile
+from peerload.sim.replication import Replication, Sample, quantile
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
 from tests.theory import made
 from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
 from tests.theory.replicate import ERRORS, REFERENCES, References, replicate
-from tests.theory.run import combine, service_names
+from tests.theory.run import _with_looks, combine, service_names
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["cases"]
 FEW_NODES = [pytest.param(case, id=case["id"]) for case in CASES if case["params"]["N"] <= 20]
@@ -341,6 +342,12 @@ def test_made_cases_can_all_be_played_and_the_mean_of_known_queues_is_exact() ->
     one = {"N": 2, "rho": 0.7, "sender": "none", "service": "h2", "service_params": [4]}
     value, half = measured(one, 500)["mean_response"]
     assert value == pytest.approx(1 + 0.7 / 0.3 * 5 / 2)
+
+
+def test_a_run_too_short_for_batches_counts_the_probes_of_a_node_itself() -> None:
+    placement = SimpleNamespace(probed=4, looks=2)
+    values = {"probes_per_task": 2.0, "sender_probes_per_task": 2.0}
+    assert _with_looks(Sample(values, {}, 1, 0.0), placement).values["probes_per_task"] == 3.0
 
 
 @pytest.mark.long
