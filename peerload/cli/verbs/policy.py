@@ -141,7 +141,8 @@ def _check(flags: Namespace) -> int:
     if is_ok and checked.preset is not None:
         chosen = "  ".join(f"{kind} {policy}" for kind, policy in checked.preset.names.items())
         memory = "  with memory" if checked.preset.memory else ""
-        sys.stdout.write(f"{printable(name)}: ok: {printable(chosen)}{memory}\n")
+        note = f"{ONLY_SIMULATED}\n" * checked.preset.is_central
+        sys.stdout.write(f"{printable(name)}: ok: {printable(chosen)}{memory}\n{note}")
         if played is not None:
             sys.stdout.write(f"simulated: {counted(played.tasks, 'task')} on {counted(played.nodes, 'node')}\n")
     return 0 if is_ok else CANNOT
@@ -187,13 +188,15 @@ def _as_json(name: str, checked: CheckedPolicy, played: Rehearsal | None) -> dic
 
 
 WIDTH_MAX = 100
+ONLY_SIMULATED = "only simulated: it needs a head node, and an agent refuses it"
 
 
 def preset_lines(preset: PresetDescription) -> list[str]:
-    from peerload.policy.preset import shown
+    from peerload.policy.preset import CENTRAL, shown
 
     lines = [*_wrapped(f"{preset.name}: {preset.description or 'no description'}"), f"  {printable(preset.file)}"]
     lines += [f"  {', '.join(preset.classes)}"] * bool(preset.classes)
+    lines += [f"  {ONLY_SIMULATED}"] * (CENTRAL in preset.classes)
     for chosen in preset.chosen:
         lines += ["", *_chosen_lines(chosen)]
     lines += ["", f"location.memory = {shown(preset.memory)}"]

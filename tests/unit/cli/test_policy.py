@@ -105,6 +105,9 @@ def test_baselines_are_marked_and_an_agent_refuses_those_that_need_a_head() -> N
     marked = {line.split()[0] for line in text.splitlines() if "(baseline" in line}
     central = {line.split()[0] for line in text.splitlines() if "only simulated" in line}
     assert {"central-jsq", "central-fcfs"} == central < marked
+    for verb in ("show", "check"):
+        assert "only simulated" in peerload("policy", verb, "central-jsq").stdout.decode()
+        assert "only simulated" not in peerload("policy", verb, "round-robin").stdout.decode()
     for name in registry.presets():
         if name in central:
             with pytest.raises(ConfigError, match="head node"):
