@@ -63,7 +63,7 @@ class PastDurations:
         return len(self._durations)
 
     def add(self, duration_s: float, log_s: float) -> None:
-        """One more, > 0, with its logarithm; the oldest goes if there are too many."""
+        """Add a duration, > 0, with its logarithm; the oldest is dropped if there are too many."""
         durations, oldest = self._durations, self._oldest
         if durations:  # the averages that forget
             off = log_s - self._mean_log
@@ -118,8 +118,9 @@ _INTERPRETER = re.compile(
 
 
 class DurationEstimates:
-    """One per node. At most ``commands_kept_max`` keys (those not seen for longest are forgotten) with the last
-    ``durations_kept_max`` runs each; ``all``: the last runs of any; ``gpu``: what those took of GPUs."""
+    """Past durations by command, one object per node. It keeps at most ``commands_kept_max`` keys (those not seen
+    for longest are forgotten) with the last ``durations_kept_max`` runs each. ``all``: the last runs of any
+    command; ``gpu``: their GPU use."""
 
     def __init__(self, commands_kept_max: int, durations_kept_max: int) -> None:
         self._durations_kept_max = durations_kept_max
@@ -222,7 +223,7 @@ def _is_flag(word: bytes) -> bool:
 
 
 def _key(level: bytes, words: Sequence[bytes]) -> bytes:
-    """No word of a command line holds a NUL byte."""
+    """Key of a command line. Its words are joined by NUL bytes, which no word holds."""
     return blake2b(b"\0".join((level, *words)), digest_size=KEY_BYTES).digest()
 
 
@@ -322,7 +323,7 @@ class GpuRuns:
         return len(self._runs)
 
     def add(self, gpu_bytes: int, resident_bytes: int, run_s: float) -> None:
-        """One more; the oldest goes if there are too many. run_s: on the reference machine."""
+        """Add a run; the oldest is dropped if there are too many. run_s: on the reference machine."""
         self._runs.append((gpu_bytes, resident_bytes))
         self.durations.add(run_s, math.log(run_s))
         self._bytes = sorted(run[0] for run in self._runs)
@@ -341,8 +342,8 @@ class GpuRuns:
 
 
 class GpuHistory:
-    """One per node. At most ``commands_kept_max`` pairs of command and model (those not seen for longest are forgotten),
-    with the last ``runs_kept_max`` runs each."""
+    """Past GPU use by command and model, one object per node. It keeps at most ``commands_kept_max`` pairs (those
+    not seen for longest are forgotten), with the last ``runs_kept_max`` runs each."""
 
     def __init__(self, commands_kept_max: int, runs_kept_max: int) -> None:
         self._commands_kept_max = commands_kept_max

@@ -89,7 +89,8 @@ class WaitReasons:
         self._names = {work.key: work.task for work in node.runs.works()}
 
     def verdicts(self, spec: TaskSpec | None = None) -> Iterator[EligibilityVerdict]:
-        """Of every node known, this one first, the others by name. ``spec``: as if the task had asked for this."""
+        """Verdict of every known node, this one first, the others by name. ``spec``: as if the task had asked
+        for this."""
         spec = spec or self._task.spec
         yield self._here(spec.request, spec.placement, ignores_turn=False)
         for peer in self._peers:
@@ -206,7 +207,7 @@ class WaitReasons:
         return EligibilityVerdict(node, can_ever=True, now=now, reason=reason, age_s=age_s)
 
     def _own_there(self, node: str) -> str:
-        """Which tasks of this home have devices there; whose the others are is not told."""
+        """Tasks of this home that hold devices there; the owners of other tasks are not reported."""
         tasks = islice(self._node.home.elsewhere.get(node, {}).values(), LOOKED_AT_MAX)
         holders = [f"{task.task} ({len(task.devices)})" for task in tasks if task.devices and task.running_at]
         return f"; of this home: {some_of(holders)}" if holders else ""
@@ -409,7 +410,8 @@ def _why_not(ledger: Ledger, ask: DeviceRequest, task: str, kept: Backfill | Non
 
 
 def _holders(busy: Mapping[DeviceState, str], names: Mapping[str, str], before: str = ": ") -> str:
-    """Which tasks have them, and how many of them each; and on how many somebody else is."""
+    """Tasks that hold these devices, with the number each holds, and the number of devices that foreign programs
+    occupy."""
     counts = Counter(names.get(key, UNNAMED) for state in busy for key in state.grants)
     found = [f"{name} ({count})" if len(busy) > 1 else name for name, count in counts.most_common()]
     foreign = sum(bool(state.foreign) and state.device.kind == GPU for state in busy)
@@ -482,7 +484,7 @@ def _cores_there(profile: Profile, report: LoadReport, request: ResourceRequest)
 
 
 def _cpus_free(profile: Profile, report: LoadReport) -> tuple[float, float]:
-    """At least and at most so many cores are free: n is told in slots, rounded up."""
+    """Bounds of the number of free cores: n is reported in slots, rounded up."""
     each = profile.cpus / max(profile.slots, 1)
     least = max(profile.cpus - report.load_tasks * each, 0.0)
     if profile.slots_fixed or report.load_tasks <= 1:
@@ -491,7 +493,8 @@ def _cpus_free(profile: Profile, report: LoadReport) -> tuple[float, float]:
 
 
 def _cores_beside_devices(profile: Profile, report: LoadReport, request: ResourceRequest, stands: str) -> Known:
-    """Of a task that takes devices: it does not wait behind those that wait for cores, and what runs is all that counts."""
+    """Explain the cores for a task that takes devices. It does not wait behind tasks that wait for cores; only
+    running tasks count."""
     if profile.slots_fixed and report.running >= profile.slots:
         return False, f"full: {stands}"
     if request.mem_bytes and profile.mem_bytes and report.running:

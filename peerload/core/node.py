@@ -69,7 +69,7 @@ TO_HOME = (
 
 
 class Node:
-    """One node's core: `handle` changes it, the machines behind it may be looked at (by views for people)."""
+    """Core of one node. `handle` changes it; views for people may read the machines behind it."""
 
     def __init__(
         self, config: CoreConfig, policies: PolicySet, identity: Identity, profile: Profile, rng: random.Random
@@ -371,8 +371,8 @@ class Node:
     # -- peers ---------------------------------------------------------------------------------------------------------
 
     def _met(self, event: events.PeerMet, *, told_by_itself: bool) -> None:
-        """A peer introduces itself or comes back. ``told_by_itself``: over its own link, just now; what came by way of a broker
-        is no proof of anything."""
+        """Handle the introduction or return of a peer. ``told_by_itself``: over its own link, just now; a
+        message through a broker proves nothing."""
         node = event.identity.node
         is_new = self.membership.meet(
             event.identity,

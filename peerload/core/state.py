@@ -249,8 +249,8 @@ TASKS_AT_A_TIME = 250
 
 
 class BatchedRequests:
-    """One per node; its timer is ``request``. What is under way is not durable: an agent that is killed meanwhile has
-    answered nobody."""
+    """Requests that are handled in batches, one object per node; its timer is ``request``. Requests under way are
+    not durable: an agent that is killed meanwhile has answered nobody."""
 
     def __init__(self, state: CoreState) -> None:
         self._state = state

@@ -282,7 +282,7 @@ class HomeTask(Work):
         return execution_key(self.uid, self.record.attempt)
 
     def moves(self) -> int:
-        """As its durable record has it."""
+        """Number of moves in the task's durable record."""
         return self.record.migrations
 
     def need(self) -> Need:
@@ -327,7 +327,7 @@ class UntouchedMembers(Work):
         return UntouchedMembers(self.home, members, self.record, self.uid_key, self.spec, self.arrived_s, self.terms)
 
     def member(self, number: int) -> HomeTask:
-        """One of them as a task of its own."""
+        """A member of the array as a task of its own."""
         record = member_record(self.record, self.uid_key, number)
         task = HomeTask(record, self.spec, self.arrived_s, self.terms)
         task.keys = self.keys
@@ -379,7 +379,7 @@ class RemoteTask(Work):
 
     @classmethod
     def of(cls, record: ExecutionRecord, arrived_s: float) -> RemoteTask:
-        """One that was durable: started (whether it still runs, its launcher knows) or ended."""
+        """Rebuild work from its durable row: started (the launcher knows whether it still runs) or ended."""
         has_ended = record.state is ExecutionState.RESULT
         phase = RemotePhase.ENDED if has_ended else RemotePhase.HERE
         guest = cls(record.task, record.uid, record.attempt, record.home, record.spec, arrived_s, phase)
@@ -419,7 +419,7 @@ class RemoteTask(Work):
         return self.task.rpartition(".")[0] or self.task
 
     def moves(self) -> int:
-        """As its home said with the offer."""
+        """Number of moves that its home stated with the offer."""
         return self.migrations
 
     @property

@@ -364,7 +364,7 @@ class ClientBinding:
             self._clients.pop(client, None)
 
     def restored(self) -> None:
-        """After a restart: no connection is there any more."""
+        """Restore the state after a restart, when no connection exists any more."""
         for task in self._home.tasks.values():
             if task.record.attended and not task.record.state.is_final:
                 self._expected[task.uid] = None
@@ -383,7 +383,8 @@ class ClientBinding:
             self._home.become(task, CUT, input_is_cut=True)
 
     def input_came(self, uid: bytes) -> None:
-        """Note that the input of a task has come. That is durable with its next state, at the latest with its end: nobody asks before."""
+        """Record that the input of a task has arrived. It becomes durable with the task's next state, at the
+        latest with its end, since nobody asks before."""
         task = self._home.tasks.get(uid)
         if task is not None and not task.record.input_came:
             task.record = msgspec.structs.replace(task.record, input_came=True)

@@ -83,8 +83,8 @@ class TaskEvacuation:
                 self._home.mediator.task_arrives(task)
 
     def _look_for_new(self) -> None:
-        """Of what has come since the last look, all that may leave: the higher priority first. The first look is at all
-        that waits."""
+        """Offer the movable tasks that arrived since the last look, higher priorities first. The first look
+        takes all waiting tasks."""
         new = [work for work in self._queue.since(self._newest) if isinstance(work, HomeTask) and self._may_leave(work)]
         self._candidates.extend((task.order, task) for task in sorted(new, key=_rank))
         self._newest = max(self._newest, self._queue.newest)
@@ -164,7 +164,8 @@ class NodeDrain:
         self._information.announce()
 
     def settle(self) -> None:
-        """After every event while it is on: who waits until the node is empty may have an answer."""
+        """Answer those who wait until the node is empty, if it is; called after every event while the
+        evacuation is on."""
         if self._awaiting and not self._ledger.running and not self._executor.guests:
             self._state.actions.extend(Answer(request) for request in self._awaiting)
             self._awaiting.clear()

@@ -162,7 +162,7 @@ class SubmissionLog:
         self._environments: BoundedDict[bytes, bytes] = BoundedDict(state.config.environments_kept_max)
 
     def restore(self, counter: int) -> None:
-        """After a restart: the last number used. What was submitted before comes with each event (`before`)."""
+        """Restore the last number used after a restart. Earlier submissions come with each event (`before`)."""
         self._counter = counter
 
     def repeated(self, event: TaskSubmitted) -> dict[str, object] | None:
@@ -328,14 +328,14 @@ def _why_not_now(membership: Membership, peer: PeerInfo, spec: TaskSpec) -> str:
 
 
 def _beside_others(membership: Membership, peer: PeerInfo) -> str:
-    """How many slots other programs occupy there, to be added to a reason; "" if none."""
+    """Number of slots that other programs occupy there, as text to be added to a reason; "" if none."""
     known = membership.report(peer.identity.node)
     taken = known.report.slots_foreign if known is not None else 0
     return f" ({taken} of {peer.profile.slots} slots taken by other programs)" if taken else ""
 
 
 def _members(membership: Membership) -> Iterator[PeerInfo]:
-    """The peers without those that have left: they are no nodes any more."""
+    """Peers without those that have left the cluster."""
     return (peer for peer in membership if peer.state is not PeerState.LEFT)
 
 

@@ -341,7 +341,7 @@ class RunningTasks:
         self.fill()
 
     def froze(self, key: str, *, frozen: bool) -> None:
-        """Note that an attempt was frozen, since its lease ran out, or thawed."""
+        """Record that an attempt was frozen, since its lease ran out, or thawed."""
         work = self._works.get(key)
         if isinstance(work, RemoteTask):
             reason = f"{work.home} was not heard of in time" if frozen else f"{work.home} is back"
@@ -489,13 +489,13 @@ class Frozen:
             self.froze(key)
 
     def froze(self, key: str) -> None:
-        """Note that the launcher has frozen this attempt."""
+        """Record that the launcher has frozen this attempt."""
         if key in self._executor.guests:
             self._since_s[key] = self._state.now.boot_s
             self._state.set_timer_in(self._state.config.frozen_kept_s, timers.FrozenTimeout(key))
 
     def thawed(self, key: str) -> None:
-        """Note that an attempt runs again."""
+        """Record that an attempt runs again."""
         if self._since_s.pop(key, None) is not None:
             self._state.clear_timer(timers.FrozenTimeout(key))
 
@@ -517,7 +517,8 @@ class Frozen:
         state.turned_away = None
 
     def _make_room(self) -> None:
-        """For the first task of this home that waits and would have enough then, or for who was just turned away."""
+        """Make room for the first waiting task of this home that would then have enough, or for the attempt
+        that was just turned away."""
         if self._evicted in self._since_s:
             return  # it is on its way
         kept_since_s = self._state.now.boot_s - self._state.config.frozen_kept_s
@@ -595,7 +596,8 @@ class TerminationTracker:
                 self._state.send(attempt.node, Query(attempt.task, attempt.uid, attempt.attempt))
 
     def message_received(self, src: str, message: TerminationMessage) -> None:
-        """Note that a node has proven the end of an attempt. Messages about a task that is not over are for others."""
+        """Record that a node has proven the end of an attempt. Messages about an unfinished task are handled
+        elsewhere."""
         if message.uid in self._home.tasks:
             return
         key = execution_key(message.uid, message.attempt)
@@ -603,7 +605,7 @@ class TerminationTracker:
         self.gone(key, src)
 
     def gone(self, key: str, node: str = "") -> None:
-        """No process of this attempt is left at that node ("": here)."""
+        """Handle that no process of this attempt is left at that node ("": here)."""
         if self._awaited.get(key) == (node or self._state.node):
             del self._awaited[key]
             self._state.actions.append(AttemptGone(key))
@@ -669,7 +671,7 @@ class ResourceShortage:
             self._evacuation.over()
 
     def starting(self, key: str) -> None:
-        """Note that this attempt is being started; while the breaker is half open it is the trial."""
+        """Record that this attempt is being started. While the circuit breaker is half open it is the trial."""
         if self.reason:
             self._trial = key
 
@@ -682,12 +684,13 @@ class ResourceShortage:
             self._announce("")
 
     def gone(self, key: str) -> None:
-        """Note that an attempt is not to run here any more: if it was the trial, another one may be."""
+        """Record that an attempt will not run here any more. If it was the trial, another one may be."""
         if key == self._trial:
             self._trial = ""
 
     def settle(self) -> None:
-        """After every event: while it is half open and no own task waits, the next offer of others is the trial."""
+        """Let the next offer of others be the trial while the breaker is half open and no own task waits;
+        called after every event."""
         if self.reason and self.may_start:
             self._announce("")
 

@@ -173,7 +173,7 @@ class ExecutorHandoff:
         return None
 
     def _is_unauthorized(self, src: str, task: str, uid: bytes) -> bool:
-        """As `_objection`, where there is nothing to answer: it is counted."""
+        """True if `_objection` has an objection, for messages without an answer; it is counted."""
         if not (objection := self._objection(src, task, uid)):
             return False
         self._state.count(metrics.MESSAGES_FROM_NON_HOME)
@@ -579,7 +579,7 @@ class RemoteTaskTable:
             self.reserved.setdefault(guest.home, set()).add(guest.key)
 
     def committed(self, guest: RemoteTask) -> None:
-        """An attempt is no reservation any more."""
+        """Record that an attempt is no longer a reservation."""
         reserved = self.reserved.get(guest.home)
         if reserved is not None:
             reserved.discard(guest.key)
@@ -659,8 +659,9 @@ class ExecutorLeases:
         return was_parked
 
     def park(self, guest: RemoteTask, ts: float) -> None:
-        """Park an attempt: its home goes away, and there is no deadline until it is back. This is ignored if it is older
-        than the last answer of the home; of the same age it counts, since the home sent it after its answer."""
+        """Park an attempt: its home leaves, and the attempt has no deadline until the home is back. A message
+        older than the home's last answer is ignored; one of the same age counts, since the home sent it after
+        its answer."""
         if ts < guest.ts or guest.phase not in (RemotePhase.WAITING, RemotePhase.HERE):
             return
         guest.ts = ts
@@ -769,7 +770,7 @@ class AttemptFences:
         return len(self._fences)
 
     def restore(self, fences: Iterable[tuple[bytes, int, FenceKind, str]]) -> None:
-        """As they were durable, at start; each is kept as if it had been of use just now."""
+        """Restore the durable results at start; each is kept as if it had just been used."""
         now_s = self._state.now.boot_s
         self._fences.update((uid, AttemptFence(attempt, kind, now_s, home)) for uid, attempt, kind, home in fences)
 

@@ -399,7 +399,7 @@ class HomeHandoff:
         return None
 
     def output_coming(self, event: OutputComing) -> None:
-        """Note how much of the output files is here, for those who ask."""
+        """Record how much of the output files has arrived, for those who ask."""
         task = self._home.tasks.get(event.uid)
         collection = task.collection if task is not None and task.phase is HomePhase.COLLECTING else None
         if task is not None and collection is not None and collection.attempt == event.attempt:
@@ -442,7 +442,7 @@ AUTO_PART = 10.0
 
 
 class HomeLeases:
-    """One per node; its timers are ``lease`` and ``ask``."""
+    """Leases that this home has granted, one object per node; its timers are ``lease`` and ``ask``."""
 
     def __init__(self, state: CoreState, home: Home, lost_attempts: LostAttempts, parking: TaskParking) -> None:
         self._state = state
@@ -538,7 +538,7 @@ class HomeLeases:
     # -- renewals ------------------------------------------------------------------------------------------------------
 
     def renew_received(self, src: str, message: Renew) -> None:
-        """Leases are renewed in one answer; attempts that are no longer current are revoked."""
+        """Handle RENEW: renew leases in one answer, and revoke attempts that are no longer current."""
         if self._parking.is_away:
             return
         extensions: list[LeaseExtension] = []
@@ -663,7 +663,8 @@ def granted(task: HomeTask) -> GrantedLease:
 
 
 class TaskParking:
-    """One per node. ``is_away``: this home has said good-bye and grants nothing until it is back."""
+    """Parking of tasks while their home is away, one object per node. ``is_away``: this home has left and grants
+    nothing until it is back."""
 
     def __init__(self, state: CoreState, membership: Membership, home: Home) -> None:
         self._state = state

@@ -55,7 +55,7 @@ NACK_SHARE = 0.8
 
 
 class _Probe(msgspec.Struct, eq=False):
-    """One in flight. helpers: those asked, and whether they gave a sign of life."""
+    """A probe in flight. helpers: the nodes asked to probe indirectly, and whether they gave a sign of life."""
 
     node: str
     started_s: float
@@ -99,7 +99,7 @@ class Detector:
             shared.arm(Kind.TURN, shared.preset.probe_s * shared.rng.random())
 
     def turn(self) -> None:
-        """Every probe_s: probe the next."""
+        """Probe the next member; called every probe_s."""
         shared = self._shared
         if not shared.there:
             return
@@ -193,7 +193,7 @@ class Detector:
             self._shared.send(src, GossipAck(ping.sequence), address=address, with_load=True)
 
     def acked(self, src: str, sequence: int) -> None:
-        """Note the answer of a member, to this node or to a helper."""
+        """Handle an acknowledgement of a member, to this node or to a helper."""
         helped = self._helped.pop(sequence, None)
         if helped is not None:
             asker, address, asked = helped
@@ -300,7 +300,7 @@ class AntiEntropy:
             self.known[identity.node] = identity
 
     def changed(self, rumour: MembershipUpdate) -> None:
-        """Note that the belief about a member has changed."""
+        """Record that the belief about a member has changed."""
         self.known.pop(rumour.node, None)
         if rumour.standing is MemberStatus.ALIVE and not self._shared.is_armed(Kind.SYNC):
             self._arm_sync()
@@ -322,7 +322,7 @@ class AntiEntropy:
         self._shared.core.send(node, self._everything(asks=True))
 
     def timer(self, kind: str) -> None:
-        """One of its timers: join, sync or again."""
+        """Handle one of its timers: join, sync or again."""
         match kind:
             case "join":
                 self._join()
@@ -407,7 +407,7 @@ class AntiEntropy:
         shared.arm(Kind.AGAIN, left_s)
 
     def _try_one(self) -> None:
-        """One of the lost, at random."""
+        """Contact one of the lost members, chosen at random."""
         shared = self._shared
         lost = self._lost()
         if lost:
@@ -572,7 +572,8 @@ class Gossip:
         self._listener.member_changed(was, now, src)
 
     def _follow_up(self, rumour: MembershipUpdate) -> None:
-        """Of a suspicion of others: perhaps confirm it, or else bring the suspect the word to refute."""
+        """Follow up on a suspicion of others: perhaps confirm it, or else send it to the suspect, which can
+        refute it."""
         shared = self.shared
         chance = shared.preset.corroborators / max(shared.size - 2, 1)
         if shared.core.node not in rumour.by and shared.rng.random() < chance:
@@ -671,7 +672,8 @@ class Gossip:
             shared.arm(Kind.SPREAD, shared.preset.spread_s * shared.rng.random())
 
     def _spread(self) -> None:
-        """One round: a few members are told what is new; none follows when all has been sent often enough."""
+        """Run one gossip round: send news to a few members. No round follows once all news has been sent
+        often enough."""
         for node in self.shared.draw(self.shared.preset.fanout):
             self.shared.send(node)
         if self.shared.news.rumours and self.shared.there:
@@ -715,7 +717,7 @@ class Gossip:
             self._message_received(src, message, event.address, is_current=is_current)
 
     def _message_received(self, src: str, message: GossipMessage, address: str, *, is_current: bool) -> None:
-        """One message; ``is_current``: it is the run that is believed in who says it."""
+        """Handle one message. ``is_current``: the sender's start is the one that this node believes in."""
         match message:
             case GossipPing():
                 self.detector.pinged(src, message, address)
@@ -739,7 +741,7 @@ class Gossip:
             self._pass_on_load(load)
 
     def heard_from(self, node: str) -> None:
-        """Note that a member has sent something over its link."""
+        """Record that a member has sent something over its link."""
         member = self.shared.members.get(node)
         if member is not None:
             self._spoke(member, over_link=True)
@@ -785,7 +787,7 @@ class Gossip:
             self.detector.probe(node)
 
     def timer(self, kind: Kind, subject: str) -> None:
-        """One of the timers that were armed."""
+        """Handle one of the timers that were armed."""
         late_s = self.shared.expired_s(kind, subject)
         if late_s is None:
             return

@@ -26,7 +26,7 @@ GRAVE, PRESENCE, LOADS = range(3)
 
 
 class _News:
-    """One piece. urgency: GRAVE, PRESENCE or LOADS; sent: in so many datagrams."""
+    """A piece of news to spread. urgency: GRAVE, PRESENCE or LOADS; sent: number of datagrams that carried it."""
 
     __slots__ = ("bytes", "message", "number", "sent", "urgency")
 
@@ -144,16 +144,17 @@ class Suspicion:
         self._longest_s = self._shortest_s * (preset.suspicion_max_mult if self._wanted else 1.0)
 
     def over_s(self, accusers: int, factor: int) -> float:
-        """The time at which it is over, if so many confirm it (the first is no confirmation); ``factor``: of the local health."""
+        """End time of the suspicion for a number of confirmations (the first suspicion is not one).
+        ``factor``: of the local health."""
         confirmations = min(max(accusers - 1, 0), self._wanted)
         part = math.log(confirmations + 1) / math.log(self._wanted + 1) if self._wanted else 1.0
         return self.started_s + (self._longest_s - part * (self._longest_s - self._shortest_s)) * factor
 
 
 class LocalHealth:
-    """Local health: how far this node may trust its own judgement. A node that is slow sees slow answers everywhere: it counts
-    what only its own slowness explains, and gives everybody more time in proportion. score: 0 (well) … the preset's
-    health_max; factor: by which times are stretched."""
+    """Local health: how far this node may trust its own judgement. A slow node sees slow answers everywhere. It
+    counts the delays that only its own slowness explains, and stretches timeouts in proportion. score: 0
+    (healthy) … the preset's health_max; factor: multiplier of timeouts."""
 
     __slots__ = ("_score_max", "score")
 
@@ -163,7 +164,7 @@ class LocalHealth:
 
     @property
     def factor(self) -> int:
-        """1 … health_max + 1."""
+        """Multiplier of timeouts, 1 … health_max + 1."""
         return self.score + 1
 
     def better(self) -> None:
@@ -192,7 +193,7 @@ class GossipMember(msgspec.Struct, eq=False):
 
     @property
     def is_gone(self) -> bool:
-        """No member any more."""
+        """True if the node is no longer a member."""
         return self.rumour.standing in (MemberStatus.LEFT, MemberStatus.FORGOTTEN)
 
 
@@ -273,8 +274,8 @@ class GossipState:
     # -- datagrams -----------------------------------------------------------------------------------------------------
 
     def send(self, node: str, *messages: GossipMessage, address: str = "", with_load: bool = False) -> None:
-        """One datagram to a node, and what news there is room for. ``address``: where to, if not where the member is
-        known to be."""
+        """Send one datagram to a node, filled up with news. ``address``: destination, if it is not the
+        member's known address."""
         if not address and node in self.members:
             address = self.members[node].rumour.address
         if not address:
@@ -306,7 +307,7 @@ class GossipState:
         return (kind, "") in self._due_s
 
     def left_s(self, kind: timers.GossipTimerKind) -> float | None:
-        """In how long this timer comes; None if it is not set."""
+        """Seconds until this timer fires; None if it is not set."""
         due_s = self._due_s.get((kind, ""))
         return None if due_s is None else max(due_s - self.now_s, 0.0)
 

@@ -226,7 +226,7 @@ class CircuitBreaker:
         return self._skipped[node][1] if self._skipped and self.is_any() and node in self._skipped else ""
 
     def accepted(self, node: str) -> None:
-        """Note an accepted offer."""
+        """Record an accepted offer."""
         self._refusals.pop(node, None)
 
     def started_anew(self, node: str) -> None:
@@ -237,19 +237,19 @@ class CircuitBreaker:
             self._eligible.clear()
 
     def declined(self, node: str, code: str, *, accepts: bool) -> None:
-        """Note a declined offer; ``accepts``: though the node says that it takes tasks."""
+        """Record a declined offer. ``accepts``: the node advertises that it takes tasks."""
         if accepts and code in TRANSIENT:
             self.unanswered(node)
 
     def unanswered(self, node: str) -> None:
-        """Note an offer without an answer."""
+        """Record an offer without an answer."""
         count = self._refusals[node] = self._refusals.get(node, 0) + 1
         if count >= self._state.config.refusals_max:
             self._refusals[node] = count - 1  # when it is asked again, one more is enough
             self._skip(node, f"it refused {count} offers in a row, or did not answer them")
 
     def ended(self, node: str, spec: TaskSpec, exit_: Exit) -> None:
-        """Note how a task that was given to a node has ended."""
+        """Record how a task that was given to a node has ended."""
         if exit_.exit_code == 0 or exit_.ended_at - exit_.started_at >= self._state.config.fast_failure_s:
             self._failures.pop(node, None)
             return
@@ -453,7 +453,8 @@ class Membership:
     # -- what was heard ------------------------------------------------------------------------------------------------
 
     def meet_all(self, directory: Directory) -> None:
-        """Everybody in it, at once; it may name this node, too. Only before anybody else was met."""
+        """Add all these members at once; the list may name this node, too. Call it only before any other
+        member was added."""
         self._directory = directory
         self._announced = directory.announced
         self._met_s = self._state.now.boot_s
@@ -552,7 +553,7 @@ class Membership:
             self._become(peer, PeerState.LEFT, "it said good-bye")
 
     def shut_out(self, node: str) -> None:
-        """Note that a peer was revoked: this start of it never runs a task again."""
+        """Record that a peer was revoked: this start of it never runs a task again."""
         peer = self._peers.get(node)
         if peer is not None:
             peer.boot_shut_out = peer.identity.boot
@@ -573,7 +574,7 @@ class Membership:
     # -- what gossip tells ---------------------------------------------------------------------------------------------
 
     def member_changed(self, was: MembershipUpdate | None, now: MembershipUpdate, src: str) -> None:
-        """Note that the belief about a peer has changed."""
+        """Record that the belief about a peer has changed."""
         node = now.node
         if now.standing is MemberStatus.FORGOTTEN:
             self._state.note("node", "forgotten", node=node, reason="an operator said so")
@@ -626,7 +627,7 @@ class Membership:
         return True
 
     def member_forgotten(self, node: str) -> None:
-        """Keep nothing of a peer that is no member any more."""
+        """Drop everything about a peer that is no longer a member."""
         if self._peers.pop(node, None) is not None:
             self._names = [name for name in self._names if name != node]
             self._reports.drop(node)
@@ -634,7 +635,7 @@ class Membership:
             self._eligible.clear()
 
     def timer(self, kind: Kind, subject: str) -> None:
-        """One of gossip's."""
+        """Handle a timer of gossip."""
         if kind is Kind.PROFILES:
             self.gossip.shared.expired_s(kind, subject)
             self.profiles.ask()
@@ -650,7 +651,8 @@ class Membership:
     # -- who may run what ----------------------------------------------------------------------------------------------
 
     def eligible(self, need: Need, home: str) -> Sequence[str]:
-        """The usable peers that could ever run this, by name; without those that are skipped, unless there are no others."""
+        """Usable peers that could ever run this, by name, without those that are skipped, unless no others
+        exist."""
         is_any_skipped = self.circuit_breaker.is_any()  # it tells if one may be asked again
         key = need if not need.migrations else Need(need.request, need.placement)
         found = self._eligible.get(key)

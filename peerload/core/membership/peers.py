@@ -51,9 +51,9 @@ STATE_OF_STATUS = {
 
 
 class PeerInfo:
-    """One peer as seen from here. heard_s: boot time of its last word to this node; since_s: since when it is in this
-    state; knows_profile: whether its profile is that of this run, else it is an old one or, at first, an empty one; boots:
-    those of its starts that introduced themselves in person, the newest last, at most BOOTS_KEPT_MAX; boot_shut_out: the
+    """A peer as seen from here. heard_s: boot time of its last message to this node; since_s: start of its
+    present state; knows_profile: its profile is that of this run, else an old or, at first, an empty one; boots:
+    its starts that introduced themselves in person, the newest last, at most BOOTS_KEPT_MAX; boot_shut_out: the
     start that was shut out of the cluster."""
 
     __slots__ = ("boot_shut_out", "boots", "heard_s", "identity", "knows_profile", "profile", "since_s", "state")
@@ -255,8 +255,8 @@ class Waking:
             self._state.note("node", "waking", node=node, reason=reason)
 
     def _near(self, node: str, *, everywhere: bool) -> list[str]:
-        """Peers that may reach a node by a magic packet: those on its network, if this node is on another; ``everywhere``: any,
-        since that was in vain."""
+        """Peers that may reach a node by a magic packet: those on its network, if this node is on another.
+        ``everywhere``: any peers, after those on its network have failed."""
         network = _network(self._peers[node].identity.address)
         if not everywhere and network == _network(self._state.identity.address):
             return []

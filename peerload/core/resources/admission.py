@@ -243,7 +243,7 @@ def offers_good_gpus(request: ResourceRequest, profile: Profile, report: LoadRep
 
 
 def _could_join(request: ResourceRequest, device: DeviceLoad) -> bool:
-    """On a GPU that others use: only a task whose need is known, and that shares."""
+    """True if a task could start on this GPU: a free one, or one in use if the task shares and its need is known."""
     if device.is_free:
         return True
     if request.gpu_share is GpuShare.EXCLUSIVE or device.free_mib * MIB < request.gpu_mem_bytes:
@@ -349,7 +349,7 @@ class Ledger:
         """This moment, for what devices are expected to do."""
 
     def _changed(self) -> None:
-        """After every change: n is read far more often than it changes."""
+        """Update n after every change, since n is read far more often than it changes."""
         self.version += 1
         self.cpus_requested = cpus = self.cpus_running + self._cpus_waiting + self.cpus_inbound
         count, profile = self._count, self.profile

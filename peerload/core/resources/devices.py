@@ -150,10 +150,10 @@ def grantable_bytes(device: Device, config: GpuConfig) -> int:
 
 
 class DeviceGrant:
-    """One device given to one attempt. ends_s: when that is expected to be over nearly for sure, infinite = not known;
-    leaves_s: since when the attempt is over, though its processes may still be on the device; 0 = it runs. stable: how
-    many readings in a row have seen the same memory of it. mode: how it is held; others: tasks under MPS that were there before;
-    fault: what has happened to MPS under it."""
+    """A device given to one attempt. ends_s: when the grant is almost surely over, infinite = not known;
+    leaves_s: since when the attempt is over, though its processes may still be on the device; 0 = it runs.
+    stable: number of successive readings that saw the same memory of it. mode: how it is held; others: tasks
+    under MPS that were there before; fault: a fault of MPS under it."""
 
     __slots__ = (
         "ask",
@@ -193,7 +193,7 @@ class DeviceGrant:
         self.leaves_s = 0.0
 
     def saw(self, used_bytes: int) -> None:
-        """Note a reading of memory."""
+        """Record a reading of memory."""
         self.stable = self.stable + 1 if used_bytes == self.now_bytes and used_bytes else 0
         self.now_bytes = used_bytes
         self.peak_bytes = max(self.peak_bytes, used_bytes)
@@ -208,7 +208,7 @@ class DeviceGrant:
 
 
 class DeviceState:
-    """One device with its grants, by execution key."""
+    """A device with its grants, by execution key."""
 
     __slots__ = ("_config", "degree", "device", "grants", "mps_why", "reading")
 
@@ -710,7 +710,8 @@ def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request:
 
 
 def _has_failed(exit_: Exit) -> bool:
-    """By itself: nobody has stopped it, it was not over its time, and the machine had memory for it."""
+    """True if the attempt failed by itself: nobody stopped it, it was within its time, and the machine had memory
+    for it."""
     is_stopped = exit_.exit_code == TIME_LIMIT_EXIT_CODE or exit_.signal in STOPPED_BY
     return exit_.exit_code != 0 and not is_stopped and exit_.out_of in ("", OUT_OF_GPU_MEMORY)
 

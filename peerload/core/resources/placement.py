@@ -209,7 +209,7 @@ class Backfill:
         return self._hard < devices if is_hard else self._soft < RESERVED_MAX and len(self._by_device) < devices
 
     def kept(self, device: str, task: str) -> Reservation | None:
-        """For whom this device was kept when the task was last looked at, if for anybody else."""
+        """The task that this device was reserved for when the task was last looked at, if it is another one."""
         seen = self.seen.get(task, self.number)
         for kept in (self._by_device.get(device), self._replaced.get(device)):
             if kept is not None and kept.task != task and kept.number < seen:

@@ -74,29 +74,29 @@ class PeerHints:
 
     @property
     def idle(self) -> Sequence[str]:
-        """Nodes that searched for work in vain."""
+        """Nodes whose search for work found nothing."""
         return self._idle
 
     @property
     def busy(self) -> Sequence[str]:
-        """Nodes that searched for room in vain, or say that they have too much."""
+        """Nodes whose search for room found nothing, or that report too much load."""
         return self._busy
 
     def is_idle(self, node: str) -> None:
-        """Note a node that searched here for work in vain."""
+        """Add a node that searched here for work and found none."""
         self._put(self._idle, node)
 
     def is_busy(self, node: str) -> None:
-        """Note a node that searched here for room in vain."""
+        """Add a node that searched here for room and found none."""
         self._put(self._busy, node)
 
     def refused_work(self, node: str) -> None:
-        """Note a node that searched for work, which this node had none of."""
+        """Remember a node whose request for work this node refused."""
         if not self.leaves_footprints:
             self.is_idle(node)
 
     def refused_room(self, node: str) -> None:
-        """Note a node that searched for room, which this node had none of."""
+        """Remember a node whose request for room this node refused."""
         if not self.leaves_footprints:
             self.is_busy(node)
 
@@ -239,12 +239,12 @@ class View:
 
     @property
     def gpus_foreign(self) -> float:
-        """By others."""
+        """GPUs kept busy by programs other than tasks of this node."""
         return self._ledger.devices.gpus_foreign
 
     @property
     def load_tasks(self) -> int:
-        """n."""
+        """Tasks of this node (n), for a task with GPUs counted in GPUs."""
         if self.for_request is not None:
             own = self.for_request.gpus if self._uncounted is not None else 0
             return max(self.gpu_tasks - own, 0)
@@ -253,7 +253,7 @@ class View:
 
     @property
     def slots(self) -> int:
-        """c."""
+        """Slots of this node (c), for a task with GPUs its GPUs."""
         return self.gpus if self.for_request is not None else self._ledger.profile.slots
 
     @property
@@ -268,12 +268,12 @@ class View:
 
     @property
     def cpus_foreign(self) -> float:
-        """By others than tasks of this node, if that counts."""
+        """Cores kept busy by programs other than tasks of this node; 0 if foreign load is not counted."""
         return self.sensed.cpus_busy_foreign if self._state.config.counts_foreign else 0.0
 
     @property
     def foreign_slots(self) -> int:
-        """The slots that those occupy."""
+        """Slots that foreign load occupies."""
         return 0 if self.for_request is not None else self._ledger.foreign_slots
 
     @property
@@ -284,7 +284,7 @@ class View:
 
     @property
     def speed(self) -> float:
-        """How fast this node works."""
+        """Speed of this node relative to the reference machine."""
         return self._ledger.profile.speed
 
     @property
@@ -308,12 +308,12 @@ class View:
 
     @property
     def idle_list(self) -> Sequence[str]:
-        """Empty where the preset has no memory."""
+        """Nodes that lack work; empty if the preset has no memory."""
         return self._hints.idle
 
     @property
     def busy_list(self) -> Sequence[str]:
-        """Empty where the preset has no memory."""
+        """Nodes that lack room; empty if the preset has no memory."""
         return self._hints.busy
 
     @property
@@ -328,11 +328,11 @@ class View:
 
     @property
     def price(self) -> float | None:
-        """Of a kWh here now."""
+        """Price of a kWh here now; None if it is not known."""
         return self._state.price
 
     def profile(self, node: str) -> Profile | None:
-        """That of this node, or of a peer."""
+        """Profile of this node or of a peer; None for an unknown peer."""
         if node == self._state.node:
             return self._ledger.profile
         peer = self._membership.get(node)
@@ -346,13 +346,13 @@ class View:
         return KnownReport(seen_by(self.for_request, known.report), known.age_s)
 
     def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
-        """Those of the peers."""
+        """Reports of the peers, at most ``age_s_max`` old."""
         known = self._membership.reports(self.peers, age_s_max)
         request = self.for_request
         return known if request is None else ((node, seen_by(request, report)) for node, report in known)
 
     def reporting(self, wanted: Reported) -> Sequence[str]:
-        """By their newest reports."""
+        """Peers whose newest report says ``wanted``."""
         if self.for_request is None or wanted == "nothing":
             return list(self._membership.reporting(self.peers, wanted))
         return [node for node, report in self.reports() if getattr(report, wanted)]
@@ -369,12 +369,12 @@ class RunningTasksView:
 
     @property
     def used_s(self) -> float:
-        """Since it took its room."""
+        """Seconds since the attempt took its room."""
         return max(self._state.now.boot_s - self._work.started_s, 0.0)
 
     @property
     def durations(self) -> Sequence[float]:
-        """Of its command, else of all."""
+        """Past durations of its command, else of all commands, on this node's speed."""
         history = self._state.history
         past = history.past(history.keys_of(self._work)) or history.all
         return past.ascending(self._state.profile.speed)
@@ -393,11 +393,11 @@ class MovableTasksView:
         self.works: dict[str, Work] = {}
 
     def oldest_first(self) -> Iterator[TaskView]:
-        """In the order of arrival."""
+        """Movable tasks in the order of arrival."""
         return self._views(self._queue.oldest_first(MOVABLE), self._queue.newest_first(MOVABLE))
 
     def newest_first(self) -> Iterator[TaskView]:
-        """The reverse."""
+        """Movable tasks, the last arrived first."""
         return self._views(self._queue.newest_first(MOVABLE), self._queue.oldest_first(MOVABLE))
 
     def _views(self, works: Iterator[Work], other_end: Iterator[Work]) -> Iterator[TaskView]:
@@ -666,7 +666,7 @@ class Information:
     # -- told to everybody ---------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Notice changes of what the information policy watches, after every event."""
+        """Check for changes of what the information policy watches; called after every event."""
         self._sequence += 1  # what is shown between this event and the next is newer than all that was said in it
         if self._told is None:
             self.announce()

@@ -45,7 +45,7 @@ STEPS_MAX = 256
 
 
 class Search(msgspec.Struct, eq=False):
-    """One search for a place for ``task``, or (None) a receiver's for work."""
+    """A search by a sender for a node for ``task``, or (``task`` None) by a receiver for work."""
 
     id: int
     task: HomeTask | None
@@ -71,9 +71,9 @@ class Search(msgspec.Struct, eq=False):
     because: str = ""
     """Why the node that was offered the task was chosen before all others."""
     is_broadcast: bool = False
-    """True if everybody was asked at once …"""
+    """True if all nodes were asked at once, by a broadcast."""
     is_late: bool = False
-    """… and time is up for answers."""
+    """True if the time for answers to the broadcast is over."""
     compared: tuple[TaskCost, ...] = ()
     """Costs that the policy's last step rests on."""
 
@@ -173,7 +173,8 @@ class Searches:
         )
 
     def leave_footprints(self, search: Search) -> None:
-        """Leave a hint with nodes that were asked at random that a search was in vain, where the preset wants that."""
+        """Tell the nodes that were asked at random that a search found nothing, if the preset uses
+        footprints."""
         if not self.hints.leaves_footprints:
             return
         answered = (reply.node for reply in search.replies if reply.report is not None and not reply.remembered)
@@ -560,8 +561,9 @@ class Sender:
         return Transfer(willing[0]) if willing else self._beside_foreign_load(search)
 
     def _beside_foreign_load(self, search: Search) -> Transfer | None:
-        """Foreign load delays a task that only other nodes can run, and does not keep it from running for ever: one that was
-        asked about in vain until its back-off was at its longest goes where it would have room but for that load."""
+        """Choose a node for a task that only foreign load keeps waiting. Foreign load delays a task that only
+        other nodes can run, but does not starve it: once its back-off is at its longest, the task goes where
+        it would have room but for that load."""
         task = search.task
         if task is None or task.spec.request.takes_devices:
             return None
@@ -579,9 +581,9 @@ class Sender:
         return Transfer(node, load_tasks)
 
     def _place_well(self, search: Search, task: HomeTask) -> Probe | Transfer | Keep:
-        """For a task that could start here, but not on GPUs as good as another node's: those nodes are asked in the order in
-        which they are known, and the first that accepts takes it. If none does it starts here. That is not the policy's to
-        choose, which compares loads and knows no GPUs."""
+        """Place a task that could start here, but on worse GPUs than another node's. Those nodes are asked in
+        the order in which they are known; the first that accepts takes the task. If none accepts, the task
+        starts here. The policy is not asked: it compares loads and knows no GPUs."""
         asked = {reply.node for reply in search.replies}
         left = tuple(node for node in self._with_good_gpus(task) if node not in asked)
         if left and len(asked) < self._state.config.probes_per_search_max:
@@ -596,8 +598,9 @@ class Sender:
         return Transfer(willing[0]) if willing else Keep("no other node has better GPUs for it now")
 
     def _place_by_files(self, search: Search, task: HomeTask, peers: Sequence[str]) -> Probe | Transfer | None:
-        """For a task whose files take long to travel: nodes that have them are asked before the policy is, and the one where it
-        would start first takes it, unless it would wait there longer than the transfer takes. None: the policy chooses."""
+        """Place a task whose files take long to transfer. Nodes that have the files are asked before the
+        policy is. The one where the task would start first takes it, unless the task would wait there longer
+        than the transfer takes. None: the policy chooses."""
         saved_s = self._handoff.holders.saved_s(task)
         if not saved_s or search.is_broadcast:
             return None
@@ -696,7 +699,7 @@ class Sender:
             self.place_next()
 
     def drop_search(self, task: HomeTask) -> None:
-        """No place is looked for any more."""
+        """Stop the search for a node for this task."""
         search = self._searches.of(task)
         if search is not None:
             self._end(search)

@@ -198,8 +198,9 @@ class RetryRate:
         self._state = state
 
     def pause_s(self, rate: float) -> float:
-        """Until the next time, at so many a mean service time: by chance, so that nodes do not act in step; at least
-        retry_s_min, at most retry_s_max, since tasks of hours must not mean hours of silence."""
+        """Random pause until the next search, in seconds, for a number of searches in each mean service time.
+        It is random so that nodes do not act in step. It is at least retry_s_min, and at most retry_s_max,
+        since tasks of hours must not mean hours of silence."""
         config = self._state.config
         mean_s = self._state.history.mean_s / self._state.profile.speed
         pause_s = mean_s / rate * self._state.rng.expovariate(1.0)
@@ -368,7 +369,7 @@ class Receiver:
         self._donor.expect(reply.uid)
 
     def settle(self) -> None:
-        """After every event: while this node is below its mark it asks again, at the policy's rate."""
+        """Search again, at the policy's rate, while this node is below its mark; called after every event."""
         rate = self._state.policies.receiver.retry_rate
         if self._retrying or not rate or not self._information.wants():
             return
@@ -429,7 +430,7 @@ def evens_out(load_tasks: int, slots: int, load_tasks_there: int, slots_there: i
 
 @lru_cache(WEIGHTS_KEPT)
 def _weight(announcement: str, node: str) -> bytes:
-    """By chance, and the same on every node."""
+    """Pseudo-random weight; the same on every node."""
     return blake2b(f"{announcement} {node}".encode(), digest_size=8).digest()
 
 
@@ -470,7 +471,7 @@ class PairProtocol:
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """After every event: the next time to ask is set."""
+        """Set the time of the next search; called after every event."""
         rate = self._state.policies.pairing.rate
         if rate and not self._is_armed and self._membership.has_any():
             self._is_armed = True
@@ -659,7 +660,7 @@ class StateRequests:
             self._state.send(src, StateAnswer(request.request, self._information.report(), price_s))
 
     def enough_received(self, src: str, message: Enough) -> None:
-        """No more answers, please."""
+        """Handle Enough: the asker wants no more answers."""
         key = f"{src} {message.request}"
         if self._to_answer.pop(key, None) is not None:
             self._state.clear_timer(timers.AnswerDue(key))
@@ -746,7 +747,7 @@ class Sharing:
             self.sender.timed_out(search, search.task)
 
     def footprint_received(self, src: str, footprint: Footprint) -> None:
-        """A search of that node was in vain, here and elsewhere."""
+        """Handle Footprint: a search of that node found nothing, here and elsewhere."""
         if footprint.has_room:
             self._hints.is_idle(src)
         else:

@@ -68,7 +68,8 @@ class Awaited:
 
 
 class Dependencies:
-    """One per node; its timer is ``await``. ``news``: those of whose tasks something has become that they waited for."""
+    """Dependencies of tasks, one object per node; its timer is ``await``. ``news``: tasks whose dependencies have
+    changed state."""
 
     def __init__(self, state: CoreState, home: Home, membership: Membership) -> None:
         self._state = state
@@ -84,7 +85,7 @@ class Dependencies:
     # -- who waits for what --------------------------------------------------------------------------------------------
 
     def restore(self, fates: Iterable[TaskOutcome]) -> None:
-        """After a restart, before the tasks are adopted: what was durable."""
+        """Restore the durable dependencies after a restart, before the tasks are adopted."""
         self._restored = {fate.task: fate for fate in fates}
 
     def restored(self) -> None:
@@ -114,7 +115,7 @@ class Dependencies:
             self.await_no_more(dependents)
 
     def await_all(self, dependents: Dependents) -> None:
-        """From now on these have somebody who waits for them."""
+        """Record that another task waits for each of these from now on."""
         for name in names_of(dependents.terms):
             awaited = self._awaited.get(name)
             if awaited is None:
@@ -157,7 +158,7 @@ class Dependencies:
         return not awaited.left and not awaited.fate.is_over
 
     def rows(self, terms: SubmitOptions) -> list[Row]:
-        """To be kept with tasks that are submitted on these terms: what has become of what they wait for."""
+        """Rows to store with tasks that are submitted on these terms: the states of their dependencies."""
         rows: list[Row] = []
         for name in names_of(terms):
             awaited = self._awaited.get(name)
@@ -361,7 +362,7 @@ class RemoteStatusQuery(Dependents):
 
 
 class RemoteStatusQueries:
-    """One per node; its timer is ``inquiry``."""
+    """Status queries to other homes, one object per node; its timer is ``inquiry``."""
 
     def __init__(self, state: CoreState, home: Home, membership: Membership, dependencies: Dependencies) -> None:
         self._state = state
@@ -507,7 +508,8 @@ class RemoteStatusQueries:
     # -- other homes ---------------------------------------------------------------------------------------------------
 
     def asked(self, src: str, message: AwaitTasks) -> None:
-        """Another home asks after tasks of this one; it is told what is known now, and of their end when it comes."""
+        """Answer another home's query about tasks of this one: their states now, and their ends when they
+        come."""
         told, unknown = [], []
         for name in message.tasks:
             if task_home(name) != self._state.node:

@@ -39,7 +39,7 @@ SIGTERM = 15
 
 
 class Eligibility:
-    """One per node; its timer is ``gates``."""
+    """Eligibility of queued tasks, one object per node; its timer is ``gates``."""
 
     def __init__(self, state: CoreState, home: Home, membership: Membership, batches: BatchedRequests) -> None:
         self._state = state
@@ -53,7 +53,7 @@ class Eligibility:
         """Tasks of whose gate something may have changed."""
 
     def restore(self, fates: Iterable[TaskOutcome], groups: Iterable[GroupSettings]) -> None:
-        """After a restart, before the tasks are adopted."""
+        """Restore the state after a restart, before the tasks are adopted."""
         self.dependencies.restore(fates)
         self.groups.restore(groups)
 
@@ -99,7 +99,7 @@ class Eligibility:
         return task.terms.awaits and self.dependencies.verdict(task.terms)[0] == LOST
 
     def settle(self) -> None:
-        """Let eligible tasks pass and give up those that wait in vain, after every event."""
+        """Admit eligible tasks and give up those that can never become eligible; called after every event."""
         left = PASSED_AT_A_TIME
         while left > 0:
             if self._due:
@@ -156,8 +156,8 @@ Place = tuple[int, int, int]
 
 
 class TaskGroup:
-    """One group: its ``settings``; ``members``: its unfinished tasks; ``taken``: those of them that have a slot; ``waiting``:
-    those that wait for one, in the ``line``."""
+    """A group of tasks. ``settings``; ``members``: its unfinished tasks; ``taken``: members with a slot;
+    ``waiting``: members that wait for a slot, in the ``line``."""
 
     __slots__ = ("line", "members", "settings", "taken", "waiting")
 
@@ -194,7 +194,7 @@ class TaskGroup:
         return bool(self.line) and self.line[0][1] == task.uid
 
     def wait(self, task: HomeTask) -> None:
-        """In the line, or at another place in it."""
+        """Put a task into the line, or move it within the line."""
         number, _, member = task.task.partition("/")[2].partition(".")
         place = -task.spec.priority, int(number), int(member or 0)
         if self.waiting.get(task.uid) == place:
@@ -207,7 +207,7 @@ class TaskGroup:
 
 
 class TaskGroups:
-    """One per node."""
+    """All groups of tasks of one node."""
 
     def __init__(self, state: CoreState, home: Home, batches: BatchedRequests) -> None:
         self._state = state
@@ -221,7 +221,7 @@ class TaskGroups:
         return iter([self._groups[name] for name in sorted(self._groups)])
 
     def restore(self, settings: Iterable[GroupSettings]) -> None:
-        """After a restart: what a user has set."""
+        """Restore the settings of groups after a restart."""
         for one in settings:
             self._groups[one.name] = TaskGroup(one)
 

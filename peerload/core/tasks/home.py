@@ -153,7 +153,7 @@ class Home:
             at_most -= 1
 
     def some(self, at_most: int) -> list[HomeTask]:
-        """So many unfinished tasks, or all there are."""
+        """Return this number of unfinished tasks, or all if there are fewer."""
         for array in list(self.untouched):
             self.touched(array, at_most - len(self.tasks))
         return list(islice(self.tasks.values(), at_most))
@@ -220,7 +220,7 @@ class Home:
         self._being_made[array] = None
 
     def mark_durable(self, array: str) -> None:
-        """Note that the members of this array are durable."""
+        """Record that the members of this array are durable."""
         self._being_made.pop(array, None)
 
     def is_being_made(self, name: str) -> bool:
@@ -251,13 +251,14 @@ class Home:
         return own if own is not None else self._migrations_max
 
     def may_migrate(self, task: HomeTask | UntouchedMembers) -> bool:
-        """True if one more placement by choice is allowed; none is without room on the disk for what it takes."""
+        """True if one more placement by choice is allowed. None is allowed while the disk lacks room for its
+        records."""
         if not self._state.has_disk_room:
             return False
         return task.record.migrations < self.migrations_max(task)
 
     def withdraw(self, task: HomeTask) -> None:
-        """Withdraw the offer of a task, if one is out; it may start here again."""
+        """Withdraw the open offer of a task, if any; the task may start here again."""
         if task.phase is HomePhase.OFFERED:
             self._state.clear_timer(timers.OfferTimeout(task.uid.hex()))
             task.enter(HomePhase.WAITING)
@@ -474,7 +475,7 @@ class Home:
         self._state.actions.append(spawn)
 
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
-        """Note that the launcher has started the process of a task."""
+        """Record that the launcher has started the process of a task."""
         task.running_at = started_at
         self._state.set_time_limit(task.key, task.spec.time_limit_s, started_at)
         self._state.actions.append(
@@ -483,7 +484,8 @@ class Home:
         self.seen_running(task, reason)
 
     def seen_running(self, task: HomeTask, reason: str) -> None:
-        """Note that the process of a task is there: users see that as a state, though the record has none for it."""
+        """Record that the process of a task exists. Users see that as a state, though the durable record has
+        none for it."""
         record = task.record
         self._state.note("task", "running", task=record.task, attempt=record.attempt, node=record.node, reason=reason)
 
@@ -513,8 +515,8 @@ class Home:
         self.forget(task)
 
     def used(self, task: str, uid: bytes, attempt: int, node: str, usage: Usage) -> None:
-        """Note what an attempt has used that ended at this node after its task was over. If that was cancelled, its record gets
-        it, and else stays as it is. task: "" = not known."""
+        """Record the usage of an attempt that ended at this node after its task was over. A cancelled task's
+        record gets it; other records stay unchanged. task: "" = not known."""
         if usage != NOTHING_USED and task_home(task) in ("", self._state.node):
             self._state.persist(PutUsage(task, uid, attempt, node, usage))
 

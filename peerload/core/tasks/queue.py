@@ -221,7 +221,7 @@ class WaitingQueue:
             self._backlog.remove(work, number)
 
     def withhold(self, work: Work) -> None:
-        """Withhold work whose offer is out: it keeps its place and is skipped."""
+        """Withhold work with an open offer: it keeps its place and is skipped."""
         work.withheld = True
         self._look_again()
 
@@ -327,9 +327,9 @@ class WaitingQueue:
     def _next_of(
         self, priority: int, level: tuple[LinkedQueue, ...], *, looks_at_all: bool
     ) -> tuple[Work | None, bool]:
-        """The work of one priority that starts next, and, if there is none, whether a lower priority may have the room. Without
-        ``looks_at_all`` there is no more room than before: of those that wait for devices only who has come since is
-        looked at."""
+        """The work of one priority that starts next, and, if there is none, whether a lower priority may have
+        the room. Without ``looks_at_all`` there is no more room than before: among the work that waits for
+        devices, only new arrivals are looked at."""
         head = self._head(level)
         fits = head is not None and self.ledger.fits(head.spec.request)
         lacks_cores = None

@@ -50,7 +50,8 @@ MEANT = "it was signalled by its user, so it is not tried again"
 
 
 class LostAttempts:
-    """One per node; it keeps nothing of its own: how often a task was lost, and where, is in its durable record."""
+    """Handling of lost attempts, one object per node. It keeps no state: how often a task was lost, and where, is
+    in its durable record."""
 
     def __init__(self, state: CoreState, membership: Membership, home: Home) -> None:
         self._state = state
@@ -102,7 +103,8 @@ class LostAttempts:
             self._lose(task, reason, took_down=node if self._reaches_others(node) else "", last_node=node)
 
     def declared_dead(self, task: HomeTask) -> None:
-        """Handle a node that is called dead. That is no proof; it is enough for a task that asked for it (--fast)."""
+        """Handle a node that is declared dead. That is not a proof; it is enough for a task that asked for it
+        (--fast)."""
         if task.spec.guarantee is Guarantee.FAST and task.phase is HomePhase.AWAY:
             node = task.record.node
             self._lose(task, f"{node} is called dead", took_down="", last_node=node, rests=False)
@@ -179,7 +181,7 @@ class LostAttempts:
 
 
 class Retries:
-    """One per node; it keeps nothing of its own."""
+    """Retries of failed tasks, one object per node. It keeps no state."""
 
     def __init__(self, state: CoreState, membership: Membership, home: Home, lost_attempts: LostAttempts) -> None:
         self._state = state
@@ -222,7 +224,7 @@ class Retries:
         return ""
 
     def _with_more_memory(self, task: HomeTask, exit_: Exit) -> str:
-        """As `again`, of an attempt that ran out of GPU memory."""
+        """Queue a task again, as `again` does, after an attempt that ran out of GPU memory."""
         if not _lacked_memory(task, exit_):
             return " "
         request, record = task.spec.request, task.record
