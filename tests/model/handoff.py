@@ -74,7 +74,7 @@ class Handoff:
         self.loose = loose
         self.nodes = nodes
         self.without = frozenset(without)
-        self.wire = Wire(attempts, nodes, lease, budget.parks)
+        self.wire = Wire(attempts, nodes, lease, budget.parks, keeps_renewals=loose and reinstates)
         self._prunes = prunes and not self.without & {"return-not-durable", "n-not-burnt", "same-n-two-commits"}
 
     # -- the search's questions ----------------------------------------------------------------------------------------

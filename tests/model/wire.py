@@ -31,9 +31,10 @@ class Message(NamedTuple):
 
 
 class Wire:
-    """All messages there can be, as bits, and the sets of them that the rules speak of."""
+    """All messages there can be, as bits, and the sets of them that the rules speak of. keeps_renewals: a RENEW that is older
+    than a lease still says that its node has the task."""
 
-    def __init__(self, attempts: int, nodes: int, lease: int, parks: int) -> None:
+    def __init__(self, attempts: int, nodes: int, lease: int, parks: int, *, keeps_renewals: bool = False) -> None:
         self._bits: dict[Message, int] = {}
         self._messages: list[Message] = []
         self._lease = lease
@@ -45,7 +46,7 @@ class Wire:
                     self._aged |= bit
                     if age < lease:
                         self._valid |= bit
-                    elif kind == COMMIT or (kind in (RENEW, RENEW_OK) and era):
+                    elif kind == COMMIT or (kind in (RENEW, RENEW_OK) and era) or (kind == RENEW and keeps_renewals):
                         self._saturated |= bit  # too old to grant time, but it still says something
         for kind, attempt, node in product(AGELESS, range(1, attempts + 1), range(nodes)):
             self._add(Message(kind, attempt, node))
