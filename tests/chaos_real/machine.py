@@ -143,6 +143,10 @@ class Machine:
         """End everything that runs on it at once: the kernel does, with the first process. Killed one by one, a launcher
         that lives a moment longer would record the ends of its tasks."""
         send(self._first_pid, signal.SIGKILL)
+        if self._agent is not None:
+            send(
+                self._agent.pid, signal.SIGKILL
+            )  # nsenter stops with a paused agent, whose end it then does not collect
         if self._holder is not None:
             assert self._holder.stdin is not None
             self._holder.stdin.close()
