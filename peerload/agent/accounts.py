@@ -82,7 +82,8 @@ _SAYS = (
 
 
 class Account(NamedTuple):
-    """One account. name: "" where the database has none for this uid; groups: their numbers, the primary one too."""
+    """A user account. name: "" if the database has none for this uid; groups: their numbers, the primary one
+    included."""
 
     uid: int
     name: str
@@ -505,7 +506,8 @@ def append_output(path: bytes, segments: Sequence[Segment], umask: int, at: int,
 
 
 def _target(path: bytes) -> bytes | None:
-    """The file itself, links followed; None where nothing need be written. Raises OSError if it is none that may be."""
+    """Resolve links to the file itself; None if nothing need be written. Raises OSError if the file may not be
+    written."""
     target = os.path.realpath(path)
     try:
         found = os.stat(target)  # noqa: PTH116
@@ -573,7 +575,8 @@ def identity_of(directory: bytes) -> str:
 
 
 def identity_in(table: bytes, boot: bytes, path: bytes) -> str:
-    """As `identity_of`, for a path without links. table: /proc/self/mountinfo; boot: id of this boot of the machine."""
+    """Identity of a file, as `identity_of`, for a path without links. table: /proc/self/mountinfo; boot: id of
+    this boot of the machine."""
     found: tuple[int, bytes, list[bytes], bytes] | None = None
     for line in table.splitlines():
         mount, _, source = line.partition(b" - ")

@@ -172,7 +172,7 @@ YOUNG_GENERATIONS = 1
 
 
 class Daemon:
-    """One agent, from start to stop. `run` returns its exit code."""
+    """An agent, from start to stop. `run` returns its exit code."""
 
     def __init__(
         self,

@@ -270,7 +270,7 @@ NETWORKS_MAX = 16
 
 
 def cards() -> tuple[str, ...]:
-    """Addresses of the network cards of this machine, without those that are no cards."""
+    """Hardware addresses of the network cards of this machine; interfaces without a device are left out."""
     found = []
     for path in sorted(NET.glob("*/address")):
         with contextlib.suppress(OSError):

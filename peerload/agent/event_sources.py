@@ -599,7 +599,7 @@ class PeerEventSource:
 
 
 class BusPeers:
-    """Which peers are on MQTT, as far as this node hears them there: advice for them may go that way."""
+    """Peers that this node hears on MQTT; advice for them may be sent there."""
 
     def __init__(self) -> None:
         self._peers: BoundedDict[str, tuple[str, int]] = BoundedDict(PEERS_MAX)
@@ -615,7 +615,7 @@ class BusPeers:
         return boot if unanswered < ADVICE_UNANSWERED_MAX else None
 
     def sent(self, node: str) -> None:
-        """One more piece of advice went there."""
+        """Count a piece of advice sent over MQTT."""
         boot, unanswered = self._peers[node]
         self._peers[node] = (boot, unanswered + 1)
 

@@ -281,7 +281,7 @@ class JoinServer:
 
 
 class JoiningNode(asyncio.Protocol):
-    """One connection of a newcomer."""
+    """A connection of a joining node."""
 
     def __init__(self, server: JoinServer, closed: Callable[[asyncio.BaseProtocol], None]) -> None:
         self.address = "?"
@@ -503,7 +503,7 @@ class TrustDistribution:
         self._apply(new)
 
     def _withdraw(self, new: Iterable[tuple[bytes, object]]) -> None:
-        """Withdraw the admission of nodes that were revoked since."""
+        """Withdraw the admission of nodes that have been revoked meanwhile."""
         for _, statement in new:
             if isinstance(statement, Revoked) and self._is_refused(statement.node):
                 self.trust.withdraw(statement.node)

@@ -135,8 +135,8 @@ REPLAYED_MAX = 64
 
 
 class Topics:
-    """The topics of one node: `peerload/<cluster>/main/<src>/state`, `…/<src>/ask` for requests to all nodes, and
-    `…/<src>/to/<dst>`. A node publishes below its own name only."""
+    """Topics of one node: `peerload/<cluster>/main/<src>/state`, `…/<src>/ask` for requests to all nodes, and
+    `…/<src>/to/<dst>`. A node publishes only below its own name."""
 
     def __init__(self, cluster: str, node: str) -> None:
         self.cluster = cluster
@@ -354,7 +354,7 @@ REFUSED = 0x80
 
 
 class _Client(aiomqtt.Client):
-    """One connection over a socket that is connected already: nothing of the library then blocks, or needs a thread.
+    """A connection over a socket that is connected already. So the library neither blocks nor needs a thread.
 
     The library's own calls use `asyncio.wait_for`, which in Python 3.11 can swallow a cancellation; these do not.
     """

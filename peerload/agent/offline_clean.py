@@ -103,7 +103,8 @@ def _span(counter: int, member: int | None) -> tuple[int, int, int]:
 
 
 def _remove(database: OfflineCleaner, spool: Spool, page: list[EndedTask], *, outputs_only: bool) -> None:
-    """The rows, then the files, as an agent does it; the other way round where there is no room for the rows."""
+    """Remove the rows, then the files, as an agent does; in the reverse order if the disk has no room for the
+    rows."""
     keys = tuple(key for task in page for key in keys_of(task))
     rows = RemoveOutputs(tuple(page), time.time(), REASON) if outputs_only else RemoveTasks(tuple(page))
     is_kept = database.keep(rows)

@@ -28,7 +28,8 @@ BUFFERED_BYTES_MAX = 1 << 20
 
 
 class Recorder:
-    """One recording. A file that is there is added to: each start of the agent is a part of its own."""
+    """Recording of events and actions in a file. An existing file is appended to: each start of the agent is a
+    part of its own."""
 
     def __init__(self, path: str, started: recording.Started, bytes_max: int = recording.RECORDING_BYTES_MAX) -> None:
         """Raises ConfigError if the file cannot be used, or holds something else."""
@@ -53,7 +54,7 @@ class Recorder:
         self.flush()
 
     def handled(self, now: Instant, event: Event, actions: Sequence[Action], failure: str = "") -> None:
-        """One event and what was decided; ``failure`` if the core broke over it."""
+        """Record one event and its actions; ``failure`` if the core raised an error on it."""
         if self._descriptor is None:
             return
         try:

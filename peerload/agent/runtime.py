@@ -99,7 +99,7 @@ class AgentInfo:
         return now().boot_s - self._started_s
 
     def add_refusal(self, address: str) -> None:
-        """Note that the peer at this address refuses this node."""
+        """Record that the peer at this address refuses this node."""
         self.refused_by = (*self.refused_by, address)[-REFUSED_BY_MAX:]
 
 
@@ -122,7 +122,8 @@ class Histogram:
         self._sum += value * times
 
     def to_dict(self) -> dict[str, object]:
-        """As the answer to `stats` has it: bounds, counts of each bucket (one more than bounds), sum."""
+        """Histogram in the form of the answer to `stats`: bounds, counts of each bucket (one more than
+        bounds), sum."""
         return {"bounds": list(self._bounds), "counts": list(self._counts), "sum": self._sum}
 
 

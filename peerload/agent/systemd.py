@@ -277,7 +277,7 @@ class Service:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
 
     async def run(self) -> None:
-        """Notify the service manager, until cancelled."""
+        """Notify the service manager until cancelled."""
         if not self._manager.is_there:
             return
         every_s = self._manager.watchdog_s / SIGNS_PER_WATCHDOG

@@ -62,8 +62,8 @@ def _of_task(
 
 
 class AsyncClient:
-    """One agent; the methods are those of `peerload.Client`, to be awaited, and iterated with ``async for``. Every call has a
-    connection of its own. Cancelling a call leaves its task alone."""
+    """Asynchronous client of an agent. The methods are those of `peerload.Client`, to be awaited, and iterated
+    with ``async for``. Every call has a connection of its own. Cancelling a call leaves its task alone."""
 
     def __init__(
         self, socket_path: str | None = None, *, timeout_s: float | None = connection.ANSWERS_WITHIN_S

@@ -53,8 +53,9 @@ def _of_task(
 
 
 class Client:
-    """One agent. ``socket_path`` None: the one that `peerload` finds. Every call has a connection of its own, so that a client
-    may be used by several threads, and an agent may be restarted between two calls.
+    """Blocking client of an agent. ``socket_path`` None: the one that `peerload` finds. Every call has a
+    connection of its own, so that a client may be used by several threads, and an agent may be restarted between
+    two calls.
 
     Every method raises AgentUnavailable if no agent answers, and BadRequest, or a kind of it, if it refuses
     (peerload.model.errors).

@@ -68,7 +68,7 @@ _GROUP_HINT = "sudo adduser YOU peerload  and log in again; or start an agent of
 
 
 class Protocol:
-    """One connection to an agent. ``has_answered``: the agent has sent data."""
+    """Protocol of a connection to an agent. ``has_answered``: the agent has sent data."""
 
     __slots__ = ("_buffer", "_requests", "_size", "has_answered")
 
@@ -106,8 +106,8 @@ class Protocol:
                 raise agent_gone(why)
 
     def next_answer(self) -> Answer | None:
-        """The answer that has arrived; None if more bytes are needed. Raises AgentUnavailable for what is no answer, and
-        BadRequest for a refusal that is about the connection and not about one request."""
+        """Next answer that has arrived; None if more bytes are needed. Raises AgentUnavailable if it is
+        malformed, and BadRequest for a refusal that is about the connection and not about one request."""
         if self._size is None or len(self._buffer) < self._size:
             return None
         raw, self._size = bytes(self._buffer), None
@@ -150,7 +150,7 @@ def refusal(body: dict[str, Any]) -> BadRequest:
 
 
 def joined(parts: Iterable[dict[str, Any]], reply: dict[str, Any]) -> dict[str, Any]:
-    """One reply that came in parts: their lists joined."""
+    """Join the parts of a reply: their lists are concatenated."""
     lists: dict[str, list[Any]] = {}
     for part in parts:
         for key, value in part.items():
@@ -217,7 +217,7 @@ class OutputGaps:
 
 
 class AgentConnection:
-    """One connection to an agent.
+    """A connection to an agent.
 
     ``socket_path`` None: the path that `default_socket_path` finds. Every method raises AgentUnavailable if the agent is not there
     or goes away, and BadRequest (or a subclass of it, with the ``code`` that the agent sent) if the agent refuses.

@@ -110,7 +110,8 @@ class TaskFuture(concurrent.futures.Future[Result]):
 
 
 class PendingCall:
-    """One call. ``task``: the id of its task, "" until the agent has answered; ``sent``: bytes of its input that the agent has."""
+    """A pending call. ``task``: the id of its task, "" until the agent has answered; ``sent``: bytes of its input
+    that the agent has."""
 
     def __init__(
         self, future: TaskFuture[Any], mark: str, fields: dict[str, Any], raw: bytes, serializer: call.Serializer
@@ -219,7 +220,7 @@ class ExecutorLink:
             os.close(wake)
 
     def _turn(self, sessions: list[_Session], wake: int) -> bool:
-        """One round → whether any call is pending; if not, the link has given this thread up."""
+        """Run one round → whether any call is pending; if not, the link has given this thread up."""
         with self._lock:
             new, self._new = self._new, []
             cancelled, self._cancelled = self._cancelled, []
@@ -303,7 +304,7 @@ def _close(sessions: list[_Session]) -> None:
 
 
 class _Session:
-    """One connection and the requests on it."""
+    """A connection and the requests on it."""
 
     def __init__(self, path: str, fields: dict[str, Any]) -> None:
         self._path = path

@@ -516,7 +516,7 @@ def tasks(*, states: Sequence[str] = (), ended_within_s: float = 86_400.0, limit
 
 
 def nodes() -> Call[list[NodeInfo]]:
-    """Every node known, this one first."""
+    """Known nodes, this one first."""
     return Call("nodes", {}, lambda parts, reply: list(map(NodeInfo.of, joined(parts, reply)["nodes"])))
 
 

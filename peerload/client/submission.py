@@ -286,7 +286,8 @@ def sender(fields: dict[str, Any], wanted: Mapping[str, Any]) -> Callable[[str],
 
 
 def freeze_fields(path: str, fields: dict[str, Any]) -> None:
-    """As `freeze`, for the fields of a submission that the agent at this socket has refused. Raises PeerloadError."""
+    """Freeze the fields of a submission that the agent at this socket has refused, as `freeze` does. Raises
+    PeerloadError."""
     spec, terms = dict(fields["spec"]), dict(fields.get("terms", {}))
     with AgentConnection(path) as client:
         why = freeze(client, spec, terms)

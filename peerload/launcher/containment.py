@@ -52,7 +52,7 @@ class Units:
         """End what `enter` began."""
 
     def leader_started(self, key: str, pid: int, start: int) -> None:
-        """Note the leader of the session, and its start (clock ticks since boot; 0 unless `is_proc_scan`)."""
+        """Record the leader of the session, and its start (clock ticks since boot; 0 unless `is_proc_scan`)."""
 
     def freeze(self, key: str) -> None:
         """Stop the execution of all its processes, and of those that they fork, until `thaw`."""
@@ -91,7 +91,7 @@ class Units:
 
 
 class MemoryLimits:
-    """Base of the backends. ``key`` names the attempt; a ``limit_bytes`` of 0 is no limit."""
+    """Base class of the memory backends. ``key`` names the attempt; a ``limit_bytes`` of 0 means no limit."""
 
     name: str
     unenforced: tuple[str, ...] = ()

@@ -27,11 +27,11 @@ PID_FILE = "nvidia-cuda-mps-control.pid"
 
 
 class DaemonFailed(Exception):
-    """The control daemon does not do what it is told."""
+    """Error: the control daemon does not carry out a command."""
 
 
 class Keeper:
-    """One daemon. control: the path of its program."""
+    """Keeper of one MPS control daemon. control: the path of its program."""
 
     def __init__(self, control: str, device: str, owner: str) -> None:
         self._control = control

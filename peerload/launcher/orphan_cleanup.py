@@ -41,7 +41,7 @@ ends with the launcher."""
 
 
 def note_units(directory: str, kind: str, root: str, memory_root: str) -> None:
-    """Note where the units are; "" for a root: nowhere. Called before the first is made."""
+    """Store in ``directory`` where the units are; "" for a root: nowhere. Call it before the first unit is made."""
     path = f"{directory}/{UNITS_NAME}"
     fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

@@ -38,8 +38,8 @@ processes."""
 
 
 class ProcScan(Units):
-    """`Units` by scanning. run: the name of this run of the launcher, for the marks. own_children: pids of the
-    launcher's children that are no tasks; whoever makes one adds it."""
+    """`Units` by scanning /proc. run: the name of this run of the launcher, for the marks. own_children: pids of
+    the launcher's children that are not tasks; whoever creates one adds it."""
 
     name = "bare"
     is_proc_scan = True

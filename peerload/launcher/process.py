@@ -365,7 +365,7 @@ class SingleUser:
         """Handle what epoll reported of children, and what is due."""
 
     def due_at_s(self) -> list[float]:
-        """When `ready` has something to do, by the monotonic clock."""
+        """Time by the monotonic clock at which `ready` has something to do."""
         return []
 
 
@@ -503,7 +503,7 @@ TERMINAL_DESCRIPTORS = 4
 
 
 class PseudoTerminal:
-    """One terminal. file: where its output goes."""
+    """A pseudo-terminal. file: where its output goes."""
 
     __slots__ = ("file", "key", "master", "slave")
 
@@ -619,7 +619,8 @@ DESCRIPTORS = 2
 
 
 class StdinFeed:
-    """One input. fed: bytes taken of the file; size: bytes in it; sink: descriptor that they go to."""
+    """Feed of a standard input. fed: bytes taken of the file; size: bytes in it; sink: descriptor that they go
+    to."""
 
     __slots__ = (
         "ended",

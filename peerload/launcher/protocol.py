@@ -481,7 +481,7 @@ def packed(value: Any) -> bytes:  # noqa: ANN401 -- any MessagePack value, with 
 
 
 def encode(message: Request | LauncherEvent) -> bytes:
-    """One message, to be put into a frame."""
+    """Encode one message as the body of a frame."""
     fields = _listed_fields(message) if isinstance(message, ListedEvent) else message.__dict__
     return packed(type(message).head | fields)
 
@@ -656,7 +656,7 @@ def _list_of(convert: Callable[[Any], Any]) -> Callable[[object], list[Any]]:
 
 
 def _environment(value: object) -> dict[bytes, bytes] | None:
-    """None for what is no environment: its home has sent it, and the task ends with a reason."""
+    """Decode an environment; None if it is malformed: its home has sent it, and the task ends with a reason."""
     if not isinstance(value, dict) or not {*map(type, value), *map(type, value.values())} <= {bytes}:
         return None
     return value

@@ -599,8 +599,8 @@ class Launcher:
                 assert_never(request)
 
     def _note_missing_socket(self, *_: object) -> None:
-        """Note that another launcher was started here, because nobody could connect. A signal handler: the loop wakes
-        up and does the rest."""
+        """Record that another launcher was started here, because nobody could connect. It is a signal
+        handler: the loop wakes up and does the rest."""
         self._must_listen = True
 
     def _list(self) -> None:
@@ -790,8 +790,8 @@ class Launcher:
                 continue
 
     def _stop(self, *_: object) -> None:
-        """SIGTERM to all, SIGKILL after STOP_GRACE_S, then exit. A frozen task has no lease to run under, not even to
-        end: it is killed, and that is no exit."""
+        """Stop all tasks: SIGTERM to all, SIGKILL after STOP_GRACE_S, then exit. A frozen task has no lease
+        to run under, not even to end: it is killed, and that does not count as its exit."""
         if self._stopping:
             return
         self._stopping = True

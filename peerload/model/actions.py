@@ -129,7 +129,8 @@ class PutFloor(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class PutChores(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep what is owed for a task that has ended; what is owed for an array as a whole, with the end of its last member."""
+    """Store the completion jobs of a task that has ended; those of an array as a whole are stored with the end of
+    its last member."""
 
     task: str
     chores: tuple[CompletionJob, ...]

@@ -294,8 +294,8 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[device]]` of the config file: what is there of one kind. env: variables for tasks that are given some, in
-    which ``{ids}`` stands for those."""
+    """A `[[device]]` of the config file: the devices of one kind. env: variables for tasks that get some of them;
+    ``{ids}`` in a value stands for their ids."""
 
     kind: Kind
     ids: Annotated[

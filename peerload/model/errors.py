@@ -61,7 +61,7 @@ class NoSuchTask(BadRequest):
 
 
 class NeverRunnable(BadRequest):
-    """No node known here could ever run what was asked."""
+    """Error: no known node could ever run the task."""
 
     code = "never-runnable"
 
@@ -73,7 +73,7 @@ class NotAllowed(BadRequest):
 
 
 class OutputIncomplete(PeerloadError):
-    """Not all that a task has written can be had: ``missing_bytes`` of the output of ``task`` are missing."""
+    """Error: part of a task's output is missing: ``missing_bytes`` of the output of ``task``."""
 
     code = "output-incomplete"
 
@@ -166,7 +166,7 @@ class Replayed(ProtocolError):
 
 
 class AgentUnavailable(PeerloadError):
-    """No agent answers at the socket."""
+    """Error: no agent answers at the socket."""
 
     code = "agent-unavailable"
 

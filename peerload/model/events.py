@@ -303,8 +303,8 @@ class DrainRequested(_Request, frozen=True):
 
 
 class EmptyAwaited(_Request, frozen=True):
-    """Somebody waits until nothing runs on this drained node and no task of another home is here. Answered then, with
-    nothing; or refused as soon as it is no longer drained."""
+    """Request to wait until nothing runs on this drained node and no task of another home is here. It is answered
+    then, with nothing; or refused as soon as the node is no longer drained."""
 
 
 class EmptyAwaitedNoMore(_Request, frozen=True):
@@ -502,7 +502,7 @@ class OutputArrived(_Event, frozen=True):
 
 
 class OutputComing(_Event, frozen=True):
-    """So much of the output files of an attempt is at home by now."""
+    """Progress of the output files of an attempt: the amount at home by now."""
 
     uid: bytes
     attempt: int

@@ -93,7 +93,8 @@ class GossipPingRequest(_Message, frozen=True, tag="ask"):
 
 
 class GossipNack(_Message, frozen=True, tag="nack"):
-    """From a helper: it does not answer me either (so far); but I am here, and so are you."""
+    """Answer of a helper whose indirect probe got no answer so far: the helper and the sender of the request are
+    reachable."""
 
     sequence: Number
 

@@ -281,9 +281,9 @@ class GiveReply(_Message, frozen=True, tag="give-reply"):
 
 
 class StateRequest(_Message, frozen=True, tag="state-request"):
-    """To everybody: who is useful to me? With a ``need`` those that would accept that task now; else, if the asker has
-    room, those that give tasks, and if it has too many, those that accept one. Only these answer, each after a random
-    pause. expected_s: as in `ProbeRequest`."""
+    """Request to all nodes for load reports. With a ``need``, nodes answer that would accept that task now; else,
+    if the asker has room, nodes that give tasks; if it has too many tasks, nodes that accept one. Only these
+    answer, each after a random pause. expected_s: as in `ProbeRequest`."""
 
     request: Search
     report: LoadReport
@@ -301,7 +301,7 @@ class StateAnswer(_Message, frozen=True, tag="state-answer"):
 
 
 class Enough(_Message, frozen=True, tag="enough"):
-    """To everybody: no more answers to this request, please."""
+    """Message to all nodes: no more answers to this request are wanted."""
 
     request: Search
 
@@ -426,7 +426,7 @@ class RenewOk(_Message, frozen=True, tag="renew-ok"):
 
 
 class Parking(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One parked attempt. ts: the newest that home has heard of x for it, on x's clock."""
+    """A parked attempt. ts: the newest that home has heard of x for it, on x's clock."""
 
     task: TaskId
     uid: Uid

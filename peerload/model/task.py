@@ -70,7 +70,7 @@ class TaskState(enum.StrEnum):
 
     @cached_property
     def is_final(self) -> bool:
-        """No transition leaves a final state."""
+        """True for a final state: no transition leaves it."""
         return not TRANSITIONS[self]
 
 
@@ -415,7 +415,7 @@ SIGNALS = {
 
 
 def how_it_ended(exit_: Exit) -> str:
-    """In words: the reason where there is one, else the signal or the exit code."""
+    """End of the attempt in words: the reason if there is one, else the signal or the exit code."""
     if exit_.reason:
         return exit_.reason
     if exit_.signal:
@@ -425,7 +425,7 @@ def how_it_ended(exit_: Exit) -> str:
 
 
 class Grant(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One attempt that was granted to a node other than its home."""
+    """An attempt that was granted to a node other than its home."""
 
     attempt: int
     node: str

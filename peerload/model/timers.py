@@ -87,7 +87,7 @@ class RemoteStatus(_Numbered, frozen=True, tag="inquiry"):
 
 
 class ReservationTimeout(_OfAttempt, frozen=True, tag="reserved"):
-    """No COMMIT has come."""
+    """Timeout of a reservation: no COMMIT has come."""
 
 
 class RenewalDue(_Timer, frozen=True, tag="renew"):

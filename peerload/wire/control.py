@@ -95,8 +95,8 @@ class Submit(_Request, frozen=True, tag="submit"):
 
 
 class _Selecting(_Request, frozen=True):
-    """Which tasks of this home are meant: each field narrows it. tasks: of these references alone; states: in one of these;
-    name: a glob; group; node: that has or had it; tags: each of `key=value`, or `key` for any value."""
+    """Selection of tasks of this home: each field narrows it. tasks: only these references; states: in one of
+    these; name: a glob; group; node: that has or had it; tags: each of `key=value`, or `key` for any value."""
 
     tasks: Annotated[tuple[TaskRef, ...], Meta(max_length=TASKS_NAMED_MAX)] = ()
     states: Annotated[tuple[Annotated[str, Meta(max_length=20)], ...], Meta(max_length=16)] = ()
@@ -144,7 +144,7 @@ class History(_Request, frozen=True, tag="history"):
 
 
 class Show(_Request, frozen=True, tag="show"):
-    """Everything about tasks → tasks, each with spec, history and usage."""
+    """Details of tasks → tasks, each with spec, history and usage."""
 
     tasks: TaskRefs
 
@@ -365,7 +365,7 @@ class Clean(_Request, frozen=True, tag="clean"):
 
 
 class Nodes(_Request, frozen=True, tag="nodes"):
-    """Every node known → nodes (keys as docs/json.md lists them), this one first."""
+    """List of known nodes → nodes (keys as docs/json.md lists them), this one first."""
 
 
 class Overview(_Request, frozen=True, tag="overview"):
@@ -548,7 +548,7 @@ REQUEST_VALUES_MAX = 1 << 20
 
 
 def decode_request(raw: bytes) -> Request:
-    """One request. Raises BadMessage, whatever the bytes are."""
+    """Decode one request. Raises BadMessage, whatever the bytes are."""
     try:
         check_bounds(raw, REQUEST_VALUES_MAX)
         request: Request = _decoder.decode(raw)
@@ -558,7 +558,7 @@ def decode_request(raw: bytes) -> Request:
 
 
 def encode(body: object) -> bytes:
-    """One frame for a client."""
+    """Encode one frame for a client."""
     raw = msgspec.msgpack.encode(body)
     return len(raw).to_bytes(4, "big") + raw
 
@@ -569,7 +569,7 @@ def encode_request(request: Request) -> bytes:
 
 
 class ResponseFrame(msgspec.Struct, frozen=True):
-    """One frame of an answer: exactly one of its three bodies is there."""
+    """A frame of an answer: exactly one of its three bodies is present."""
 
     id: RequestId = 0
     ok: dict[str, Any] | None = None
@@ -583,7 +583,7 @@ _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 
 
 def _check(body: dict[str, Any]) -> None:
-    """Raises ValueError for what no client could read, such as a key that is no text."""
+    """Check that a client can read a body. Raises ValueError if not, such as for a key that is not text."""
     level: list[Any] = [body]
     while level:
         below: list[Any] = []

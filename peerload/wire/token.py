@@ -52,8 +52,8 @@ class Token(NamedTuple):
 
 
 def parse(text: str) -> Token:
-    """Parse the text of a token. Raises BadRequest, without asking any node, if it is no token or was copied
-    wrongly."""
+    """Parse the text of a token. Raises BadRequest, without a request to any node, if it is not a token or was
+    copied wrongly."""
     word = "".join(text.split()).lower()
     if not word.startswith(PREFIX):
         raise BadRequest("this is no join token", why=f"one begins with {PREFIX}", hint=_HINT)

@@ -78,7 +78,7 @@ RETRY_S, RETRY_S_MAX = 1.0, 60.0
 
 
 class CompletionJobs:
-    """One per agent; from the loop's thread only."""
+    """Completion jobs of ended tasks, one object per agent; used only from the loop's thread."""
 
     def __init__(
         self, info: AgentInfo, store: Store, journal: EventLog, run: RunState, saving: OutputSaver, notices: NotifyHooks

@@ -231,7 +231,7 @@ class NotifyHooks:
             self._lose(event.key, event.reason)
 
     def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit]) -> None:
-        """Note the states of these commands."""
+        """Record the states of these commands."""
         self._running = set(running)
         self._ended = {key: exit_ for key, exit_ in ended.items() if key not in self._waiting}
         for key in list(self._waiting):

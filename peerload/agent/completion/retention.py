@@ -205,7 +205,7 @@ class TaskRemover:
 
 
 class Retention:
-    """One per agent; from the loop's thread only."""
+    """Removal of ended tasks by age and number, one object per agent; used only from the loop's thread."""
 
     def __init__(
         self,

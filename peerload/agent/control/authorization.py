@@ -167,7 +167,7 @@ class Authorization:
     # -- principals -----------------------------------------------------------------------------------------------------------
 
     def local(self, uid: int) -> Principal:
-        """The principal of a client at the socket, by its uid. Raises NotAllowed if it is not served."""
+        """Principal of a client at the socket, by its uid. Raises NotAllowed if it is not served."""
         if not self.is_system:
             if uid not in (self._own_uid, 0):
                 self._security.report("L1", f"uid {uid}", "is another user's client")

@@ -89,8 +89,8 @@ class Server(Protocol):
 
 
 class Connection:
-    """One client, local or at another node; subclasses provide the transport. ``from_node``: the node that forwards its
-    requests, "" for a client of this machine."""
+    """A connection of a client, local or at another node; subclasses provide the transport. ``from_node``: the
+    node that forwards its requests, "" for a client of this machine."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -559,7 +559,7 @@ def place(path: str) -> tuple[int, int] | None:
 
 
 def remove(path: str) -> None:
-    """Unlink a socket, if that is allowed."""
+    """Unlink a socket if permitted."""
     with contextlib.suppress(OSError):
         Path(path).unlink(missing_ok=True)
 
@@ -583,7 +583,7 @@ def _check_directory(directory: Path) -> None:
 
 
 def _give_to_group(path: str, group: str) -> None:
-    """Let a group connect. Raises ConfigError if there is no such group or the agent is not in it; OSError."""
+    """Let a group connect. Raises ConfigError if the group does not exist or the agent is not in it; OSError."""
     number = group_number(group)
     if number is None:
         why = "there is no such group on this machine"

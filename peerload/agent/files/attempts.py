@@ -120,7 +120,7 @@ class WorkBusy(WorkLost):
 
 
 class UserWork:
-    """Has work done as users. directory: the sockets are made there; only the agent may enter it."""
+    """Runner of work as users. directory: the sockets are created there; only the agent may enter it."""
 
     def __init__(self, launcher: LauncherLink, directory: Path) -> None:
         self._launcher = launcher
@@ -594,8 +594,8 @@ class AttemptFiles:
     # -- after the end -------------------------------------------------------------------------------------------------
 
     async def settled(self, key: str, exit_: Exit) -> Exit:
-        """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is no success if one
-        is missing."""
+        """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is a
+        failure if an output is missing."""
         note = self._notes.get(key)
         if note is None:
             return exit_
@@ -713,7 +713,7 @@ class AttemptFiles:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def forget(self, key: str) -> None:
-        """Nothing of this attempt is needed any more; its working directory goes."""
+        """Drop everything about this attempt, its working directory included."""
         if (work := self._staging.get(key)) is not None and work is not asyncio.current_task():
             work.cancel()
         if self._notes.pop(key, None) is not None:

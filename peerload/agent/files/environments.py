@@ -107,7 +107,7 @@ def _mark_of(owner: str) -> str:
 
 
 class _Build:
-    """One build that is under way, and how many attempts wait for it."""
+    """A build in progress, and the number of attempts that wait for it."""
 
     def __init__(self, work: asyncio.Task[None]) -> None:
         self.work = work

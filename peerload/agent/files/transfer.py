@@ -96,7 +96,7 @@ class Fetch:
             self._news.notify_all()
 
     def over(self) -> None:
-        """No more blocks come."""
+        """End the transfer: no more blocks come."""
         self.begun.cancel()
         with self._news:
             self._is_over = True
@@ -437,11 +437,11 @@ class FileCaches:
         self._caches[name] = FileCache(self, store, self._links, self._counters)
 
     def pin(self) -> None:
-        """Note which manifests are in use. From the loop's thread."""
+        """Record which manifests are in use. From the loop's thread."""
         self.pinned = frozenset(self._in_use().union(*(cache.transfer.under_way for cache in self.all())))
 
     def pin_also(self, *manifests: bytes) -> None:
-        """Note that these are in use from now on."""
+        """Record that these manifests are in use from now on."""
         self.pinned = self.pinned.union(manifests)
 
     async def close(self) -> None:

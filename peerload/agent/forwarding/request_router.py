@@ -390,10 +390,10 @@ class _NoServer:
         self._run.fail(why)
 
     def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
-        """Not called: no frames are read."""
+        """Unused: no frames are read."""
 
     def handle(self, connection: Connection, request: control.Request) -> None:
-        """Not called: no frames are read."""
+        """Unused: no frames are read."""
 
 
 def _first_is_enough(request: control.Request) -> bool:

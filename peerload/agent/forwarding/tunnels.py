@@ -441,7 +441,7 @@ class ForwardServer:
 
 
 class ForwardedClient(Connection):
-    """One client of another node. Its requests are carried out as the principal that it is here."""
+    """A client of another node. Its requests are carried out as its principal at this node."""
 
     def __init__(self, server: Server, link: PeerConnection, node: str, send: Callable[[Forwarded], None]) -> None:
         super().__init__(server)

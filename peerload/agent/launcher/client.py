@@ -105,7 +105,8 @@ class LauncherError(PeerloadError):
 
 
 class EventFrames(asyncio.Protocol):
-    """One connection to a launcher: the events of each frame are taken by `next_frame`, then delivered as they come. ``lost`` is its end."""
+    """A connection to a launcher. `next_frame` takes the events of each frame; they are delivered in order.
+    ``lost`` is its end."""
 
     transport: asyncio.Transport
 

@@ -70,7 +70,7 @@ class Heartbeat:
                 self._waiting.remove(waiting)
 
     def received(self) -> None:
-        """Note that something was received."""
+        """Record that something was received."""
         self._is_asked = False
         for waiting in self._waiting:
             if not waiting.done():

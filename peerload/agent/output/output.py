@@ -51,7 +51,7 @@ HARMLESS = frozenset((signal.SIGWINCH, signal.SIGCONT, signal.SIGURG, signal.SIG
 
 
 class AwaitedReader:
-    """One reader that a task waits for, and how much of each stream it has read. is_awaited: the task waits for it
+    """A reader that a task waits for, and how much of each stream it has read. is_awaited: the task waits for it
     whoever else reads."""
 
     __slots__ = ("is_awaited", "read")
@@ -62,7 +62,7 @@ class AwaitedReader:
 
 
 class _Held:
-    """One attempt with readers that it waits for."""
+    """An attempt with readers that it waits for."""
 
     __slots__ = ("changed", "is_free", "is_stopped", "readers", "room")
 
@@ -87,9 +87,9 @@ class OutputBackpressure:
     async def reader(
         self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool, is_awaited: bool = False
     ) -> AsyncIterator[AwaitedReader]:
-        """Within this context the task waits for this reader; it goes on when the last reader has left. All awaited
-        readers count. Without one, the foremost reader counts, so that nobody who only looks on stops what another
-        reads."""
+        """Context manager in which the task waits for this reader; it goes on when the last reader has left.
+        All awaited readers count. Without one, the foremost reader counts, so that a mere observer does not
+        stop what another reads."""
         reader = AwaitedReader(stdout_from, stderr_from, is_awaited=is_awaited)
         held = self._held.setdefault(key, _Held())
         held.readers.append(reader)

@@ -150,7 +150,7 @@ class Spool:
         sync(self.directory)
 
     def bytes_max(self, *, followed: bool) -> int:
-        """Bound on what is kept of one stream of a running task, in bytes. followed: its output is wanted in full."""
+        """Bound on the bytes kept of one stream of a running task. followed: its output is wanted in full."""
         return max(self._output_bytes_max, FOLLOWED_BYTES_MAX) if followed else self._output_bytes_max
 
     def saved_path(self, key: str) -> Path:
@@ -158,8 +158,9 @@ class Spool:
         return self.directory / f"{key}.saved"
 
     def data_ranges(self, key: str, stream: int, first: int, size: int | None, bytes_max: int) -> Ranges:
-        """The ranges of data of a stream from this offset on, up to ``size`` and at most ``bytes_max``; none if
-        there is no such file. Raises OSError if descriptors or memory are short, and where the disk cannot be read."""
+        """Data ranges of a stream from this offset on, up to ``size`` and at most ``bytes_max``; none if the
+        file does not exist. Raises OSError if descriptors or memory are short, and if the disk cannot be
+        read."""
         ranges: list[tuple[int, int]] = []
         at = first
         try:
@@ -393,8 +394,8 @@ def _size(path: Path) -> int:
 
 
 def open_output(path: Path) -> int:
-    """Open a captured file for reading; a right to read it that its task has removed is restored. Never waits, also
-    for a pipe. Raises OSError, also for what is no file."""
+    """Open a captured file for reading; a right to read it that its task has removed is restored. Never blocks,
+    not even on a pipe. Raises OSError, also if it is not a file."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         fd = os.open(path, flags)

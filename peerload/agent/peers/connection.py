@@ -581,7 +581,7 @@ BROKEN_RULES = {
 
 
 class PeerEntry:
-    """One other node: its newest identity, its live links (the newest last), and the messages that wait for one."""
+    """A peer: its newest identity, its live links (the newest last), and the messages that wait for a link."""
 
     def __init__(self, node: str) -> None:
         self.node = node

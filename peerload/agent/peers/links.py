@@ -535,7 +535,7 @@ class PeerLinks:
 
 
 def _mark_used(link: PeerConnection, message: Message) -> None:
-    """Note that a message went over this link, in either direction."""
+    """Record that a message went over this link, in either direction."""
     link.active_s = asyncio.get_running_loop().time()
     if not isinstance(message, MEMBERSHIP_MESSAGES):
         link.used_s = link.active_s

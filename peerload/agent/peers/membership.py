@@ -227,7 +227,7 @@ class Members:
     # -- facts for people ----------------------------------------------------------------------------------------------
 
     def met(self, hello: Hello) -> None:
-        """Note the Hello of a peer on a new link."""
+        """Handle the Hello of a peer on a new link."""
         self.changed()
         facts = self._facts_of(hello.identity.node)
         if hello.wall_at:

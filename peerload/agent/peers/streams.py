@@ -333,7 +333,7 @@ class _RequestedStream(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Reachability:
-    """Which peers can be dialled from here, and the streams to those that cannot."""
+    """Reachability of peers: those that this node can dial, and the streams to those that it cannot."""
 
     _local: LocalNode
     _links: Links
@@ -358,7 +358,7 @@ class Reachability:
 
     @staticmethod
     def dialled_by(peer: PeerEntry) -> None:
-        """Note that the peer has dialled this node."""
+        """Record that the peer has dialled this node."""
         peer.has_dialled_us, peer.cannot_reach_us = True, ""
 
     def link_made(self, peer: PeerEntry, connection: PeerConnection) -> None:
@@ -431,7 +431,7 @@ class Reachability:
         self._make_links()
 
     def _make_links(self) -> None:
-        """If some peer cannot dial this node, make a link to each member that has never dialled it."""
+        """Make a link to each member that has never dialled this node, if some peer cannot dial it."""
         if self._is_stopped or not any(peer.cannot_reach_us for peer in self._table.entries.values()):
             return
         now_s, left = asyncio.get_running_loop().time(), DIALS_PER_CHECK_MAX

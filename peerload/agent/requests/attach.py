@@ -187,7 +187,7 @@ class AttachRequests:
 
 
 class Command(NamedTuple):
-    """One command: the client that asked for it, how it ended, and its standard input."""
+    """A command in a task: the client that asked for it, how it ended, and its standard input."""
 
     connection: Connection
     end: asyncio.Future[Exit]

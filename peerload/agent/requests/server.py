@@ -603,7 +603,7 @@ class TaskFigures:
             self._wait.observe(max(record.started_at - record.submitted_at, 0.0))
 
     def cancelled(self, record: TaskRecord, number: int) -> None:
-        """So many tasks were cancelled before they ran, each with such a record."""
+        """Count ``number`` tasks that were cancelled before they ran, each with such a record."""
         self._counters[ENDED[record.state]] += number
         self._response.observe(max(record.ended_at - record.submitted_at, 0.0), number)
 

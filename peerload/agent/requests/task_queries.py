@@ -523,7 +523,7 @@ def _another_directory(task: HomeTask, home: str) -> Suggestion | None:
 
 
 def _summary(verdicts: list[EligibilityVerdict], home: str) -> str:
-    """One line on why a task waits: the reason of the nearest node that could run it. "" if a node has room."""
+    """Reason why a task waits, in one line: that of the nearest node that could run it. "" if a node has room."""
     if any(verdict.now for verdict in verdicts):
         return ""
     could = [verdict for verdict in verdicts if verdict.can_ever]
@@ -538,8 +538,8 @@ def _summary(verdicts: list[EligibilityVerdict], home: str) -> str:
 
 
 class UsageReading(NamedTuple):
-    """One reading of one task. at_s: CLOCK_BOOTTIME; cpu_s: -1 = unknown; cpus_busy: since the reading before, None if
-    there is none, or it is too old; memory_bytes: -1 = unknown."""
+    """A usage reading of one task. at_s: CLOCK_BOOTTIME; cpu_s: -1 = unknown; cpus_busy: since the previous
+    reading, None if there is none or it is too old; memory_bytes: -1 = unknown."""
 
     at_s: float
     cpu_s: float
@@ -618,7 +618,7 @@ def running_here(node: Node, task_ids: TaskIds, ref: str) -> tuple[str, str]:
 
 
 def _gpu(state: DeviceState, grant: DeviceGrant) -> dict[str, Any]:
-    """One GPU of a task. ``util`` is of the whole device, the memory of the task alone."""
+    """A GPU of a task. ``util`` is of the whole device, the memory of the task alone."""
     return {
         "id": state.device.name,
         "index": state.device.index,

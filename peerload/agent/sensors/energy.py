@@ -106,10 +106,12 @@ class EnergyCheckpoint(msgspec.Struct):
 
 
 class EnergyStore:
-    """STATE/energy.db: totals of each minute, and what the next agent goes on with. One that cannot be used is begun anew."""
+    """Database STATE/energy.db: totals of each minute, and the state that the next agent continues from. An
+    unusable file is replaced by an empty one."""
 
     def __init__(self, path: Path) -> None:
-        """path: where it is; in memory if it can neither be opened nor begun anew, such as on a full disk."""
+        """path: of the database; it is in memory if the file can neither be opened nor created anew, such as
+        on a full disk."""
         try:
             self._database = self._opened(path)
         except (OSError, sqlite3.Error) as error:

@@ -261,7 +261,7 @@ class Gpus:
 
     @property
     def why_none(self) -> str:
-        """Why there are no GPUs; "" if there are some, though their driver may be away."""
+        """Reason why this node has no GPUs; "" if it has some, even if their driver does not answer."""
         return "" if self._gpus else self._why_none
 
     async def find(self, seconds_max: float = START_S_MAX) -> tuple[Device, ...]:
@@ -448,7 +448,7 @@ class Gpus:
         self._is_short = unusable > 0 or len(self._ever_seen) > len(gpus)
 
     def _is_missing(self, name: str, bdf: str, gpus: tuple[Device, ...]) -> bool:
-        """True if a known device is no longer listed, nor its card as a whole or in slices."""
+        """True if a known device is not listed any more, neither as a whole card nor in slices."""
         is_listed = self._nvml is not None and bdf in self._nvml.places
         return not is_listed and all(gpu.id != name for gpu in gpus)
 

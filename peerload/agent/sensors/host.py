@@ -210,8 +210,8 @@ class Cores:
 
 
 def _waited(text: bytes) -> float:
-    """Pressure stall information: the share of the last ten seconds in which some process waited. ``some avg10=1.25 avg60=…`` →
-    0.0125; 0 where the kernel does not provide it."""
+    """Pressure stall information: the share of the last ten seconds in which some process waited. ``some
+    avg10=1.25 avg60=0.80`` → 0.0125; 0 if the kernel does not provide it."""
     found = re.search(rb"^some avg10=([0-9.]+)", text)
     return min(float(found[1]) / 100, 1.0) if found is not None else 0.0
 

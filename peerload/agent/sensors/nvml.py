@@ -100,7 +100,7 @@ class Library:
 
 
 def find_library() -> Any:  # noqa: ANN401 -- a module without types
-    """Load `pynvml`; None where there is no driver: importing it for nothing would cost memory."""
+    """Load `pynvml`; None without a driver, since an import would cost memory for nothing."""
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -173,7 +173,7 @@ class GpuFaults:
             self._store()
 
     def add_xid(self, card: str, number: int) -> bool:
-        """Note an error of a card. → whether it counts."""
+        """Record an Xid error of a card → whether it counts."""
         if number in XIDS_OF_PROGRAMS:
             log.info("GPU error caused by a program: gpu=%s error=%s", card, xid_text(number))
             return False
@@ -182,7 +182,7 @@ class GpuFaults:
         return True
 
     def add_lost(self, card: str) -> None:
-        """Note that the driver does not reach a card. Earlier errors say more."""
+        """Record that the driver does not reach a card. Earlier errors take precedence."""
         if card not in self._errors:
             log.warning("GPU lost, no task gets it any more: gpu=%s", card)
             self._add(card, WAS_LOST)
@@ -252,9 +252,9 @@ def judged(
     rows: tuple[bool, bool],
     speed: float | None,
 ) -> tuple[Health, str]:
-    """Health of a card, and why. ill: an error that it has reported. uncorrected: memory errors since the driver was
-    loaded. rows: whether memory rows wait to be replaced, and whether they cannot be. speed: 0 … 1 while it is
-    throttled for long."""
+    """Health of a card, and the reason. ill: an error that it has reported. uncorrected: memory errors since the
+    driver was loaded. rows: whether memory rows wait to be replaced, and whether they cannot be. speed: 0 … 1
+    while it is throttled for long."""
     pending, failed = rows
     if not is_there:
         return Health.SICK, "it is lost: the driver does not reach it any more"
@@ -306,7 +306,7 @@ Shape = tuple[str, ...] | None
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
-    """One process on a card. used_bytes: None if the driver does not report it. is_graphics: it only draws."""
+    """A process on a card. used_bytes: None if the driver does not report it. is_graphics: it only draws."""
 
     pid: int
     used_bytes: int | None
@@ -353,8 +353,8 @@ class MigLayoutChanged(Exception):
 
 
 class Nvml:
-    """One session with the driver: `find` opens it, `read` needs it, `close` ends it. module: `pynvml`, or the like.
-    now_s: a monotonic clock."""
+    """A session with the driver: `find` opens it, `read` needs it, `close` ends it. module: `pynvml`, or a
+    substitute. now_s: a monotonic clock."""
 
     def __init__(
         self,

@@ -161,8 +161,8 @@ class Hwmon(_OfReadings):
         self._reading: asyncio.Future[None] | None = None
 
     async def refresh(self, at_s: float) -> None:
-        """Take a reading in a thread: firmware may take its time. One that hangs holds up nothing, and no other is begun; nor is one
-        while there is no chip, but for a look now and then."""
+        """Take a reading in a thread, since firmware may be slow. A reading that hangs blocks nothing, and no
+        other is started meanwhile. Without a chip, a reading is started only now and then."""
         if self._file is None and not self.cards.chips and self._find_in > 0:
             self._find_in -= 1
             return

@@ -64,8 +64,8 @@ class ProcessOwners:
             return False
 
     def key_of(self, pid: int) -> str | None:
-        """The execution key of the attempt that owns a process; "" for none; None if there is no such process here (it
-        has ended, or is in another namespace)."""
+        """Execution key of the attempt that owns a process; "" for none; None if no such process exists here
+        (it has ended, or is in another namespace)."""
         _, _, start = self._stat(pid)
         if not start:
             return None

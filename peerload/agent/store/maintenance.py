@@ -229,8 +229,9 @@ def keys_of(task: EndedTask) -> list[str]:
 
 
 class RemovalCriteria(msgspec.Struct, frozen=True):
-    """Which ended tasks are to go: those that ended before a moment (Unix s), in one of these states (none: any), and not
-    one of the last ``keep``; ``named``: of these alone, as (number of the submission, first member, last member)."""
+    """Criteria of ended tasks to remove: those that ended before a moment (Unix s), in one of these states (none:
+    any), and not one of the last ``keep``; ``named``: only these, as (number of the submission, first member,
+    last member)."""
 
     before: float = float("inf")
     states: tuple[str, ...] = ()

@@ -100,8 +100,8 @@ class StoreReader:
         """Other rows that could not be read then, a sentence for each."""
 
     def only_of(self, who: str) -> StoreReader:
-        """A reader that shows only what one owner (`owner_key`) may see: tasks in lists, events and counts. Reads
-        that name a task or a submission are not narrowed, since that is checked before."""
+        """Reader that shows only what one owner (`owner_key`) may see: tasks in lists, events and counts.
+        Reads that name a task or a submission are not narrowed, since they are checked before."""
         narrowed = StoreReader(self._node)
         narrowed._reader = self._reader
         narrowed._who = who
@@ -356,8 +356,8 @@ class StoreReader:
             raise StoreError("the database cannot be read", why=str(error)) from None
 
     def ended(self, since: float, after: Place | None, limit: int, *, oldest_first: bool) -> TaskPage:
-        """One page of the tasks that ended at ``since`` (Unix s) or later: those that follow ``after`` (None: the first).
-        The last ended first; or, with ``oldest_first``, in the order they were submitted in."""
+        """Page of the tasks that ended at ``since`` (Unix s) or later: those that follow ``after`` (None: the
+        first). The last ended first; or, with ``oldest_first``, in the order of submission."""
         if oldest_first:
             place: tuple[object, ...] = after[1:] if after is not None else (-1, SINGLE)
         else:

@@ -236,7 +236,7 @@ class TrustedDate:
 
 
 class Store(StoreRecovery):
-    """One database of one node. `open`, then `start_writer`; reads are for the agent's own thread."""
+    """Database of one node. Call `open`, then `start_writer`; reads are for the agent's own thread."""
 
     def __init__(
         self, path: Path, node: str, reserve: DiskReserve | None = None, *, output_bytes_max: int = OUTPUT_BYTES_MAX

@@ -137,8 +137,8 @@ class ClusterView:
         }
 
     def _administrators(self) -> dict[str, object]:
-        """Which of those that users of other nodes may be here are administrators: ``may_be``: the settings allow it;
-        ``named``: by the table of `users`, some of them."""
+        """Administrators among the accounts that users of other nodes may be here. ``may_be``: the settings
+        allow it; ``named``: by the table of `users`, some of them."""
         config = self._config
         mapped = () if isinstance(config.users, str) else config.users.values()
         named = group_members(config.admin_group).intersection(mapped) if mapped else ()
@@ -350,7 +350,7 @@ class MetricsView:
     _energy: EnergySensors
 
     def stats(self) -> dict[str, object]:
-        """Everything; a missing counter is 0."""
+        """All statistics; a missing counter is 0."""
         gauges = self._diagnostics.gauges()
         counters = _merged(self._node.state.counts, self._info.counters)
         counters[metrics.INBOX_DROPPED] = self._inbox.dropped

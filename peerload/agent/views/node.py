@@ -64,7 +64,7 @@ NOT_PUBLISHED = ("argv", "age_s", "self", "revoked", "declines", "address", "mac
 
 
 def nodes(node: Node) -> list[dict[str, object]]:
-    """Every known node, this one first, the others by name."""
+    """Known nodes, this one first, the others by name."""
     peers = sorted(node.membership, key=lambda peer: peer.identity.node)
     return [_own_object(node), *(_peer_object(node, peer) for peer in peers)]
 
@@ -119,7 +119,7 @@ class NodesView:
         self._cluster = cluster
 
     def objects(self) -> list[dict[str, object]]:
-        """Every known node, this one first, the others by name."""
+        """Objects of the known nodes, this one first, the others by name."""
         return self.objects_of(sorted(self._node.membership, key=lambda peer: peer.identity.node))
 
     def unmet(self) -> list[str]:

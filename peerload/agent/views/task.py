@@ -46,7 +46,8 @@ def text(raw: bytes) -> str:
 def task_object(
     record: TaskRecord, spec: TaskSpec, user: str, *, running_at: float = 0.0, devices: Sequence[str] = ()
 ) -> dict[str, object]:
-    """One task, as `ls` lists it. ``running_at``: seen running since (Unix s), 0 = not; devices: names of its devices."""
+    """Task object as `ls` lists it. ``running_at``: seen running since (Unix s), 0 = not; devices: names of its
+    devices."""
     exit_ = record.exit
     is_running = record.state is TaskState.LEASED and running_at
     state = "running" if is_running else _STATES[record.state]
@@ -99,7 +100,7 @@ def deferral_text(node: Node, task: HomeTask) -> str:
 
 
 def unreachable_since(node: Node, record: TaskRecord, now: Instant) -> float | None:
-    """When the node of a leased task was last heard (Unix s), if it is suspected or dead; else None."""
+    """Time at which the node of a leased task was last heard (Unix s), if it is suspected or dead; else None."""
     peer = node.membership.get(record.node)
     if peer is None or not is_unreachable(node, record):
         return None
@@ -131,7 +132,8 @@ def array_row(first: dict[str, object], row: ArrayRow) -> dict[str, object]:
 
 
 def running_since(task: HomeTask | None, record: TaskRecord) -> float:
-    """When the current attempt was first seen running (Unix s), 0 = not. ``task``: the unfinished task, if any."""
+    """Time at which the current attempt was first seen running (Unix s), 0 = not. ``task``: the unfinished task,
+    if any."""
     return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
 
 
@@ -290,7 +292,7 @@ def travelling(spec: TaskSpec, exit_: Exit | None) -> dict[str, object]:
 
 
 def output_gone_object(store: StoreReader, record: TaskRecord) -> dict[str, object]:
-    """When and why the output of an ended task was removed."""
+    """Time and reason of the removal of an ended task's output."""
     gone = store.output_gone(record.task) if record.ended_at else None
     at, why = gone or (None, None)
     return {"output_gone_at": at, "output_gone_why": why}
@@ -347,7 +349,7 @@ def history_step(event: RecordedEvent) -> dict[str, object]:
 
 
 def event_object(event: RecordedEvent, record: TaskRecord | None = None) -> dict[str, object]:
-    """One event, as `events` lists it. record: of the task that ended with it."""
+    """Event object as `events` lists it. record: of the task that ended with it."""
     return {
         "number": event.number,
         "at": event.at,
@@ -366,7 +368,7 @@ def damaged_objects(rows: Sequence[Damage]) -> list[dict[str, object]]:
 
 
 def _usage(record: TaskRecord) -> dict[str, object]:
-    """What the last attempt used. Nothing is known before its processes are gone, or where it never ran: None, not 0."""
+    """Usage of the last attempt. It is None, not 0, before its processes are gone, or if it never ran."""
     used = record.exit.usage if record.exit is not None else record.usage
     return {
         "user_s": used and used.user_s,

@@ -74,7 +74,7 @@ class AccountPending(Exception):
 
 
 class AccountUnanswered(SpawnRefused):
-    """The database has not answered, so it is unknown whether the request is allowed."""
+    """Error: the account database has not answered, so it is unknown whether the request is allowed."""
 
 
 class _PendingQuestion:
@@ -193,7 +193,7 @@ class AccountResolver:
         return answered
 
     def due_s(self) -> float | None:
-        """When `answered` has to be called, by the monotonic clock; None: no question is open."""
+        """Time by the monotonic clock at which `answered` has to be called; None: no question is open."""
         if self._answered:
             return 0.0
         return min((pending.until_s for pending in self._pending.values() if not pending.is_overdue), default=None)

@@ -229,7 +229,7 @@ class GuestIds:
         raise SpawnRefused("all uids for guests are taken")
 
     def hold(self, key: str, uid: int) -> None:
-        """Note that an attempt has this uid, which an earlier launcher has assigned."""
+        """Record that an attempt has this uid, which an earlier launcher has assigned."""
         self._taken[key] = uid
 
     def give_back(self, key: str) -> None:

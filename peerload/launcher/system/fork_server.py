@@ -91,7 +91,7 @@ class ChildReports:
                 self._failures[int(pid)] = (int(code), reason.decode("utf-8", "backslashreplace")[:REASON_CHARS_MAX])
 
     def close(self) -> None:
-        """Close the pipe; there are no children any more."""
+        """Close the pipe; no children exist any more."""
         os.close(self._reading)
         os.close(self.writing)
 
@@ -500,5 +500,5 @@ class UserHelpers:
                 os.kill(helper.pid, signal.SIGKILL)
 
     def due_s(self) -> float | None:
-        """When `kill_overdue` has to be called, by the monotonic clock; None: no helper runs."""
+        """Time by the monotonic clock at which `kill_overdue` has to be called; None: no helper runs."""
         return min((helper.until_s for helper in self._by_pidfd.values()), default=None)

@@ -342,7 +342,8 @@ def guest_filter(machine: str = "") -> bytes:
 
 
 def _for_call(number: int, argument: int, judgement: list[bytes]) -> list[bytes]:
-    """Instructions for one call alone, with the lower half of one of its arguments; allowed unless they return."""
+    """Filter instructions for one system call, with the lower half of one of its arguments; the call is allowed
+    unless they return."""
     inner = [_instruction(_LOAD, _ARGUMENTS_AT + 8 * argument), *judgement, _instruction(_RETURN, _ALLOW)]
     return [_instruction(_EQUAL, number, 0, len(inner)), *inner]
 

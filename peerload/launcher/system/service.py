@@ -465,8 +465,8 @@ def _without_code(environment: dict[bytes, bytes], home: str) -> dict[bytes, byt
 
 
 def prepared(directory: str, sockets: str, user: str, files: PolicyFiles, powercap: str = PLACE) -> MultiUserService:
-    """The service of a launcher in these directories (made if absent), for the agent that runs as ``user``. Raises
-    PolicyError if somebody else could write there, ProcessLookupError if there is no such user, OSError."""
+    """Service of a launcher in these directories (made if absent), for the agent that runs as ``user``. Raises
+    PolicyError if somebody else could write there, ProcessLookupError if the user does not exist, OSError."""
     ids = agent_ids(user)
     for path, mode in ((directory, 0o711), (sockets, 0o755)):
         os.makedirs(path, mode=mode, exist_ok=True)

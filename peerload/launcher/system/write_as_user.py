@@ -34,8 +34,8 @@ def source(path: str) -> int:
 
 
 def check(pattern: bytes) -> None:
-    """Raises Unwritable if the directory is absent or not writable, or an existing file is no regular, writable one
-    (unless its name has a placeholder)."""
+    """Check that a file can be written. Raises Unwritable if the directory is absent or not writable, or an
+    existing file is not a regular, writable one (unless its name has a placeholder)."""
     directory, name = _opened(pattern.replace(b"%%", b"%"))
     try:
         if _found(directory, name) is not None and not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
