@@ -533,7 +533,7 @@ class Daemon:
         recorder: Recorder | None = None
         if self.config.record:
             recorder = Recorder(self.config.record, msgspec.structs.replace(started, identity=self.info.identity))
-            log.info("every event and decision is recorded in %s, tasks' variables too", self.config.record)
+            log.info("recording events and decisions, with the environment of tasks: path=%s", self.config.record)
         consumer = Consumer(
             self.node, self.performer, self.outbox, self.run_state, recorder, validates=self.config.debug_validate
         )
@@ -609,7 +609,7 @@ class Daemon:
             loop.add_signal_handler(number, self.run_state.stop)
         self.launcher.log_facts()
         self.notify_hooks.remove_orphans()
-        log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
+        log.info("agent is up: node=%s socket=%s address=%s", self.config.node, self.config.socket, address)
         self.event_log.record(
             "agent", "started", reason=f"peerload {__version__}, incarnation {self.info.identity.incarnation}"
         )

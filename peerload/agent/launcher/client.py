@@ -593,8 +593,8 @@ class LauncherLink:
                 raise lost
             self._heartbeat.stop()
             is_there = await asyncio.to_thread(is_still_there, self._pid)
-            state = "connection broken" if is_there else "lost, starting another"
-            log.warning("launcher %s: error=%s", state, str(lost) or type(lost).__name__)
+            action = "reconnect" if is_there else "restart"
+            log.warning("launcher connection lost: action=%s error=%s", action, str(lost) or type(lost).__name__)
             self._pid = 0
             self._frames = None
             self._paused = True

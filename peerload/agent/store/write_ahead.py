@@ -295,5 +295,5 @@ class SecurityEvents:
         return True
 
     def _note(self, rule: str, who: str, what: str) -> None:
-        _log.warning("rule %s: %s: %s", rule, who or "somebody", what)
+        _log.warning("security event: rule=%s who=%s what=%s", rule, who or "unknown", what)
         self._journal.record("security", rule, node=who, reason=what)

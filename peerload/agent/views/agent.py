@@ -519,7 +519,7 @@ class Samples:
             return []
         body = raw.removeprefix(_HEAD)
         if len(body) == len(raw) or len(body) % _SAMPLE.size:
-            log.warning("samples are damaged, and begun anew: path=%s", self._path)
+            log.warning("samples file is damaged, starting a new one: path=%s", self._path)
             return []
         return [sample for sample in _SAMPLE.iter_unpack(body) if 0.0 < sample[0] < now().wall_s]
 
