@@ -412,7 +412,7 @@ def check_output_patterns(terms: SubmitOptions, members: int) -> None:
         shown = pattern.decode("utf-8", "backslashreplace")
         directory, slash, name = pattern.rpartition(b"/")
         if not pattern.startswith(b"/") or b"\0" in pattern:
-            raise BadRequest(f"the file {shown} is no absolute path")
+            raise BadRequest(f"the file {shown} is not an absolute path")
         letters = _LETTERS.findall(pattern)
         if unknown := [letter for letter in letters if not letter or letter not in _KNOWN]:
             what = (b"%" + unknown[0]).decode("utf-8", "backslashreplace")
@@ -518,7 +518,7 @@ def _target(path: bytes) -> bytes | None:
     if stat.S_ISDIR(found.st_mode):
         raise OSError(errno.EISDIR, "it is a directory")
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     if not os.access(target, os.W_OK):
         raise OSError(errno.EACCES, "the file that is there may not be written to")
     return target

@@ -154,7 +154,9 @@ class OfflineCleaner(RemovalSearch):
         parsed = REF.fullmatch(ref.replace("@", str(self._last()), 1) if ref.startswith("@") else ref)
         members = "" if parsed is None else parsed["members"] or ""
         if parsed is None or parsed["home"] not in (None, self.node) or not (members or "0").isdigit():
-            raise BadRequest(f"{ref!r} is no task of {self.node}", why=f"ids look like 42, 42.7, {self.node}/42 or @")
+            raise BadRequest(
+                f"{ref!r} is not a task of {self.node}", why=f"ids look like 42, 42.7, {self.node}/42 or @"
+            )
         counter, member = int(parsed["counter"]), int(members) if members else None
         found = self._reader.execute(
             "SELECT count(*), coalesce(sum(ended_at = 0), 0) FROM tasks WHERE counter = ? AND ? IN (member, -2)",

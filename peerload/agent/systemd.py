@@ -144,7 +144,7 @@ def _passed_socket(count: str, pid: str, names: str) -> socket.socket | None:
         raise _unusable(f"of the {len(fds)} files handed over none is called {AGENT_FD!r}")
     if not stat.S_ISSOCK(os.fstat(wanted[0]).st_mode):
         os.close(wanted[0])
-        raise _unusable("what was handed over is no socket")
+        raise _unusable("the inherited descriptor is not a socket")
     return socket.socket(fileno=wanted[0])
 
 
@@ -152,7 +152,7 @@ def check_passed_socket(listener: socket.socket, path: str) -> None:
     """Raises ConfigError unless this is a listening Unix stream socket at ``path``, and only root or we can write to it
     or replace it."""
     if listener.family != socket.AF_UNIX or listener.type != socket.SOCK_STREAM:
-        raise _unusable("it is no Unix stream socket")
+        raise _unusable("it is not a Unix stream socket")
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         raise _unusable("it does not listen")
     name = listener.getsockname()

@@ -522,7 +522,7 @@ def decode_events(body: bytes) -> list[LauncherEvent]:
 def decode_exit(raw: object) -> ExitRecord:
     """An exit record. Raises LauncherProtocolError."""
     if not isinstance(raw, dict):
-        raise LauncherProtocolError("an exit record that is no map")
+        raise LauncherProtocolError("an exit record is not a map")
     record: ExitRecord = _built(ExitRecord, raw)
     return record
 

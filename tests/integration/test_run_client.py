@@ -661,7 +661,7 @@ def test_an_input_that_its_task_closes_is_over_for_the_next_attempt_too() -> Non
 @pytest.mark.long
 def test_who_waits_for_a_node_that_nobody_knows_is_told_so(agents: list[Agent]) -> None:
     """By `why` at once, by `run` after some seconds."""
-    says = "no node known can ever run it: elsewhere is no node that is known here"
+    says = "no node known can ever run it: elsewhere is not a node that is known here"
     words = ("-w", "elsewhere", "--wait-for-node", "-d", "-", "true")
     with ended(agents[0].spawn_cli("run", *words, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)) as process:
         assert process.stderr is not None

@@ -38,7 +38,7 @@ def parse_spans(ref: str, members: str) -> tuple[tuple[int, int], ...]:
         first, dash, last = part.partition("-")
         low, high = int(first), int(last) if dash else int(first)
         if high < low:
-            raise BadRequest(f"{ref!r} is no task id", why=f"the start of {part} is greater than its end")
+            raise BadRequest(f"{ref!r} is not a task id", why=f"the start of {part} is greater than its end")
         spans.append((0, low, high))
     return tuple((low, high) for _, low, high in apart(spans))
 
@@ -63,7 +63,7 @@ def last_submission(store: StoreReader, ref: str, who: str | None = None) -> str
 def invalid_task_id(ref: str) -> BadRequest:
     """The error for an invalid reference."""
     return BadRequest(
-        f"{ref!r} is no task id", why="ids look like 42, 42.7, 42.3-9, ws1/42, @ or @~1", hint="peerload ls"
+        f"{ref!r} is not a task id", why="ids look like 42, 42.7, 42.3-9, ws1/42, @ or @~1", hint="peerload ls"
     )
 
 

@@ -503,7 +503,7 @@ def members(request: control.Submit) -> tuple[int, ...]:
         raise BadRequest("the directory has a NUL byte in it")
     if request.spec.directory != SCRATCH and not request.spec.directory.startswith(b"/"):
         directory = request.spec.directory.decode("utf-8", "backslashreplace")
-        raise BadRequest("the directory is no absolute path", why=directory)
+        raise BadRequest("the directory is not an absolute path", why=directory)
     _check_input(request)
     variables_of(request.spec.environment)
     if request.each and request.array:

@@ -80,7 +80,7 @@ STEPS_MAX = 8
 """The last changes of a task that are listed."""
 REVOKED = "was shut out of the cluster (revoked)"
 LEFT = "has left the cluster, or was forgotten"
-UNKNOWN = "is no node that is known here"
+UNKNOWN = "is not a node that is known here"
 GONE = (REVOKED, LEFT, UNKNOWN)
 WAITING_PHASES = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
 FRESH_S = 0.5

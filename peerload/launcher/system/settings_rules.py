@@ -53,7 +53,7 @@ def _users(value: object) -> str:
         return f"at most {USERS_MAX} users are wanted"
     for user, account in value.items():
         if not isinstance(user, str) or not _USER_OF.match(user):
-            return f"{user!r} is no user of a node, such as ws1:alice"
+            return f"{user!r} is not a user of a node, such as ws1:alice"
         if why := _account(account):
             return f"{account!r} cannot be whom {user} is: {why}"
     return ""
@@ -64,7 +64,7 @@ def _programs(value: object) -> str:
         return f"a list of at most {PROGRAMS_MAX} programs is wanted"
     for one in value:
         if not isinstance(one, str) or not one.startswith("/") or "\0" in one or len(one) > PATH_CHARS_MAX:
-            return f"{one!r} is no whole path"
+            return f"{one!r} is not an absolute path"
     return ""
 
 

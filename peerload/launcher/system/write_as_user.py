@@ -64,7 +64,7 @@ def append(path: bytes, segments: list[tuple[int, int, int]], umask: int, at: in
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise Unwritable("it is no regular file")
+                raise Unwritable("it is not a regular file")
             if status.st_size < at:
                 raise FileChanged(GONE)
             if found is _ABSENT:
@@ -109,7 +109,7 @@ def _opened(path: bytes) -> tuple[int, bytes]:
     """The open directory, and the name in it."""
     where, name = os.path.split(path)
     if not path.startswith(b"/") or name in (b"", b".", b"..") or b"\0" in path:
-        raise Unwritable("it is no absolute path of a file")
+        raise Unwritable("it is not an absolute path of a file")
     try:
         return os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), name
     except OSError as error:
@@ -134,7 +134,7 @@ def _found(directory: int, name: bytes) -> os.stat_result | None:
     if stat.S_ISLNK(found.st_mode):
         raise Unwritable("it is a link")
     if not stat.S_ISREG(found.st_mode):
-        raise Unwritable("it is no regular file")
+        raise Unwritable("it is not a regular file")
     if not os.access(name, os.W_OK, dir_fd=directory):
         raise Unwritable("the file that is there may not be written to")
     return found

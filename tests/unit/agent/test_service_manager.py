@@ -108,7 +108,7 @@ def test_sockets_that_are_not_taken(tmp_path: Path) -> None:
             check_passed_socket(listener, path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent, pytest.raises(ConfigError, match="not listen"):
         check_passed_socket(silent, path)
-    with socket.socket() as other, pytest.raises(ConfigError, match="no Unix stream"):
+    with socket.socket() as other, pytest.raises(ConfigError, match="not a Unix stream"):
         check_passed_socket(other, path)
 
 
@@ -130,7 +130,7 @@ except ConfigError as error:
     [
         ("agent", "{path} True"),
         ("", "{path} True"),
-        ("other:agent", "refused: what was handed over is no socket"),
+        ("other:agent", "refused: the inherited descriptor is not a socket"),
         ("agent:other", "{path} True"),
         ("a:b", "refused: of the 2 files handed over none is called 'agent'"),
     ],
