@@ -177,9 +177,9 @@ def _has_gone_since(peer: PeerInfo, let_in_at: float) -> bool:
 
 
 NEWCOMERS_MAX = 16
-"""Newcomers at a time; they count as strangers, too, and can never keep members out …"""
+"""Bound on the newcomers at a time; they count as strangers, too, and can never keep members out."""
 NEWCOMERS_OF_ONE_MAX = 12
-"""… and those of one address, so that one address cannot keep out all others."""
+"""Bound on the newcomers of one address, so that one address cannot keep out all others."""
 REQUEST_S = 5.0
 """Timeout of a newcomer's request."""
 REFUSAL_S = 1.0

@@ -51,9 +51,9 @@ _log = logging.getLogger("peerload.mqtt")
 WINDOW_S = 5.0
 """Messages are judged in windows of this length."""
 FLOOD_MAX = 1000
-"""Messages in one window that are a flood …"""
+"""Number of messages in one window that counts as a flood, subject to NEW_PART_MIN."""
 NEW_PART_MIN = 0.1
-"""… if less than this part of them was new."""
+"""Share of new messages in a window; a flood has less."""
 MUTED_S = 60.0
 PUBLISHERS_MAX = 1024
 """Publishers that are counted; the one that was silent for longest is forgotten first."""
@@ -344,7 +344,7 @@ MISC_EVERY_S = 2.0
 """Interval at which the keep-alive is looked after."""
 CLOSE_S = 1.0
 STEADY_S = 5.0
-"""After a connection that lasted this long the backoff starts again with the shortest pause."""
+"""Duration of a connection, in s, after which the backoff starts again with the shortest pause."""
 OUTGOING_MAX = 1000
 """Messages that wait to be written; this node's State has one slot of its own, for the newest."""
 UNWRITTEN_MAX = 64

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 STOP_S_MAX = STOP_GRACE_S + 10.0
-"""A launcher that is told to stop has ended its tasks, and itself, within this."""
+"""Time in s within which a launcher that is asked to stop has ended its tasks and itself."""
 ORIGIN_FILE = "origin"
 MACHINE_ID = Path("/etc/machine-id")
 ID_DIGITS = 32

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 NEARLY_ALL = 0.9
 NEWEST_SHARE = 0.3
-"""Of the average of the logarithms of durations so much is the newest run's."""
+"""Weight of the newest run in the average of the logarithms of durations."""
 DEVIATION_MIN = 0.25
 """Runs are taken to differ by at least this factor's logarithm (a quarter), however alike the last ones were."""
 DEVIATIONS = 1.28

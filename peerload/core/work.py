@@ -115,8 +115,8 @@ HOME_TRANSITIONS: Mapping[HomePhase, tuple[HomePhase, ...]] = {
     ),
     HomePhase.OVER: (),
 }
-"""Which phase may follow which; `docs/architecture.md` draws this table. A task that ends is forgotten in the phase that it was
-in, but for a cancelled one whose process is still here."""
+"""Allowed transitions of phases at home; `docs/architecture.md` draws this table. A task that ends is forgotten in the
+phase that it was in, but for a cancelled one whose process is still here."""
 
 REMOTE_TRANSITIONS: Mapping[RemotePhase, tuple[RemotePhase, ...]] = {
     RemotePhase.RESERVED: (RemotePhase.WAITING,),

@@ -589,7 +589,7 @@ class MemoryUse(Message):
     kills: int = 0
     is_own: bool = False
     is_refused: bool = False
-    """Nothing was killed: a process that wants more gets an error."""
+    """True if nothing was killed, since a process that wants more gets an error."""
 
 
 class Cgroup2Memory(MemoryLimits):

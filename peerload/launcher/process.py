@@ -45,7 +45,7 @@ class OwnCredentials:
     """The launcher's own credentials, where it is the same user as its agent."""
 
     uid = -1
-    """As chown takes it: the owner is not changed."""
+    """Value for chown that keeps the owner."""
 
     def __enter__(self) -> None:
         pass

@@ -27,7 +27,7 @@ class GpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tasks_max: Annotated[int, Meta(ge=1, le=48)] = 10
     """Tasks on one GPU at a time, those of others counted."""
     memory_share_max: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.90
-    """Of a GPU's memory no more than this share, less the reserve, is promised."""
+    """Largest share of a GPU's memory that is promised to tasks, less the reserve."""
     reserve_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 512 << 20
     """Memory of a GPU that its driver and the contexts of its tasks take besides."""
     activity_max: Annotated[float, Meta(gt=0.0, le=48.0)] = 48.0
@@ -36,7 +36,8 @@ class GpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     activity_unknown: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
     """The work that a task is taken for of which nothing is known."""
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 5.0
-    """For so long nobody joins a task whose need is not known, unless its memory was seen to stand still before."""
+    """Time in s in which no other task joins one whose need is not known, unless its memory was seen to be stable
+    before."""
     starve_after_s: Annotated[float, Meta(gt=0.0, le=1e9)] = 900.0
     """A task that has waited for so long is not overtaken any more."""
     mps: Literal["off", "auto", "require"] = "off"
@@ -72,9 +73,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     lease_auto_s_max: Positive = 2400.0
     """A lease that grows with the time its task has run (a tenth of it) grows up to this."""
     frozen_s_max: Positive = 86_400.0
-    """A task whose lease has run out is ended after so long in the freezer …"""
+    """Time in s after which a frozen task, whose lease has run out, is ended."""
     frozen_kept_s: Positive = 60.0
-    """… and after so long there, if a task of this node needs its room."""
+    """Time in s that a frozen task is kept there if a task of this node needs its room."""
     failure_backoff_s: Positive = 1.0
     """A task that failed and is to be tried again waits for so long, twice as long each time, up to the next."""
     failure_backoff_s_max: Positive = 60.0
@@ -106,11 +107,13 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sender searches at a time; further arrivals wait for their turn."""
     probes_per_search_max: Limit = 64
     stranded_backoff_s: Positive = 0.5
-    """A task that its home cannot run now is asked about again after this, doubling up to the next."""
+    """First pause, in s, before other nodes are asked again for a task that its home cannot run now; it doubles up to
+    ``stranded_backoff_s_max``."""
     full_s_min: Positive = 0.02
-    """A node that had no room for a task which its home cannot run is not asked for such room for so long, twice as long each time …"""
+    """First pause, in s, before a node without room for a task that its home cannot run is asked again; it doubles
+    each time."""
     full_s_max: Positive = 2.0
-    """… up to this, or until it says that it has room or ends a task of this home."""
+    """Longest such pause, in s; it ends early if the node reports room or ends a task of this home."""
     full_kept_max: Limit = 4096
     stranded_backoff_s_max: Positive = 15.0
     decline_memory_s: Positive = 60.0
@@ -133,7 +136,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
     """A load region counts only after it has held for this long."""
     tell_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.05
-    """Load that is told at every change is told no more often than this."""
+    """Shortest interval, in s, between reports of load that is sent at every change."""
     report_age_s_max: Positive = 90.0
     """An older report is no longer believed."""
 
@@ -340,11 +343,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20
     """Captured per stream and task: half of it from the head and half from the tail are kept."""
     ended_kept_s: Annotated[float, Meta(gt=0.0, le=1e9)] = 30 * 86_400.0
-    """Ended tasks are kept for so long, and their outputs with them; events, too …"""
+    """Time in s that ended tasks, their outputs and events are kept."""
     ended_tasks_max: Limit = 100_000
-    """… and no more of them than these, …"""
+    """Ended tasks kept at most."""
     ended_output_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 5 << 30
-    """… and of their outputs no more than this: the oldest go first, …"""
+    """Bytes of outputs of ended tasks kept at most: the oldest are removed first."""
     ended_submissions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     """… but before all others those of the largest submissions, each down to the same level. No submission falls below its share
     that way, which is what there may be divided by this number."""
@@ -386,9 +389,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Mode of the agent: "user": that of the user it runs as, and no other may ask it; "system": of all users of this machine
     whom its groups let in, each with tasks of its own. Given on the command line alone."""
     group: AccountName = "peerload"
-    """In system mode: who is in this group of the machine may use the agent …"""
+    """Group of the machine whose members may use the agent (system mode)."""
     admin_group: AccountName = "peerload-admin"
-    """… and who is in this one may all that concerns others, too: as root."""
+    """Group whose members may also change what concerns others, as root may (system mode)."""
     users: Literal["guest", "same-name"] | Annotated[dict[UserOf, AccountName], Meta(max_length=4096)] = "guest"
     """In system mode: whom users of other nodes are here: "guest", nobody known; "same-name", the account that is called as
     they are there; or a table from ``node:user`` to an account."""
@@ -396,38 +399,38 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """In system mode: whether users of other nodes may be such as are in the admin group here: their tasks can ask this agent
     for whatever an administrator may."""
     allow_root_tasks: bool = False
-    """In system mode: whether root may submit tasks."""
+    """True if root may submit tasks (system mode)."""
     accept_foreign: bool = True
-    """In system mode: whether this node runs tasks of other nodes at all."""
+    """True if this node runs tasks of other nodes (system mode)."""
     exec_allow: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^/[^\x00]*\Z", max_length=4096)], ...], Meta(max_length=1024)
     ] = ()
-    """In system mode: the programs that tasks of other nodes may be, such as "/usr/bin/*"; (): any."""
+    """Programs that tasks of other nodes may be, such as "/usr/bin/*" (system mode); (): any."""
     guest_uids: tuple[
         Annotated[int, Meta(ge=1000, lt=(1 << 32) - 1)], Annotated[int, Meta(ge=1000, lt=(1 << 32) - 1)]
     ] = (
         61_184,
         65_519,
     )
-    """In system mode: the least and the greatest uid for guests, of which each task has one of its own."""
+    """Least and greatest uid for guests (system mode); each task has one of its own."""
     guest_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 1 << 30
-    """In system mode: what a guest may have in its temporary files, which are kept in memory."""
+    """Bytes that a guest may have in its temporary files, which are kept in memory (system mode)."""
     guest_memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
     """In system mode: the memory of a guest that has not said how much it needs; 0: its share of the machine's, by the processors
     that it asked for."""
     guest_network: bool = True
-    """In system mode: whether guests have the network of the machine, or none but a loopback interface of their own."""
+    """True if guests have the network of the machine, else only a loopback interface of their own (system mode)."""
     task_processes_max: Annotated[int, Meta(ge=1, le=1 << 22)] = 512
-    """In system mode: processes and threads of one task at a time."""
+    """Processes and threads of one task at a time (system mode)."""
     launcher: str = "/run/peerload-launcher"
-    """In system mode: where the launcher listens, which a service of its own runs as root."""
+    """Directory of the sockets of the launcher, which a service of its own runs as root (system mode)."""
     user_connections_max: Limit = 64
-    """In system mode: connections of one user at a time, …"""
+    """Connections of one user at a time (system mode)."""
     user_requests_per_s: Annotated[float, Meta(ge=1.0, le=1e6)] = 5_000.0
-    """… requests, …"""
+    """Requests of one user in a second (system mode)."""
     user_submits_per_s: Annotated[float, Meta(ge=1.0, le=1e6)] = 20_000.0
-    """… and tasks that it submits, …"""
+    """Tasks that one user submits in a second (system mode)."""
     user_tasks_max: Limit = 1_000_000
-    """… those of them that have not ended, …"""
+    """Unfinished tasks of one user (system mode)."""
     user_output_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 10 << 30
-    """… and what is kept of their outputs: beyond it nothing is queued."""
+    """Bytes kept of the outputs of one user; beyond it nothing is queued (system mode)."""

@@ -38,7 +38,7 @@ MESSAGES_MAX = 64
 """Messages in one datagram."""
 
 DEVICES_GOSSIPED_MAX = 16
-"""Devices of a node whose room is told in a datagram; a report over the peer link tells of all."""
+"""Devices of a node whose room fits in a datagram; a report over the peer link lists all."""
 
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 CLAIM_MAX = 1 << 40

@@ -107,7 +107,7 @@ TRANSITIONS: dict[TaskState, tuple[TaskState, ...]] = {
     TaskState.FAILED: (),
     TaskState.CANCELLED: (),
 }
-"""Which state may follow which; `docs/lifecycle.md` is drawn from this table."""
+"""Allowed transitions of task states; `docs/lifecycle.md` is drawn from this table."""
 
 
 class TerminalSize(msgspec.Struct, frozen=True, gc=False):

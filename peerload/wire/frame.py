@@ -16,9 +16,10 @@ CONTROL_BYTES_MAX = 4 << 20
 """The largest frame on the control socket, either way."""
 
 LAST_WORDS_ENDING = ".why"
-"""Beside its socket, so called, an agent that had to end leaves the reason: a line with what, and one with what helps …"""
+"""Suffix of the file beside its socket in which an agent that had to end leaves the reason: a line with what, and one
+with what helps."""
 LAST_WORDS_BYTES_MAX = 2000
-"""… in so many bytes at most."""
+"""Bound on the bytes of that file."""
 
 
 def pack(body: object, size_bytes_max: int = CONTROL_BYTES_MAX) -> bytes:

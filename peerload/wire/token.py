@@ -26,7 +26,7 @@ ADDRESSES_MAX = 4
 ADDRESS_BYTES_MAX = 255
 NODE_BYTES_MAX = 40
 CHARACTERS_MAX = 2048
-"""No token is longer."""
+"""Greatest length of a token, in characters."""
 _HINT = "copy it again, from  peerload join  to its last character; a new one:  peerload invite"
 
 

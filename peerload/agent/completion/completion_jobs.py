@@ -52,9 +52,9 @@ ENDS_SOON_S = 0.5
 """A cancelled task whose process has not gone yet is looked at again after this: that is no try."""
 IDLE_S_MAX = 3600.0
 OUTCOMES_MAX = 4096
-"""Bound on the tasks whose file outcome is kept in memory; that of others is read from their events, …"""
+"""Bound on the tasks whose file outcome is kept in memory; that of others is read from their events."""
 EVENTS_LOOKED_AT_MAX = 16
-"""… at most this many of a task, from the last on."""
+"""Bound on the events of a task that are read for its file outcome, from the last on."""
 FILES_FAILED = "its output could not be saved"
 FAILURES = {CompletionJob.FILES: FILES_FAILED, CompletionJob.NOTIFY: "its user could not be notified"}
 LIVE_MAX = 128

@@ -56,7 +56,7 @@ log = logging.getLogger("peerload.agent")
 AT_A_TIME = 100
 """Tasks removed in one commit: some milliseconds of the writer's time."""
 PAUSE_S = 0.02
-"""After each commit others have the writer for so long at least."""
+"""Pause after each commit, in s, in which others have the writer."""
 DATE_KEPT_EVERY_S = 900.0
 """The trusted date is written down this often at most."""
 EARLY_S = 86_400.0

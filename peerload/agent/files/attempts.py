@@ -243,7 +243,8 @@ def _failure_of(message: WorkFailed) -> Exception:
 log = logging.getLogger("peerload.files")
 
 TELL_EVERY_S = 1.0
-"""A home is told this often that files are on their way; it waits five times as long for the next word."""
+"""Interval, in s, of the progress messages to a home while files are transferred; it waits five times as long for the
+next one."""
 STAGING_S_MAX = 86_400.0
 """Bound on the time in which the files of one attempt have to be in place."""
 REPAIRS_MAX = 3

@@ -54,7 +54,7 @@ FETCHES_MAX = 2
 SOURCES_MAX = 2
 """Nodes that one manifest is fetched from at a time."""
 BLOCKS_MIN = 64
-"""So many blocks at least are asked of one node: to share fewer is not worth a connection."""
+"""Least number of blocks asked of one node: sharing fewer is not worth a connection."""
 SILENCE_S_MAX = 30.0
 """Longest time without progress; then the copy is given up."""
 TRIM_AFTER_S = 1.0

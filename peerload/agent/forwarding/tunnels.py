@@ -66,7 +66,7 @@ ERROR_CHARS_MAX = 2000
 STREAMED = (control.Wait, control.ReadOutput, control.Events, control.Exec)
 """Requests whose responses are streamed, and may be endless."""
 ATTACHING = (control.Attend, control.Input)
-"""After these the other node notices a disconnect of the client."""
+"""Requests after which the other node notices a disconnect of the client."""
 FORWARDS_MAX = 256
 """Clients of one other node at a time."""
 PENDING_BYTES_MAX = 1 << 20

@@ -109,7 +109,7 @@ class MpsDaemons:
         self._failures: dict[str, int] = {}
         self._owners = ProcessOwners()
         self._without: dict[str, int] = {}
-        """By attempt: looks in a row at which it used its GPU and was no client."""
+        """Successive looks at which an attempt used its GPU and was not an MPS client, by attempt."""
 
     def _held(self, key: str) -> tuple[DeviceState, DeviceGrant] | None:
         """The GPU that this attempt has under MPS, and its grant."""

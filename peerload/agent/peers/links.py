@@ -547,9 +547,9 @@ def _name_of(connection: PeerConnection) -> str:
 
 
 STRANGERS_MAX = 64
-"""Connections without a complete handshake (rule J3) …"""
+"""Bound on the connections without a complete handshake (rule J3)."""
 STRANGERS_OF_ONE_MAX = 48
-"""… and those of one address, so that one address cannot keep out all others."""
+"""Bound on the strangers of one address, so that one address cannot keep out all others."""
 BACKLOG_MAX = 256
 SEGMENT_BYTES_MAX = 1220
 """Size of TCP segments in both directions, but for loopback: they fit into 1280 bytes, the smallest MTU of IPv6, also

@@ -305,9 +305,9 @@ CHECK_S = 2.0
 CHECK_AGAIN_S = 300.0
 """Interval of further checks of a linked peer that cannot be dialled."""
 CHECK_EVERY_S = 5.0
-"""Interval at which a node that some peers cannot dial looks for members without a link …"""
+"""Interval at which a node that some peers cannot dial looks for members without a link."""
 DIALS_PER_CHECK_MAX = 16
-"""… and how many of them it dials at a time."""
+"""Number of those that it dials at a time."""
 TRY_AGAIN_S = 60.0
 """Interval of its dials of a member that it cannot reach either."""
 DIAL_BACK_S = 6.0

@@ -67,7 +67,7 @@ log = logging.getLogger("peerload.agent")
 
 DATABASE = "energy.db"
 PRIMARY_CODE = 0xFF
-"""Of an extended error code of SQLite the part that names the kind."""
+"""Mask of the part of an extended error code of SQLite that names the kind."""
 TASKS_PER_SAMPLE = 32
 """Running tasks whose processor time is read at each sample; of more it is read less often."""
 SCAN_EVERY = 5

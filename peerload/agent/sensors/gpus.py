@@ -247,7 +247,7 @@ class Gpus:
         self._gpus: dict[str, GpuAverages] = {}
         self._reported: dict[str, DeviceReading] = {}
         self.power: dict[str, tuple[float, DeviceReading]] = {}
-        """By the address of each card, or its id: when it was read last (CLOCK_BOOTTIME), and the reading."""
+        """Time (CLOCK_BOOTTIME) and value of the last reading, by the address of each card, or its id."""
         self._is_away = False
         self._has_failed = False
         self._seen: tuple[Device, ...] = ()

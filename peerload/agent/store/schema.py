@@ -112,7 +112,7 @@ PUT_NEW_MEMBER = (
     " submitted_at, started_at, ended_at, exit, reason, more, output_bytes)"
     " VALUES (?, ?, ?, 'queued', 0, '', 0, '', 0.0, 0, ?, 0.0, 0.0, NULL, ?, NULL, 0)"
 )
-"""Of a uniform array; `UNTOUCHED` finds it again."""
+"""Insert a member of a uniform array; `UNTOUCHED` finds it again."""
 UNTOUCHED = (
     "ended_at = 0 AND state = 'queued' AND attempt = 0 AND node = '' AND nonce = 0 AND machine_boot = '' AND lease_s = 0"
     " AND migrations = 0 AND started_at = 0 AND exit IS NULL AND more IS NULL"
@@ -128,7 +128,7 @@ CANCELLED_WITH = (
     "SELECT uid, counter, member FROM tasks INDEXED BY failures WHERE ended_at > 0 AND state IN ('failed', 'cancelled')"
     " AND hex(uid) IN (SELECT value FROM json_each(?))"
 )
-"""Those with these uids. It reads all that have failed or were cancelled."""
+"""Select the cancelled tasks with these uids. It reads all that have failed or were cancelled."""
 PUT_MORE = "UPDATE tasks SET more = ? WHERE counter = ? AND member = ?"
 UNIFORM = (
     "SELECT counter, uid_key FROM submissions WHERE uid_key IS NOT NULL AND counter NOT IN (SELECT counter FROM making)"

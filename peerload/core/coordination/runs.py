@@ -86,7 +86,7 @@ class RunningTasks:
         self._ahead: dict[str, deque[HomeTask]] = {}
         """The lane of each attempt that waits in one."""
         self._peer_slots = -math.inf, Need(), 0
-        """Until when the slots of the peers that share such tasks are taken for so many."""
+        """Cached number of slots of the peers that share such tasks: valid until (s), for this need, the number."""
         self._launcher_away = False
         self._strangers: set[str] = set()
         self._devices_due_s = math.inf
@@ -566,7 +566,7 @@ ENDS_AWAITED_MAX = 100_000
 """Attempts whose end is waited for at a time; of more, those asked about longest ago are told of when asked again."""
 TerminationMessage = Result | Died | NotStarted | Return
 TERMINATION_MESSAGES = (Result, Died, NotStarted, Return)
-"""After any of these no process of the attempt is left, nor will there be one."""
+"""Messages that prove that the attempt has no process and will have none."""
 
 
 class TerminationTracker:

@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 
 PROBES_MAX = 64
-"""Probes in flight; there are more than one where suspicions are followed up."""
+"""Probes in flight at a time; the follow-up of suspicions needs more than one."""
 HELPED_MAX = 256
 """Pings in flight on behalf of others."""
 NACK_SHARE = 0.8
-"""A helper says that it has heard nothing after this share of probe_timeout_s, so that the word is in time."""
+"""Share of probe_timeout_s after which a helper without an answer sends a nack, so that it arrives in time."""
 
 
 class _Probe(msgspec.Struct, eq=False):
@@ -434,7 +434,7 @@ def identity_of(rumour: MembershipUpdate) -> Identity:
 LEAVE_TOLD_MAX = 16
 """Members that a node tells itself that it leaves; they tell the others."""
 WARN_S = 1.0
-"""A node that speaks although it is called dead is told so at most this often."""
+"""Shortest interval, in s, at which a node that sends although it is declared dead is notified of that."""
 EPSILON_S = 1e-6
 """Instants are sums of floats."""
 CLASH_S = 10.0

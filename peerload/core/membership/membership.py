@@ -184,7 +184,7 @@ NODES_MAX = 1024
 TRANSIENT = ("room", "busy", "cannot")
 """Declines that count: the others tell of something that its profile says, or soon will."""
 FAILED_ON_MANY = ""
-"""In place of the node of a command that has failed fast on more than one."""
+"""Placeholder for the node of a command that has failed fast on more than one."""
 
 
 class CircuitBreaker:

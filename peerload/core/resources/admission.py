@@ -254,9 +254,9 @@ def _could_join(request: ResourceRequest, device: DeviceLoad) -> bool:
 
 
 RISES_AT = 0.75
-"""Of one more slot, this share must be kept busy before it counts …"""
+"""Share of one more slot that foreign load must keep busy before the slot counts."""
 FALLS_AT = 0.25
-"""… and only so little of a slot that counts may be kept busy before it does not any more."""
+"""Share of a counted slot that must be kept busy; below it the slot no longer counts."""
 
 
 def foreign_slots(before: int, cores: float, cpus: float, slots: int) -> int:

@@ -427,7 +427,7 @@ def task_view(work: Work, state: CoreState) -> TaskView:
 Standing = tuple[Region, bool, bool]
 
 THRESHOLDS_AT_FIRST = Thresholds(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
-"""Until the transfer policy has spoken, and while it fails."""
+"""Thresholds before the transfer policy has given any, and while it fails."""
 NOT_SETTLED = (-1, 0, 0, 0)
 LEVEL_DIGITS = 6
 """The load index in slots is rounded to so many decimals: n / c · c is to be n."""

@@ -55,7 +55,7 @@ class Search(msgspec.Struct, eq=False):
     pending: dict[str, float] = {}
     """Nodes that were asked and have not answered, and when."""
     inputs: list[tuple[str, float, float]] = []
-    """What the decision rests on: (node, load, age in s)."""
+    """Inputs of the decision: (node, load, age in s)."""
     offered: set[str] = set()
     """Nodes that were offered the task."""
     remembered: set[str] = set()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 NAMED_MAX = 2
-"""Tasks that are named where it is told what one waits for."""
+"""Number of dependencies that a reason names."""
 WAITS, OPEN, DOOMED, LOST = "waits", "open", "doomed", "lost"
 
 
