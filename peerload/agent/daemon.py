@@ -106,7 +106,7 @@ from peerload.agent.sensors.host import HostSensors
 from peerload.agent.sensors.processes import OwnUse
 from peerload.agent.stdin import StdinFetches, StdinForwarding, StdinServer, StdinStore
 from peerload.agent.store.disk_space import DiskSpace
-from peerload.agent.store.schema import DATABASE
+from peerload.agent.store.schema import DATABASE, state_gone
 from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import EventLog, Outbox, SecurityEvents
 from peerload.agent.systemd import HealthCheck, Service, ServiceManager, SettingsReload
@@ -292,14 +292,10 @@ class Daemon:
         return not (Path(self.config.state) / DATABASE).exists()
 
     def _state_is_gone(self) -> StoreError:
-        """The error for a state directory that was removed: nothing can be kept any more, and what was kept is lost."""
+        """The error for a removed state directory, written beside the socket as the reason of this agent's end."""
         pid = self.launcher.pid if self.launcher is not None else 0
         end = f"to end the tasks that still run:  kill {pid}        " if pid and self.config.mode != "system" else ""
-        error = StoreError(
-            f"the state directory {self.config.state} is gone",
-            why="it was removed, with all that this node knew of its tasks; the agent stops",
-            hint=f"{end}a new agent:  peerload up",
-        )
+        error = state_gone(Path(self.config.state), end)
         _write_exit_reason(self.config.socket, error)
         return error
 

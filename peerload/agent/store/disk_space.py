@@ -18,6 +18,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from peerload.agent.runtime import SHORT_OF, next_tick
+from peerload.agent.store.schema import state_gone
 from peerload.model.errors import DiskFull
 
 if TYPE_CHECKING:
@@ -143,15 +144,17 @@ class DiskSpace:
         self.state = self._judged()
 
     def admit(self, tasks: int, spec_bytes: int) -> None:
-        """Check that there is room for so many tasks. Raises DiskFull."""
+        """Check that there is room for so many tasks. Raises DiskFull; StoreError if the directory was removed."""
         self._admit(tasks * TASK_ROW_BYTES + 2 * spec_bytes, "nothing was submitted", "submit again")
 
     def admit_input(self, bytes_: int) -> None:
-        """Check that there is room for so much of a task's standard input. Raises DiskFull."""
+        """Check that there is room for so much of a task's standard input. Raises as `admit` does."""
         if bytes_:
             self._admit(bytes_, "no more of this input is taken", "run it again")
 
     def _admit(self, bytes_: int, outcome: str, then: str) -> None:
+        if not self._directory.exists():  # `watch` stops the agent for that, in a moment
+            raise state_gone(self._directory)
         if self.free_files() < min(ADMIT_FILES, self.low_files):
             raise DiskFull(
                 f"the disk of this node has no inodes left; {outcome}",

@@ -42,6 +42,7 @@ from peerload.agent.store.schema import (
     place_of,
     spans_text,
     spec_of_member,
+    state_gone,
 )
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskFound
@@ -353,6 +354,8 @@ class StoreReader:
                     reader._only = f"t.counter BETWEEN {min(counters):d} AND {max(counters):d} AND {reader._only}"
                 yield reader
         except sqlite3.Error as error:
+            if not path.parent.exists():
+                raise state_gone(path.parent) from None
             raise StoreError("the database cannot be read", why=str(error)) from None
 
     def ended(self, since: float, after: Place | None, limit: int, *, oldest_first: bool) -> TaskPage:

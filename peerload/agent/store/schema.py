@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from sys import intern
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -27,11 +27,24 @@ from peerload.model.task import (
     task_name,
 )
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 VERSION = 2
 """Version of the schema, which the database keeps as its `user_version`."""
 
 DATABASE = "peerload.db"
 """Name of the database file in the state directory."""
+
+
+def state_gone(directory: Path, hint: str = "") -> StoreError:
+    """The error for a state directory that was removed: nothing can be kept any more, and what was kept is lost."""
+    return StoreError(
+        f"the state directory {directory} is gone",
+        why="it was removed, with all that this node knew of its tasks; the agent stops",
+        hint=f"{hint}a new agent:  peerload up",
+    )
+
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;

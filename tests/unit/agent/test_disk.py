@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ import pytest
 from peerload.agent.runtime import RunState
 from peerload.agent.store import disk_space
 from peerload.agent.store.disk_space import ADMIT_BYTES, SLICE_BYTES, DiskReserve, DiskSpace
-from peerload.model.errors import DiskFull
+from peerload.agent.store.reader import Criteria, StoreReader
+from peerload.agent.store.schema import DATABASE
+from peerload.model.errors import DiskFull, StoreError
 from tests.support import PATIENCE_S
 from tests.wording import Says
 
@@ -68,6 +71,29 @@ def test_submissions_are_refused_while_there_is_no_room_for_them_beside_the_rese
     assert small.reserve.give()
     with pytest.raises(DiskFull):  # what was given up is for the tasks there are
         small.admit(1, 1000)
+
+
+def test_a_removed_state_directory_is_named_to_who_submits_or_lists(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    disk = DiskSpace(state)
+    state.rmdir()
+    asks: list[Callable[[], None]] = [
+        lambda: disk.admit(1, 1000),
+        lambda: disk.admit_input(1000),
+        lambda: _listed(state),
+    ]
+    told = []
+    for ask in asks:
+        with pytest.raises(StoreError) as caught:
+            ask()
+        told.append((caught.value.code, str(state) in str(caught.value), "peerload up" in caught.value.hint))
+    assert told == [("store", True, True)] * 3
+
+
+def _listed(state: Path) -> None:
+    with StoreReader("n1").snapshot(state / DATABASE, Criteria()):
+        pass
 
 
 def test_low_full_and_room_again_are_told_once_each(tmp_path: Path) -> None:
