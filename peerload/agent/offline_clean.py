@@ -44,8 +44,9 @@ REASON = "peerload clean"
 
 
 def cleaned(state: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Do what a request `clean` asks → its answer, with all names in it; None if there is no database of this user's. Raises
-    AgentUnavailable if an agent works there, StoreError if the database cannot be used, BadRequest, NoSuchTask."""
+    """Carry out a request `clean` without an agent → its answer, with all names in it; None if this user has no
+    database. Raises AgentUnavailable if an agent works there, StoreError if the database cannot be used,
+    BadRequest, NoSuchTask."""
     path = state / DATABASE
     try:
         if path.stat().st_uid != os.geteuid():  # what we write there its agent could not use

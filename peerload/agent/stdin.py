@@ -80,10 +80,10 @@ def input_name(token: str) -> str:
 
 
 class StoredStdin:
-    """One input. size_bytes: received so far; has_ended: no more will come; taken_bytes: taken by the attempt that runs;
-    is_closed: that attempt takes no more; is_dropped: no attempt will, and no file of it stays; feeder: the client that sends
-    it; ends_with_feeder: it ends when that client is gone; window: (rows, columns) of its terminal, if they have changed; uid:
-    of its task, once there is one."""
+    """Stored standard input of a task. size_bytes: received so far; has_ended: no more will come; taken_bytes:
+    taken by the running attempt; is_closed: that attempt takes no more; is_dropped: no attempt will, and no file
+    of it stays; feeder: the client that sends it; ends_with_feeder: it ends when that client is gone; window:
+    (rows, columns) of its terminal, if they have changed; uid: of its task, once there is one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -618,7 +618,7 @@ PIECE_BYTES_MAX = 256 << 10
 
 
 class ServedStdin:
-    """One stream: what ``node`` has asked for last, and how far it was sent."""
+    """Standard input that is served to another node: the last request of ``node``, and how far it was sent."""
 
     def __init__(
         self,

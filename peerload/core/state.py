@@ -36,13 +36,13 @@ FOREVER_S = 1e8
 
 
 class CoreState:
-    """One per node. ``actions`` is emptied by `Node.handle` at every event; ``counts`` are plain counters; ``history`` is
-    how long commands took; ``has_disk_room``: whether the disk has enough room for more tasks; ``runs_frozen_only``:
-    whether nothing runs here but what is frozen; ``is_stuck``: and there is no core left beside that; ``turned_away``: who
-    was declined for that in this event; ``unsure_until_s``: until then another node may have a task of this home by a lease
-    that the database has lost; ``attempts_from``, ``attempts_up_to``: as `AgentStarted` has them; ``store``: the id of the
-    database under which promises are made to homes, another one than ``identity`` tells once it is known that the database
-    is an older copy."""
+    """Shared state of the core, one object per node. ``actions`` is emptied by `Node.handle` at every event;
+    ``counts`` are plain counters; ``history`` is the past durations of commands; ``has_disk_room``: the disk has
+    enough room for more tasks; ``runs_frozen_only``: only frozen attempts run here; ``is_stuck``: and no core is
+    left beside them; ``turned_away``: the task that was declined for that in this event; ``unsure_until_s``:
+    until then another node may have a task of this home by a lease that the database has lost; ``attempts_from``,
+    ``attempts_up_to``: as in `AgentStarted`; ``store``: the id of the database under which promises are made to
+    homes; it differs from that in ``identity`` once the database is known to be an older copy."""
 
     def __init__(
         self,

@@ -388,9 +388,9 @@ class Commit(_OfAttempt, frozen=True, tag="commit"):
 
 
 class Renewal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One lease within a batch. started_at: 0 while the task waits in x's queue; deadline_ts: the newest ts whose answer
-    set the present deadline, 0 while there is none (the home has parked it); ran_s: how long it has run, where its lease
-    grows with that; devices: the ids of those that it was given; not in every renewal."""
+    """A lease within a batch of renewals. started_at: 0 while the task waits in x's queue; deadline_ts: the
+    newest ts whose answer set the present deadline, 0 while there is none (the home has parked it); ran_s: run
+    time so far, if its lease grows with that; devices: the ids of those that it was given; not in every renewal."""
 
     task: TaskId
     uid: Uid
@@ -409,8 +409,8 @@ class Renew(_Message, frozen=True, tag="renew"):
 
 
 class LeaseExtension(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One renewed lease: it lasts until ``ts + lease_s`` on x's clock. A ts that was answered before renews nothing. priority:
-    what its user wants by now of a task that waits in x's queue; null: as it was submitted."""
+    """A renewed lease: it lasts until ``ts + lease_s`` on x's clock. A ts that was answered before renews
+    nothing. priority: the present priority of a task that waits in x's queue; null: as it was submitted."""
 
     uid: Uid
     attempt: Attempt

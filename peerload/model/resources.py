@@ -161,9 +161,9 @@ class GpuWait(enum.StrEnum):
 
 
 class GpuShare(enum.StrEnum):
-    """With whom a task shares its GPUs. auto: with others, if its need is known, else a GPU of its own at first;
-    exclusive: with nobody; time: with others, in turns, also if its need is not known; mps: with others at the same time, by NVIDIA's
-    Multi-Process Service."""
+    """Sharing mode of a task's GPUs. auto: with others, if its need is known, else a GPU of its own at first;
+    exclusive: with nobody; time: with others, in turns, also if its need is not known; mps: with others at the
+    same time, by NVIDIA's Multi-Process Service."""
 
     AUTO = "auto"
     EXCLUSIVE = "exclusive"

@@ -124,9 +124,9 @@ class TasksRequest(_Selecting, frozen=True, tag="tasks"):
 
 
 class Select(_Selecting, frozen=True, tag="select"):
-    """Which tasks match → selected: references that name exactly these, of an array its id or ranges of its members; count;
-    states ({state: number}). In system mode those of who asks; all_users: an administrator means everybody's, as where tasks
-    are named."""
+    """Query for the tasks that match → selected: references that name exactly these, of an array its id or ranges
+    of its members; count; states ({state: number}). In system mode it covers the caller's tasks; all_users: an
+    administrator means everybody's, as where tasks are named."""
 
     all_users: bool = False
 

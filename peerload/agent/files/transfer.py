@@ -64,9 +64,9 @@ RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
 
 
 class Fetch:
-    """One manifest on its way. sources: nodes that may have it, the best first; done_bytes: what has come; size_bytes: of all
-    files, 0 = not known yet; is_counted: some attempt has taken it for its own; begun: the manifest is here, and the
-    blocks of its files come; cancelled if there are none."""
+    """Transfer of one manifest. sources: nodes that may have it, the best first; done_bytes: received so far;
+    size_bytes: of all files, 0 = not known yet; is_counted: some attempt has counted it as its own; begun: the
+    manifest is here, and the blocks of its files are being fetched; cancelled if there are none."""
 
     def __init__(self, manifest: bytes) -> None:
         self.manifest = manifest

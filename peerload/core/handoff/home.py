@@ -385,9 +385,10 @@ class HomeHandoff:
         task.enter(HomePhase.COLLECTING, collection=collection)
 
     def _why_over(self, task: HomeTask, message: Result) -> str | None:
-        """Why the task is not tried again; "" if there was no reason to. None: this is no result, since the task is (or was by
-        now) queued again: with more GPU memory, or as it is to be tried again when it has failed. That is durable before it is
-        acknowledged; said again after that, or of an attempt that was given up, it is dropped."""
+        """Reason why the task is not tried again; "" if there was no reason to. None: the result does not end
+        the task, since the task is (or was by now) queued again: with more GPU memory, or as a retry after a
+        failure. That is durable before the result is acknowledged. A result that is repeated after that, or
+        of an attempt that was given up, is dropped."""
         if not self.retries.concerns(task, message.exit):
             return ""
         if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:

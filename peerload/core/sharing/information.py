@@ -434,8 +434,9 @@ LEVEL_DIGITS = 6
 
 
 class Information:
-    """One per node; its timers are ``region``, ``period`` and ``tell``. ``ask(report)`` is called when the policy wants the
-    others' load asked for. stranded: the tasks of this home without a place, which count as movable; running: what runs here."""
+    """Information policy of one node; its timers are ``region``, ``period`` and ``tell``. ``ask(report)`` is
+    called when the policy wants the others' load asked for. stranded: the tasks of this home without a place,
+    which count as movable; running: what runs here."""
 
     def __init__(
         self,
