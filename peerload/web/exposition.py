@@ -44,6 +44,8 @@ ALWAYS = (
     metrics.COMMITS_STALLED,
     metrics.PEER_SENDS_FAILED,
     metrics.MEMBER_PROBES_FAILED,
+    metrics.labelled(metrics.HOOKS, outcome="failed"),
+    metrics.labelled(metrics.HOOKS, outcome="dropped"),
 )
 """Counters that are shown while they are 0, since alerts and the dashboard take their rate."""
 
