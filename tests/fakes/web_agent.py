@@ -101,9 +101,7 @@ class ChangingCluster:
             "gpu_mem_share",
         )
         now = time.time()
-        ring = [
-            [now - 30 * (1440 - n), 300, 2400, 900 + 9 * (n % 50), 300, n, 1440 - n, 75, 30, 0.4] for n in range(1440)
-        ]
+        ring = [[now - (1440 - n), 300, 2400, 900 + 9 * (n % 50), 300, n, 1440 - n, 75, 30, 0.4] for n in range(1440)]
         return {"every_s": 1.0, "keys": keys, "samples": [sample for sample in ring if sample[0] > since]}
 
 

@@ -150,6 +150,10 @@ def test_a_viewer_sees_what_happens(agents: list[Agent], browser: Browser) -> No
         wait_until(lambda: browser.script("return document.getElementById('link').innerText") == "live")
         names = "return [...document.querySelectorAll('.tile strong span')].map(one => one.innerText)"
         wait_until(lambda: browser.script(names) == ["n1", "n2"])
+        own = (
+            "return [...document.querySelectorAll('.tile .bar i:first-child')].map(one => parseFloat(one.style.width))"
+        )
+        wait_until(lambda: browser.script(own) == [0, 0], what="load to be foreign where no task runs")
 
         # Both queues; a hostile name is text
         task = n1.submit("sh", "-c", "echo hello; exec sleep 600", placement={"node": "n2"}, name="long")
@@ -205,6 +209,10 @@ def test_a_page_shows_what_is_queued_elsewhere_and_follows_a_task_to_its_end(
         n1.call("cancel", tasks=[task], force=True)
         wait_until(lambda: browser.script(fact).get("State") == "cancelled", what="the end of the task")
         assert browser.script(buttons) == ["Close"]
+
+        # The next one is opened before the page has heard that this one is closed
+        browser.script(f"document.getElementById('detail').close(); openTask('{over}')")
+        wait_until(lambda: browser.script(fact).get("State") == "done", what="the page of the next task")
         browser.script("document.getElementById('detail').close()")
         n2.call("cancel", tasks=[held], force=True)
 
@@ -466,6 +474,8 @@ def test_a_large_cluster_holds_up_no_frame(tmp_path: Path) -> None:
         wait_until(lambda: browser.script("return document.querySelectorAll('#work tr').length") == 100)
         wait_until(lambda: browser.script("return document.querySelectorAll('#done tr').length") == 100)
         assert browser.script("return document.querySelectorAll('.tile').length") == 300
+        drawn = "return [...document.querySelectorAll('#charts path')].filter(one => (one.getAttribute('d') || '').length > 1000).length"
+        wait_until(lambda: browser.script(drawn), what="the charts to be drawn")
         for _ in range(ROUNDS):
             for place in ("h-nodes", "h-work", "h-done"):
                 browser.script(f"performance.mark('round'); document.getElementById('{place}').scrollIntoView()")
