@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 UNCOLLECTED_CHARS_MAX = 300
+"""Bound on the reason why a result could not be kept."""
 PLACEMENTS = {kind: metrics.labelled(metrics.PLACEMENTS, kind=kind) for kind in ("asked", "chosen", "needed")}
-"""Of why a result could not be kept."""
 
 
 class HomeHandoff:
