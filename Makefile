@@ -49,7 +49,7 @@ test: setup  ## the gate: lint beside the tests that every change has to pass (P
 
 test-long: setup  ## the soak, chaos, property, model, fidelity and timing tests, up to an hour
 	FORKS=0 .venv/bin/python -m pytest -m 'long and not timed' -n $(JOBS) --dist worksteal $(PYTEST_ARGS) tests
-	FORKS=0 .venv/bin/python -m pytest -m 'long and timed' -n $(WORKERS) $(PYTEST_ARGS) tests
+	FORKS=0 .venv/bin/python -m pytest -m 'long and timed' $(PYTEST_ARGS) tests
 	$(MAKE) --no-print-directory bench-guard
 
 test-sample: setup  ## the fixed part of `make test-long` that .ci/run plays: 40 chaos seeds, theory, one kill -9 campaign
