@@ -456,6 +456,9 @@ class AttemptFiles:
         except (PeerloadError, OSError, TimeoutError) as error:
             code = "disk" if isinstance(error, OSError) and not isinstance(error, ConnectionError) else "busy"
             why = str(error) or "its files did not come in time"
+        except Exception as error:  # the home waits for an answer
+            log.exception("staging failed by a bug: task=%s", action.task)
+            code, why = "busy", f"a bug in peerload on this node: {error!r}"  # another node may do better
         if code:
             log.info("files not staged: task=%s code=%s error=%s", action.task, code, why)
         self._inbox.put(FilesStaged(action.key, code, why))

@@ -25,6 +25,7 @@ from peerload.model.errors import PeerloadError
 from peerload.model.events import OutputComing
 from peerload.model.messages import Blocks, BlocksEnd, BlocksRequest
 from peerload.model.task import SCRATCH, Exit, Staged, SubmitOptions, TaskFiles, TaskSpec
+from tests.each import each
 from tests.support import PATIENCE_S
 from tests.wording import Says
 
@@ -145,16 +146,20 @@ def test_a_user_has_half_of_the_cache_at_most_and_others_give_way_with_what_nobo
     asyncio.run(story())
 
 
-def test_a_disk_that_fills_while_files_are_put_in_place_sends_the_task_elsewhere_and_harms_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@each(
+    ("failure", "code"),
+    [(OSError(errno.ENOSPC, "a: no space left on the device"), "disk"), (TypeError("a bug of ours"), "busy")],
+)
+def test_files_that_cannot_be_put_in_place_send_the_task_elsewhere_and_harm_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: str
 ) -> None:
     came: list[Any] = []
     running = f"{bytes([1]).hex() * 16}-1"
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "a: no space left on the device")
+    def fail(*_: object) -> None:
+        raise failure
 
-    monkeypatch.setitem(work.WORK, "make", full)
+    monkeypatch.setitem(work.WORK, "make", fail)
 
     async def story() -> None:
         files = files_of(tmp_path, came, links=SimpleNamespace(send=lambda *_: None))
@@ -171,7 +176,7 @@ def test_a_disk_that_fills_while_files_are_put_in_place_sends_the_task_elsewhere
     assert (tmp_path / "scratch" / running).is_dir()
     assert not (tmp_path / "scratch" / KEY).exists()
     (told,) = came
-    assert (told.key, told.code) == (KEY, "disk")
+    assert (told.key, told.code) == (KEY, code)
 
 
 def test_where_users_are_apart_who_knows_a_manifest_has_its_blocks_and_no_others(tmp_path: Path) -> None:
