@@ -294,9 +294,7 @@ class ExitRecords:
             except OSError as error:
                 if error.errno not in SHORT_OF:
                     raise
-                log.warning(
-                    "cannot sync the output of ended attempts, next try in %g s: error=%s", SHORT_PAUSE_S, error
-                )
+                log.warning("cannot sync the output of ended attempts: next_try_s=%g error=%s", SHORT_PAUSE_S, error)
             await asyncio.sleep(SHORT_PAUSE_S)
 
 
