@@ -63,8 +63,8 @@ class _LocalNode:
         more: Any = {"stream": stream, "back": back, "forwards": True, "dials_back": True}
         return Hello(identity=self.identity, profile=profile, **more)
 
-    def identity_of(self, _node: str) -> None:
-        return None
+    def identity_of(self, node: str) -> Identity | None:
+        return next((identity for identity in self.alive if identity.node == node), None)
 
     def alive_peers(self) -> list[Identity]:
         return self.alive
@@ -606,6 +606,17 @@ def test_an_output_stream_that_cannot_be_had(nodes: Nodes) -> None:
     b.pieces = [OutputChunk(1, 0, b"half")]
     with pytest.raises(LinkUnavailable, match="stopped coming"):
         a.loop.run(fetch("b"))
+
+
+def test_a_node_that_is_known_by_gossip_alone_is_fetched_from(nodes: Nodes) -> None:
+    a, b = nodes("a"), nodes("b")
+    a.local.alive.append(b.identity)
+    b.pieces = [OutputChunk(1, 0, b"all of it"), OutputEnd(stdout_bytes=9)]
+
+    async def fetch() -> list[object]:
+        return [piece async for piece in a.links.fetch_output("b", REQUEST)]
+
+    assert a.loop.run(fetch()) == b.pieces
 
 
 def test_who_leaves_an_output_stream_ends_it(nodes: Nodes) -> None:

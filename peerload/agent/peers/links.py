@@ -228,16 +228,23 @@ class PeerLinks:
         return self._fetch(dst, request, "files of a task")
 
     def _fetch(self, dst: str, request: Message, what: str) -> AsyncIterator[Any]:
-        known = self._table.entries.get(dst)
-        return self.streams.fetch(dst, known.address if known is not None else "", request, what)
+        return self.streams.fetch(dst, self._address_of(dst), request, what)
+
+    def _address_of(self, node: str) -> str:
+        """The published address of a node that has a link, or is known by gossip alone; empty if it is not known."""
+        peer, newest = self._table.entries.get(node), self._local.identity_of(node)
+        if peer is None:
+            return newest.address if newest is not None else ""
+        if newest is not None:
+            peer.learn(newest)  # gossip may know a later start
+        return peer.address
 
     async def open_stream(self, dst: str, kinds: tuple[type[Message], ...]) -> tuple[StreamReader, PeerConnection]:
         """Open a stream to ``dst`` over which it may send messages of these kinds. Raises LinkUnavailable."""
-        known = self._table.entries.get(dst)
-        identity = self._local.identity_of(dst) or (known.identity if known is not None else None)
-        if identity is None or not identity.address:
+        address = self._address_of(dst)
+        if not address:
             raise LinkUnavailable(dst, f"no address of {dst} is known")
-        return await self.streams.open(dst, identity.address, kinds)
+        return await self.streams.open(dst, address, kinds)
 
     def dial_copy(self, address: str) -> None:
         """Dial an agent that is said to have this node's name and database: its certificate proves its name then. One that
