@@ -152,6 +152,11 @@ def steps_of(connection: sqlite3.Connection, work: Callable[[], object]) -> int:
     return steps
 
 
-def security_events(counters: Counter[str]) -> SecurityEvents:
-    """Security events that are counted, and kept nowhere."""
-    return SecurityEvents(counters, cast("Any", SimpleNamespace(record=lambda *_, **__: None)))
+def security_events(counters: Counter[str], kept: list[tuple[str, str, str]] | None = None) -> SecurityEvents:
+    """Security events that are counted, and kept nowhere, or in this list as rule, who, what."""
+
+    def record(_: str, rule: str, *, node: str = "", reason: str = "") -> None:
+        if kept is not None:
+            kept.append((rule, node, reason))
+
+    return SecurityEvents(counters, cast("Any", SimpleNamespace(record=record)))

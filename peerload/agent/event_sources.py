@@ -649,7 +649,7 @@ class BusEvents:
     def from_bus(self, envelope: Envelope, *, retained: bool) -> None:
         """Advice came over the broker. It counts if its sender does."""
         if not self._trust.admits(envelope.src, envelope.src_boot):
-            self._security.counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason="revoked node")] += 1
+            self._security.counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason="revoked_node")] += 1
             self._security.report("J4", envelope.src, "a message over MQTT, though it was revoked")
             return
         self._bus_peers.received(envelope)

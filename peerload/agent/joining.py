@@ -247,19 +247,19 @@ class JoinServer:
         """Count a connection. Returns whether it is served."""
         now_s = asyncio.get_running_loop().time()
         if self.refusals.are_too_many(newcomer.address, now_s):
-            self._drop("refused too often", newcomer.address)
+            self._drop("too_many_refusals", newcomer.address)
             return False
         network = network_of(newcomer.address)
         of_one = sum(network_of(one.address) == network for one in self.newcomers)
         if len(self.newcomers) >= NEWCOMERS_MAX or of_one >= NEWCOMERS_OF_ONE_MAX:
-            self._drop("too many newcomers", newcomer.address)
+            self._drop("too_many_newcomers", newcomer.address)
             return False
         self.newcomers.add(newcomer)
         return True
 
     def _drop(self, reason: str, address: str) -> None:
         self._counters[metrics.labelled(metrics.JOIN_CONNECTIONS_DROPPED, reason=reason)] += 1
-        self._security.report(rules.JOINS_LIMITED, address, reason)
+        self._security.report(rules.JOINS_LIMITED, address, metrics.label_text(reason))
 
     def admit(self, newcomer: JoiningNode, request: JoinRequest, certificate: bytes, nonce: bytes) -> JoinWelcome:
         welcome = self._enrollment.admit(request, certificate, nonce)

@@ -119,15 +119,15 @@ SITE = "main"
 """The level between cluster and node in every topic that is published."""
 BROKEN_RULES = {
     "malformed": rules.FRAMES_BOUNDED,
-    "not advice": rules.BROKER_ADVISES,
-    "not authentic": rules.BROKER_AUTHENTIC,
-    "not for all": rules.BROKER_AUTHENTIC,
-    "not for us": rules.BROKER_AUTHENTIC,
-    "other cluster": rules.BROKER_AUTHENTIC,
+    "not_advice": rules.BROKER_ADVISES,
+    "not_authentic": rules.BROKER_AUTHENTIC,
+    "not_broadcast": rules.BROKER_AUTHENTIC,
+    "wrong_recipient": rules.BROKER_AUTHENTIC,
+    "other_cluster": rules.BROKER_AUTHENTIC,
     "replayed": rules.REPEATS_HARMLESS,
-    "too large": rules.FRAMES_BOUNDED,
-    "wrong source": rules.BROKER_AUTHENTIC,
-    "wrong topic": rules.BROKER_AUTHENTIC,
+    "too_large": rules.FRAMES_BOUNDED,
+    "wrong_sender": rules.BROKER_AUTHENTIC,
+    "wrong_topic": rules.BROKER_AUTHENTIC,
 }
 """Security rule that each reason for dropping a message breaks. Other reasons break none."""
 REPLAYED_MAX = 64
@@ -201,20 +201,20 @@ class Received(asyncio.Queue[aiomqtt.Message]):
     def put_nowait(self, item: aiomqtt.Message) -> None:
         """Queue a message; it replaces an older State of the same node."""
         if not item.retain and not self._floods.admits(Topics.publisher(str(item.topic)), time.monotonic()):
-            count_dropped(self._counters, "its publisher floods")
+            count_dropped(self._counters, "publisher_muted")
             return
         if len(item.payload) > peer.MQTT_BYTES_MAX:
-            count_dropped(self._counters, "too large")
+            count_dropped(self._counters, "too_large")
         elif str(item.topic) in self._queue:
             self._put(item)
         elif self.full():
-            count_dropped(self._counters, "queue full")
+            count_dropped(self._counters, "queue_full")
         else:
             super().put_nowait(item)
 
 
-def count_dropped(counters: Counter[str], why: str) -> None:
-    counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason=why)] += 1
+def count_dropped(counters: Counter[str], reason: str) -> None:
+    counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason=reason)] += 1
 
 
 class BusOwner(Protocol):
@@ -259,17 +259,17 @@ class AdviceFilter:
         envelope: Envelope | None = None
         try:
             if src is None:
-                why = "wrong topic"
+                why = "wrong_topic"
             elif len(payload) > peer.MQTT_BYTES_MAX:
-                why = "too large"
+                why = "too_large"
             else:
                 sealed_by, sealed_boot, plain = self._sealer.open(payload, topic.encode())
                 envelope = peer.decode(plain)
                 claimed = (envelope.src, envelope.src_boot)
                 is_own = claimed == (sealed_by, sealed_boot)
-                why = self._objection(src, topic, envelope) if is_own else "wrong source"
+                why = self._objection(src, topic, envelope) if is_own else "wrong_sender"
         except NotAuthentic:
-            why = "not authentic"
+            why = "not_authentic"
         except Replayed:
             why = "replayed"
         except ProtocolError:
@@ -278,7 +278,9 @@ class AdviceFilter:
             count_dropped(self._security.counters, why)
             if (rule := BROKEN_RULES.get(why)) is not None:
                 tolerated = REPLAYED_MAX if why == "replayed" else 0
-                self._security.report(rule, src or "the broker", f"over MQTT: {why}", tolerated=tolerated)
+                self._security.report(
+                    rule, src or "the broker", f"over MQTT: {metrics.label_text(why)}", tolerated=tolerated
+                )
             return None
         return envelope
 
@@ -306,23 +308,23 @@ class AdviceFilter:
         is_state = self._topics.kind(topic) == "state"
         is_for_all = is_state or self._topics.kind(topic) == "ask"
         if envelope.cluster != self._topics.cluster:
-            return "other cluster"
+            return "other_cluster"
         if envelope.src != src:
-            return "wrong source"
+            return "wrong_sender"
         if not isinstance(envelope.body, ADVICE) or (is_state and not isinstance(envelope.body, State)):
-            return "not advice"
+            return "not_advice"
         if is_for_all and not isinstance(envelope.body, BROADCAST):
-            return "not for all"
+            return "not_broadcast"
         if not is_for_all and (
             envelope.dst != self._identity.node or envelope.dst_boot not in {"", self._identity.boot}
         ):
-            return "not for us"
+            return "wrong_recipient"
         if isinstance(envelope.body, State):
             identity = envelope.body.identity
             if identity.node != src or identity.boot != envelope.src_boot or envelope.body.profile.node != src:
-                return "wrong source"
+                return "wrong_sender"
             if not self._is_newest(envelope, identity):
-                return "old"
+                return "outdated"
         return ""
 
     def _is_newest(self, envelope: Envelope, identity: Identity) -> bool:
@@ -594,7 +596,7 @@ class MqttBus:
         if self._client is None:
             return False
         if len(self._outgoing) >= OUTGOING_MAX:
-            self._counters[metrics.labelled(metrics.MQTT_MESSAGES_REFUSED, reason="queue full")] += 1
+            self._counters[metrics.labelled(metrics.MQTT_MESSAGES_REFUSED, reason="queue_full")] += 1
             return False
         payload = self._seal(topic, self._local.envelopes.make(message, dst, dst_boot))
         if payload is None:
@@ -608,7 +610,7 @@ class MqttBus:
         """Seal an envelope for this topic. None if it is too large."""
         payload = self._sealer.seal(peer.encode(envelope), topic.encode())
         if len(payload) > peer.MQTT_BYTES_MAX:
-            self._counters[metrics.labelled(metrics.MQTT_MESSAGES_REFUSED, reason="too large")] += 1
+            self._counters[metrics.labelled(metrics.MQTT_MESSAGES_REFUSED, reason="too_large")] += 1
             return None
         return payload
 

@@ -1,7 +1,8 @@
 """Metrics: the names of all counters, gauges and histograms of an agent, as `stats` lists them.
 
 A constant for each with its meaning, which is its help text in /metrics; docs/metrics.md lists them by subject. Counters end
-in ``_total``. A metric that is kept by reason, type, state or rule has these as a label: see `labelled`.
+in ``_total``. A metric that is kept by reason, type, state or rule has these as a label: see `labelled`. Label values are
+identifiers, such as ``queue_full``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,11 @@ def labelled(name: str, **labels: str) -> str:
     """The counter of one label value: ``peer_frames_dropped_total{reason="malformed"}``."""
     inside = ",".join(f'{key}="{value}"' for key, value in labels.items())
     return f"{name}{{{inside}}}"
+
+
+def label_text(reason: str) -> str:
+    """The words of a label value for people: ``frame_too_large`` → `frame too large`."""
+    return reason.replace("_", " ")
 
 
 # Notifications

@@ -174,7 +174,7 @@ class _Owner:
         assert self.errors <= 3, "it was cut off"
         return self.errors < 3
 
-    def refused(self, connection: PeerConnection, _why: str) -> None:
+    def refused(self, connection: PeerConnection, _reason: str, _detail: str = "") -> None:
         assert not connection.is_closed
 
     def writable(self, _: PeerConnection) -> None:

@@ -156,8 +156,8 @@ def hears_more(agent: Agent, name: str) -> None:
 def test_the_key_that_seals_is_changed_under_traffic_and_nothing_is_lost(agents: list[Agent]) -> None:
     one, two = agents
     lost = (
-        'gossip_datagrams_dropped_total{reason="not authentic"}',
-        'mqtt_messages_dropped_total{reason="not authentic"}',
+        'gossip_datagrams_dropped_total{reason="not_authentic"}',
+        'mqtt_messages_dropped_total{reason="not_authentic"}',
     )
     before = {(agent.node, name): agent.counters().get(name, 0) for agent in agents for name in lost}
     numbers = []

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import peerload
+from peerload.agent import mqtt
+from peerload.agent.peers import connection
 from peerload.model import metrics
 from tests.docs_tables import DOCS, rows
 
@@ -19,13 +21,21 @@ def test_names_are_standard_and_distinct() -> None:
 
 
 def test_a_label_is_written_as_prometheus_writes_it() -> None:
-    assert metrics.labelled("drops_total", reason="too large") == 'drops_total{reason="too large"}'
+    assert metrics.labelled("drops_total", reason="too_large") == 'drops_total{reason="too_large"}'
 
 
 def test_the_page_describes_each() -> None:
     page = (DOCS / "metrics.md").read_text(encoding="utf-8")
     described = [name for row in rows(page) for name in re.findall(r"`([^`]+)`", row[0])]
     assert sorted(described) == sorted(NAMES.values())
+
+
+def test_each_reason_is_an_identifier_that_the_page_lists() -> None:
+    reasons = {"earlier_start", "for_earlier_start", *connection.BROKEN_RULES, *mqtt.BROKEN_RULES}
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", reason) for reason in reasons)
+    page = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("- `")]
+    assert {name for line in lines for name in re.findall(r"`([^`]+)`", line)} >= reasons
 
 
 def test_every_counter_is_one_of_these() -> None:

@@ -88,8 +88,8 @@ class Owner(Protocol):
         """A frame could not be decoded. Returns whether to go on reading."""
         raise NotImplementedError
 
-    def refused(self, connection: PeerConnection, why: str) -> None:
-        """The peer has broken the rule named ``why``; the connection closes."""
+    def refused(self, connection: PeerConnection, reason: str, detail: str = "") -> None:
+        """The connection closes for this reason, an identifier; detail is for people."""
 
     def writable(self, connection: PeerConnection) -> None:
         """The transport's buffer has drained."""
@@ -152,7 +152,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._filled = 0
         self._paused_for: set[str] = set()
         self._is_lost = False
-        self._read_timeout = ReadTimeout(self._loop, lambda: self._refuse("a frame that does not go on"))
+        self._read_timeout = ReadTimeout(self._loop, lambda: self._refuse("frame_timeout"))
         self.frame_bytes = 0
         """Size of the frame that is being handled."""
         self._waiting: list[tuple[Message | None, bytearray]] = []
@@ -189,15 +189,15 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.allow_stall(STREAM_STALLED_S if self.stream else STALLED_S)
         peername = transport.get_extra_info("peername")
         self.address = join_address(plain_host(str(peername[0])), peername[1]) if peername else "?"
-        self._timer = self._loop.call_later(HELLO_S, self._refuse, "no introduction in time")
+        self._timer = self._loop.call_later(HELLO_S, self._refuse, "hello_timeout")
         if self.certified and self.is_revoked:
-            self._reject("a certificate that was revoked")
+            self._reject("certificate_revoked")
         elif self.certified:
             self.owner.opened(self)
         elif not self.certificate:
-            self._reject("no proof: it shows no certificate")
+            self._reject("handshake_failed", "it shows no certificate")
         else:  # of this cluster's CA, but for another protocol
-            self._reject("no certificate of a node")
+            self._reject("not_a_node_certificate")
 
     @property
     def is_revoked(self) -> bool:
@@ -207,10 +207,10 @@ class PeerConnection(asyncio.BufferedProtocol):
         except ValueError:
             return True
 
-    def _reject(self, why: str) -> None:
+    def _reject(self, reason: str, detail: str = "") -> None:
         """Close without sending anything."""
-        self.owner.refused(self, why)
-        self.abort(why)
+        self.owner.refused(self, reason, detail)
+        self.abort(detail or metrics.label_text(reason))
 
     def get_buffer(self, _: int) -> memoryview:
         """Room for the rest of the frame that has begun, or for the next ones. A large frame has a buffer of its own size:
@@ -243,7 +243,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             limit = wire.DATA_BYTES_MAX if self.hello is not None else HELLO_BYTES_MAX
             if size > limit:
                 self.owner.malformed(self, FrameTooLarge(size, limit))
-                self._refuse("a frame too large")  # where the next one starts cannot be known
+                self._refuse("frame_too_large")  # where the next one starts cannot be known
                 break
             if end - start - HEADER_BYTES < size:
                 break
@@ -303,7 +303,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             envelope = wire.decode(raw)
         except ProtocolError as error:
             if not self.owner.malformed(self, error):
-                self._refuse("malformed frames")
+                self._refuse("too_many_malformed")
             return
         if self.hello is None:
             self._handshake(envelope)
@@ -311,24 +311,24 @@ class PeerConnection(asyncio.BufferedProtocol):
         identity = self.hello.identity
         is_its_own = envelope.src == identity.node and envelope.src_boot == identity.boot
         if envelope.cluster != self._tls.cluster.name or not is_its_own:
-            self._refuse("a frame in another's name")
+            self._refuse("wrong_sender")
             return
         self.owner.received(self, envelope)
 
     def _handshake(self, envelope: Envelope) -> None:
         hello = envelope.body
         if not isinstance(hello, Hello):
-            self._refuse("no introduction")
+            self._refuse("no_hello")
             return
         identity, profile = hello.identity, hello.profile
         if envelope.cluster != self._tls.cluster.name:
-            self._refuse("other cluster")
+            self._refuse("other_cluster")
         elif identity.node != self.certified:
-            self._refuse("a name that its certificate does not have")
+            self._refuse("name_not_certified")
         elif (identity.node, identity.boot) != (envelope.src, envelope.src_boot) or profile.node != identity.node:
-            self._refuse("a frame in another's name")
+            self._refuse("wrong_sender")
         elif profile.protocol_min > PROTOCOL_MAX or profile.protocol_max < PROTOCOL_MIN:
-            self._refuse("no common protocol version")
+            self._refuse("no_common_version")
         else:
             self.hello = hello
             if self._timer is not None:
@@ -374,10 +374,10 @@ class PeerConnection(asyncio.BufferedProtocol):
         if not self._paused_for and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, reason: str) -> None:
         if not self.is_closed:
-            self.owner.refused(self, why)
-            self.close(why)
+            self.owner.refused(self, reason)
+            self.close(metrics.label_text(reason))
 
     # -- frames out --------------------------------------------------------------------------------------------------
 
@@ -555,29 +555,29 @@ EARLIER_START = "a later start of this agent is here"
 
 _log = logging.getLogger("peerload.peer")
 BROKEN_RULES = {
-    "a certificate that was revoked": "J4",
-    "a frame in another's name": rules.ROLES_CHECKED,
-    "a frame that does not go on": rules.FRAMES_BOUNDED,
-    "a frame too large": rules.FRAMES_BOUNDED,
-    "a name that its certificate does not have": "J3",
-    "a second introduction": rules.FRAMES_BOUNDED,
     "banned": rules.FRAMES_BOUNDED,
+    "certificate_revoked": "J4",
+    "frame_timeout": rules.FRAMES_BOUNDED,
+    "frame_too_large": rules.FRAMES_BOUNDED,
+    "handshake_failed": "J3",
+    "hello_timeout": "J3",
     "malformed": rules.FRAMES_BOUNDED,
-    "malformed frames": rules.FRAMES_BOUNDED,
-    "no certificate of a node": "J3",
-    "no common protocol version": rules.VERSIONS_CHECKED,
-    "no introduction": rules.FRAMES_BOUNDED,
-    "no introduction in time": "J3",
-    "no output request": rules.FRAMES_BOUNDED,
-    "no proof": "J3",
-    "not for us": rules.ROLES_CHECKED,
-    "other cluster": "J3",
-    "too many messages at once": rules.PEERS_LIMITED,
-    "too many peers": rules.PEERS_LIMITED,
-    "too many strangers": "J3",
-    "too many streams": rules.PEERS_LIMITED,
+    "name_not_certified": "J3",
+    "no_common_version": rules.VERSIONS_CHECKED,
+    "no_hello": rules.FRAMES_BOUNDED,
+    "no_output_request": rules.FRAMES_BOUNDED,
+    "not_a_node_certificate": "J3",
+    "other_cluster": "J3",
+    "second_hello": rules.FRAMES_BOUNDED,
+    "too_many_handshakes": "J3",
+    "too_many_malformed": rules.FRAMES_BOUNDED,
+    "too_many_messages": rules.PEERS_LIMITED,
+    "too_many_peers": rules.PEERS_LIMITED,
+    "too_many_streams": rules.PEERS_LIMITED,
+    "wrong_recipient": rules.ROLES_CHECKED,
+    "wrong_sender": rules.ROLES_CHECKED,
 }
-"""Security rule that each reason for dropping something breaks (the reason up to a colon). Other reasons break none."""
+"""Security rule that each reason for dropping a frame or connection breaks. `earlier_start` and `for_earlier_start` break none."""
 
 
 class PeerEntry:
@@ -707,11 +707,12 @@ class PeerTable:
             peer = self.entries[node] = PeerEntry(node)
         return peer
 
-    def drop(self, why: str, who: str = "", detail: str = "") -> None:
+    def drop(self, reason: str, who: str = "", detail: str = "") -> None:
         """Count a frame or connection that was dropped, and report it if it breaks a security rule."""
-        self._security.counters[metrics.labelled(metrics.PEER_FRAMES_DROPPED, reason=why)] += 1
-        if (rule := BROKEN_RULES.get(why.partition(":")[0])) is not None:
-            self._security.report(rule, who, f"{why}: {detail}" if detail else why)
+        self._security.counters[metrics.labelled(metrics.PEER_FRAMES_DROPPED, reason=reason)] += 1
+        if (rule := BROKEN_RULES.get(reason)) is not None:
+            what = metrics.label_text(reason)
+            self._security.report(rule, who, f"{what}: {detail}" if detail else what)
 
     # -- handshakes --------------------------------------------------------------------------------------------------
 
@@ -737,10 +738,10 @@ class PeerTable:
         """Reason why a peer without a name clash is not admitted; empty if it is. ``peer`` is None if the table is full."""
         identity, other = hello.identity, _linked(peer)
         if peer is None or (not peer.links and self._linked_count() >= self._peers_max):
-            self.drop("too many peers", identity.node)
+            self.drop("too_many_peers", identity.node)
             return "too many peers"
         if other is not None and other.boot != identity.boot and identity.incarnation < other.incarnation:
-            self.drop("an earlier start", identity.node)
+            self.drop("earlier_start", identity.node)
             return EARLIER_START
         if self._bans.holds((identity.node, identity.boot), asyncio.get_running_loop().time()):
             self.drop("banned", identity.node)

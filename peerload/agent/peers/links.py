@@ -202,7 +202,7 @@ class PeerLinks:
         if link is not None and not link.paused and not peer.waiting:
             self._write(link, dst, message)
         elif not peer.queue(message):
-            self._counters[metrics.labelled(metrics.PEER_MESSAGES_REFUSED, reason="queue full")] += 1
+            self._counters[metrics.labelled(metrics.PEER_MESSAGES_REFUSED, reason="queue_full")] += 1
             self._fail(dst, [message])
         elif link is None and not peer.is_dialled:
             self._dial_peer(peer)
@@ -350,9 +350,9 @@ class PeerLinks:
         """Deliver a message for this start of this node."""
         message, node = envelope.body, envelope.src
         if envelope.dst != self._name:
-            self.drop("not for us", node)
+            self.drop("wrong_recipient", node)
         elif envelope.dst_boot not in {"", self._boot}:
-            self.drop("for an earlier start")
+            self.drop("for_earlier_start")
             if not isinstance(message, WrongBoot):
                 self._write(connection, node, WrongBoot(boot=self._boot))
         elif isinstance(message, NameTaken):
@@ -360,8 +360,8 @@ class PeerLinks:
         elif connection.stream:
             self.streams.received(connection, node, message)
         elif isinstance(message, Hello):
-            self.drop("a second introduction", node)
-            connection.close("a second introduction")
+            self.drop("second_hello", node)
+            connection.close("second hello")
         elif isinstance(message, DialBack | NotDialled):
             self.reachability.received(node, message)
         elif isinstance(message, STREAMED):
@@ -375,16 +375,16 @@ class PeerLinks:
         _mark_used(connection, message)
         self._owner.deliver(node, message)
         if self._backpressure is not None and self._backpressure.queued(connection, node, connection.frame_bytes):
-            self.drop("too many messages at once", node)
+            self.drop("too_many_messages", node)
 
     def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:
         """Count a malformed frame. False if the connection is to be closed."""
         self.drop("malformed", _name_of(connection), str(error))
         return connection.hello is not None and not self._table.count_malformed(connection.hello.identity)
 
-    def refused(self, connection: PeerConnection, why: str) -> None:
-        """Count why."""
-        self.drop(why, _name_of(connection))
+    def refused(self, connection: PeerConnection, reason: str, detail: str = "") -> None:
+        """Count a connection that was refused."""
+        self.drop(reason, _name_of(connection), detail)
 
     def writable(self, connection: PeerConnection) -> None:
         """Send the messages that wait for this peer."""
@@ -505,15 +505,15 @@ class PeerLinks:
 
     # -- within --------------------------------------------------------------------------------------------------------
 
-    def drop(self, why: str, who: str = "", detail: str = "") -> None:
+    def drop(self, reason: str, who: str = "", detail: str = "") -> None:
         """Count a frame or connection that was dropped, and report it if it breaks a security rule."""
-        self._table.drop(why, who, detail)
+        self._table.drop(reason, who, detail)
 
     def _write(self, link: PeerConnection, dst: str, message: Message) -> None:
         try:
             link.send(message)
         except ProtocolError:
-            self._counters[metrics.labelled(metrics.PEER_MESSAGES_REFUSED, reason="too large")] += 1
+            self._counters[metrics.labelled(metrics.PEER_MESSAGES_REFUSED, reason="too_large")] += 1
             self._fail(dst, [message])
             return
         self._counters[metrics.PEER_MESSAGES_SENT] += 1
@@ -641,7 +641,7 @@ class Listener:
                 network = network_of(address)
                 of_one = sum(1 for one in self.strangers.values() if one == network)
                 if len(self.strangers) >= STRANGERS_MAX or of_one >= STRANGERS_OF_ONE_MAX:
-                    self._links.drop("too many strangers", address)
+                    self._links.drop("too_many_handshakes", address)
                     accepted.close()
                     await asyncio.sleep(0)  # an accept that need not wait would never let other tasks run
                 else:
@@ -681,7 +681,7 @@ class Listener:
     def _refused(self, connection: asyncio.BaseProtocol, address: str, why: str) -> None:
         """Count a connection that was refused, and log it now and then; the other end gets no reason."""
         self.strangers.pop(connection, None)
-        self._links.drop(f"no proof: {why}", address)
+        self._links.drop("handshake_failed", address, why)
         now_s = asyncio.get_running_loop().time()
         if now_s - self._noticed_s.get(why, -NOTICE_EVERY_S) >= NOTICE_EVERY_S:
             self._noticed_s[why] = now_s

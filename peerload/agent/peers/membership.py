@@ -193,7 +193,7 @@ class Members:
         self._lag.check()
         self._lag.watch()
         if not self._trust.admits(node, boot):
-            reason = metrics.labelled(metrics.GOSSIP_DATAGRAMS_DROPPED, reason="revoked node")
+            reason = metrics.labelled(metrics.GOSSIP_DATAGRAMS_DROPPED, reason="revoked_node")
             self._security.counters[reason] += 1
             self._security.report("J4", node, "a datagram, though it was revoked")
             return
@@ -324,11 +324,11 @@ class GossipSocket(Generic[Sent, Received]):
         made = self._socket
         where = self._numeric(address) if made is not None else None
         if made is None or where is None:
-            self._counters[metrics.labelled(metrics.GOSSIP_DATAGRAMS_UNSENT, reason="no address")] += 1
+            self._counters[metrics.labelled(metrics.GOSSIP_DATAGRAMS_UNSENT, reason="no_address")] += 1
             return
         datagram = self._sealer.seal(self._encode(messages), node.encode())
         if len(datagram) > DATAGRAM_BYTES_MAX:
-            self._counters[metrics.labelled(metrics.GOSSIP_DATAGRAMS_UNSENT, reason="too large")] += 1
+            self._counters[metrics.labelled(metrics.GOSSIP_DATAGRAMS_UNSENT, reason="too_large")] += 1
             return
         try:
             made.sendto(datagram, where)
@@ -366,14 +366,14 @@ class GossipSocket(Generic[Sent, Received]):
         self._counters[metrics.GOSSIP_DATAGRAMS_RECEIVED] += 1
         self._counters[metrics.GOSSIP_BYTES_RECEIVED] += len(datagram)
         if len(datagram) > DATAGRAM_BYTES_MAX:
-            self._drop("too large", rules.FRAMES_BOUNDED, host, "a datagram too large")
+            self._drop("too_large", rules.FRAMES_BOUNDED, host, "a datagram too large")
             return
         node = ""
         try:
             node, boot, plaintext = self._sealer.open(datagram, self._sealer.node.encode())
             messages = self._decode(plaintext)
         except NotAuthentic:
-            self._drop("not authentic", "J5", host, "a datagram that is not of this cluster, or for another node")
+            self._drop("not_authentic", "J5", host, "a datagram that is not of this cluster, or for another node")
         except Replayed:
             self._drop("replayed", rules.REPEATS_HARMLESS, host, "replayed datagrams", tolerated=REPLAYED_MAX)
         except ProtocolError as error:

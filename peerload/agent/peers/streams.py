@@ -136,7 +136,7 @@ class Streams:
             self._refuse(next(known for known, node in self._unasked.items() if node == most))
 
     def _refuse(self, connection: PeerConnection) -> None:
-        self._links.drop("too many streams", connection.certified)
+        self._links.drop("too_many_streams", connection.certified)
         self._unasked.pop(connection, None)
         connection.close("too many streams")
 
@@ -171,7 +171,7 @@ class Streams:
         is_taken = connection in self._servers or self.served.get(connection) is not None
         source = self._pieces.get(type(message))
         if is_taken or source is None:
-            self._links.drop("no output request", connection.certified)
+            self._links.drop("no_output_request", connection.certified)
             connection.close("no output request")
             return
         pieces = source(node, message)
@@ -268,9 +268,9 @@ class StreamReader:
         """Read no further."""
         return False
 
-    def refused(self, _: PeerConnection, why: str) -> None:
+    def refused(self, _: PeerConnection, reason: str, detail: str = "") -> None:
         """Keep the reason for the error."""
-        self._reason = self._reason or why
+        self._reason = self._reason or detail or metrics.label_text(reason)
 
     def writable(self, _: PeerConnection) -> None:
         """Do nothing: no message waits here."""

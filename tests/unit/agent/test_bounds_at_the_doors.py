@@ -324,7 +324,7 @@ def test_who_is_at_the_door_is_bounded_for_one_address_and_for_all() -> None:
         assert all(admitted("192.0.2.2") for _ in range(4)), "another has room"
         assert not admitted("192.0.2.3"), "so many in all"
         assert not admitted("192.0.2.1")
-        assert counters[metrics.labelled(metrics.JOIN_CONNECTIONS_DROPPED, reason="too many newcomers")] == 3
+        assert counters[metrics.labelled(metrics.JOIN_CONNECTIONS_DROPPED, reason="too_many_newcomers")] == 3
         door.closed(next(one for one in door.newcomers if one.address == "192.0.2.2"))
         assert not admitted("192.0.2.1"), "one that goes makes room for others, not for who has his share"
         assert admitted("192.0.2.3")

@@ -121,7 +121,7 @@ def test_what_does_not_open_is_dropped_and_counted(make: Callable[[], asyncio.Ab
         await end.receives(8)
         assert sorted(heard[2] for heard in end.heard) == [b"good ones", b"twice"]
         dropped = {name.partition('"')[2][:-2]: n for name, n in end.counters.items() if "dropped" in name}
-        assert dropped == {"not authentic": 3, "replayed": 1, "too large": 1, "malformed": 1}
+        assert dropped == {"not_authentic": 3, "replayed": 1, "too_large": 1, "malformed": 1}
         for channel in (end, stranger, friend):
             channel.socket.close()
 
@@ -139,7 +139,7 @@ def test_what_was_said_to_another_node_is_dropped(make: Callable[[], asyncio.Abs
         await other.receives(2)
         await two.hears(1)
         assert [heard[2] for heard in other.heard + two.heard] == [b"for n3", b"for n2"]
-        assert other.counters['gossip_datagrams_dropped_total{reason="not authentic"}'] == 1
+        assert other.counters['gossip_datagrams_dropped_total{reason="not_authentic"}'] == 1
         for channel in (one, two, other):
             channel.socket.close()
 
@@ -172,11 +172,11 @@ def test_what_cannot_be_sent_is_counted() -> None:
             end.socket.send("n2", address, b"x")
         assert total(end.counters, "gossip_datagrams_unsent_total") == 4
         end.socket.send("n2", "127.0.0.1:7117", bytes(DATAGRAM_BYTES_MAX))
-        assert end.counters['gossip_datagrams_unsent_total{reason="too large"}'] == 1
+        assert end.counters['gossip_datagrams_unsent_total{reason="too_large"}'] == 1
         end.socket.send("n2", "255.255.255.255:7117", b"x")  # broadcasting is not permitted to this socket
         assert end.counters["gossip_send_errors_total"] == 1
         kept_in.socket.send("n2", "192.0.2.1:7117", b"x")
-        assert kept_in.counters == {'gossip_datagrams_unsent_total{reason="no address"}': 1}
+        assert kept_in.counters == {'gossip_datagrams_unsent_total{reason="no_address"}': 1}
         end.socket.close()
         end.socket.send("n2", "127.0.0.1:7117", b"x")
         assert total(end.counters, "gossip_datagrams_unsent_total") == 6

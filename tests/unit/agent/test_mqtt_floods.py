@@ -79,4 +79,4 @@ def test_what_a_muted_publisher_says_is_dropped_before_it_is_looked_at() -> None
         topic = f"peerload/c/s/{publisher}/to/me"
         queue.put_nowait(SimpleNamespace(topic=topic, payload=b"x", retain=retain))
     assert queue.qsize() == 2
-    assert floods.counters['mqtt_messages_dropped_total{reason="its publisher floods"}'] == 1
+    assert floods.counters['mqtt_messages_dropped_total{reason="publisher_muted"}'] == 1

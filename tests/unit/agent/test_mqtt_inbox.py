@@ -39,7 +39,7 @@ def test_a_member_may_not_speak_below_the_name_of_another(topic: str) -> None:
         envelope = Envelope(v=1, cluster=CLUSTER, src=node, src_boot=told.boot, seq=number, body=body, dst="me")
         believed = ours.accept(topic, _sealer(node).seal(peer.encode(envelope), topic.encode()))
         assert (believed is not None) == (node == "n2")
-    assert counters['mqtt_messages_dropped_total{reason="wrong source"}'] == 1
+    assert counters['mqtt_messages_dropped_total{reason="wrong_sender"}'] == 1
     assert list(security._culprits) == [("M1", "n2")]
 
 
