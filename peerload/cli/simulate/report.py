@@ -266,6 +266,11 @@ def as_csv(results: Sequence[Told]) -> str:
     return written.getvalue()
 
 
+def write_csv(path: str, results: Sequence[Told]) -> None:
+    """Write the file of `as_csv`. Raises OSError."""
+    Path(path).write_text(as_csv(results), encoding="utf-8")
+
+
 def check_parquet() -> None:
     """Raises an error with a hint if no Parquet file could be written, before anything is simulated."""
     if importlib.util.find_spec("pyarrow") is None:

@@ -75,9 +75,11 @@ def run(
     workers: int,
     first: int = 0,
     progress: Progress | None = None,
+    finished: Callable[[int, list[Sample]], None] = lambda _index, _samples: None,
 ) -> list[list[Sample]]:
     """Run all scenarios → the samples of this many replications of each, from number ``first`` on, which do not depend on
-    the number of workers. Ctrl-C ends the workers and raises Interrupted; an error in a worker is raised here."""
+    the number of workers. ``finished`` is called with the index and the samples of each scenario as soon as it has all of them.
+    Ctrl-C ends the workers and raises Interrupted; an error in a worker is raised here."""
     progress = progress or Progress()
     jobs = [(index, seed, number) for index in range(len(scenarios)) for number in range(first, first + replications)]
     jobs.sort(key=lambda job: -_cost(scenarios[job[0]]))  # the long ones first, so that no worker is idle at the end
@@ -87,6 +89,8 @@ def run(
     try:
         for index, number, sample in _done(scenarios, jobs, min(workers, len(jobs)), progress.add):
             found[index][number - first] = sample
+            if None not in found[index]:
+                finished(index, _complete(found[index]))
     except KeyboardInterrupt:
         raise Interrupted([_complete(samples) for samples in found]) from None
     finally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,16 +50,12 @@ def main(words: list[str]) -> int:
     for why in dict.fromkeys(impossible(scenario) for scenario in scenarios):
         if why:
             say(why)
-    played, is_complete = _played(flags, scenarios)
+    played, is_complete = _played(flags, scenarios, words)
     if not is_complete:
         short = sum(len(found.means) < flags.replications for _, found in played)
         fewer = f", {short} of them with fewer replications" * bool(short)
         say(f"sim: interrupted: {len(played)} of {counted(len(scenarios), 'simulation')} can be reported{fewer}")
-    failed = (
-        _reported(flags, played, ["sim", *words], is_one=len(scenarios) == 1 and flags.compare is None)
-        if played
-        else []
-    )
+    failed = _reported(flags, played, words, is_one=len(scenarios) == 1 and flags.compare is None) if played else []
     for error in failed:
         report(error)
     if not is_complete:
@@ -69,20 +67,52 @@ def _reported(
     flags: Namespace, played: list[tuple[Scenario, Outcome]], words: list[str], *, is_one: bool
 ) -> list[PeerloadError]:
     """Write all files that the flags name, and the answer to stdout → what cannot be written."""
-    results = [
-        sim_report.as_json(scenario, found, len(found.means), flags.seed)
-        | {"version": __version__, "command": shlex.join(["peerload", *words])}
-        for scenario, found in played
-    ]
-    failed = []
-    if flags.csv and flags.csv != STDOUT:
-        failed += _failure(f"--csv {flags.csv}", lambda: _write(flags.csv, sim_report.as_csv(results)))
-    if flags.parquet:
-        failed += _failure(f"--parquet {flags.parquet}", lambda: sim_report.write_parquet(flags.parquet, results))
+    results = _told(flags, played, words)
+    failed = _save(flags, results, is_final=True)
     if flags.plot and len({told["load"] for told in results}) > 1:  # of an interrupted run there may be one
         scenarios = [scenario for scenario, _ in played]
         failed += _failure(f"--plot {flags.plot}", lambda: plot.draw(flags.plot, scenarios, results))
     return failed + _failure("stdout", lambda: _print(flags, results, is_one=is_one))
+
+
+def _told(flags: Namespace, played: list[tuple[Scenario, Outcome]], words: list[str]) -> list[dict[str, Any]]:
+    """Rows of the results, each with the version and the command."""
+    origin = {"version": __version__, "command": shlex.join(["peerload", "sim", *words])}
+    return [sim_report.as_json(scenario, found, len(found.means), flags.seed) | origin for scenario, found in played]
+
+
+def _save(flags: Namespace, results: list[dict[str, Any]], *, is_final: bool) -> list[PeerloadError]:
+    """Write the CSV and the Parquet file → what cannot be written. Pipes and devices are written at the end only."""
+    failed = []
+    for flag, name, write in (
+        ("--csv", flags.csv, sim_report.write_csv),
+        ("--parquet", flags.parquet, sim_report.write_parquet),
+    ):
+        if name and name != STDOUT and (is_final or _is_replaceable(name)):
+            failed += _failure(f"{flag} {name}", functools.partial(_replace, name, results, write))
+    return failed
+
+
+def _is_replaceable(name: str) -> bool:
+    """True unless this is a pipe or a device, or its directory takes no new file."""
+    path = Path(os.path.realpath(name))
+    return (path.is_file() or not path.exists()) and os.access(path.parent, os.W_OK)
+
+
+def _replace(name: str, results: list[dict[str, Any]], write: Callable[[str, list[dict[str, Any]]], None]) -> None:
+    """Write a file of results; one that can be replaced holds whole rows whenever this process is killed. Raises OSError."""
+    if not _is_replaceable(name):
+        write(name, results)
+        return
+    path = Path(os.path.realpath(name))  # what a link leads to is replaced, not the link
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(str(part), results)
+        if path.exists():
+            shutil.copymode(path, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _classify(*, as_json: bool) -> int:
@@ -121,13 +151,17 @@ def _failure(what: str, write: Callable[[], object]) -> list[PeerloadError]:
     return []
 
 
-def _write(name: str, text: str) -> None:
-    Path(name).write_text(text, encoding="utf-8")
+def _played(
+    flags: Namespace, scenarios: list[Scenario], words: list[str]
+) -> tuple[list[tuple[Scenario, Outcome]], bool]:
+    """Results of each scenario, and False if they were interrupted: then of those that have any. The CSV and the Parquet file have
+    each result as soon as it is there."""
 
+    def save(played: list[tuple[Scenario, Outcome]]) -> None:
+        if flags.csv or flags.parquet:  # what cannot be written is reported at the end, when it is written again
+            _save(flags, _told(flags, played, words), is_final=False)
 
-def _played(flags: Namespace, scenarios: list[Scenario]) -> tuple[list[tuple[Scenario, Outcome]], bool]:
-    """Results of each scenario, and False if they were interrupted: then of those that have any."""
-    runs, is_complete = _Runs(flags, scenarios), True
+    runs, is_complete = _Runs(flags, scenarios, save), True
     try:
         with work.interruptible():
             runs.play()
@@ -135,30 +169,45 @@ def _played(flags: Namespace, scenarios: list[Scenario]) -> tuple[list[tuple[Sce
                 runs.refine(flags.precision)
     except KeyboardInterrupt:
         is_complete = False
-    return [runs.found[index] for index in sorted(runs.found)], is_complete
+    return runs.played, is_complete
 
 
 class _Runs:
-    """All simulations of a command. found: by index of the scenario, what has been simulated, and its outcome."""
+    """All simulations of a command. found: by index of the scenario, what has been simulated, and its outcome. changed: called with
+    all results so far after each new one."""
 
-    def __init__(self, flags: Namespace, scenarios: list[Scenario]) -> None:
+    def __init__(
+        self,
+        flags: Namespace,
+        scenarios: list[Scenario],
+        changed: Callable[[list[tuple[Scenario, Outcome]]], None],
+    ) -> None:
         self.found: dict[int, tuple[Scenario, Outcome]] = {}
-        self._flags, self._scenarios = flags, scenarios
+        self._flags, self._scenarios, self._changed = flags, scenarios, changed
         self._samples: dict[int, list[Sample]] = {}
         self._progress = work.Progress()
+
+    @property
+    def played(self) -> list[tuple[Scenario, Outcome]]:
+        """What has been simulated, in the order of the scenarios."""
+        return [self.found[index] for index in sorted(self.found)]
 
     def _run(self, scenarios: dict[int, Scenario], replications: int, first: int = 0) -> None:
         """Simulate scenarios, and keep what they find, also if this is interrupted: then rather a complete shorter run."""
         seed, workers = self._flags.seed, sim_flags.workers(self._flags)
+        indices = list(scenarios)
+
+        def finished(place: int, samples: list[Sample]) -> None:
+            self._add(indices[place], scenarios[indices[place]], samples, first)
+            self._changed(self.played)
+
         try:
-            samples = work.run(list(scenarios.values()), replications, seed, workers, first, self._progress)
+            work.run(list(scenarios.values()), replications, seed, workers, first, self._progress, finished)
         except work.Interrupted as interrupted:
             for (index, scenario), of_one in zip(scenarios.items(), interrupted.samples, strict=True):
                 if of_one and (first or index not in self.found):
                     self._add(index, scenario, of_one, first)
             raise
-        for (index, scenario), of_one in zip(scenarios.items(), samples, strict=True):
-            self._add(index, scenario, of_one, first)
 
     def _add(self, index: int, scenario: Scenario, samples: list[Sample], first: int) -> None:
         self._samples[index] = self._samples.get(index, [])[:first] + samples

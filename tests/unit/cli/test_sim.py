@@ -145,15 +145,22 @@ def test_what_cannot_be_written_is_told_before_anything_is_simulated(
     assert not (tmp_path / "new.csv").exists()
 
 
-def test_an_interrupted_run_reports_what_is_complete(
+def test_rows_are_saved_as_they_end_and_an_interrupted_run_reports_what_is_complete(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play, left = work._play, iter(range(5))
+    play, left, saved = work._play, iter(range(5)), []
 
     def until_interrupted(*job: Any) -> Any:
+        saved.append(policies())
         if next(left, None) is None:
             raise KeyboardInterrupt
         return play(*job)
+
+    def policies() -> list[str]:
+        if not (tmp_path / "some.csv").exists():
+            return []
+        with (tmp_path / "some.csv").open(encoding="utf-8") as file:
+            return [row["policy"] for row in csv.DictReader(file)]
 
     monkeypatch.setattr("peerload.cli.simulate.work._play", until_interrupted)
     words = ["--compare", "none,random,threshold", "--load", "0.5", "--json", "--csv", str(tmp_path / "some.csv")]
@@ -162,8 +169,9 @@ def test_an_interrupted_run_reports_what_is_complete(
     told = json.loads(shown.out)["results"]
     assert [(one["policy"], one["replications"]) for one in told] == [("none", 2), ("random", 2), ("threshold", 1)]
     assert "3 of 3 simulations can be reported, 1 of them with fewer replications" in shown.err
-    with (tmp_path / "some.csv").open(encoding="utf-8") as file:
-        assert [row["policy"] for row in csv.DictReader(file)] == ["none", "random", "threshold"]
+    assert saved == [[], [], ["none"], ["none"], ["none", "random"], ["none", "random"]]
+    assert policies() == ["none", "random", "threshold"]
+    assert [file.name for file in tmp_path.iterdir()] == ["some.csv"]
 
 
 def test_a_table_of_an_interrupted_run_leaves_gaps() -> None:
