@@ -141,7 +141,7 @@ def _from_json(outcome: Any) -> dict[str, Any]:  # noqa: ANN401 -- any JSON
             return failure_of(RemoteError(kind, text), traceback)
         case {"value": value}:
             return {"value": value}
-    raise ValueError("the task has written no outcome")
+    raise ValueError("the task wrote no result")
 
 
 def failure_of(error: BaseException, text: str) -> dict[str, Any]:

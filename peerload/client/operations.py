@@ -91,7 +91,7 @@ def command_words(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
         raise TypeError("a command is a list of words; a line for the shell needs shell=True")
     argv = [os.fsencode(word) for word in words]
     if not argv or not argv[0]:
-        raise BadRequest("there is no command", hint='such as  client.submit(["hostname"])')
+        raise BadRequest("the command is empty", hint='such as  client.submit(["hostname"])')
     return argv
 
 

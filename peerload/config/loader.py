@@ -192,7 +192,7 @@ def _with_unit(key: str, text: str, parse: Callable[[str], float]) -> float:
 def sleep_after_s(settings: EnergySettings) -> float:
     """Time without tasks after which this machine is suspended, 0 = never. Raises ConfigError."""
     if settings.sleep_after and not settings.suspend_cmd:
-        raise ConfigError("energy.sleep_after", "there is no suspend_cmd", hint='suspend_cmd = "systemctl suspend"')
+        raise ConfigError("energy.sleep_after", "suspend_cmd is not set", hint='suspend_cmd = "systemctl suspend"')
     return _with_unit("energy.sleep_after", settings.sleep_after, duration) if settings.sleep_after else 0.0
 
 
@@ -207,7 +207,7 @@ def load_prices(path: Path) -> tuple[tuple[float, float], ...]:
     except OSError as error:
         raise ConfigError("energy.price_file", f"{path} cannot be read", why=str(error.strerror)) from None
     except UnicodeDecodeError as error:
-        raise ConfigError("energy.price_file", "is no UTF-8", why=error.reason, file=str(path)) from None
+        raise ConfigError("energy.price_file", "it is not UTF-8", why=error.reason, file=str(path)) from None
 
 
 def check_hooks(settings: HooksSettings) -> None:
@@ -332,7 +332,7 @@ def _text_of(path: Path) -> str:
         return raw.decode()
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise ConfigError("TOML", "it is no UTF-8", why=error.reason, file=str(path), line=line) from None
+        raise ConfigError("TOML", "it is not UTF-8", why=error.reason, file=str(path), line=line) from None
 
 
 def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:

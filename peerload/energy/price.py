@@ -68,7 +68,7 @@ def read_prices(text: str, now_s: float, file: str) -> tuple[tuple[float, float]
         found.append((start_s, value))
         end_s = until_s
     if not found:
-        raise _mistake(file, rows.line_num, "there is no row")
+        raise _mistake(file, rows.line_num, "the file has no rows")
     if end_s <= now_s:
         raise _mistake(file, rows.line_num, f"all of it is in the past: it ends at {row[1].strip()}")
     return ((0.0, math.inf), *found, (end_s, math.inf))

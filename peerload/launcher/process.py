@@ -723,7 +723,7 @@ class LauncherStdin:
         except OSError as error:
             raise_shortage(error)
             what = "terminal" if window else "pipe for its input"
-            raise CannotStart(NOT_EXECUTABLE, f"no {what} can be made: {error.strerror}") from None
+            raise CannotStart(NOT_EXECUTABLE, f"cannot make a {what}: {error.strerror}") from None
         return reading
 
     def _open_pipe(self, key: str, path: str) -> int:

@@ -533,7 +533,7 @@ def _maps(body: bytes) -> list[dict[str, Any]]:
     except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:
         raise LauncherProtocolError(f"{type(error).__name__}: {error}") from None
     if not isinstance(found, list) or not all(isinstance(raw, dict) for raw in found):
-        raise LauncherProtocolError("no list of maps")
+        raise LauncherProtocolError("not a list of maps")
     return found
 
 
@@ -624,32 +624,32 @@ def _is_named(request: SpawnRequest | FilesJob) -> bool:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise LauncherProtocolError("no text")
+        raise LauncherProtocolError("not text")
     return value
 
 
 def _int(value: object) -> int:
     if not isinstance(value, int):
-        raise LauncherProtocolError("no whole number")
+        raise LauncherProtocolError("not an integer")
     return value
 
 
 def _float(value: object) -> float:
     if not isinstance(value, int | float):
-        raise LauncherProtocolError("no number")
+        raise LauncherProtocolError("not a number")
     return float(value)
 
 
 def _bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
-        raise LauncherProtocolError("no bytes")
+        raise LauncherProtocolError("not bytes")
     return value
 
 
 def _list_of(convert: Callable[[Any], Any]) -> Callable[[object], list[Any]]:
     def converted(value: object) -> list[Any]:
         if not isinstance(value, list):
-            raise LauncherProtocolError("no list")
+            raise LauncherProtocolError("not a list")
         return [convert(one) for one in value]
 
     return converted
@@ -664,30 +664,30 @@ def _environment(value: object) -> dict[bytes, bytes] | None:
 
 def _part(value: object) -> tuple[str, int, int]:
     if not isinstance(value, list) or len(value) != 3:  # noqa: PLR2004 -- file, first, end
-        raise LauncherProtocolError("no part of a file")
+        raise LauncherProtocolError("not a part of a file")
     return _text(value[0]), _int(value[1]), _int(value[2])
 
 
 def _resources(value: object) -> ResourceUsage | None:
     if not isinstance(value, dict):
-        raise LauncherProtocolError("no map")
+        raise LauncherProtocolError("not a map")
     found: ResourceUsage = _built(ResourceUsage, value)
     return found
 
 
 def _counter(value: object) -> tuple[str, str, int, int, int]:
     if not isinstance(value, list) or len(value) != 5:  # noqa: PLR2004 -- see `powercap.Reading`
-        raise LauncherProtocolError("no counter")
+        raise LauncherProtocolError("not a counter")
     return _text(value[0]), _text(value[1]), _int(value[2]), _int(value[3]), _int(value[4])
 
 
 def _usage_of(value: object) -> dict[str, TaskUsage]:
     if not isinstance(value, dict):
-        raise LauncherProtocolError("no map")
+        raise LauncherProtocolError("not a map")
     found: dict[str, TaskUsage] = {}
     for key, used in value.items():
         if not isinstance(used, list) or len(used) != len(TaskUsage._fields):
-            raise LauncherProtocolError("no usage")
+            raise LauncherProtocolError("not a resource usage")
         found[_text(key)] = TaskUsage(_float(used[0]), _int(used[1]), _int(used[2]))
     return found
 

@@ -152,7 +152,7 @@ def read_cases(text: bytes, source: str) -> tuple[Case, ...]:
     try:
         head = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(source, "is no JSON", why=str(error)) from None
+        raise ConfigError(source, "it is not JSON", why=str(error)) from None
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         found = head.get("format") if isinstance(head, dict) else None
         raise ConfigError(source, f"is not in the format {FORMAT!r}", why=f'its "format" is {found!r}')

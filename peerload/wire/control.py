@@ -592,7 +592,7 @@ def _check(body: dict[str, Any]) -> None:
                 below += [item for item in value if type(item) not in _PLAIN]
             elif type(value) is dict:
                 if any(type(key) is not str for key in value):
-                    raise ValueError("a key that is no text")
+                    raise ValueError("a key is not text")
                 below += [item for item in value.values() if type(item) not in _PLAIN]
             else:
                 raise ValueError(f"a value of type {type(value).__name__}")

@@ -56,7 +56,7 @@ def parse(text: str) -> Token:
     copied wrongly."""
     word = "".join(text.split()).lower()
     if not word.startswith(PREFIX):
-        raise BadRequest("this is no join token", why=f"one begins with {PREFIX}", hint=_HINT)
+        raise BadRequest("this is not a join token", why=f"one begins with {PREFIX}", hint=_HINT)
     if len(word) > CHARACTERS_MAX:
         raise _not_whole(f"it has more than {CHARACTERS_MAX} characters")
     digits = word[len(PREFIX) :].upper()
@@ -114,4 +114,4 @@ def _checksum(body: bytes) -> bytes:
 
 
 def _not_whole(why: str) -> BadRequest:
-    return BadRequest("this is no whole token", why=why, hint=_HINT)
+    return BadRequest("this token is incomplete", why=why, hint=_HINT)

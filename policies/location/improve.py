@@ -71,7 +71,7 @@ def better(view: NodeView, replies: Sequence[Reply], delta: int) -> Transfer | K
     report, node = min(answered, key=lambda pair: _per_slot(pair[0]))
     load_tasks_max = min(view.load_tasks * report.slots // max(view.slots, 1) - delta, ANY_LOAD)
     if report.load_tasks > load_tasks_max:
-        return Keep(f"the least loaded of {len(last)} probed nodes is no better by {delta}")
+        return Keep(f"none of {len(last)} probed nodes is less loaded by at least {delta}")
     return Transfer(node, load_tasks_max)
 
 

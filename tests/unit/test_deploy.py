@@ -138,27 +138,30 @@ def test_scripts_are_in_order(script: str, shellcheck: Path) -> None:
 @each(
     ("words", "says"),
     [
-        (["install", "--frm", "x"], "peerload: what is --frm?\n  deploy/install --help\n"),
+        (["install", "--frm", "x"], "peerload: unknown flag: --frm\n  deploy/install --help\n"),
         (["install", "--root"], "peerload: --root needs a value\n  deploy/install --help\n"),
-        (["install", "--prefix", "opt"], "peerload: --prefix opt is no whole path\n"),
-        (["install", "--root", "/nonexistent"], "peerload: there is no root file system in /nonexistent\n"),
+        (["install", "--prefix", "opt"], "peerload: --prefix opt is not an absolute path\n"),
+        (["install", "--root", "/nonexistent"], "peerload: /nonexistent is not a root file system: it has no etc/\n"),
         (
             ["install", "--wheels", "/boot"],
-            "peerload: there are no packages (*.whl) in /boot\n  pip download --require-hashes -r deploy/requirements.txt -d /boot\n",
+            "peerload: /boot has no packages (*.whl)\n  pip download --require-hashes -r deploy/requirements.txt -d /boot\n",
         ),
         (
             ["upgrade", "--prefix", "/nonexistent/x"],
-            "peerload: there is no peerload in /nonexistent/x to be upgraded\n",
+            "peerload: nothing to upgrade: peerload is not installed in /nonexistent/x\n",
         ),
-        (["install", "--from", "0.1.0"], "peerload: 0.1.0 is no wheel and no source tree\n"),
-        (["uninstall", "--prefix", "/"], "peerload: --prefix / is no whole path\n"),
-        (["uninstall", "--prefix", "/usr"], "peerload: /usr is not peerload's\n"),
+        (["install", "--from", "0.1.0"], "peerload: 0.1.0 does not exist\n  name a wheel or a source tree\n"),
+        (["uninstall", "--prefix", "/"], "peerload: --prefix / is not an absolute path\n"),
+        (
+            ["uninstall", "--prefix", "/usr"],
+            "peerload: /usr was not made by deploy/install: it has no .peerload-install\n",
+        ),
     ],
 )
 def test_scripts_refuse_in_words(words: list[str], says: str) -> None:
     """Nothing was touched by then."""
     if subprocess.run(["id", "-u"], capture_output=True, text=True, check=True).stdout.strip() != "0":
-        says = says if "what is" in says or "needs a value" in says else "peerload: only root can"
+        says = says if "unknown flag" in says or "needs a value" in says else "peerload: only root can"
     done = subprocess.run([DEPLOY / words[0], *words[1:]], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(says)

@@ -464,8 +464,8 @@ class SharingDemo(Demo):
         kind = broker_kind or find_broker()
         if kind is None:
             raise PeerloadError(
-                "there is no MQTT broker to start",
-                why="mosquitto is not installed, nor is amqtt",
+                "no MQTT broker can be started",
+                why="neither mosquitto nor amqtt is installed",
                 hint=f"apt install mosquitto        or:  {how_to_add('broker')}",
             )
         broker = self._stack.enter_context(start_broker(self.directory, kind))

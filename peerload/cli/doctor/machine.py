@@ -249,9 +249,7 @@ def mps(facts: DoctorInput) -> Finding:
     daemons = _other_mps_daemons(facts)
     if not daemons:
         has_gpus, control = bool(facts.me.get("gpus")), shutil.which(MPS_CONTROL)
-        says = (
-            f"{MPS_CONTROL} is in PATH" if control else f"there is no {MPS_CONTROL} in PATH: tasks share GPUs in turns"
-        )
+        says = f"{MPS_CONTROL} is in PATH" if control else f"{MPS_CONTROL} is not in PATH: tasks share GPUs in turns"
         return Finding(OK if has_gpus else SKIP, says if has_gpus else "no GPU found")
     pid, user, pipe = daemons[0]
     others = f" (and {len(daemons) - 1} more)" if len(daemons) > 1 else ""
@@ -510,7 +508,7 @@ def hooks(facts: DoctorInput) -> Finding:
             return Finding(WARN, f"others may read the secret {path}", f"chmod go= {path}")
     is_mailing = any(notification.kind_of(target) == "mail" for target in settings.targets())
     if is_mailing and shutil.which(settings.sendmail or "sendmail", path=notification.SENDMAIL_PATH) is None:
-        says = f"there is no {settings.sendmail or 'sendmail in ' + notification.SENDMAIL_PATH}: no mail is sent"
+        says = f"{settings.sendmail or 'sendmail in ' + notification.SENDMAIL_PATH} does not exist: no mail is sent"
         return Finding(FAIL, says, "sudo apt install msmtp-mta        or  [hooks] sendmail")
     return Finding(OK, f"{counted(len(settings.targets()), 'target')}; failures:  peerload events --what hook")
 

@@ -84,7 +84,7 @@ def _check_possible(flags: Namespace, words: list[str]) -> None:
         raise PeerloadError("only root can do this", why="the service is for all users", hint=f"sudo {again}{alone}")
     if flags.what != "uninstall" and not (flags.no_start or flags.root or SYSTEMD.is_dir()):
         raise PeerloadError(
-            "no service can be started here",
+            "a service cannot be started here",
             why="systemd does not run this machine",
             hint="without starting it:  --no-start        for yourself alone:  peerload up",
         )
@@ -102,7 +102,7 @@ def _scripts(flags: Namespace) -> Path:
         raise PeerloadError("the scripts are not on this machine", why=why, hint=where)
     if flags.what != "uninstall" and not source and not Path(found, "../pyproject.toml").is_file():
         raise PeerloadError(
-            "it is not known what to install",
+            "nothing to install",
             why="this peerload does not run from a source tree",
             hint=f"peerload service {flags.what} --from WHEEL        or a source tree:  --from DIR",
         )

@@ -232,7 +232,7 @@ def agent_ids(user: str) -> tuple[int, int]:
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
-        raise ProcessLookupError(f"there is no user {user}, as whom the agent is to run") from None
+        raise ProcessLookupError(f"the agent is to run as user {user}, which does not exist") from None
     return entry.pw_uid, entry.pw_gid
 
 

@@ -172,7 +172,7 @@ def account_named(
     node. look: asks the account database. Raises SpawnRefused, and what ``look`` raises."""
     entry = look(name, policy.group, policy.admin_group)
     if entry is None:
-        raise SpawnRefused(f"there is no user {name} here")
+        raise SpawnRefused(f"user {name} does not exist here")
     _, number, gid, groups, home, shell, is_served, is_administrator = entry
     if uid not in {-1, number}:
         raise SpawnRefused(f"{name} is another account now: uid {number} instead of {uid}")

@@ -174,7 +174,7 @@ class ForkServer:
             return self.fork(lambda: self._exec_task(order), keeps=keeps)
         except OSError as error:
             raise_shortage(error)
-            raise CannotStart(NOT_EXECUTABLE, f"no process can be made: {error.strerror}") from None
+            raise CannotStart(NOT_EXECUTABLE, f"cannot make a process: {error.strerror}") from None
 
     def _exec_task(self, order: SpawnOrder) -> NoReturn:
         account, policy, kernel = order.account, order.policy, self.kernel
@@ -306,7 +306,7 @@ KILL_AGAIN_S = 60.0
 """Pause before it is killed again, if it hangs where nothing can be killed."""
 FILES_MAX = 4
 PARTS_MAX = 1024
-_NOT_THERE = "there is no such directory here, or it may not be entered"
+_NOT_THERE = "the directory does not exist here, or the user may not enter it"
 
 
 class HelperRequest(Message):

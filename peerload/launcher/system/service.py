@@ -86,8 +86,8 @@ LOADED_FROM_ONE = frozenset(
 """Variables that name code, or where to find it. Where only chosen programs may run, those from another node are
 dropped, and so are PATH and HOME, since programs start others by name and read settings there."""
 NO_SANDBOX = (
-    "guests see the files and processes of the machine as they are: there are no mount namespaces here",
-    "what guests leave in temporary directories of the machine stays there, and has no bound",
+    "guests see the files and processes of this machine: it has no mount namespaces",
+    "files of guests in temporary directories stay there, and their size is not limited",
 )
 FLAGS = {
     "--directory": "/var/lib/peerload-launcher",
@@ -100,7 +100,7 @@ FLAGS = {
     "--powercap": PLACE,
 }
 """Flags and their defaults."""
-NO_FILTER = "guests may make all system calls: there is no filter for this kind of machine"
+NO_FILTER = "guests may make all system calls: peerload has no seccomp filter for this processor architecture"
 
 
 class MultiUserService(SingleUser):
@@ -228,7 +228,7 @@ class MultiUserService(SingleUser):
                 raise SpawnRefused(f"{name} is the account of the agent itself")
             return account
         if not policy.guest_network and not self._has_networks:
-            raise SpawnRefused("guests must have no network here, and this machine cannot take it from them")
+            raise SpawnRefused("guests must have no network here, and this machine cannot make network namespaces")
         return self._guests.take(key, policy.guest_uids, self._resolver.is_unassigned)
 
     def carry_out(self, request: UserRequest) -> None:

@@ -40,7 +40,7 @@ def test_one_wrong_character_is_noticed(place: int, letter: str) -> None:
 
 @each("cut", [1, 2, 7, 8, 50])
 def test_a_part_of_it_is_none(cut: int) -> None:
-    with pytest.raises(BadRequest, match="no whole token"):
+    with pytest.raises(BadRequest, match="incomplete"):
         parse(TOKEN.text()[:-cut])
 
 
