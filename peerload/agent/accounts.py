@@ -27,16 +27,18 @@ from peerload.launcher.system import write_as_user
 from peerload.launcher.system.write_as_user import GONE, FileChanged, Unwritable
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown, SnapshotWanted
+from peerload.model.events import DirectoryFound
 from peerload.model.messages import DirectoryRequest
 from peerload.model.task import SCRATCH, SINGLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from peerload.agent.launcher.client import LauncherLink
-    from peerload.agent.runtime import AgentInfo
+    from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.runtime import AgentInfo, Inbox
     from peerload.agent.store.write_ahead import SecurityEvents
-    from peerload.model.messages import DirectoryTold, Message
+    from peerload.model.messages import DirectoryTold
     from peerload.model.task import SubmitOptions, TaskRecord, TaskSpec
 
 
@@ -150,9 +152,9 @@ class FileSystemStalled(SlowDown):
 class DirectoryCache:
     """Looks at directories, one look at a time for each, and remembers existing ones for a moment."""
 
-    def __init__(self, found_late: Callable[[bytes], None] = lambda _directory: None) -> None:
-        """found_late: called with a directory that turns out to exist after its look has timed out."""
-        self._found_late = found_late
+    def __init__(self, inbox: Inbox) -> None:
+        """inbox: gets `DirectoryFound` for a directory that turns out to exist after its look has timed out."""
+        self._inbox = inbox
         self._late: set[bytes] = set()
         self._seen: dict[bytes, float] = {}
         self._identities: BoundedDict[bytes, str] = BoundedDict(KEPT_MAX)
@@ -203,7 +205,7 @@ class DirectoryCache:
         if directory in self._late:
             self._late.discard(directory)
             if identity is not None:
-                self._found_late(directory)
+                self._inbox.put(DirectoryFound(directory))
 
 
 def stalled(directory: bytes) -> FileSystemStalled:
@@ -217,12 +219,12 @@ def stalled(directory: bytes) -> FileSystemStalled:
 class DirectoryQueries:
     """Asks other nodes whether they would run tasks in a directory, and remembers for a moment which were asked.
 
-    ``send(node, message)`` sends questions and answers. What a node answers is for the core to remember (`Membership`).
+    What a node answers is for the core to remember (`Membership`).
     """
 
-    def __init__(self, send: Callable[[str, Message], None], *, freezes: bool = False) -> None:
-        """freezes: a directory that differs on other nodes is to travel with the task."""
-        self._send = send
+    def __init__(self, links: PeerLinks, *, freezes: bool = False) -> None:
+        """links: carry questions and answers. freezes: a directory that differs on other nodes is to travel with the task."""
+        self._links = links
         self._freezes = freezes
         self._fresh_until_s: BoundedDict[tuple[str, bytes, str], float] = BoundedDict(ANSWERS_KEPT_MAX)
         self._asked: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
@@ -239,14 +241,14 @@ class DirectoryQueries:
             if self._fresh_until_s.get(key, 0.0) <= now_s:
                 self._asked.setdefault(key, asyncio.get_running_loop().create_future())
                 self._keep(key, MISSING_S)
-                self._send(key[0], DirectoryRequest(directory, user))
+                self._links.send(key[0], DirectoryRequest(directory, user))
         if waits_for := [self._asked[key] for key in keys if key in self._asked]:
             await asyncio.wait(waits_for, timeout=ANSWER_S_MAX)
             for key in keys:  # who is silent is not waited for again
                 self._asked.pop(key, None)
 
     def answer(self, node: str, answer: DirectoryTold) -> None:
-        self._send(node, answer)
+        self._links.send(node, answer)
 
     def answer_received(self, node: str, answer: DirectoryTold) -> bool:
         """A node has answered. False if it was not asked lately."""

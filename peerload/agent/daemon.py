@@ -46,14 +46,11 @@ from peerload.agent.energy import PowerControls, PowerDown, PriceFeed, Waker
 from peerload.agent.event_sources import (
     BusEvents,
     BusPeers,
-    CoreRequests,
-    Decisions,
     ExitRecords,
     ExitSettler,
     LauncherEvents,
     PeerEventSource,
     PeerMessages,
-    TaskWatches,
 )
 from peerload.agent.files.attempts import AttemptFiles
 from peerload.agent.files.environments import Environments
@@ -90,9 +87,12 @@ from peerload.agent.requests.task_queries import DurableReads, EventRequests, Li
 from peerload.agent.runtime import (
     AgentInfo,
     BackgroundTasks,
+    CoreRequests,
+    Decisions,
     Ending,
     Inbox,
     RunState,
+    TaskWatches,
     Workers,
     call_in_loop,
     next_tick,
@@ -350,9 +350,9 @@ class Daemon:
         self.links = links = PeerLinks(local, tls, security, PeerBackpressure(inbox), joins)
 
         # Users, standard input and output of tasks
-        directories = DirectoryCache(lambda directory: inbox.put(events.DirectoryFound(directory)))
+        directories = DirectoryCache(inbox)
         self.users = users = UserServices(info, launcher, directories, security)
-        queries = DirectoryQueries(links.send, freezes=config.files.snapshot == "auto")
+        queries = DirectoryQueries(links, freezes=config.files.snapshot == "auto")
         spool = Spool(state, config.output_bytes_max)
         self.output = output = TaskOutputs(spool, node, links, launcher.signal)
         inputs = StdinStore(spool.directory)

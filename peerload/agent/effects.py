@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.model.actions import Action, Row
     from peerload.model.events import Event, Instant
-    from peerload.model.messages import Message
+    from peerload.model.messages import LinkMessage
     from peerload.model.task import TaskSpec
 
 
@@ -393,7 +393,7 @@ class PeerEffects:
         if peer is not None:
             self._waker.wake(peer.profile)
 
-    def send(self, dst: str, message: Message) -> None:
+    def send(self, dst: str, message: LinkMessage) -> None:
         """Advice goes over MQTT while both ends are on it; everything else, and advice otherwise, over the peer link."""
         if self._bus is not None and isinstance(message, ADVICE):
             boot = self._bus_peers.boot_of(dst)
@@ -401,7 +401,7 @@ class PeerEffects:
                 self._bus_peers.sent(dst)
                 return
         if dst == self._info.config.node:
-            self._inbox.put(events.MessageReceived(dst, message))  # type: ignore[arg-type]
+            self._inbox.put(events.MessageReceived(dst, message))
             return
         if isinstance(message, ADVICE):
             self._info.counters[metrics.ADVICE_OVER_PEER_LINK] += 1

@@ -1,5 +1,4 @@
-"""Event sources: what comes in from clients, the launcher, the peers and the broker, as events of the core; and the clients that wait
-for what it answers and decides.
+"""Event sources: what comes in from the launcher, the peers and the broker, as events of the core.
 
 Nothing is decided here. An attempt that has ended is reported when its output is on disk. What the launcher reports before
 `AgentStarted`, or while a list of what it has is being settled, waits behind that.
@@ -8,7 +7,6 @@ Nothing is decided here. An attempt that has ended is reported when its output i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from peerload.launcher.process import SHORTAGES
 from peerload.launcher.protocol import StdinFed
 from peerload.model import events, metrics, rules
 from peerload.model.bounded import BoundedDict
-from peerload.model.errors import PeerloadError, SlowDown, StagingFailed
+from peerload.model.errors import SlowDown, StagingFailed
 from peerload.model.messages import (
     WHY_LENGTH_MAX,
     CertificateRequest,
@@ -37,15 +35,15 @@ from peerload.model.messages import (
     State,
     Sync,
     Trust,
+    is_link_message,
 )
 from peerload.model.task import Exit, execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from peerload.agent.accounts import DirectoryQueries, UserServices
-    from peerload.agent.control.connection import Connection
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.joining import CertificateRenewal, TrustDistribution
     from peerload.agent.launcher.mps import MpsDaemons
@@ -61,15 +59,12 @@ if TYPE_CHECKING:
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.core.node import Node
-    from peerload.model.actions import Answer, AnswerPart, Decided
     from peerload.model.events import Event
-    from peerload.model.messages import Envelope, Hello, Identity, Message
-    from peerload.model.task import TaskRecord
+    from peerload.model.messages import Envelope, Hello, Identity, LinkMessage
     from peerload.security.revocation import TrustStore
 
 log = logging.getLogger("peerload.agent")
 
-DECISIONS_KEPT_MAX = 10_000
 CANNOT_STAGE, CANNOT_EXECUTE = 125, 126
 SHORT_PAUSE_S = 1.0
 """Pause before the output of ended attempts is synced again for which descriptors or memory were short."""
@@ -78,185 +73,6 @@ PEERS_MAX = 4096
 ADVICE_UNANSWERED_MAX = 6
 """Bound on the advice sent to a peer over MQTT without an answer there; then the peer link is used until the peer is
 heard again."""
-
-
-# -- clients -----------------------------------------------------------------------------------------------------------
-
-
-class CoreRequests:
-    """Puts requests to the core, and passes its answers on to the clients that wait for them."""
-
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
-        self._waiting: dict[int, tuple[Connection, int]] = {}
-        self._if_refused: dict[int, Callable[[], None]] = {}
-        self._futures: dict[int, asyncio.Future[dict[str, object]]] = {}
-        self._parts: dict[int, Callable[[dict[str, object]], None]] = {}
-        self._next = 0
-
-    def expect(self, connection: Connection, number: int, refused: Callable[[], None] | None = None) -> int:
-        """Reserve a number for a request to the core, whose answer becomes the response. ``refused`` is called if the answer
-        is an error, or repeats an earlier one."""
-        self._next += 1
-        if refused is not None:
-            self._if_refused[self._next] = refused
-        self._waiting[self._next] = (connection, number)
-        connection.pending += 1
-        return self._next
-
-    def put(self, event: Event) -> None:
-        self._inbox.put(event)
-
-    def expect_future(
-        self, parts: Callable[[dict[str, object]], None] | None = None
-    ) -> tuple[int, asyncio.Future[dict[str, object]]]:
-        """Reserve a number for a request to the core → it, and the future of the answer. parts: gets what comes of the answer
-        before its end."""
-        self._next += 1
-        if parts is not None:
-            self._parts[self._next] = parts
-        future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
-        self._futures[self._next] = future
-        return self._next, future
-
-    def withdraw(self, number: int) -> bool:
-        """Drop a future of `expect_future` → True if it had no answer yet."""
-        self._parts.pop(number, None)
-        return self._futures.pop(number, None) is not None
-
-    def answered_in_part(self, part: AnswerPart) -> None:
-        connection, number = self._waiting.get(part.request, (None, 0))
-        if connection is not None:
-            connection.more(number, part.reply)
-        elif (parts := self._parts.get(part.request)) is not None:
-            parts(part.reply)
-
-    def answered(self, answer: Answer) -> None:
-        refused = self._if_refused.pop(answer.request, None)
-        if refused is not None and (answer.error is not None or answer.reply.get("repeated")):
-            refused()
-        self._parts.pop(answer.request, None)
-        future = self._futures.pop(answer.request, None)
-        if future is not None:
-            if not future.done() and answer.error is not None:
-                future.set_exception(answer.error)
-            elif not future.done():  # the client may have disconnected
-                future.set_result(answer.reply)
-            return
-        connection, number = self._waiting.pop(answer.request, (None, 0))
-        if connection is None:
-            return
-        connection.pending -= 1
-        if answer.error is not None:
-            connection.fail(number, answer.error)
-        else:
-            try:
-                connection.ok(number, answer.reply)
-            except PeerloadError as error:
-                connection.fail(number, error)
-
-
-class Decisions:
-    """The newest decision about each of the last DECISIONS_KEPT_MAX tasks."""
-
-    def __init__(self) -> None:
-        self._kept: BoundedDict[str, tuple[Decided, float]] = BoundedDict(DECISIONS_KEPT_MAX)
-
-    def add(self, decision: Decided, at: float) -> None:
-        """Keep a decision that was made at that time (Unix s)."""
-        if decision.task:
-            self._kept[decision.task] = decision, at
-
-    def of_task(self, task: str) -> dict[str, object] | None:
-        decision, at = self._kept.get(task, (None, 0.0))
-        if decision is None:
-            return None
-        inputs = [{"node": node, "load": load, "age_s": age_s} for node, load, age_s in decision.inputs]
-        return {
-            "at": at,
-            "policy": decision.policy,
-            "choice": decision.choice,
-            "reason": decision.reason,
-            "inputs": inputs,
-            "compared": [
-                {
-                    "node": one.node,
-                    "joules": one.joules,
-                    "quality": one.quality.value,
-                    "price": one.price,
-                    "wake_s": one.wake_s or None,
-                    "wake_joules": one.wake_joules or None,
-                }
-                for one in decision.compared
-            ],
-        }
-
-
-class TaskWatch:
-    """Changes of some tasks: ``event`` is set at each, ``records`` has the newest record of each task, ``delayed`` why the
-    results of some cannot be had for now."""
-
-    __slots__ = ("delayed", "event", "records", "running", "tasks")
-
-    def __init__(self) -> None:
-        self.tasks: set[str] = set()
-        self.event = asyncio.Event()
-        self.records: dict[str, TaskRecord] = {}
-        self.running: set[str] = set()
-        self.delayed: dict[str, str] = {}
-
-    def add_change(self, record: TaskRecord, *, running: bool) -> None:
-        self.records[record.task] = record
-        if running:
-            self.running.add(record.task)
-        else:
-            self.running.discard(record.task)
-        self.event.set()
-
-    def add_delay(self, task: str, why: str) -> None:
-        self.delayed[task] = why
-        self.event.set()
-
-
-class TaskWatches:
-    """All watches of one agent, by task."""
-
-    def __init__(self) -> None:
-        self._watches: dict[str, set[TaskWatch]] = {}
-
-    @contextlib.contextmanager
-    def watch(self, *tasks: str) -> Iterator[TaskWatch]:
-        watch = TaskWatch()
-        self.add(watch, set(tasks))
-        try:
-            yield watch
-        finally:
-            for task in watch.tasks:
-                if watches := self._watches.get(task):
-                    watches.discard(watch)
-                    if not watches:
-                        del self._watches[task]
-
-    def add(self, watch: TaskWatch, tasks: set[str]) -> None:
-        """Let a watch have the changes of these tasks, too."""
-        watch.tasks |= tasks
-        for task in tasks:
-            self._watches.setdefault(task, set()).add(watch)
-
-    def changed(self, record: TaskRecord, *, running: bool) -> None:
-        for watch in list(self._watches.get(record.task, ())):
-            watch.add_change(record, running=running)
-
-    def delayed(self, task: str, why: str) -> None:
-        """A task has ended elsewhere, and its result cannot be brought here for now."""
-        for watch in list(self._watches.get(task, ())):
-            watch.add_delay(task, why)
-
-    def __bool__(self) -> bool:
-        return bool(self._watches)
-
-    def is_watched(self, task: str) -> bool:
-        return task in self._watches
 
 
 # -- the launcher ------------------------------------------------------------------------------------------------------
@@ -466,7 +282,7 @@ class PeerMessages:
         self._looked_up: Counter[str] = Counter()
         """Number of offers and questions per peer whose directory is being looked for."""
 
-    def received(self, src: str, message: Message) -> None:
+    def received(self, src: str, message: LinkMessage) -> None:
         """Put a message into the inbox, or answer it."""
         if isinstance(message, DirectoryRequest):
             if self._may_look_up(src):
@@ -481,7 +297,7 @@ class PeerMessages:
             if self._may_look_up(src):
                 self._background.start(self._offer_received(src, message))
         else:
-            self._inbox.put(events.MessageReceived(src, message))  # type: ignore[arg-type]
+            self._inbox.put(events.MessageReceived(src, message))
 
     def _has_output(self, offer: Offer) -> bool:
         """True if output lies here under the name of this attempt, which the core knows nothing of any more: that of an
@@ -550,7 +366,7 @@ class PeerEventSource:
     _counters: Counter[str]
     _run: RunState
 
-    def deliver(self, src: str, message: Message) -> None:
+    def deliver(self, src: str, message: LinkMessage) -> None:
         """A message of a peer came. Statements of the CA and certificates never reach the core."""
         match message:
             case Trust():
@@ -579,10 +395,10 @@ class PeerEventSource:
         """The last link to a peer is lost, or none could be made."""
         self._inbox.put(events.PeerUnreachable(node, reason))
 
-    def send_failed(self, dst: str, message: Message) -> None:
+    def send_failed(self, dst: str, message: LinkMessage) -> None:
         """A message was not sent."""
         self._counters[metrics.PEER_SENDS_FAILED] += 1
-        self._inbox.put(events.SendFailed(dst, message))  # type: ignore[arg-type]
+        self._inbox.put(events.SendFailed(dst, message))
 
     def name_taken(self, by: str) -> None:
         """The peer at this address refuses this node, because another agent has its name."""
@@ -654,10 +470,11 @@ class BusEvents:
             return
         self._bus_peers.received(envelope)
         body = envelope.body
+        assert is_link_message(body)  # the filter admits advice alone
         if isinstance(body, State):
             if body.identity.address and self._links.learn(body.identity):
                 self._members.changed()
             if retained:
                 self._inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=True))
                 return
-        self._inbox.put(events.MessageReceived(envelope.src, body))  # type: ignore[arg-type]
+        self._inbox.put(events.MessageReceived(envelope.src, body))

@@ -1,6 +1,7 @@
-"""The runtime of an agent, which all its parts share: facts, run state, inbox, background tasks, timeouts and threads.
+"""The runtime of an agent, which all its parts share: facts, run state, inbox and answers, background tasks, timeouts and threads.
 
-An agent is one event loop. Whatever happens is put into the one inbox, and one consumer hands it to the `Node`, in order. A bug
+An agent is one event loop. Whatever happens is put into the one inbox, and one consumer hands it to the `Node`, in order. Clients
+wait for the answers, decisions and changes of tasks that come of it (`CoreRequests`, `Decisions`, `TaskWatches`). A bug
 in a background task stops the agent (crash-only). Timeouts do not count event-loop lag: while a busy loop or machine stood still,
 nothing is held against who answers.
 """
@@ -23,18 +24,21 @@ import time
 from bisect import bisect_left
 from collections import deque
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
+from peerload.model.bounded import BoundedDict
+from peerload.model.errors import PeerloadError
 from peerload.model.events import GossipReceived, Instant, LoadSampled, MessageReceived
 from peerload.model.messages import ADVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 
+    from peerload.model.actions import Answer, AnswerPart, Decided
     from peerload.model.config import AgentConfig
-    from peerload.model.errors import PeerloadError
     from peerload.model.events import Event
     from peerload.model.messages import Identity
+    from peerload.model.task import TaskRecord
 
 
 log = logging.getLogger("peerload.agent")
@@ -46,6 +50,7 @@ REFUSED_BY_MAX = 16
 """Bound on the addresses in `AgentInfo.refused_by`; the latest are kept."""
 TURN_EVENTS_MAX = 256
 """Events handled before sockets and timers get their turn."""
+DECISIONS_KEPT_MAX = 10_000
 STEP_S = 0.1
 """Bound on the time of one turn of the loop that counts for a timeout."""
 CHECK_EVERY_S = 3.0
@@ -246,6 +251,200 @@ def _may_be_lost(event: Event) -> bool:
     return isinstance(event, LoadSampled | GossipReceived) or (
         isinstance(event, MessageReceived) and isinstance(event.message, ADVICE)
     )
+
+
+# -- answers and decisions of the core ---------------------------------------------------------------------------------
+
+
+class AnswerReceiver(Protocol):
+    """The connection of a client, as it gets answers of the core. ``pending``: number of its unanswered requests."""
+
+    pending: int
+
+    def ok(self, number: int, body: dict[str, Any], /) -> None:
+        """Send the answer to a request. Raises PeerloadError if it cannot be sent."""
+
+    def more(self, number: int, body: dict[str, Any], /) -> None:
+        """Send a part of the answer."""
+
+    def fail(self, number: int, error: Exception, /) -> None:
+        """Send an error as the answer."""
+
+
+class CoreRequests:
+    """Puts requests to the core, and passes its answers on to the clients that wait for them."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._waiting: dict[int, tuple[AnswerReceiver, int]] = {}
+        self._if_refused: dict[int, Callable[[], None]] = {}
+        self._futures: dict[int, asyncio.Future[dict[str, object]]] = {}
+        self._parts: dict[int, Callable[[dict[str, object]], None]] = {}
+        self._next = 0
+
+    def expect(self, connection: AnswerReceiver, number: int, refused: Callable[[], None] | None = None) -> int:
+        """Reserve a number for a request to the core, whose answer becomes the response. ``refused`` is called if the answer
+        is an error, or repeats an earlier one."""
+        self._next += 1
+        if refused is not None:
+            self._if_refused[self._next] = refused
+        self._waiting[self._next] = (connection, number)
+        connection.pending += 1
+        return self._next
+
+    def put(self, event: Event) -> None:
+        self._inbox.put(event)
+
+    def expect_future(
+        self, parts: Callable[[dict[str, object]], None] | None = None
+    ) -> tuple[int, asyncio.Future[dict[str, object]]]:
+        """Reserve a number for a request to the core → it, and the future of the answer. parts: gets what comes of the answer
+        before its end."""
+        self._next += 1
+        if parts is not None:
+            self._parts[self._next] = parts
+        future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
+        self._futures[self._next] = future
+        return self._next, future
+
+    def withdraw(self, number: int) -> bool:
+        """Drop a future of `expect_future` → True if it had no answer yet."""
+        self._parts.pop(number, None)
+        return self._futures.pop(number, None) is not None
+
+    def answered_in_part(self, part: AnswerPart) -> None:
+        connection, number = self._waiting.get(part.request, (None, 0))
+        if connection is not None:
+            connection.more(number, part.reply)
+        elif (parts := self._parts.get(part.request)) is not None:
+            parts(part.reply)
+
+    def answered(self, answer: Answer) -> None:
+        refused = self._if_refused.pop(answer.request, None)
+        if refused is not None and (answer.error is not None or answer.reply.get("repeated")):
+            refused()
+        self._parts.pop(answer.request, None)
+        future = self._futures.pop(answer.request, None)
+        if future is not None:
+            if not future.done() and answer.error is not None:
+                future.set_exception(answer.error)
+            elif not future.done():  # the client may have disconnected
+                future.set_result(answer.reply)
+            return
+        connection, number = self._waiting.pop(answer.request, (None, 0))
+        if connection is None:
+            return
+        connection.pending -= 1
+        if answer.error is not None:
+            connection.fail(number, answer.error)
+        else:
+            try:
+                connection.ok(number, answer.reply)
+            except PeerloadError as error:
+                connection.fail(number, error)
+
+
+class Decisions:
+    """The newest decision about each of the last DECISIONS_KEPT_MAX tasks."""
+
+    def __init__(self) -> None:
+        self._kept: BoundedDict[str, tuple[Decided, float]] = BoundedDict(DECISIONS_KEPT_MAX)
+
+    def add(self, decision: Decided, at: float) -> None:
+        """Keep a decision that was made at that time (Unix s)."""
+        if decision.task:
+            self._kept[decision.task] = decision, at
+
+    def of_task(self, task: str) -> dict[str, object] | None:
+        decision, at = self._kept.get(task, (None, 0.0))
+        if decision is None:
+            return None
+        inputs = [{"node": node, "load": load, "age_s": age_s} for node, load, age_s in decision.inputs]
+        return {
+            "at": at,
+            "policy": decision.policy,
+            "choice": decision.choice,
+            "reason": decision.reason,
+            "inputs": inputs,
+            "compared": [
+                {
+                    "node": one.node,
+                    "joules": one.joules,
+                    "quality": one.quality.value,
+                    "price": one.price,
+                    "wake_s": one.wake_s or None,
+                    "wake_joules": one.wake_joules or None,
+                }
+                for one in decision.compared
+            ],
+        }
+
+
+class TaskWatch:
+    """Changes of some tasks: ``event`` is set at each, ``records`` has the newest record of each task, ``delayed`` why the
+    results of some cannot be had for now."""
+
+    __slots__ = ("delayed", "event", "records", "running", "tasks")
+
+    def __init__(self) -> None:
+        self.tasks: set[str] = set()
+        self.event = asyncio.Event()
+        self.records: dict[str, TaskRecord] = {}
+        self.running: set[str] = set()
+        self.delayed: dict[str, str] = {}
+
+    def add_change(self, record: TaskRecord, *, running: bool) -> None:
+        self.records[record.task] = record
+        if running:
+            self.running.add(record.task)
+        else:
+            self.running.discard(record.task)
+        self.event.set()
+
+    def add_delay(self, task: str, why: str) -> None:
+        self.delayed[task] = why
+        self.event.set()
+
+
+class TaskWatches:
+    """All watches of one agent, by task."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str, set[TaskWatch]] = {}
+
+    @contextlib.contextmanager
+    def watch(self, *tasks: str) -> Iterator[TaskWatch]:
+        watch = TaskWatch()
+        self.add(watch, set(tasks))
+        try:
+            yield watch
+        finally:
+            for task in watch.tasks:
+                if watches := self._watches.get(task):
+                    watches.discard(watch)
+                    if not watches:
+                        del self._watches[task]
+
+    def add(self, watch: TaskWatch, tasks: set[str]) -> None:
+        """Let a watch have the changes of these tasks, too."""
+        watch.tasks |= tasks
+        for task in tasks:
+            self._watches.setdefault(task, set()).add(watch)
+
+    def changed(self, record: TaskRecord, *, running: bool) -> None:
+        for watch in list(self._watches.get(record.task, ())):
+            watch.add_change(record, running=running)
+
+    def delayed(self, task: str, why: str) -> None:
+        """A task has ended elsewhere, and its result cannot be brought here for now."""
+        for watch in list(self._watches.get(task, ())):
+            watch.add_delay(task, why)
+
+    def __bool__(self) -> bool:
+        return bool(self._watches)
+
+    def is_watched(self, task: str) -> bool:
+        return task in self._watches
 
 
 # -- background tasks and timeouts -------------------------------------------------------------------------------------

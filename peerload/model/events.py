@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.model.gossip import GossipMessage
-from peerload.model.messages import Advice, Identity, Membership, Ownership
+from peerload.model.messages import Identity, LinkMessage
 from peerload.model.resources import Device, DeviceReading, LoadReport, PowerCurve, Profile
 from peerload.model.task import (
     NO_TERMS,
@@ -390,7 +390,7 @@ class MessageReceived(_Event, frozen=True):
     exists, "" if it is."""
 
     src: str
-    message: Membership | Advice | Ownership
+    message: LinkMessage
     directory_here: bool = True
     refused: str = ""
     stalled: str = ""
@@ -418,7 +418,7 @@ class SendFailed(_Event, frozen=True):
     """A message never left this agent: nobody can have read it."""
 
     dst: str
-    message: Membership | Advice | Ownership
+    message: LinkMessage
 
 
 class TimerExpired(_Event, frozen=True):

@@ -8,7 +8,7 @@ Fields are only ever added, with a default; unknown fields are skipped. Sizes: d
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from typing import Annotated, TypeGuard, get_args
 
 import msgspec
 from msgspec import Meta
@@ -742,12 +742,19 @@ Output = OutputRequest | OutputChunk | OutputEnd
 Input = InputRequest | InputChunk | InputWindow | InputEnd
 Files = BlocksRequest | Blocks | BlocksEnd
 Forwarding = Forward | Forwarded | ForwardStop
-Message = Membership | Advice | Ownership | Output | Input | Files | Forwarding
+LinkMessage = Membership | Advice | Ownership
+"""Messages over links."""
+Message = LinkMessage | Output | Input | Files | Forwarding
 
 STREAMED: tuple[type, ...] = get_args(Output | Input | Files | Forwarding)
 """Messages over streams only."""
 BROADCAST: tuple[type, ...] = get_args(Broadcast)
 ADVICE: tuple[type, ...] = get_args(Advice)
+
+
+def is_link_message(message: Message) -> TypeGuard[LinkMessage]:
+    """True of a message that goes over a link, not over a stream."""
+    return not isinstance(message, STREAMED)
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

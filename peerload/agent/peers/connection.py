@@ -25,7 +25,16 @@ from peerload.agent.runtime import ReadTimeout
 from peerload.model import metrics, rules
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
-from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, Message
+from peerload.model.messages import (
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    Envelope,
+    Hello,
+    Identity,
+    LinkMessage,
+    Message,
+    is_link_message,
+)
 from peerload.security.address import join_address, open_tcp, parse_address, plain_host
 from peerload.security.certificates import proven_info
 from peerload.security.tls import node_of, peer_certificate, tls_error_text
@@ -101,7 +110,7 @@ class Owner(Protocol):
 class Links(Owner, Protocol):
     """Interface of `PeerLinks` for its parts."""
 
-    def send(self, dst: str, message: Message) -> None:
+    def send(self, dst: str, message: LinkMessage) -> None:
         """Send a message over a link."""
 
     def connect(self, identity: Identity) -> None:
@@ -418,10 +427,10 @@ class PeerConnection(asyncio.BufferedProtocol):
         in_transport = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return self._waiting_bytes + in_transport
 
-    def unsent(self) -> list[Message]:
+    def unsent(self) -> list[LinkMessage]:
         """Remove and return the messages that were never handed to the operating system. None for a stream: whoever
         opened it asks again."""
-        messages = [message for message, _ in self._waiting if message is not None]
+        messages = [message for message, _ in self._waiting if message is not None and is_link_message(message)]
         self._waiting.clear()
         self._waiting_bytes = 0
         return messages
@@ -587,7 +596,7 @@ class PeerEntry:
         self.node = node
         self.identity: Identity | None = None
         self.links: list[PeerConnection] = []
-        self.waiting: deque[tuple[Message, int]] = deque()
+        self.waiting: deque[tuple[LinkMessage, int]] = deque()
         self.waiting_bytes = 0
         self.is_dialled = False
         self.failures = 0
@@ -656,7 +665,7 @@ class PeerEntry:
         self.failures, self.not_before_s = 0, 0.0
         self.links.append(link)
 
-    def queue(self, message: Message) -> bool:
+    def queue(self, message: LinkMessage) -> bool:
         """Queue a message. False if the queue is full."""
         size = len(msgspec.msgpack.encode(message))
         if len(self.waiting) >= WAITING_MESSAGES_MAX or self.waiting_bytes + size > WAITING_BYTES_MAX:
@@ -665,13 +674,13 @@ class PeerEntry:
         self.waiting_bytes += size
         return True
 
-    def take(self) -> Message:
+    def take(self) -> LinkMessage:
         """Take the oldest queued message."""
         message, size = self.waiting.popleft()
         self.waiting_bytes -= size
         return message
 
-    def take_all(self) -> list[Message]:
+    def take_all(self) -> list[LinkMessage]:
         """Take all queued messages, oldest first."""
         messages = [message for message, _ in self.waiting]
         self.waiting.clear()

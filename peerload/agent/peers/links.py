@@ -32,7 +32,6 @@ from peerload.agent.runtime import coalesced_s
 from peerload.model import metrics
 from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import (
-    STREAMED,
     Blocks,
     BlocksEnd,
     BlocksRequest,
@@ -41,6 +40,7 @@ from peerload.model.messages import (
     Hello,
     Identity,
     Leaving,
+    LinkMessage,
     Message,
     NameTaken,
     NotDialled,
@@ -51,6 +51,7 @@ from peerload.model.messages import (
     ProfileTold,
     Sync,
     WrongBoot,
+    is_link_message,
 )
 from peerload.security.address import join_address, network_of, parse_address, plain_host, reachable, resolve_one
 from peerload.security.tls import asks_to_join, tls_error_text
@@ -86,7 +87,7 @@ _log = logging.getLogger("peerload.peer")
 class LinkOwner(Protocol):
     """Receiver of what comes over the links."""
 
-    def deliver(self, src: str, message: Message, /) -> None:
+    def deliver(self, src: str, message: LinkMessage, /) -> None:
         """A message of a peer came."""
 
     def met(self, hello: Hello, /) -> None:
@@ -95,7 +96,7 @@ class LinkOwner(Protocol):
     def unreachable(self, node: str, reason: str, /) -> None:
         """The last link to a peer is lost, or none could be made."""
 
-    def send_failed(self, dst: str, message: Message, /) -> None:
+    def send_failed(self, dst: str, message: LinkMessage, /) -> None:
         """This message was not sent."""
 
     def name_taken(self, by: str, /) -> None:
@@ -192,7 +193,7 @@ class PeerLinks:
         if peer is not None and not peer.links and not peer.is_dialled:
             self._dial_peer(peer)
 
-    def send(self, dst: str, message: Message) -> None:
+    def send(self, dst: str, message: LinkMessage) -> None:
         """Send over the newest link to ``dst``; without one, dial it. Never waits, and raises nothing."""
         peer = self._table.entry(dst) if dst != self._name else None
         if peer is None or self._is_closing:
@@ -364,13 +365,12 @@ class PeerLinks:
             connection.close("second hello")
         elif isinstance(message, DialBack | NotDialled):
             self.reachability.received(node, message)
-        elif isinstance(message, STREAMED):
-            if not self.malformed(connection, ProtocolError("a stream's message on a link that is not for it")):
-                connection.close("malformed frames")
-        else:
+        elif is_link_message(message):
             self._deliver(connection, node, message)
+        elif not self.malformed(connection, ProtocolError("a stream's message on a link that is not for it")):
+            connection.close("malformed frames")
 
-    def _deliver(self, connection: PeerConnection, node: str, message: Message) -> None:
+    def _deliver(self, connection: PeerConnection, node: str, message: LinkMessage) -> None:
         self._counters[metrics.PEER_MESSAGES_RECEIVED] += 1
         _mark_used(connection, message)
         self._owner.deliver(node, message)
@@ -509,7 +509,7 @@ class PeerLinks:
         """Count a frame or connection that was dropped, and report it if it breaks a security rule."""
         self._table.drop(reason, who, detail)
 
-    def _write(self, link: PeerConnection, dst: str, message: Message) -> None:
+    def _write(self, link: PeerConnection, dst: str, message: LinkMessage) -> None:
         try:
             link.send(message)
         except ProtocolError:
@@ -519,7 +519,7 @@ class PeerLinks:
         self._counters[metrics.PEER_MESSAGES_SENT] += 1
         _mark_used(link, message)
 
-    def _fail(self, dst: str, messages: Sequence[Message]) -> None:
+    def _fail(self, dst: str, messages: Sequence[LinkMessage]) -> None:
         """Give messages back in a later turn of the loop, so that a sender is never called from within its own call."""
         loop = asyncio.get_running_loop()
         for message in messages:

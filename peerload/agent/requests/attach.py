@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.event_sources import CoreRequests
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
+    from peerload.agent.runtime import CoreRequests
     from peerload.agent.stdin import StdinForwarding, StdinStore, StoredStdin
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.core.node import Node

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.agent.control.connection import Connection
-    from peerload.agent.event_sources import CoreRequests
     from peerload.agent.joining import Enrollment, TrustDistribution
     from peerload.agent.peers.membership import Members
-    from peerload.agent.runtime import AgentInfo, RunState
+    from peerload.agent.runtime import AgentInfo, CoreRequests, RunState
     from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.wire import control

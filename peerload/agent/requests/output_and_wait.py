@@ -23,11 +23,10 @@ if TYPE_CHECKING:
     from peerload.agent.control.authorization import Quotas
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.event_sources import TaskWatch, TaskWatches
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.requests.task_queries import DurableReads
-    from peerload.agent.runtime import AgentInfo
+    from peerload.agent.runtime import AgentInfo, TaskWatch, TaskWatches
     from peerload.agent.store.store import Store
     from peerload.core.node import Node
     from peerload.core.work import RemoteTask

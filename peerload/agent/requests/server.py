@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from peerload.agent.control.authorization import Authorization, Principal, Quotas
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.event_sources import CoreRequests, Decisions, TaskWatches
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.files.environments import Environments
     from peerload.agent.forwarding.request_router import RequestRouter
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from peerload.agent.requests.overview import OverviewCache
     from peerload.agent.requests.task_commands import CancelWaits, CleanRequests, TaskCommands
     from peerload.agent.requests.task_queries import DurableReads, EventRequests, LiveUsage, TaskQueries, WhyRequest
-    from peerload.agent.runtime import RunState
+    from peerload.agent.runtime import CoreRequests, Decisions, RunState, TaskWatches
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.stdin import StdinForwarding, StdinStore
     from peerload.agent.store.disk_space import DiskSpace

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.event_sources import CoreRequests
     from peerload.agent.requests.task_queries import DurableReads
+    from peerload.agent.runtime import CoreRequests
     from peerload.core.node import Node
     from peerload.model.task import TaskRecord
 

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from peerload.agent.control.authorization import Authorization, Quotas
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
-    from peerload.agent.event_sources import Decisions
     from peerload.agent.files.environments import Environments
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.launcher.mps import MpsDaemons
     from peerload.agent.output.spool import Spool
+    from peerload.agent.runtime import Decisions
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.schema import Damage, RecordedEvent

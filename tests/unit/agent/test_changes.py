@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from peerload.agent.event_sources import CoreRequests
 from peerload.agent.requests.node_verbs import NodeCommands
+from peerload.agent.runtime import CoreRequests
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest
 from peerload.model.events import DrainRequested, EmptyAwaited, EmptyAwaitedNoMore, Event

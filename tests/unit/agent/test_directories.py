@@ -7,7 +7,8 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -20,8 +21,9 @@ from peerload.agent.accounts import (
     DirectoryQueries,
     FileSystemStalled,
 )
-from peerload.agent.runtime import STEP_S
+from peerload.agent.runtime import STEP_S, Inbox
 from peerload.model.errors import SlowDown, SnapshotWanted
+from peerload.model.events import DirectoryFound
 from peerload.model.messages import DirectoryRequest, DirectoryTold, Message
 from peerload.model.task import SCRATCH, TaskSpec
 from tests.each import each
@@ -29,6 +31,8 @@ from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from peerload.agent.peers.links import PeerLinks
 
 
 @pytest.fixture(autouse=True)
@@ -51,17 +55,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_a_directory_here(name: bytes, here: bool) -> None:
-    assert asyncio.run(DirectoryCache().look(name)) is here
+    assert asyncio.run(DirectoryCache(Inbox(1)).look(name)) is here
 
 
 def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"\xff")
     path.mkdir()
-    assert asyncio.run(DirectoryCache().look(os.fsencode(path)))
+    assert asyncio.run(DirectoryCache(Inbox(1)).look(os.fsencode(path)))
 
 
 def test_it_is_remembered_while_it_was_there_lately(tmp_path: Path) -> None:
-    seen = DirectoryCache()
+    seen = DirectoryCache(Inbox(1))
     directory = os.fsencode(tmp_path)
     assert not seen.seen_lately(directory)
     assert seen.seen_lately(SCRATCH)
@@ -93,7 +97,7 @@ def looks() -> list[threading.Thread]:
 
 
 def test_a_burst_for_one_slow_directory_shares_one_look(back: threading.Event) -> None:
-    seen = DirectoryCache()
+    seen = DirectoryCache(Inbox(1))
 
     async def story() -> None:
         asked = [asyncio.create_task(seen.look(b"/slow")) for _ in range(8 * LOOKS_MAX)]
@@ -113,7 +117,7 @@ def test_a_loop_that_stood_still_holds_that_against_no_directory(
     monkeypatch.setattr(accounts, "CHECK_S_MAX", 2 * STEP_S)
 
     async def story() -> None:
-        seen = DirectoryCache()
+        seen = DirectoryCache(Inbox(1))
         asked = asyncio.create_task(seen.look(b"/there"))
         await asyncio.sleep(0)
         back.set()
@@ -128,10 +132,9 @@ def test_a_dead_mount_is_told_apart_from_a_missing_directory_and_stops_nobody(
 ) -> None:
     monkeypatch.setattr(accounts, "CHECK_S_MAX", 0.05)
 
-    late: list[bytes] = []
-
     async def story() -> None:
-        seen = DirectoryCache(late.append)
+        inbox = Inbox(2 * LOOKS_MAX)
+        seen = DirectoryCache(inbox)
         dead = [b"/dead/%d" % number for number in range(LOOKS_MAX)]
         answers = await asyncio.gather(*map(seen.look, dead), return_exceptions=True)
         assert all(isinstance(answer, FileSystemStalled) for answer in answers)
@@ -148,6 +151,7 @@ def test_a_dead_mount_is_told_apart_from_a_missing_directory_and_stops_nobody(
             await asyncio.to_thread(thread.join, PATIENCE_S)
         for _ in range(2):  # one turn of the loop for the result of each, one for what is done with it
             await asyncio.sleep(0)
+        late = [event.directory for event in await inbox.turn() if isinstance(event, DirectoryFound)]
         assert sorted(late) == sorted(dead), "who asked for these is told that they are there after all"
         assert await seen.look(b"/")
 
@@ -160,9 +164,9 @@ class Asked:
     def __init__(self, **codes: str) -> None:
         self.codes = codes
         self.asked: list[str] = []
-        self.nodes = DirectoryQueries(self._send)
+        self.nodes = DirectoryQueries(cast("PeerLinks", self))
 
-    def _send(self, node: str, request: Message) -> None:
+    def send(self, node: str, request: Message) -> None:
         assert isinstance(request, DirectoryRequest)
         self.asked.append(node)
         if node in self.codes:
@@ -233,7 +237,7 @@ def test_a_directory_travels_where_a_node_says_that_it_is_not_the_same_there(
     answer: DirectoryTold, identity: str, differs: bool
 ) -> None:
     async def story(*, freezes: bool) -> bool:
-        queries = DirectoryQueries(lambda *_: None, freezes=freezes)
+        queries = DirectoryQueries(cast("PeerLinks", SimpleNamespace(send=lambda *_: None)), freezes=freezes)
         asking = asyncio.create_task(queries.ask(["z"], answer.directory, ""))
         await asyncio.sleep(0)
         assert queries.answer_received("z", answer)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from peerload.agent.control.connection import Connection
-from peerload.agent.event_sources import CoreRequests
 from peerload.agent.requests.attach import AttachRequests
+from peerload.agent.runtime import CoreRequests
 from peerload.agent.stdin import (
     INPUT_AHEAD_BYTES_MAX,
     INPUT_UNASKED_BYTES_MAX,
