@@ -380,28 +380,20 @@ def literal_directory(glob: str) -> str:
     return plain.rpartition("/")[0]
 
 
-def is_plain(glob: str) -> bool:
-    """True if a glob means one name alone."""
-    return not re.search(r"[*?\[]", glob)
-
-
 def changed(
     base: int, before: Manifest, globs: Sequence[str], take: Callable[[bytes], bytes], *, needs_all: bool
 ) -> Manifest:
-    """The files of a tree that are not as ``before``, those that the globs mean or, without globs, all but what a
-    `.peerloadignore` names. Raises StagingFailed, with ``needs_all`` also for a plain name that is not there; OSError."""
+    """The files, links and empty directories of a tree that are not as ``before``, those that the globs mean or, without globs,
+    all but what a `.peerloadignore` names. Raises StagingFailed, with ``needs_all`` also for a glob that means nothing; OSError."""
     rules = None if globs else Rules(IGNORE_FILES[1:])
     pattern = matcher(globs) if globs else None
     known = {entry.path: entry for entry in before.files}
     links = dict(before.links)
     found = bounded(scan(base, rules=rules, pattern=pattern))
-    paths = {item.path for item in found}
-    for glob in globs:
-        if (
-            needs_all
-            and is_plain(glob)
-            and not any(path == glob or path.startswith(f"{glob.rstrip('/')}/") for path in paths)
-        ):
+    if pattern:  # directories are always looked into
+        found = [item for item in found if item.status is not None or pattern.match(item.path)]
+    for glob in globs if needs_all else ():
+        if not any(map(matcher([glob]).match, (item.path for item in found))):
             raise StagingFailed(f"the output {glob} is not there", why="the task has not made it")
     check_size(found)
     files = []
@@ -419,4 +411,7 @@ def changed(
             files.append(read_file(parents, item.path, take)[0])
     parents.close()
     new_links = tuple((item.path, item.target) for item in found if item.target and links.get(item.path) != item.target)
-    return Manifest(tuple(files), new_links)
+    directories = tuple(item.path for item in found if item.status is None and item.path not in before.directories)
+    for path in directories:
+        _check_name(path)
+    return Manifest(tuple(files), new_links, directories)

@@ -132,7 +132,7 @@ class OutputMerge:
         self.conflicts: list[str] = []
 
     def place(self, manifest: Manifest, read: ReadSome) -> None:
-        """Place all files and links durably. Raises StagingFailed, which names the file, OSError, and what ``read`` raises."""
+        """Place all files, links and empty directories durably. Raises StagingFailed, which names the file, OSError, and what ``read`` raises."""
         shown = self._directory.decode("utf-8", "backslashreplace")
         try:
             base = os.open(self._directory, DIRECTORY | os.O_CLOEXEC)
@@ -146,6 +146,8 @@ class OutputMerge:
                 self._place_file(*parents.of(path), entry, read)
             for path, target in manifest.links:
                 self._place_link(*parents.of(path), path, target)
+            for path in manifest.directories:
+                os.close(make_directories(base, path))
             sync_file_system(base)
         except OSError as error:
             raise _cannot(path, error) from None
@@ -258,7 +260,7 @@ def collect(directory: bytes, blocks: BlockAccess, manifest: bytes, globs: Seque
         after = tree.changed(base, before, globs, lambda block: blocks.put([block])[0], needs_all=needs_all)
     finally:
         os.close(base)
-    if not after.files and not after.links:
+    if after == Manifest():
         return b""
     id_, own = manifests.encode(after)
     blocks.put(own)

@@ -110,13 +110,16 @@ def happened(agent: Agent, task: str) -> list[str]:
     return [event["state"] for event in told if event["task"] == task]
 
 
-def test_an_output_that_is_not_made_is_no_success(user: User) -> None:
-    done = user.types("run", "--node", "n2", "--out", "report", "true")
+@pytest.mark.parametrize("where", ["n1", "n2"])
+def test_an_output_that_is_not_made_is_no_success_and_the_others_come_home(user: User, where: str) -> None:
+    done = user.types("run", "--node", where, "--out", "x*", "--out", "made", "sh", "-c", "echo one > made")
     assert done.returncode == 125
     shown = user.task()
     assert (shown["state"], shown["exit_code"]) == ("failed", 125)
     assert shown["reason"].startswith("staging: ")
-    assert "report" in shown["reason"]
+    for told in (shown["reason"], done.stderr, user.types("why", "@").stdout):
+        assert "x*" in told
+    assert user.files() == {"made": "one\n", "src/a": "one\n"}
 
 
 def test_an_output_that_cannot_be_placed_is_no_success_and_is_named(user: User) -> None:
@@ -130,7 +133,7 @@ def test_an_output_that_cannot_be_placed_is_no_success_and_is_named(user: User) 
 def test_members_of_an_array_share_one_snapshot_that_crosses_once(user: User) -> None:
     (user.directory / "large").write_bytes(os.urandom(3 << 20))
     done = user.types(
-        "map", "--node", "n2", "--snapshot", "--out", "out/*", "mkdir out; cksum < large > out/{}", ":::", *"abcdefgh"
+        "map", "--node", "n2", "--snapshot", "cksum < large > out/{}", ":::", *"abcdefgh", "--out", "out/*"
     )
     assert done.returncode == 0, done.stderr
     sums = {path.read_text() for path in (user.directory / "out").iterdir()}

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import functools
 import os
+import re
 import socket
 import sqlite3
 import stat
@@ -585,9 +586,12 @@ def test_new_and_changed_files_alone_come_back(home: Path, tmp_path: Path, store
     assert [entry.path for entry in changed(there, taken, store).files] == ["a", "out/new"]
     assert [entry.path for entry in changed(there, taken, store, "out/*").files] == ["out/new"]
     assert [entry.path for entry in changed(there, taken, store, "out").files] == ["out/new"]
-    with pytest.raises(StagingFailed, match="missing"):
-        changed(there, taken, store, "missing")
-    assert changed(there, taken, store, "missing", needs_all=False).files == ()
+    for glob in ("missing", "missing/*", "a?"):
+        with pytest.raises(StagingFailed, match=re.escape(glob)):
+            changed(there, taken, store, "same", glob)
+        assert changed(there, taken, store, glob, needs_all=False) == Manifest()
+    (there / "empty").mkdir()
+    assert changed(there, taken, store, "sam?", "empty") == Manifest(directories=("empty",))
     (there / "out/bad").symlink_to("/etc/passwd")
     with pytest.raises(StagingFailed, match="out/bad"):
         changed(there, taken, store)
@@ -641,6 +645,9 @@ def test_outputs_replace_what_is_as_it_was_and_stand_beside_what_was_changed(hom
         "same": "output",
         "sub/n": "output",
     }
+    for _ in range(2):
+        merge.place(Manifest(directories=("sub", "sub/empty")), store.read_some)
+    assert list((home / "sub/empty").iterdir()) == []
     again = output_merge(home, before, own)
     later = entries[-1]._replace(blocks=tuple(store.put([b"second"])))
     again.place(Manifest((later,)), store.read_some)  # another attempt of the same task

@@ -611,14 +611,15 @@ class AttemptFiles:
             except OSError as error:  # they are collected again by the next agent
                 log.warning("cannot note the outputs of a task: task=%s error=%s", note.task, error)
         staged, unplaced, returned = note.result, note.unplaced, ""
-        if not unplaced and staged.outputs and note.directory:
+        if staged.outputs and note.directory:
             uid = _uid_in(key)
             try:
-                unplaced, conflicts, returned = await self._place(
+                why, conflicts, returned = await self._place(
                     uid, note.task, note.user, note.files, note.directory, note.submitted_at, staged.outputs, began_s
                 )
             except (NoRoom, WorkLost, OSError) as error:
-                unplaced, conflicts = str(error), 0
+                why, conflicts = str(error), 0
+            unplaced = unplaced or why
             staged = msgspec.structs.replace(staged, conflicts=conflicts)
         if returned:
             self._event_log.record("files", "returned", task=note.task, reason=returned)
@@ -626,19 +627,27 @@ class AttemptFiles:
         return without_files(exit_, unplaced) if unplaced else exit_
 
     async def _collected(self, key: str, note: AttemptNote, *, is_success: bool) -> tuple[Staged, str]:
-        staged = Staged(note.in_bytes, note.in_s)
+        staged, unplaced = Staged(note.in_bytes, note.in_s), ""
         if not note.files.outputs and not note.files.returns_changes:
             return staged, ""
+        collect = functools.partial(
+            self.do, "collect", note.user, key, SCRATCH, note.files.manifest, note.files.outputs
+        )
         try:
             cache = self._cache(note.user)
-            values = note.files.manifest, note.files.outputs, is_success
-            id_ = await self.do("collect", note.user, key, SCRATCH, *values)
+            try:
+                id_ = await collect(is_success)
+            except StagingFailed as error:
+                if not is_success:
+                    raise
+                unplaced = f"its outputs cannot be collected: {error}"
+                id_ = await collect(False)  # what there is comes home all the same
             if not id_:
-                return staged, ""
+                return staged, unplaced
             root = await cache.transfer.in_slow_thread(_kept, cache.store, id_)
         except (PeerloadError, OSError) as error:
-            return staged, f"its outputs cannot be collected: {error}" if is_success else ""
-        return msgspec.structs.replace(staged, outputs=id_, out_bytes=root.size_bytes, out_count=root.files), ""
+            return staged, (unplaced or f"its outputs cannot be collected: {error}") if is_success else ""
+        return msgspec.structs.replace(staged, outputs=id_, out_bytes=root.size_bytes, out_count=root.files), unplaced
 
     async def bring_home(self, node: str, action: KeepOutput | FetchOutput) -> tuple[str, OutputArrived]:
         """Fetch the outputs of an attempt from its node, and place them → an error that may pass, or ""; and the event that

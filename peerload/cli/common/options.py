@@ -6,12 +6,15 @@ read without it, and argparse reads every other one, also each that is wrong: it
 
 from __future__ import annotations
 
+import itertools
+
 from peerload.model.errors import UsageError
 from peerload.text.units import duration, invalid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Collection
     from typing import Any, NoReturn
 
 SPEED_MAX = 1000
@@ -129,12 +132,13 @@ class Options:
             joined[-1:] = [f"{before}={word}"] if is_value else [*joined[-1:], word]
         return joined
 
-    def read_command(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The flags up to the first word that is none, and the words from there on, without a first `--`."""
+    def read_command(self, words: list[str], separators: Collection[str] = ()) -> tuple[argparse.Namespace, list[str]]:
+        """The flags up to the first word that is none, and the words from there on, without a first `--`. separators: words after
+        which long flags are flags again, unless a `--` follows one directly."""
         self._describe_if_asked(words)
         end = self._end_of_flags(words)
-        command = words[end:]
-        flags = self._with_negative_values(words[:end])
+        late, command = self._late_flags(words[end:], separators)
+        flags = self._with_negative_values([*words[:end], *late])
         plain: Any = self._plain(flags)
         return plain or self.parser().parse_args(flags), command[1:] if command[:1] == ["--"] else command
 
@@ -201,6 +205,24 @@ class Options:
                 return index
             index += 2 if self._next_is_value(word) else 1
         return len(words)
+
+    def _late_flags(self, words: list[str], separators: Collection[str]) -> tuple[list[str], list[str]]:
+        """The long flags, with their values, after a separator, and the other words."""
+        late: list[str] = []
+        kept: list[str] = []
+        takes_flags, before = False, ""
+        rest = iter(words)
+        for word in rest:
+            if word in separators:
+                takes_flags = True
+            elif word == "--" and before in separators:
+                takes_flags = False
+            if takes_flags and word.startswith("--") and word.partition("=")[0] in self.takes_value:
+                late += [word, *itertools.islice(rest, int(self._next_is_value(word)))]
+            else:
+                kept.append(word)
+            before = word
+        return late, kept
 
     def _next_is_value(self, word: str) -> bool:
         if word.startswith("--"):

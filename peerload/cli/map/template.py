@@ -22,7 +22,7 @@ from peerload.text.format import size_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 Values = tuple[bytes, ...]
@@ -33,8 +33,6 @@ LINE_BYTES_MAX = 1 << 20
 """A longer line cannot be a word of a command."""
 LINES_AHEAD_MAX = 1000
 """Lines read ahead of the tasks made of them."""
-INPUTS_NAMED_MAX = 3
-"""Inputs of each source that an error repeats."""
 HELD_BYTES_MAX = 64 << 20
 """Bound of all sources but the first."""
 
@@ -192,37 +190,6 @@ def split(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]
             command.append(word)
         before = word
     return command, sources
-
-
-def refuse_late_flags(head: Sequence[str], rest: Sequence[str], flags: Mapping[str, bool]) -> None:
-    """Raise UsageError, with the line to type, if a long flag of `map` stands among the inputs: it would be an input.
-
-    head: the words before the command; rest: the command and the inputs; flags: those of `map`, and whether each takes a
-    value. A source that begins with `--` has inputs alone.
-    """
-    at = next((index for index, word in enumerate(rest) if word in SEPARATORS), len(rest))
-    late: list[str] = []
-    kept: list[str] = list(rest[:at])
-    since, is_plain = 0, False
-    words = iter(rest[at:])
-    for word in words:
-        name, equals, _ = word.partition("=")
-        since = 0 if word in SEPARATORS else since + 1
-        is_plain = since > 0 and (is_plain or (since == 1 and word == "--"))
-        if not is_plain and name.startswith("--") and name in flags:
-            late += [word, *itertools.islice(words, int(flags[name] and not equals))]
-        elif since <= INPUTS_NAMED_MAX:
-            kept.append(word)
-        elif since == INPUTS_NAMED_MAX + 1:
-            kept.append("…")
-    if late:
-        ends = [word for word in head[-1:] if word == "--"]
-        line = [*head[: len(head) - len(ends)], *late, *ends, *kept]
-        shown = " ".join(word if word in ("…", *SEPARATORS) else shlex.quote(printable(word)) for word in line)
-        raise UsageError(
-            f"map: {late[0].partition('=')[0]} comes after the command and would be taken as an input",
-            hint=f"flags come first:  peerload map {shown}        as an input:  ::: -- {late[0]}",
-        )
 
 
 def opened(sources: Sequence[tuple[str, list[str]]], *, end: bytes = b"\n") -> MapInputs:

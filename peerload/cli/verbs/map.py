@@ -9,7 +9,7 @@ from peerload.cli.common import command, options
 from peerload.cli.common.messages import CANNOT, exit_code_of, report
 from peerload.cli.common.output import Bar, write_all
 from peerload.cli.map.run import Halt, Joblog, Mapping, MapResult, MapView
-from peerload.cli.map.template import CommandTemplate, opened, refuse_late_flags, shown, split
+from peerload.cli.map.template import SEPARATORS, CommandTemplate, opened, shown, split
 from peerload.client.connection import AgentConnection
 from peerload.client.submission import may_freeze
 from peerload.model.errors import UsageError
@@ -40,10 +40,10 @@ _JSON_KEYS = ("id", "state", "exit_code", "signal", "node", "out_of", "started_a
 _JSON_KEYS_OF_OUTPUT = ("stdout_bytes", "stderr_bytes", "stdout", "stderr")
 
 EPILOG = """\
-The flags end at the first word that is not a flag. One word is a line for /bin/sh, in which inputs are quoted (put no quotes
-around {} yourself); several words are a command and its arguments.
+The flags end at the first word that is not a flag; long ones may also stand behind the inputs. One word is a line for /bin/sh, in
+which inputs are quoted (put no quotes around {} yourself); several words are a command and its arguments.
   :::  a b c     these inputs            ::::  FILE     the lines of FILE (- is standard input)
-  :::  -- -x     words that look like flags of map; without the -- these are refused
+  :::  -- --tag  words that look like flags of map: behind this -- all are inputs
   :::+, ::::+    are paired with the source before; other sources are combined, each value with each
 Without a source, inputs are the lines of standard input.
   {}  the input   {.}  without its extension   {/}  its last part   {//}  its directory   {/.}  last part, no extension
@@ -55,8 +55,7 @@ caused it; 125 if the output of a task is incomplete."""
 
 def main(words: list[str]) -> int:
     reader = _reader()
-    flags, rest = reader.read_command(words)
-    refuse_late_flags(words[: len(words) - len(rest)], rest, reader.takes_value)
+    flags, rest = reader.read_command(words, SEPARATORS)
     line, sources = split(rest)
     shell = flags.shell is not None or len(line) == 1
     if not line and flags.shell is None:

@@ -18,12 +18,12 @@ from peerload.cli.common.output import bar_text
 from peerload.cli.map import template as map_inputs
 from peerload.cli.map.run import HEADER, Halt, Joblog, MapResult
 from peerload.cli.map.template import (
+    SEPARATORS,
     BadInput,
     CommandTemplate,
     LineReader,
     MapInputs,
     opened,
-    refuse_late_flags,
     shown,
     split,
 )
@@ -49,40 +49,28 @@ def taken(inputs: MapInputs) -> list[tuple[bytes, ...]]:
 
 # -- flags among the inputs ---------------------------------------------------------------------------------------------
 
-FLAGS = {"--out": True, "--snapshot": False, "-j": True}
-
 
 @each(
-    ("head", "rest", "line"),
+    ("words", "out", "sources"),
     [
-        (
-            ["--snapshot"],
-            ["./convert {} out/{/}", ":::", "in/a.png", "in/b.png", "--out", "out/*"],
-            "--snapshot --out 'out/*' './convert {} out/{/}' ::: in/a.png in/b.png ",
-        ),
-        ([], ["c", ":::", "1", "2", "3", "4", "--out=x"], "--out=x c ::: 1 2 3 … "),
-        (["-j", "2", "--"], ["c", ":::", "1", "--snapshot", ":::", "2"], "-j 2 --snapshot -- c ::: 1 ::: 2 "),
-        ([], ["c", "::::", "f", "--out"], "--out c :::: f "),
+        (["--tag", "c", ":::", "a", "b", "--out", "out/*"], ["out/*"], [["a", "b"]]),
+        (["--out=x", "--", "c", ":::", "1", "--tag", "2", "--out=y", ":::", "3"], ["x", "y"], [["1", "2"], ["3"]]),
+        (["--tag", "c", "--out", ":::", "-j", "--verbose", "--outer=1"], [], [["-j", "--verbose", "--outer=1"]]),
+        (["c", ":::", "a", "--", "--tag", ":::", "--", "--out", "x"], [], [["a", "--"], ["--out", "x"]]),
+        (["c", ":::", "--", "--", ":::", "--tag", "b"], [], [["--"], ["b"]]),
     ],
 )
-def test_a_flag_among_the_inputs_is_refused_with_the_line_to_type(head: list[str], rest: list[str], line: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        refuse_late_flags(head, rest, FLAGS)
-    assert f"peerload map {line}" in refused.value.hint
+def test_long_flags_among_the_inputs_are_flags_until_a_separator_and_two_dashes(
+    words: list[str], out: list[str], sources: list[list[str]]
+) -> None:
+    flags, rest = map_verb._reader().read_command(words, SEPARATORS)
+    assert (flags.tag, flags.outputs) == (True, out)
+    assert [values for _, values in split(rest)[1]] == sources
 
 
-@each(
-    ("rest", "inputs"),
-    [
-        (["c", ":::", "--", "--out", "x"], ["--out", "x"]),
-        (["c", ":::", "--", "--"], ["--"]),
-        (["c", "--out", ":::", "-j", "--verbose", "--outer=1"], ["-j", "--verbose", "--outer=1"]),
-        (["c", ":::", "a", "--"], ["a", "--"]),
-    ],
-)
-def test_other_words_are_inputs(rest: list[str], inputs: list[str]) -> None:
-    refuse_late_flags([], rest, FLAGS)
-    assert split(rest)[1] == [(":::", inputs)]
+def test_a_flag_behind_the_inputs_needs_its_value() -> None:
+    with pytest.raises(UsageError, match="--out"):
+        map_verb._reader().read_command(["c", ":::", "a", "--out"], SEPARATORS)
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
