@@ -38,7 +38,7 @@ class Read(Exception):
 def parser_of(verb: str) -> argparse.ArgumentParser:
     """The parser of a verb, taken when it is about to read the command line."""
 
-    def stop(parser: Options, _words: list[str]) -> None:
+    def stop(parser: Options, *_words: object) -> None:
         raise Read(parser.parser())
 
     kept = Options.read, Options.read_command
