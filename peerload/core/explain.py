@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.membership.peers import PeerState
+from peerload.core.membership.peers import NOT_MET, PeerState
 from peerload.core.resources.admission import lacks, under_cap_text, why_never
 from peerload.core.resources.devices import EPSILON, DeviceRequest
 from peerload.core.resources.placement import Scope, matches_device, place
@@ -95,6 +95,8 @@ class WaitReasons:
         yield self._here(spec.request, spec.placement, ignores_turn=False)
         for peer in self._peers:
             yield self._there(peer, spec.request, spec.placement)
+        for node in self._node.membership.unmet(spec.placement, self._node.state.node):
+            yield EligibilityVerdict(node, can_ever=None, now=None, reason=NOT_MET)
 
     def has_room(self, spec: TaskSpec) -> str:
         """The first node that has room for the task as if it had asked for this; "" if none is known to have."""

@@ -253,7 +253,9 @@ def _waiting(told: dict[str, Any], head: str, now: float) -> list[str]:
     nodes = told["nodes"]
     could = told.get("could_ever") or 0
     where = f" at {printable(told['node'])}" if told.get("node") else ""
-    lines = [f"{head} It waits{where}: {could} of {counted(len(nodes), 'node')} could ever run it."]
+    may = sum(node["can_ever"] is None for node in nodes)
+    also = f", {may} may" if may else ""
+    lines = [f"{head} It waits{where}: {could} of {counted(len(nodes), 'node')} could ever run it{also}."]
     if told.get("says"):
         lines.append(f"  {printable(told['says'])}")
     lines += [f"  {line}" for line in table(WHY_HEADINGS, verdict_rows(nodes))]

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from peerload.core.explain import WaitReasons
+from peerload.core.membership.peers import NOT_MET
 from peerload.core.state import TASKS_AT_A_TIME
 from peerload.model import events, messages
 from peerload.model.actions import Answer
@@ -14,7 +16,7 @@ from peerload.model.errors import NeverRunnable, SlowDown
 from peerload.model.gossip import MemberStatus
 from peerload.model.resources import LoadReport, Placement, ResourceRequest
 from peerload.model.task import SubmitOptions, TaskSpec
-from tests.core.given import ACCEPTS, Given, spec
+from tests.core.given import ACCEPTS, Given, identity, spec
 from tests.wording import Says
 
 
@@ -83,6 +85,21 @@ def test_a_node_that_was_shut_out_runs_nothing_ever_until_it_is_let_in_anew() ->
     assert x.done(Answer).error.why == "x: the task is for y; y: shut out"
     x.meet("y", start=2)
     assert x.submit(pinned)[0] == "persist submission queued"
+
+
+def test_a_member_of_an_earlier_start_that_was_not_met_yet_may_run_a_task() -> None:
+    x = Given(peers=(), started=events.AgentStarted(known=(identity("y"), identity("z"))))
+    for placement, nodes in ((Placement(node="y"), "y"), (Placement(exclude=("x", "y")), "z")):
+        assert x.submit(spec(placement=placement))[:2] == ["persist submission queued", "answer"]
+        waits = x.task(int(x.done(Answer).reply["id"].partition("/")[2]))
+        said = {one.node: one.can_ever for one in WaitReasons(x.node, waits, x.at_s).verdicts()}
+        assert said == {"x": False, nodes: None}
+        assert NOT_MET in x.done(Answer).reply["placeable"]
+    assert x.submit(spec(placement=Placement(node="v"))) == ["refuse NeverRunnable"]
+    x.when(events.NodeRevoked("y"))
+    assert x.submit(spec(placement=Placement(node="y"))) == ["refuse NeverRunnable"]
+    x.meet("z")
+    assert x.submit(spec(request=ResourceRequest(gpus=1))) == ["refuse NeverRunnable"]
 
 
 def test_the_answer_says_why_nobody_can_run_it_now() -> None:

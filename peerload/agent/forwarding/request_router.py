@@ -24,7 +24,7 @@ from peerload.agent.control.task_ids import REF
 from peerload.agent.forwarding.tunnels import ResponseQueue
 from peerload.agent.runtime import now
 from peerload.agent.views.task import find_remote
-from peerload.core.membership.peers import PeerState
+from peerload.core.membership.peers import NOT_MET, PeerState
 from peerload.model.errors import BadMessage, BadRequest, LinkUnavailable, NoSuchTask, PeerloadError
 from peerload.wire import control
 from peerload.wire.expected import validation_error_text
@@ -310,7 +310,8 @@ class RequestRouter:
 
     def _check_known(self, node: str, request: control.Request) -> None:
         """Raises NoSuchTask, or BadRequest if the request names no task, for an unknown node."""
-        if self._node.membership.get(node) is not None:
+        membership = self._node.membership
+        if membership.get(node) is not None or node in membership.gossip.anti_entropy.known:
             return
         refs = refs_of(request)
         why = f"no node {node} is known here"
@@ -341,7 +342,8 @@ class RequestRouter:
         """State of a node in words; "" if it is alive."""
         peer = self._node.membership.get(node)
         if peer is None:
-            return "it is no longer known here"
+            is_of_earlier_start = node in self._node.membership.gossip.anti_entropy.known
+            return f"it was {NOT_MET}" if is_of_earlier_start else "it is no longer known here"
         if peer.state is PeerState.ALIVE:
             return ""
         if peer.state is PeerState.LEFT:

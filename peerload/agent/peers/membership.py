@@ -215,11 +215,11 @@ class Members:
             self._write_timer = asyncio.get_running_loop().call_later(WRITE_S, self._write_addresses)
 
     def _write_addresses(self) -> None:
-        """Write down the members that have not left, and those of earlier starts that were not met yet."""
+        """Write down the members that have not left and are not shut out, and those of earlier starts that were not met yet."""
         self._write_timer = None
         membership = self._node.membership
         met = {peer.identity.node: peer for peer in membership}
-        present = [peer.identity for peer in met.values() if peer.state is not PeerState.LEFT]
+        present = [peer.identity for peer in met.values() if peer.state is not PeerState.LEFT and not peer.is_shut_out]
         unmet = [identity for node, identity in membership.gossip.anti_entropy.known.items() if node not in met]
         asleep = tuple(peer.profile for peer in met.values() if peer.state is PeerState.ASLEEP and peer.knows_profile)
         self._file.set_peers([one for one in (*unmet, *present) if one.address], membership.waking.took_s, asleep)

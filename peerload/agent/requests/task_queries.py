@@ -489,6 +489,8 @@ class WhyRequest:
         peer = self._node.membership.get(name)
         if name in ("", own) or (peer is not None and peer.state is not PeerState.LEFT):
             return []
+        if self._node.membership.unmet(task.spec.placement, own):
+            return []
         reason = REVOKED if self._cluster.was_revoked(name) else UNKNOWN if peer is None else LEFT
         return [EligibilityVerdict(name, can_ever=False, now=None, reason=reason)]
 
@@ -526,11 +528,11 @@ def _summary(verdicts: list[EligibilityVerdict], home: str) -> str:
     """Reason why a task waits, in one line: that of the nearest node that could run it. "" if a node has room."""
     if any(verdict.now for verdict in verdicts):
         return ""
-    could = [verdict for verdict in verdicts if verdict.can_ever]
+    could = [verdict for verdict in verdicts if verdict.can_ever is not False]
     if not could:
         shut_out = next((f": {verdict.node} {verdict.reason}" for verdict in verdicts if verdict.reason in GONE), "")
         return f"no node known can ever run it{shut_out}"
-    nearest = min(could, key=lambda one: (one.now is not None, one.node != home, one.node))
+    nearest = min(could, key=lambda one: (one.can_ever is None, one.now is not None, one.node != home, one.node))
     return f"{nearest.node}: {nearest.reason}"
 
 

@@ -663,7 +663,8 @@ def mended(error: NeverRunnable, client: AgentConnection, spec: dict[str, Any]) 
         return error
     from difflib import get_close_matches
 
-    names = [str(node["node"]) for node in client.call("nodes")["nodes"]]
+    reply = client.call("nodes")
+    names = [*(str(node["node"]) for node in reply["nodes"]), *map(str, reply.get("unmet", []))]
     if wanted in names:
         return error
     near = get_close_matches(wanted, names, n=1)

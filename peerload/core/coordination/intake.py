@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.membership.peers import PeerState
+from peerload.core.membership.peers import NOT_MET, PeerState
 from peerload.core.resources.admission import asked_text, lacks, seen_by, why_never
 from peerload.core.work import HomePhase, HomeTask, UntouchedMembers
 from peerload.energy.price import cheapest_start, integral
@@ -307,7 +307,8 @@ def why_not_placeable(
     could = [
         peer for peer in _members(membership) if not why_never(peer.profile, spec.request, spec.placement, state.node)
     ]
-    return "; ".join([here, *_named([(peer, _why_not_now(membership, peer, spec)) for peer in could])])
+    unmet = [f"{node}: {NOT_MET}" for node in membership.unmet(spec.placement, state.node)[:PEERS_NAMED_MAX]]
+    return "; ".join([here, *_named([(peer, _why_not_now(membership, peer, spec)) for peer in could]), *unmet])
 
 
 def declining(state: CoreState, membership: Membership, spec: TaskSpec) -> dict[str, str]:

@@ -33,7 +33,7 @@ from peerload.model.messages import (
     Pong,
     decline_subject,
 )
-from peerload.model.resources import GPU, LoadReport, PowerCurve, Profile
+from peerload.model.resources import GPU, LoadReport, Placement, PowerCurve, Profile
 from peerload.model.timers import GossipTimerKind as Kind
 from peerload.policy.api import KnownReport
 
@@ -554,6 +554,7 @@ class Membership:
 
     def shut_out(self, node: str) -> None:
         """Record that a peer was revoked: this start of it never runs a task again."""
+        self.gossip.anti_entropy.known.pop(node, None)
         peer = self._peers.get(node)
         if peer is not None:
             peer.boot_shut_out = peer.identity.boot
@@ -681,13 +682,22 @@ class Membership:
 
     def could_ever(self, spec: TaskSpec, home: str) -> bool:
         """True if any peer not known to have left or to be shut out could run this, also one that is silent or drained now, or
-        whose file system does not answer."""
-        return any(
+        whose file system does not answer, or a member of an earlier start that was not met since."""
+        return bool(self.unmet(spec.placement, home)) or any(
             peer.state is not PeerState.LEFT
             and not peer.is_shut_out
             and (not peer.knows_profile or not why_never(peer.profile, spec.request, spec.placement, home))
             and self.declined_code(peer.identity.node, spec) in ("", "stalled")
             for peer in self
+        )
+
+    def unmet(self, placement: Placement, home: str) -> list[str]:
+        """The members of earlier starts, not met since, that this placement allows, by name: what they have is not known."""
+        known = self.gossip.anti_entropy.known
+        if not known or placement.local:
+            return []
+        return sorted(
+            node for node in known if placement.node in (None, node) and node not in placement.exclude and node != home
         )
 
     def could_run(self, need: Need, home: str) -> list[str]:

@@ -30,6 +30,10 @@ BOOTS_KEPT_MAX = 8
 """Starts of a peer that are remembered, so that a late word of one is not taken for news."""
 
 
+NOT_MET = "not met since this agent's start"
+"""Reason why it is not known what a member of an earlier start has."""
+
+
 class PeerState(enum.StrEnum):
     """Belief about a peer."""
 
