@@ -43,7 +43,7 @@ WAITS: dict[str, Any] = {
 def test_a_reason_for_every_node(agent: FakeAgent) -> None:
     agent.answer("why", **WAITS)
     assert peerload("why", "43", agent=agent).stdout.decode().splitlines() == [
-        "ws1/43 big\\x1b[31m.py needs 1 cpu and 8 GPUs. It waits: 2 of 4 nodes could ever run it.",
+        "ws1/43 big\\x1b[31m.py needs 1 cpu and 8 GPUs. It waits: 2 of 4 nodes could ever run it, 1 may.",
         "  NODE  CAN EVER  NOW  REASON",
         "  ws1   no        -    no GPU",
         "  gpu1  yes       no   5 of 8 GPUs busy: lab3/2 (3), ws2/9 (2)",
