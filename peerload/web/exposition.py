@@ -3,11 +3,7 @@ comes with the first scrape."""
 
 from __future__ import annotations
 
-import ast
-import itertools
 import re
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -26,6 +22,9 @@ SERIES_MAX = 300
 """Series of one agent. Beyond this counters are left out, the greatest and those in ALWAYS last."""
 PREFIX = "peerload_"
 LEFT_OUT = "series_left_out"
+HELP_TEXTS = metrics.help_texts | {
+    LEFT_OUT: f"Counters that are not shown, since there are more than {SERIES_MAX} series."
+}
 _LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
 ALWAYS = (
     metrics.AGENT_CPU,
@@ -61,7 +60,7 @@ class _Collector:
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
-        helps, stats = meanings(), self._stats
+        helps, stats = HELP_TEXTS, self._stats
         room = SERIES_MAX - 1
         for name, told in stats.get("histograms", {}).items():
             buckets, total = [], 0
@@ -93,15 +92,3 @@ class _Collector:
                 for labels, value in values.items():
                     family.add_metric([labels_of[labels].get(name, "") for name in names], value)
                 yield family
-
-
-@cache
-def meanings() -> dict[str, str]:
-    """The meaning of each metric: the string below its name in model/metrics.py."""
-    body = ast.parse(Path(metrics.__file__).read_text(encoding="utf-8")).body
-    found = {LEFT_OUT: f"Counters that are not shown, since there are more than {SERIES_MAX} series."}
-    for before, after in itertools.pairwise(body):
-        match before, after:
-            case ast.Assign(value=ast.Constant(str(name))), ast.Expr(ast.Constant(str(says))):
-                found[name] = " ".join(says.split())
-    return found

@@ -323,7 +323,7 @@ def test_metrics_are_bounded_and_described() -> None:
     assert "peerload_agent_cpu_seconds_total 1.5" in series
     assert 'peerload_hooks_total{outcome="failed"} 0.0' in series, "without the 0 the first failure is no increase"
     assert 'peerload_commit_seconds_bucket{le="+Inf"} 6.0' in series
-    assert set(exposition.meanings()) == NAMES | {exposition.LEFT_OUT}
+    assert set(exposition.HELP_TEXTS) == NAMES | {exposition.LEFT_OUT}
 
 
 def promtool(*words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
