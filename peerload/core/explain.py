@@ -204,8 +204,8 @@ class WaitReasons:
         now, reason = reported_room(peer.profile, heard.report, request)
         if request.takes_devices and not now:
             reason += self._own_there(node)
-        if task.phase is HomePhase.AWAY and task.record.node == node and request == task.spec.request:
-            reason = f"{'it is to start' if now else 'it waits'} there: {reason}"
+        if now and task.phase is HomePhase.AWAY and task.record.node == node and request == task.spec.request:
+            reason = f"it is to start there: {reason}"
         return EligibilityVerdict(node, can_ever=True, now=now, reason=reason, age_s=age_s)
 
     def _own_there(self, node: str) -> str:
@@ -290,8 +290,7 @@ def holding_reason(task: HomeTask) -> str:
                 return task.record.reason
             return f"an attempt of it was lost ({task.record.reason}); it is considered again shortly"
         case HomePhase.AWAY:
-            waits = f"it waits in the queue of {task.record.node}, which has taken it: {task.record.reason}"
-            return uncollected_reason(task) or waits
+            return uncollected_reason(task) or task.record.reason
         case HomePhase.COLLECTING:
             node = task.collection.node if task.collection is not None else task.record.node
             return uncollected_reason(task) or f"it has ended on {node}; its output is on the way"
@@ -464,7 +463,7 @@ def reported_room(profile: Profile, report: LoadReport, request: ResourceRequest
 
 def _cores_there(profile: Profile, report: LoadReport, request: ResourceRequest) -> Known:
     n, slots = report.load_tasks, max(profile.slots, 1)
-    stands = f"{n} of {slots} slot{'' if slots == 1 else 's'} taken"
+    stands = f"{max(n - report.waiting, 0)} of {slots} slot{'' if slots == 1 else 's'} taken"
     if report.slots_foreign:
         stands += f" ({report.slots_foreign} by other programs)"
     if report.waiting:

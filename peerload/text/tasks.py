@@ -252,7 +252,7 @@ def _of_array(array: dict[str, Any], first: str) -> list[str]:
 def _waiting(told: dict[str, Any], head: str, now: float) -> list[str]:
     nodes = told["nodes"]
     could = told.get("could_ever") or 0
-    where = f" at {printable(told['node'])}" if told.get("node") else ""
+    where = f" in the queue of {printable(told['node'])}" if told.get("node") else ""
     may = sum(node["can_ever"] is None for node in nodes)
     also = f", {may} may" if may else ""
     lines = [f"{head} It waits{where}: {could} of {counted(len(nodes), 'node')} could ever run it{also}."]

@@ -130,7 +130,7 @@ def test_a_reason_for_every_node(lab: Lab) -> None:
     lab.home.await_state(own, "running")
     wait_until(lambda: all(gpu["tasks"] for gpu in lab.node("gpu1")["gpus"]), what="the full GPUs to be heard of")
     task = lab.submit(*TYPED, "nvidia-smi", "-L")
-    wait_until(lambda: lab.reasons()["gpu1"][2].startswith("it waits there"), what="it to be handed over")
+    wait_until(lambda: lab.why_json()["node"] == "gpu1", what="it to be handed over")
     found = lab.reasons()
     assert found["n1"] == (False, None, "no GPU")
     assert found["lab4"] == (False, None, "no GPU, drained")
@@ -141,7 +141,8 @@ def test_a_reason_for_every_node(lab: Lab) -> None:
     assert told["could_ever"] == 1
     assert told["oldest_s"] >= told["freshest_s"] >= 0.0
     said = lab.why()
-    assert [line.split()[0] for line in said[1:5]] == ["it", "NODE", "n1", "gpu1"]
+    assert [line.split()[0] for line in said[1:5]] == ["accepted", "NODE", "n1", "gpu1"]
+    assert sum("waits" in line for line in said) == 1
     lab.gpu1.call("cancel", tasks=[blocking[2]])
     lab.home.wait(task)
     assert lab.home.output(task)[0] == b"GPU 2: -L\n"

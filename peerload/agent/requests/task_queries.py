@@ -474,7 +474,7 @@ class WhyRequest:
             "oldest_s": ages[oldest] if oldest is not None else None,
             "oldest_node": oldest,
             "change": None if change is None else {"words": change.words, "node": change.node},
-            "summary": gate or self._isolation(verdicts) or _summary(verdicts, node.state.node),
+            "summary": gate or self._isolation(verdicts) or _summary(verdicts, node.state.node, task.record.node),
         }
 
     def _as_trusted(self, verdict: EligibilityVerdict) -> EligibilityVerdict:
@@ -524,15 +524,19 @@ def _another_directory(task: HomeTask, home: str) -> Suggestion | None:
     return Suggestion("with -d DIR, or -d - for a fresh scratch directory,", home) if lacks else None
 
 
-def _summary(verdicts: list[EligibilityVerdict], home: str) -> str:
-    """Reason why a task waits, in one line: that of the nearest node that could run it. "" if a node has room."""
+def _summary(verdicts: list[EligibilityVerdict], home: str, there: str | None) -> str:
+    """Reason why a task waits, in one line: that of the node where it waits (``there``), else of the nearest node that could run it.
+    "" if a node has room."""
     if any(verdict.now for verdict in verdicts):
         return ""
     could = [verdict for verdict in verdicts if verdict.can_ever is not False]
     if not could:
         shut_out = next((f": {verdict.node} {verdict.reason}" for verdict in verdicts if verdict.reason in GONE), "")
         return f"no node known can ever run it{shut_out}"
-    nearest = min(could, key=lambda one: (one.can_ever is None, one.now is not None, one.node != home, one.node))
+    nearest = min(
+        could,
+        key=lambda one: (one.node != there, one.can_ever is None, one.now is not None, one.node != home, one.node),
+    )
     return f"{nearest.node}: {nearest.reason}"
 
 
