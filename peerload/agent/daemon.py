@@ -685,6 +685,8 @@ class Daemon:
                     await self.performer.drained(self.inbox)
                     if self.run_state.ending is not Ending.RESTART:
                         self.launcher.retire()
+                elif self._has_lost_its_state:
+                    self.launcher.retire()  # no agent will ever ask for its tasks
         except TimeoutError:
             log.warning("stop timed out: limit_s=%g", STOP_S_MAX)
         self.samples.write()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import signal
 
 import pytest
 
@@ -47,7 +45,8 @@ def test_a_stopped_agent_is_named_and_who_follows_waits_on() -> None:
 def test_an_agent_whose_state_directory_is_removed_ends_and_says_why() -> None:
     with Cluster() as cluster:
         agent = cluster.agent()
-        task = agent.submit("sleep", "1000")
+        gate = agent.directory / "gate"
+        task = agent.submit("sh", "-c", 'until [ -e "$0" ]; do sleep 0.05; done', str(gate))
         agent.await_state(task, "running")
         launcher = agent.launcher_pid
         shutil.rmtree(agent.state)
@@ -57,5 +56,6 @@ def test_an_agent_whose_state_directory_is_removed_ends_and_says_why() -> None:
         told = agent.cli("ls").stderr.decode()
         assert str(agent.state) in told
         assert f"kill {launcher}" in told
-        os.kill(launcher, signal.SIGTERM)
+        assert is_alive(launcher)
+        gate.touch()
         wait_until(lambda: not is_alive(launcher), what="its launcher to end with the task")

@@ -304,14 +304,14 @@ def watch(pid: object) -> int | None:
         raise
 
 
-def await_end(descriptor: int, who: str) -> None:
+def await_end(descriptor: int, who: str, within_s: float = STOPS_WITHIN_S) -> None:
     """Wait until the process of this descriptor has ended, and close the descriptor. Raises PeerloadError if it takes too long."""
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        if not poll.poll(STOPS_WITHIN_S * 1000):
+        if not poll.poll(within_s * 1000):
             raise PeerloadError(
-                f"{who} has not stopped", why=f"{STOPS_WITHIN_S:g} s have passed", hint="see the end of STATE/agent.log"
+                f"{who} has not stopped", why=f"{within_s:g} s have passed", hint="see the end of STATE/agent.log"
             )
     finally:
         os.close(descriptor)

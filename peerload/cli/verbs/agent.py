@@ -72,6 +72,8 @@ def launcher(words: list[str]) -> int:  # noqa: RET503 -- execv does not return
     os.execv(argv[0], argv)  # noqa: S606 -- ourselves, with nothing loaded
 
 
+GONE_WITHIN_S = 10.0
+"""An agent whose state directory was removed ends within this."""
 SOCKET_WITHIN_S = 3.0
 """A running agent recreates a lost socket within this."""
 LOOK_EVERY_S = 0.02
@@ -89,7 +91,7 @@ def up(words: list[str]) -> int:
         "up", "Start an agent for me on this machine, in the background. It needs no configuration file."
     ).read(words)
     settings = located(given_settings(flags))
-    info = agent_info(settings["socket"], ANSWERS_WITHIN_S) or _running(settings)
+    info = _staying(agent_info(settings["socket"], ANSWERS_WITHIN_S)) or _running(settings)
     already = info is not None
     ignored = _not_in_force(given_settings(flags), settings, info) if info is not None else []
     if ignored:
@@ -116,6 +118,28 @@ def _shared_machine(info: dict[str, Any]) -> list[str]:
     with AgentConnection(info["socket"]) as client:
         shared = on_one_machine(client.call("nodes")["nodes"])
     return [f"{', '.join(names)}: {ONE_MACHINE}" for names in shared if info.get("node") in names]
+
+
+def _staying(info: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The answer of an agent to `info`, unless its state directory was removed: then it ends in a moment, and this returns None when it
+    has ended."""
+    if info is None:
+        return None
+    state = str(info.get("state"))
+    try:
+        os.stat(os.path.join(state, "peerload.db"))  # noqa: PTH116 -- as at the top
+    except FileNotFoundError:
+        try:
+            if (ends := watch(info.get("pid"))) is not None:
+                await_end(ends, "the agent", GONE_WITHIN_S)
+        except PeerloadError:
+            return info  # it sees another directory of this name: that of a container
+        tasks = f"to end the tasks that still run:  kill {info['launcher_pid']}" if info.get("launcher_pid") else ""
+        say(f"the agent that ran until now has ended: its state directory {printable(state)} was removed", tasks)
+        return None
+    except OSError:
+        pass  # not for us to see
+    return info
 
 
 def _running(settings: dict[str, Any]) -> dict[str, Any] | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from peerload.cli.common import agent_process
+from peerload.cli.verbs import agent as verb
 from peerload.config import loader
 from peerload.model.errors import PeerloadError
 
@@ -55,3 +57,22 @@ def test_an_agent_may_take_longer_to_start_where_its_database_is_large(
     with pytest.raises(PeerloadError) as refused:
         agent_process.start(settings, [sys.executable, "-c", "import time; time.sleep(600)"])
     assert "within 1 s" in refused.value.why
+
+
+def test_an_agent_whose_state_directory_was_removed_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as agent:
+        info = {"pid": agent.pid, "launcher_pid": 77, "state": str(tmp_path / "state")}
+        (tmp_path / "state").mkdir()
+        (tmp_path / "state/peerload.db").touch()
+        assert verb._staying(info) is info
+        (tmp_path / "state/peerload.db").unlink()
+        monkeypatch.setattr(verb, "GONE_WITHIN_S", 0.0)
+        assert verb._staying(info) is info  # it does not end
+        monkeypatch.setattr(verb, "GONE_WITHIN_S", 60.0)
+        assert agent.stdin is not None
+        agent.stdin.close()
+        assert verb._staying(info) is None
+        assert agent.wait() == 0
+    assert "kill 77" in capsys.readouterr().err
