@@ -1,8 +1,8 @@
-"""Actions: what a node wants done, in the imperative. `Node.handle` returns these; a driver carries them out in order.
+"""Actions: orders of a node, in the imperative. `Node.handle` returns them; a driver carries them out in order.
 
 *Outward* actions (`OUTWARD`) can be seen from outside. Those that follow a `Persist` are released only when it is
 durable, in order; the consumer of events does not wait for the disk. A granted lease waits for rows of its own tasks
-alone: it is worth nothing when it comes late.
+alone: it is worthless when it comes late.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class PutRun(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep the incarnation that this run of the agent has come to count as, and the id under which its database makes
-    promises (`CoreState.store`)."""
+    """Keep the incarnation of this run of the agent, and the id under which its database makes promises
+    (`CoreState.store`)."""
 
     incarnation: int
     store: str
 
 
 class PutMaking(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Begin to keep the members of a large array, in parts. Until its PutSubmission they are nobody's: an agent that starts
-    before that drops them, and gives the number to nobody."""
+    """Begin to keep the members of a large array, in parts. Until its PutSubmission they do not count: an agent that starts
+    before that drops them, and does not use the number again."""
 
     counter: int
 
@@ -119,7 +119,7 @@ class DropExecution(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 class PutFloor(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep the highest attempt of a task that this node will never start (again), and why: REFUSED(n) and START(n). Of the
-    same attempt the last kind counts; a lower one changes nothing. home: whose task it is, "" if nobody knows."""
+    same attempt the last kind counts; a lower one changes nothing. home: the home of the task, "" if unknown."""
 
     uid: bytes
     floor: int
@@ -137,7 +137,7 @@ class PutChores(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep one line about what happened (`EVENTS` lists what can): at Unix s; node: the other one, where there is one."""
+    """Keep one line of the event log (`EVENTS` lists the kinds). at: Unix s; node: the other node, where there is one."""
 
     at: float
     what: str
@@ -188,37 +188,37 @@ EVENTS: dict[str, tuple[str, ...]] = {
 
 
 class DropFloors(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Forget floors of tasks about which nothing can come any more."""
+    """Forget fences of tasks about which no message can come any more."""
 
     uids: tuple[bytes, ...]
 
 
 class PutDrain(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep that this node takes no tasks, and why; None: it does again."""
+    """Keep that this node is drained, and why; None: it takes tasks again."""
 
     reason: str | None
 
 
 class PutFate(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep what has become of a task that others here wait for."""
+    """Keep the outcome of a task that tasks here depend on."""
 
     fate: TaskOutcome
 
 
 class DropFates(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Forget tasks that nobody here waits for any more."""
+    """Forget outcomes that no task here depends on any more."""
 
     tasks: tuple[str, ...]
 
 
 class PutGroup(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep what a user wants of a group."""
+    """Keep the settings of a group."""
 
     group: GroupSettings
 
 
 class DropGroup(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A user wants nothing of this group any more."""
+    """Forget the settings of a group."""
 
     name: str
 
@@ -254,15 +254,14 @@ class Persist(_Action, frozen=True):
 
 
 class Send(_Action, frozen=True):
-    """Say something to one peer. Advice goes over MQTT while both are on it, else over the peer link."""
+    """Send a message to one peer. Advice goes over MQTT while both are connected to it, else over the peer link."""
 
     dst: str
     message: Membership | Advice | Ownership
 
 
 class Announce(_Action, frozen=True):
-    """Say something to everybody: over MQTT (this node's own State retained); while that is away, to the peers one by
-    one."""
+    """Send a message to all nodes: over MQTT (this node's own State retained); without a broker to the peers one by one."""
 
     message: Broadcast
 
@@ -280,19 +279,19 @@ class WakePeer(_Action, frozen=True):
 
 
 class DialAddress(_Action, frozen=True):
-    """Make a peer link to whoever is at this HOST:PORT, if there is none."""
+    """Make a peer link to the agent at this HOST:PORT, if there is none."""
 
     address: str
 
 
 class ForgetPeer(_Action, frozen=True):
-    """This node is gone for good: its address may be forgotten, too."""
+    """Forget the address of a node that is gone for good."""
 
     node: str
 
 
 class SendGossip(_Action, frozen=True):
-    """Send a sealed datagram to a node at this address (HOST:PORT). It may be lost; nobody asks."""
+    """Send a sealed datagram to a node at this address (HOST:PORT). It may be lost; no answer is expected."""
 
     node: str
     address: str
@@ -300,9 +299,9 @@ class SendGossip(_Action, frozen=True):
 
 
 class SpawnTask(_Action, frozen=True):
-    """Start the process of this attempt. ``deadline_s``: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never; ``ts``:
-    what that was granted for, kept with it; frozen_s_max: it is ended after so long in the freezer; devices: the ids of
-    those that it is given; after: the key of the attempt whose end it waits for, "" = none."""
+    """Start the process of this attempt. deadline_s: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never; ts: of the
+    message that granted it, kept with it; frozen_s_max: it is ended after so long frozen; devices: ids of the devices that it
+    is given; after: the key of the attempt whose end it waits for, "" = none."""
 
     key: str
     task: str
@@ -317,11 +316,11 @@ class SpawnTask(_Action, frozen=True):
 
 
 class LookAtDevices(_Action, frozen=True):
-    """Read all devices at once, and tell what was read with DevicesSampled: an attempt has ended on some."""
+    """Read all devices at once, and report them with DevicesSampled: an attempt has ended on some."""
 
 
 class FindTasks(_Action, frozen=True):
-    """Look up what is on disk of these tasks or arrays of this home, then answer with TasksFound."""
+    """Look up these tasks or arrays of this home in the store, then answer with TasksFound."""
 
     tasks: tuple[str, ...]
 
@@ -343,15 +342,15 @@ class SetLease(_Action, frozen=True):
 
 
 class EvictTask(_Action, frozen=True):
-    """End this attempt without a result, if it is frozen (still): its room is needed. The launcher then says that it is
-    lost, for this reason."""
+    """End this attempt without a result if it is still frozen: its room is needed. The launcher then reports it lost, for this
+    reason."""
 
     key: str
     reason: str
 
 
 class ForgetTask(_Action, frozen=True):
-    """The exit record and, with ``output``, the captured output of this attempt may go."""
+    """Drop the exit record and, with ``output``, the captured output of this attempt."""
 
     key: str
     output: bool
@@ -369,7 +368,7 @@ class SendResult(_Action, frozen=True):
 
 class StageFiles(_Action, frozen=True):
     """Bring the files of this offered attempt into its working directory, from ``sources`` or its home, then answer with
-    FilesStaged; tell its home meanwhile that they are on their way."""
+    FilesStaged; report progress to its home meanwhile."""
 
     key: str
     task: str
@@ -395,7 +394,7 @@ class KeepOutput(_Action, frozen=True):
 
 
 class FetchOutput(_Action, frozen=True):
-    """Bring the output of this attempt home from ``node``, all of these many bytes, into the spool under ``key``, and place its
+    """Fetch the complete output of this attempt, of these sizes, from ``node`` into the spool under ``key``, and place its
     output files (files: their manifest); then OutputArrived."""
 
     key: str
@@ -417,14 +416,14 @@ class Answer(_Action, frozen=True):
 
 
 class AnswerPart(_Action, frozen=True):
-    """Send lists of an answer ahead of it, which are joined with those that come later."""
+    """Send lists of an answer ahead of it; the client joins them with later ones."""
 
     request: int
     reply: dict[str, object] = {}
 
 
 class TaskChanged(_Action, frozen=True):
-    """A task of this home has a new durable record, or has been seen running (started_at and node set)."""
+    """Report a task of this home that has a new durable record, or has been seen running (started_at and node set)."""
 
     record: TaskRecord
     running: bool
@@ -432,7 +431,7 @@ class TaskChanged(_Action, frozen=True):
 
 
 class MembersCancelled(_Action, frozen=True):
-    """Untouched members of a uniform array have ended: as many `TaskChanged` in one. row: what was made durable of it."""
+    """Report untouched members of a uniform array that were cancelled: as many `TaskChanged` in one. row: the durable row."""
 
     row: PutMembers
 
@@ -443,7 +442,7 @@ class MembersCancelled(_Action, frozen=True):
 
 
 class AttemptGone(_Action, frozen=True):
-    """No process of this attempt, whose end was asked for (EndAsked), is left."""
+    """Report that all processes of this attempt, whose end was requested (EndAsked), have ended."""
 
     key: str
 
@@ -465,8 +464,8 @@ class ClearTimer(_Action, frozen=True):
 
 
 class Note(_Action, frozen=True):
-    """Keep an event with the rows of this turn, else with the next that are kept (or a second later): nothing waits for
-    it, and a crash may lose what came last."""
+    """Keep an event with the rows of this turn, else with the next rows (or a second later): nothing waits for it, and a crash
+    may lose the last ones."""
 
     event: PutEvent
 

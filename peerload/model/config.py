@@ -34,12 +34,11 @@ class GpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Bound on the work, in whole GPUs, that shares one GPU in turns. Tasks slow each other down above 1, and fill each other's
     pauses. A task counts for its fraction, or for ``activity_unknown``. 48 bounds nothing beside ``tasks_max``."""
     activity_unknown: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
-    """The work that a task is taken for of which nothing is known."""
+    """The assumed work of a task without any known figures."""
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 5.0
-    """Time in s in which no other task joins one whose need is not known, unless its memory was seen to be stable
-    before."""
+    """Time in s in which no other task joins a task of unknown need on a GPU, unless its memory was stable before."""
     starve_after_s: Annotated[float, Meta(gt=0.0, le=1e9)] = 900.0
-    """A task that has waited for so long is not overtaken any more."""
+    """Time in s after which a waiting task is not overtaken any more."""
     mps: Literal["off", "auto", "require"] = "off"
     """Sharing by MPS: never; by tasks that ask for it, and by those that would share a GPU anyway; or there is no other sharing."""
     pct_oversubscribe: Annotated[float, Meta(ge=1.0, le=48.0)] = 2.0
@@ -47,7 +46,7 @@ class GpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     mps_by_user: bool = False
     """Tasks of different users run as different users, who cannot share a daemon of MPS."""
     mps_users: str | dict[str, str] = "guest"
-    """The setting `users`: whom tasks of users of other nodes run as then."""
+    """The setting `users`: the accounts of tasks of users of other nodes."""
     release_s_max: Annotated[float, Meta(gt=0.0, le=3600.0)] = 5.0
     """An ended task's GPU is given away when its processes are gone from it; what is left after this counts as foreign."""
 
@@ -77,18 +76,18 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     frozen_kept_s: Positive = 60.0
     """Time in s that a frozen task is kept there if a task of this node needs its room."""
     failure_backoff_s: Positive = 1.0
-    """A task that failed and is to be tried again waits for so long, twice as long each time, up to the next."""
+    """Pause before a failed task with retries starts again; it doubles each time, up to failure_backoff_s_max."""
     failure_backoff_s_max: Positive = 60.0
     await_s: Positive = 10.0
-    """Another home is asked this often what has become of the tasks that others here wait for."""
+    """Interval of questions to another home about tasks that tasks here depend on."""
     await_answer_s: Positive = 5.0
-    """Time that another home has to say whether a task exists, when one is submitted that waits for it."""
+    """Time that another home has to confirm that a task exists, when a task that depends on it is submitted."""
     groups_max: Limit = 1000
     """Groups that are set at a time."""
     inquiries_max: Limit = 1000
-    """Submissions at a time that wait for word on the tasks that they name."""
+    """Submissions at a time that wait for news of the tasks that they depend on."""
     unknown_ask_s_max: Positive = 300.0
-    """A node whose run of a task that may run once only was lost sight of is asked about it this often at least."""
+    """Longest interval of questions to a node about the lost run of a task with `--once`."""
 
     # searching
     probe_timeout_s: Positive = 0.25
@@ -98,9 +97,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     answer_backoff_s: Positive = 0.03
     """A useful node answers a broadcast request after a random pause of at most this: more spares answers, less time."""
     answer_wait_s: Positive = 0.25
-    """A search that has asked everybody ends after this, if nobody has answered who accepts."""
+    """Time after which a broadcast search ends, if no node that accepts has answered."""
     answers_enough: Limit = 3
-    """A node that asks for load says that it is enough after this many answers."""
+    """Answers after which a node that asks for load sends `Enough`."""
     answers_pending_max: Limit = 1024
     """Requests of others that this node is about to answer."""
     searches_in_flight_max: Limit = 8
@@ -138,7 +137,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     tell_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.05
     """Shortest interval, in s, between reports of load that is sent at every change."""
     report_age_s_max: Positive = 90.0
-    """An older report is no longer believed."""
+    """Age in s from which a report is ignored."""
 
     # membership
     gossip: GossipPreset = LAN
@@ -156,37 +155,37 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     attempts_max: Limit = 5
     """Attempts that may end in the loss of their node before a task is failed."""
     poison_nodes: Limit = 2
-    """A task under which so many nodes went away is held until somebody has looked at it."""
+    """Lost nodes after which a task that ran on each of them is held, until a user releases it."""
     loss_backoff_s: Positive = 1.0
-    """A task whose attempt was lost waits for this, doubling with each loss up to the next."""
+    """Pause before a task whose attempt was lost starts again; it doubles with each loss up to loss_backoff_s_max."""
     loss_backoff_s_max: Positive = 60.0
     floor_kept_s: Positive = 3600.0
     """Time that an attempt fence is kept after it was last of use; no message is that late."""
     floors_kept_max: Limit = 100_000
-    """Of how many tasks; those that may run once only, and whose home has not taken note, are kept besides."""
+    """Attempt fences kept at most. Those of tasks with `--once` whose home has not confirmed them are kept besides."""
     refusals_max: Limit = 5
-    """A node that refuses so many offers in a row, though it says that it takes tasks, or does not answer them, is skipped."""
+    """Circuit breaker: offers in a row that a node may refuse or leave unanswered, although it advertises room, before it is
+    skipped."""
     fast_failures_max: Limit = 10
-    """One on which so many tasks in a row fail within fast_failure_s each is, too."""
+    """Tasks in a row that may fail on a node within fast_failure_s each, before it is skipped."""
     fast_failure_s: Positive = 2.0
     skip_s: Positive = 60.0
-    """Skipped for so long."""
+    """Time in s for which the circuit breaker skips a node."""
     kill_after_s: Positive = 10.0
     """A revoked or timed-out task gets its signal, then SIGKILL after this."""
     attended_s: Positive = 30.0
-    """A task whose client must be there is cancelled if that is not back so long after a restart of the agent."""
+    """Time after a restart of the agent in which the client of an attended task has to return, else the task is cancelled."""
     members_at_a_time: Limit = 250
     """Members of an array that is being submitted that go to the disk together, before other requests have their turn."""
     uniform_array_min: Limit = 100
-    """Members that an array has at least for those that nothing has become of to be one object in memory, and one row on its
-    way to the disk."""
+    """Smallest array whose untouched members are one object in memory, and one row on the way to the disk."""
     uniform_at_a_time: Limit = 2500
-    """Such members that are kept, or cancelled, before other requests have their turn."""
+    """Untouched members that are stored, or cancelled, before other requests have their turn."""
     environments_kept_max: Limit = 64
     """Distinct environments kept once in memory, however many tasks share them."""
     tokens_kept_max: Limit = 100_000
     durations_kept_max: Limit = 50
-    """The last runs of a command, and of all together, from which durations are learned."""
+    """Runs of a command, and of all commands together, from which durations are learned."""
     commands_kept_max: Limit = 4096
     """Commands (at each level at which one is known) whose durations are remembered."""
 
@@ -197,7 +196,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
     """Bound on the power of this node by its curve, in place of the curve's own; 0: none."""
     may_sleep: bool = False
-    """This machine is suspended when it is idle."""
+    """True if this machine is suspended when it is idle."""
 
     def limited(self, power: PowerCurve) -> PowerCurve:
         """The curve with the bound of this node, which may sleep or not."""
@@ -224,7 +223,7 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class LoadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[load]` of the config file. foreign: whether cores that other programs keep busy occupy slots of this node
-    ("count"), or are only shown ("ignore")."""
+    ("count") or are only displayed ("ignore")."""
 
     foreign: Literal["count", "ignore"] = "count"
 
@@ -341,7 +340,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gossip: Literal["local", "lan", "wan"] = "lan"
     """Preset for how fast the loss of a node is noticed: agents on one machine, on one network, or far apart."""
     output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20
-    """Captured per stream and task: half of it from the head and half from the tail are kept."""
+    """Bytes captured of each stream of a task: half from the head and half from the tail."""
     ended_kept_s: Annotated[float, Meta(gt=0.0, le=1e9)] = 30 * 86_400.0
     """Time in s that ended tasks, their outputs and events are kept."""
     ended_tasks_max: Limit = 100_000
@@ -349,8 +348,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ended_output_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 5 << 30
     """Bytes of outputs of ended tasks kept at most: the oldest are removed first."""
     ended_submissions_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
-    """… but before all others those of the largest submissions, each down to the same level. No submission falls below its share
-    that way, which is what there may be divided by this number."""
+    """Number of submissions among which the room for ended tasks is divided: the largest submissions are pruned first, none below
+    its share."""
     retention_every_s: Annotated[float, Meta(ge=0.05, le=86_400.0)] = 60.0
     """Interval of retention runs, the first one so long after the agent's start."""
     lease_s: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 60.0
@@ -393,11 +392,11 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     admin_group: AccountName = "peerload-admin"
     """Group whose members may also change what concerns others, as root may (system mode)."""
     users: Literal["guest", "same-name"] | Annotated[dict[UserOf, AccountName], Meta(max_length=4096)] = "guest"
-    """In system mode: whom users of other nodes are here: "guest", nobody known; "same-name", the account that is called as
-    they are there; or a table from ``node:user`` to an account."""
+    """Account of users of other nodes (system mode): "guest", an unprivileged uid; "same-name", the account with the same name;
+    or a table from ``node:user`` to an account."""
     map_administrators: bool = False
-    """In system mode: whether users of other nodes may be such as are in the admin group here: their tasks can ask this agent
-    for whatever an administrator may."""
+    """True if users of other nodes may be mapped to members of the admin group (system mode), whose tasks can request
+    anything from this agent that an administrator may."""
     allow_root_tasks: bool = False
     """True if root may submit tasks (system mode)."""
     accept_foreign: bool = True
@@ -416,8 +415,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     guest_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 1 << 30
     """Bytes that a guest may have in its temporary files, which are kept in memory (system mode)."""
     guest_memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
-    """In system mode: the memory of a guest that has not said how much it needs; 0: its share of the machine's, by the processors
-    that it asked for."""
+    """Memory of a guest that has not requested any (system mode); 0: its share of the machine's memory, by the processors that it
+    requested."""
     guest_network: bool = True
     """True if guests have the network of the machine, else only a loopback interface of their own (system mode)."""
     task_processes_max: Annotated[int, Meta(ge=1, le=1 << 22)] = 512

@@ -77,8 +77,8 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
 
 
 class TaskRow(msgspec.Struct, frozen=True, gc=False):
-    """A task as the store had it at start: its durable record, what is to be run and on what terms; directory_here: whether
-    its working directory exists on this node now."""
+    """A task as the store had it at start: durable record, spec and terms; directory_here: its working directory exists on this
+    node now."""
 
     record: TaskRecord
     spec: TaskSpec
@@ -87,7 +87,7 @@ class TaskRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class MembersRow(msgspec.Struct, frozen=True, gc=False):
-    """Untouched members of a uniform array as the store had them at start: they wait, and nothing else has become of them.
+    """Untouched members of a uniform array as the store had them at start: they wait, and have no history.
     record, key, first, last, step: as in `PutMembers`; the rest as in `TaskRow`."""
 
     record: TaskRecord
@@ -111,7 +111,7 @@ class MembersRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class PastRun(msgspec.Struct, frozen=True):
-    """A task of this home that has ended: what was run, and how that went."""
+    """An ended task of this home: its spec and its end."""
 
     spec: TaskSpec
     exit: Exit
@@ -183,15 +183,15 @@ class TaskSubmitted(_Request, frozen=True):
 
 
 class AttendRequested(_Request, frozen=True):
-    """A client is there again for a task that it attends: after a restart of this agent, which knows no connections of
-    before. Answered with ``attended``: whether it still is to be."""
+    """A client attends its task again after a restart of this agent, which has lost its connections. Answered with
+    ``attended``: whether the task still has to be attended."""
 
     client: int
     task: str
 
 
 class DetachRequested(_Request, frozen=True):
-    """A client leaves a task to itself: it is not cancelled when its clients are gone. Answered when that is durable."""
+    """A client detaches a task: it is not cancelled when its clients are gone. Answered when that is durable."""
 
     task: str
 
@@ -203,8 +203,8 @@ class ClientGone(_Event, frozen=True):
 
 
 class InputCut(_Event, frozen=True):
-    """More was sent to the standard input of a task of this home than is kept: its beginning is to be dropped, as far as it
-    was read. That is done when the record of the task says so. Not answered."""
+    """The standard input of a task of this home exceeds its bound: the part that was read has to be dropped. That happens when
+    the record of the task says so. Not answered."""
 
     uid: bytes
 
@@ -233,8 +233,8 @@ class CancelledAttempt(msgspec.Struct, frozen=True):
 
 
 class EndAsked(_Event, frozen=True):
-    """Somebody waits for the processes of these attempts to be gone: AttemptGone tells of each. query: the other nodes are
-    asked, since their word may have been lost; to be put again from time to time, since nothing of this is kept for ever."""
+    """A client waits for the end of the processes of these attempts: AttemptGone reports each. query: ask the other nodes, since
+    their answer may have been lost. Repeated from time to time, since none of it is kept for ever."""
 
     attempts: tuple[CancelledAttempt, ...]
     query: bool = False
@@ -248,21 +248,21 @@ class SignalRequested(_Request, frozen=True):
 
 
 class HoldRequested(_Request, frozen=True):
-    """A client wants waiting tasks of this home kept back: ids of tasks or of whole arrays. Answered with ``held``,
+    """A client holds waiting tasks of this home: ids of tasks or of whole arrays. Answered with ``held``,
     ``already_held`` and ``not_waiting`` (names of which no task waited)."""
 
     tasks: tuple[str, ...]
 
 
 class ReleaseRequested(_Request, frozen=True):
-    """A client wants held tasks to go on; what was lost before is forgotten. Answered with ``released`` and
+    """A client releases held tasks; their lost attempts are forgotten. Answered with ``released`` and
     ``not_held``."""
 
     tasks: tuple[str, ...]
 
 
 class PriorityRequested(_Request, frozen=True):
-    """A client wants tasks of this home to have another priority: ids of tasks or of whole arrays. Answered with ``changed``,
+    """A client changes the priority of tasks of this home: ids of tasks or of whole arrays. Answered with ``changed``,
     ``elsewhere`` (names of which a node has one already, where it stays as it was) and ``ended``."""
 
     tasks: tuple[str, ...]
@@ -270,8 +270,8 @@ class PriorityRequested(_Request, frozen=True):
 
 
 class GroupRequested(_Request, frozen=True):
-    """A client wants something of a group: other ``slots`` (0: any number), that it is ``paused`` or not, that it is removed;
-    None: as it was. Answered with what it is then."""
+    """A client changes a group: its ``slots`` (0: any number), whether it is ``paused``, or that it is removed; None: as it was.
+    Answered with the group as it is then."""
 
     name: str
     slots: int | None = None
@@ -280,8 +280,8 @@ class GroupRequested(_Request, frozen=True):
 
 
 class TaskFound(msgspec.Struct, frozen=True, gc=False):
-    """The durable outcome of a task, or of an array, of this home. failed: what of it has ended and not succeeded, in words;
-    is_over: whether all of it has ended. The two belong together: nothing that fails before it is over is missing there."""
+    """The durable outcome of a task or an array of this home. failed: the parts that have ended without success, as text;
+    is_over: all of it has ended."""
 
     task: str
     is_known: bool
@@ -296,8 +296,8 @@ class TasksFound(_Event, frozen=True):
 
 
 class DrainRequested(_Request, frozen=True):
-    """This node is to take no more tasks: what waits here for other homes goes back, what waits of its own looks for a
-    place elsewhere, what runs runs on. Answered with ``returned`` and ``running`` (numbers of tasks)."""
+    """A client drains this node: it takes no more tasks. Waiting tasks of other homes go back, its own look for another node,
+    running ones run on. Answered with ``returned`` and ``running`` (numbers of tasks)."""
 
     reason: str = ""
 
@@ -312,24 +312,24 @@ class EmptyAwaitedNoMore(_Request, frozen=True):
 
 
 class UndrainRequested(_Request, frozen=True):
-    """This node takes tasks again."""
+    """A client undrains this node: it takes tasks again."""
 
 
 class ForgetRequested(_Request, frozen=True):
-    """A user asserts that a node is gone for good: that is proof for the tasks that are parked there. Answered with
+    """A client declares a node gone for good, which proves the loss of the tasks that are parked there. Answered with
     ``node`` and ``tasks`` (how many had been waiting for it)."""
 
     node: str
 
 
 class NodeRevoked(_Event, frozen=True):
-    """A node was shut out of the cluster: nothing of its tasks is to run, or to wait, on this node any longer."""
+    """A node was revoked: its tasks may neither run nor wait on this node any longer."""
 
     node: str
 
 
 class RemoteCancelRequested(_Request, frozen=True):
-    """A client wants tasks of other homes ended on this node: ids of tasks or of whole arrays. reason: who asks, in words.
+    """A client ends tasks of other homes on this node: ids of tasks or of whole arrays. reason: the client, as text.
     Answered with ``cancelled`` and ``already_ended`` (ids)."""
 
     tasks: tuple[str, ...]
@@ -339,14 +339,14 @@ class RemoteCancelRequested(_Request, frozen=True):
 
 
 class DiskRoomChanged(_Event, frozen=True):
-    """True if the disk of this node's store has enough free room for more tasks."""
+    """The disk of this node's store has enough free room for more tasks again, or no longer has."""
 
     has_room: bool
     trouble: str = ""
 
 
 class CoresEnforced(_Event, frozen=True):
-    """Tasks get their shares of the processors here."""
+    """The launcher enforces the processor shares of tasks on this node."""
 
 
 class PricesRead(_Event, frozen=True):
@@ -363,7 +363,7 @@ class MachineSleeping(_Event, frozen=True):
 
 
 class MachineWoke(_Event, frozen=True):
-    """This machine slept, and is back."""
+    """This machine has woken from suspend."""
 
 
 class PeerMet(_Event, frozen=True):
@@ -409,13 +409,13 @@ class GossipReceived(_Event, frozen=True):
 
 
 class LoopLagged(_Event, frozen=True):
-    """The agent did not run for so long when it should have: what it missed is its own fault, not that of others."""
+    """The event loop lagged for so long: what the agent missed meanwhile is not the fault of other nodes."""
 
     lag_s: float
 
 
 class SendFailed(_Event, frozen=True):
-    """A message never left this agent: nobody can have read it."""
+    """A message never left this agent: no node can have read it."""
 
     dst: str
     message: LinkMessage
@@ -443,8 +443,8 @@ class TaskEnded(_Event, frozen=True):
 
 
 class TaskLost(_Event, frozen=True):
-    """This attempt has no process and will have none. never_started: it had none before, either (the launcher was told to
-    start it after its lease had run out, or its machine was short of something). shortage: of what, "" if of nothing."""
+    """An attempt has no process and will have none. never_started: it never had one: its lease had run out when the launcher got
+    the order, or the machine lacked a resource. shortage: that resource, "" if none."""
 
     key: str
     reason: str
@@ -467,7 +467,7 @@ class LauncherLost(_Event, frozen=True):
 
 
 class LauncherSilent(_Event, frozen=True):
-    """The launcher does not answer, and what it was told to do may not be done; or (``is_silent`` False) it does again."""
+    """The launcher does not answer, and its orders may not be carried out; or (``is_silent`` False) it answers again."""
 
     is_silent: bool
 
@@ -489,9 +489,9 @@ class LauncherReady(_Event, frozen=True):
 
 
 class OutputArrived(_Event, frozen=True):
-    """The output of an attempt is complete at home and synced. ``error`` is set if it could not be had; ``missing``: so many bytes
-    of stdout and stderr its node could not give. unplaced: why an output file cannot be where it belongs, "" = all are; conflicts:
-    so many are kept beside a file that was changed at home."""
+    """The output of an attempt is complete at home and synced. error: reason why it could not be fetched, "" if it was; missing:
+    bytes of stdout and stderr that its node did not have. unplaced: reason why an output file could not be written to its
+    place, "" = all were; conflicts: files kept beside one that was changed at home."""
 
     uid: bytes
     attempt: int
@@ -510,8 +510,8 @@ class OutputComing(_Event, frozen=True):
 
 
 class FilesStaged(_Event, frozen=True):
-    """The files of an attempt that was offered are here, in its working directory; or they are not: ``code`` (of `DECLINES`) and
-    ``why``."""
+    """Staging of the files of an offered attempt has ended: they are in its working directory, or ``code`` (of `DECLINES`) and
+    ``why`` tell why not."""
 
     key: str
     code: str = ""
@@ -519,8 +519,8 @@ class FilesStaged(_Event, frozen=True):
 
 
 class LoadSampled(_Event, frozen=True):
-    """Readings of the sensors: cores kept busy by anybody (averaged over 5 s) and by programs that are no tasks of this node
-    (over 15 s), memory in use, the share of the last 10 s in which somebody had to wait for a core, or for memory, and
+    """Readings of the sensors: cores kept busy by anybody (averaged over 5 s) and by programs that are not tasks of this
+    node (over 15 s), memory in use, the share of the last 10 s in which somebody had to wait for a core, or for memory, and
     how many cores the readings are about (0: those of the profile)."""
 
     cpus_busy: float
@@ -530,11 +530,11 @@ class LoadSampled(_Event, frozen=True):
     mem_pressure: float = 0.0
     cpus: float = 0.0
     watts: float | None = None
-    """Power as sensors read it; None: there is none."""
+    """Power as sensors read it; None without a sensor."""
 
 
 class DevicesFound(_Event, frozen=True):
-    """This node has these devices, all of them, and no others (any more)."""
+    """The complete list of devices of this node."""
 
     devices: tuple[Device, ...]
 
@@ -553,7 +553,7 @@ class DevicesSampled(_Event, frozen=True):
 
 
 class MpsReported(_Event, frozen=True):
-    """MPS of a GPU works (why ""), or not: its daemon cannot be had, or its server has ended under its tasks (is_fault)."""
+    """MPS of a GPU works (why ""), or not: its daemon cannot be started, or its server has ended under its tasks (is_fault)."""
 
     device: str
     why: str = ""

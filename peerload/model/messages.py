@@ -38,9 +38,9 @@ PROFILES_MAX = 64
 """Profiles asked for, or told, at a time."""
 RENEWALS_MAX = 4096
 SIGNED_MAX = 256
-"""Words of the cluster's CA that there are at a time."""
+"""Signed statements of the cluster's CA at a time."""
 AWAITED_MAX = 1000
-"""Tasks of one home that another asks after at a time."""
+"""Tasks of one home whose outcome another home requests at a time."""
 FORWARD_BYTES_MAX = 3 << 20
 """The largest request that is carried to another node."""
 FORWARDED_PART_BYTES_MAX = 512 << 10
@@ -66,7 +66,7 @@ DECLINES = (
     "environment",
     "cache",
 )
-"""Why an offer is declined: no room now, no such directory, resources or labels missing, drained, an attempt this node
+"""Codes of declined offers: no room now, no such directory, resources or labels missing, drained, an attempt this node
 has promised not to start, too many offers outstanding, little room left on its disk, its policy runs no tasks of that
 user, its file system has not answered whether the directory is there, the task's files cannot be had anywhere, its
 environment cannot be built here, or its files do not fit into the cache."""
@@ -89,7 +89,7 @@ LeaseSeconds = Annotated[float, Meta(ge=LEASE_S_MIN, le=1e12)]
 Reason = Annotated[str, Meta(max_length=512)]
 Search = Annotated[int, Meta(ge=0, le=1 << 62)]
 UNASKED = 0
-"""The number of no search: of a `StateAnswer` that is an announcement to one node alone."""
+"""The number of a `StateAnswer` that answers no search: an announcement to one node alone."""
 WHY_LENGTH_MAX = 400
 Captured = Annotated[bytes, Meta(max_length=64 << 10)]
 
@@ -132,38 +132,38 @@ class Hello(_Message, frozen=True, tag="hello"):
     report: LoadReport = LoadReport()
     peers: Annotated[tuple[Identity, ...], Meta(max_length=PEERS_TOLD_MAX)] = ()
     stream: bool = False
-    """This connection is for one output stream, or for one client's requests, alone; it is no link."""
+    """True if the connection carries one output stream, or the requests of one client, and is not a link."""
     refutation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     """Refutations of this run in gossip so far (`MembershipUpdate.refutation`)."""
     trust: Annotated[bytes, Meta(max_length=16)] = b""
-    """A digest of what the cluster's CA has said, as far as it is known here (`Trust`)."""
+    """Digest of the signed statements that the sender knows (`Trust`)."""
     forwards: bool = False
-    """`Forward` is understood here."""
+    """True if the sender understands `Forward`."""
     wall_at: Seconds = 0.0
-    """Time by its clock, so that people can be told of a wrong one; 0: not told. Nothing is decided by it."""
+    """Time by the sender's clock, so that `doctor` can report a wrong one; 0: not sent. No decision uses it."""
     dials_back: bool = False
-    """`DialBack` and `NotDialled` are understood here."""
+    """True if the sender understands `DialBack` and `NotDialled`."""
     up_s: Seconds = 0.0
-    """Uptime: of two agents with copies of one state directory the younger ends; 0: not told."""
+    """Uptime of the agent; 0: not sent. Of two agents with copies of one state directory the younger ends."""
     back: Search = 0
-    """This stream is the one that was asked for by a `DialBack` of this number: who asked for it asks over it, too."""
+    """Number of the `DialBack` that requested this stream; 0: none did. The node that requested it sends its request over it."""
 
 
 class Ping(_Message, frozen=True, tag="ping"):
-    """Are you there?"""
+    """Liveness probe."""
 
     sequence: Search
 
 
 class Pong(_Message, frozen=True, tag="pong"):
-    """I am; and this is my load."""
+    """Answer to a Ping, with the load of its sender."""
 
     sequence: Search
     report: LoadReport
 
 
 class Sync(_Message, frozen=True, tag="sync"):
-    """All that this node knows of the members, and their loads. asks: tell me all that you know, too."""
+    """Anti-entropy: everything that the sender knows about members and their loads. asks: the receiver answers with the same."""
 
     rumours: Annotated[tuple[MembershipUpdate, ...], Meta(max_length=RUMOURS_MAX)] = ()
     loads: Annotated[tuple[Load, ...], Meta(max_length=RUMOURS_MAX)] = ()
@@ -171,7 +171,7 @@ class Sync(_Message, frozen=True, tag="sync"):
 
 
 class ProfileRequest(_Message, frozen=True, tag="profile-request"):
-    """Request for the profiles of these nodes. Anybody who knows them may answer."""
+    """Request for the profiles of these nodes. Any node that knows them may answer."""
 
     nodes: Annotated[tuple[NodeName, ...], Meta(max_length=PROFILES_MAX)]
 
@@ -184,36 +184,36 @@ class KnownProfile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ProfileTold(_Message, frozen=True, tag="profile-told"):
-    """The profiles asked for, as far as they are known."""
+    """The requested profiles that the sender knows."""
 
     profiles: Annotated[tuple[KnownProfile, ...], Meta(max_length=PROFILES_MAX)]
 
 
 class Trust(_Message, frozen=True, tag="trust"):
-    """Signed statements of the cluster's CA since it was made: who is shut out, and with which keys is sealed. Each is signed by
-    it, whoever passes it on (security/revocation.py)."""
+    """Signed statements of the cluster's CA: which nodes are revoked, and which keys seal gossip. Each is signed by the CA, and
+    any node may pass it on (security/revocation.py)."""
 
     signed: Annotated[tuple[Annotated[bytes, Meta(max_length=1024)], ...], Meta(max_length=SIGNED_MAX)]
 
 
 class CertificateRequest(_Message, frozen=True, tag="certificate-request"):
-    """My certificate ends soon: make the one anew that this link was made with, for the same key and name."""
+    """Request to renew the certificate with which this link was made, for the same key and name."""
 
 
 class CertificateTold(_Message, frozen=True, tag="certificate"):
-    """The certificate (PEM)."""
+    """The renewed certificate (PEM)."""
 
     certificate: Annotated[bytes, Meta(max_length=8192)]
 
 
 class Wake(_Message, frozen=True, tag="wake"):
-    """This node is asleep, and you are on its network: send it a magic packet."""
+    """Request to send a magic packet to this sleeping node, which is on the receiver's network."""
 
     node: NodeName
 
 
 class Leaving(_Message, frozen=True, tag="leaving"):
-    """The agent stops on purpose. Its running tasks run on."""
+    """Notice that the sender stops on purpose. Its running tasks run on."""
 
 
 # -- advice ----------------------------------------------------------------------------------------------------------
@@ -236,8 +236,8 @@ class Need(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class ProbeRequest(_Message, frozen=True, tag="probe"):
-    """Would you accept this task now? ``search`` comes back in the reply. expected_s: how long the task is expected to
-    take on the reference machine, as its home knows it; 0 = no bid is wanted."""
+    """Question whether the receiver would accept this task now. search: number that the reply repeats. expected_s: expected run
+    time of the task on the reference machine; 0 = no bid is wanted."""
 
     search: Search
     need: Need
@@ -246,8 +246,8 @@ class ProbeRequest(_Message, frozen=True, tag="probe"):
 
 
 class ProbeReply(_Message, frozen=True, tag="probe-reply"):
-    """The answer to a Probe; nothing is reserved by it. price_s: when the task would have ended there, in seconds from
-    now, as far as that node can tell: its bid, 0 if none was wanted."""
+    """The answer to a Probe; it reserves nothing. price_s: the bid: estimated seconds from now until the task would have ended
+    there; 0 if no bid was wanted."""
 
     search: Search
     accepts: bool
@@ -256,8 +256,8 @@ class ProbeReply(_Message, frozen=True, tag="probe-reply"):
 
 
 class GiveRequest(_Message, frozen=True, tag="give-request"):
-    """I have room: give me a waiting task. ``profile`` lets the asked node choose one that the asker can run.
-    ahead: it is not needed yet, so give it only if you have more tasks than I would have then."""
+    """Request for a waiting task, from a node with room. profile: of the sender, so that the receiver chooses a task that it can
+    run. ahead: the sender does not need it yet: only a receiver with more tasks than the sender would then have gives one."""
 
     search: Search
     report: LoadReport
@@ -266,13 +266,13 @@ class GiveRequest(_Message, frozen=True, tag="give-request"):
 
 
 class Footprint(_Message, frozen=True, tag="footprint"):
-    """My search found nothing, and you were asked in it at random: remember that I have room (or else work)."""
+    """Hint left at nodes that a failed search has asked at random: the sender has room, or else tasks to give."""
 
     has_room: bool
 
 
 class GiveReply(_Message, frozen=True, tag="give-reply"):
-    """PROMISED: the task's home will offer it (``task`` and ``uid`` set), or NONE (``task`` empty)."""
+    """Answer to a GiveRequest: the task that its home will offer; ``task`` is empty if there is none."""
 
     search: Search
     report: LoadReport
@@ -292,8 +292,8 @@ class StateRequest(_Message, frozen=True, tag="state-request"):
 
 
 class StateAnswer(_Message, frozen=True, tag="state-answer"):
-    """I am useful to you; nothing is reserved by it. request: UNASKED for an announcement to one node alone, which it has not
-    asked for; price_s: as in `ProbeReply`."""
+    """Answer of a node that is useful to the requester; it reserves nothing. request: UNASKED for an unrequested announcement to
+    one node; price_s: as in `ProbeReply`."""
 
     request: Search
     report: LoadReport
@@ -307,14 +307,14 @@ class Enough(_Message, frozen=True, tag="enough"):
 
 
 class PairRequest(_Message, frozen=True, tag="pair-request"):
-    """Shall we even out our loads?"""
+    """Request to pair, to even out the loads of both nodes."""
 
     pairing: Search
     report: LoadReport
 
 
 class PairReply(_Message, frozen=True, tag="pair-reply"):
-    """Yes or no. The richer of two nodes gives: it says which tasks will be offered (``promised``). A poorer one is
+    """Answer to a PairRequest. The node with more load gives: promised are the tasks that it will offer. The other one is
     paired until `Unpair`."""
 
     pairing: Search
@@ -324,7 +324,7 @@ class PairReply(_Message, frozen=True, tag="pair-reply"):
 
 
 class Unpair(_Message, frozen=True, tag="unpair"):
-    """The pair is broken; these tasks will be offered."""
+    """End of a pairing; the promised tasks will be offered."""
 
     pairing: Search
     promised: Annotated[tuple[Uid, ...], Meta(max_length=PAIR_MOVES_MAX)] = ()
@@ -334,7 +334,7 @@ class Unpair(_Message, frozen=True, tag="unpair"):
 
 
 class Offer(_OfAttempt, frozen=True, tag="offer"):
-    """home → x: would you run attempt n? The answer reserves room for 10 s.
+    """home → x: offer of attempt n. Accept reserves room for 10 s.
 
     migrations_max: -1 = no limit; only: no other node could ever run it, so that it may wait in x's queue;
     load_tasks_max: with n at most this x accepts whatever its thresholds say (-1: its thresholds alone decide). sources: other
@@ -350,9 +350,9 @@ class Offer(_OfAttempt, frozen=True, tag="offer"):
 
 
 class Accept(_OfAttempt, frozen=True, tag="accept"):
-    """x → home: room is reserved. ``ts`` is x's own clock at sending; home hands it back and never reads it. machine_boot,
-    store: x's, as of this reservation; said again until the COMMIT comes or the reservation ends. input: of a task that takes
-    input, or a terminal: x knows how; one of an earlier version would run it without. files: those of the task are there."""
+    """x → home: room is reserved. Repeated until COMMIT comes or the reservation ends. ts: x's own clock at sending; home
+    returns it and never reads it. machine_boot, store: those of x when it reserved the room. input: x supports standard input
+    and terminals. files: the files of the task are there."""
 
     nonce: Nonce
     ts: Seconds
@@ -363,8 +363,8 @@ class Accept(_OfAttempt, frozen=True, tag="accept"):
 
 
 class Staging(_OfAttempt, frozen=True, tag="staging"):
-    """x → home: the files of the offered task are on their way here, so many bytes of so many; or its environment is being built
-    (builds). The offer stands meanwhile."""
+    """x → home: progress of staging the files of the offered task, in bytes; builds: its environment is being built. The offer
+    stands meanwhile."""
 
     done_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
@@ -372,7 +372,7 @@ class Staging(_OfAttempt, frozen=True, tag="staging"):
 
 
 class Decline(_OfAttempt, frozen=True, tag="decline"):
-    """x → home: no. ``code`` is one of `DECLINES`; those of `DECLINES_LASTING` are remembered for a while."""
+    """x → home: the offer is declined. code: one of `DECLINES`; home remembers those of `DECLINES_LASTING` for a while."""
 
     code: Annotated[str, Meta(max_length=20)]
     reason: Reason
@@ -380,7 +380,7 @@ class Decline(_OfAttempt, frozen=True, tag="decline"):
 
 
 class Commit(_OfAttempt, frozen=True, tag="commit"):
-    """home → x: run it. The lease lasts until ``ts + lease_s`` on x's clock."""
+    """home → x: order to run the attempt. The lease lasts until ``ts + lease_s`` on x's clock."""
 
     nonce: Nonce
     ts: Seconds
@@ -390,7 +390,7 @@ class Commit(_OfAttempt, frozen=True, tag="commit"):
 class Renewal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A lease within a batch of renewals. started_at: 0 while the task waits in x's queue; deadline_ts: the
     newest ts whose answer set the present deadline, 0 while there is none (the home has parked it); ran_s: run
-    time so far, if its lease grows with that; devices: the ids of those that it was given; not in every renewal."""
+    time so far, if its lease grows with that; devices: ids of the devices that it was given; not in every renewal."""
 
     task: TaskId
     uid: Uid
@@ -403,7 +403,7 @@ class Renewal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Renew(_Message, frozen=True, tag="renew"):
-    """x → home: these attempts are still with me; give me more time."""
+    """x → home: request to renew the leases of these attempts."""
 
     renewals: Annotated[tuple[Renewal, ...], Meta(max_length=RENEWALS_MAX)]
 
@@ -420,7 +420,7 @@ class LeaseExtension(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class RenewOk(_Message, frozen=True, tag="renew-ok"):
-    """home → x: granted."""
+    """home → x: the renewed leases."""
 
     extensions: Annotated[tuple[LeaseExtension, ...], Meta(max_length=RENEWALS_MAX)]
 
@@ -435,39 +435,39 @@ class Parking(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Park(_Message, frozen=True, tag="park"):
-    """home → x: I go away for a while; these run on without a deadline until I renew them for a newer ts."""
+    """home → x: the home goes away for a while; these attempts run on without a deadline until it renews them for a newer ts."""
 
     parkings: Annotated[tuple[Parking, ...], Meta(max_length=RENEWALS_MAX)]
 
 
 class Revoke(_OfAttempt, frozen=True, tag="revoke"):
-    """home → x: end this attempt (cancelled, or another attempt has it). ``signal`` is sent first, then SIGKILL."""
+    """home → x: order to end this attempt: the task was cancelled, or has another attempt. ``signal`` is sent first, then SIGKILL."""
 
     signal: Annotated[int, Meta(ge=1, le=64)] = 15
     reason: Reason = ""
 
 
 class Signal(_OfAttempt, frozen=True, tag="signal"):
-    """home → x: send this signal to the running task; it may go on."""
+    """home → x: order to send this signal to the running task, which may go on."""
 
     signal: Annotated[int, Meta(ge=1, le=64)]
 
 
 class Query(_OfAttempt, frozen=True, tag="query"):
-    """home → x: what became of this attempt? Answered by Renew, Result, Died or NotStarted."""
+    """home → x: question for the state of this attempt. Answered by Renew, Result, Died or NotStarted."""
 
 
 class NotStarted(_OfAttempt, frozen=True, tag="not-started"):
-    """x → home: a durable promise that this attempt never started here and never will. store: the one that it is kept
-    in; a promise of another store than that of the ACCEPT is worth nothing, as it may have been forgotten."""
+    """x → home: a durable promise that this attempt never started here and never will. store: the database that has the
+    promise; home ignores a promise of another store than that of the ACCEPT, since it may have been forgotten."""
 
     reason: Reason = ""
     store: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Died(_OfAttempt, frozen=True, tag="died"):
-    """x → home: the attempt started and has no result; its processes are gone. Also said of one that an earlier start
-    of x's agent refused, where x cannot tell any more: either way it does not run and never will. store: as with
+    """x → home: the attempt started and has no result; its processes are gone. Also sent for an attempt that an earlier start
+    of x's agent refused, if x does not know that any more: either way it does not run and never will. store: as in
     NotStarted."""
 
     reason: Reason = ""
@@ -475,7 +475,7 @@ class Died(_OfAttempt, frozen=True, tag="died"):
 
 
 class Return(_OfAttempt, frozen=True, tag="return"):
-    """x → home: NotStarted, volunteered (a better peer ``to``, drain)."""
+    """x → home: an unrequested NotStarted: x drains, or the peer ``to`` suits better."""
 
     to: Annotated[str, Meta(max_length=40)] = ""
     reason: Reason = ""
@@ -483,8 +483,8 @@ class Return(_OfAttempt, frozen=True, tag="return"):
 
 
 class Result(_OfAttempt, frozen=True, tag="result"):
-    """x → home: how the attempt ended; repeated until ResultAck. Output of at most 64 KiB in all rides along
-    (``inline``); larger output is fetched."""
+    """x → home: the end of the attempt; repeated until ResultAck. It carries output of at most 64 KiB in all (inline); home
+    fetches larger output."""
 
     exit: Exit
     inline: bool = False
@@ -493,12 +493,12 @@ class Result(_OfAttempt, frozen=True, tag="result"):
 
 
 class ResultAck(_OfAttempt, frozen=True, tag="result-ack"):
-    """home → x: recorded (a result, or that the attempt died): x may forget it but for its floor."""
+    """home → x: the result, or the death of the attempt, is recorded: x may forget it, except for its fence."""
 
 
 class AwaitTasks(_Message, frozen=True, tag="await-tasks"):
-    """home → another home: tasks here wait for these of yours (ids of tasks or of arrays): what has become of them?
-    Answered by TasksTold at once, and again when one has ended; repeated until all have."""
+    """home → another home: question for the state of its tasks or arrays that tasks of the sender depend on. TasksTold answers
+    at once, and again when one has ended; repeated until all have ended."""
 
     tasks: Annotated[tuple[TaskId, ...], Meta(max_length=AWAITED_MAX)]
 
@@ -515,7 +515,7 @@ class AwaitedTask(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class TasksTold(_Message, frozen=True, tag="tasks-told"):
-    """home → the other home: that is what has become of your AwaitTasks, or of some of it."""
+    """home → the other home: answer to AwaitTasks, for all of these tasks or some."""
 
     tasks: Annotated[tuple[AwaitedTask, ...], Meta(max_length=AWAITED_MAX)]
 
@@ -524,7 +524,7 @@ class TasksTold(_Message, frozen=True, tag="tasks-told"):
 
 
 class DirectoryRequest(_Message, frozen=True, tag="directory-request"):
-    """home → any: would you run a task of this user of mine in this directory? Answered by DirectoryTold."""
+    """home → any: question whether the receiver would run a task of this user in this directory. DirectoryTold answers."""
 
     directory: WorkingDirectory
     user: Name = ""
@@ -544,8 +544,8 @@ class DirectoryTold(_Message, frozen=True, tag="directory-told"):
 
 
 class OutputRequest(_OfAttempt, frozen=True, tag="output-request"):
-    """home → x: send the output of this attempt from these offsets on: as it comes until it has ended (``follow``), or
-    what there is now. paced: as it comes, the task waits for who reads it."""
+    """home → x: request for the output of this attempt from these offsets on. follow: until it has ended; else the output so far.
+    paced: backpressure: the task waits for its reader."""
 
     stdout_from: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     stderr_from: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
@@ -554,7 +554,7 @@ class OutputRequest(_OfAttempt, frozen=True, tag="output-request"):
 
 
 class OutputChunk(_Message, frozen=True, tag="output-chunk"):
-    """A piece of output at its offset; what lies between two pieces was cut out by the capture limit."""
+    """A piece of output at its offset; the capture limit has cut the bytes between two pieces."""
 
     stream: Annotated[int, Meta(ge=1, le=2)]
     offset: Annotated[int, Meta(ge=0, le=1 << 60)]
@@ -562,7 +562,7 @@ class OutputChunk(_Message, frozen=True, tag="output-chunk"):
 
 
 class OutputEnd(_Message, frozen=True, tag="output-end"):
-    """All there is was sent; the final sizes. ``gone``: x knows no such attempt (any more)."""
+    """End of the output, with the final sizes. gone: x does not know the attempt (any more)."""
 
     stdout_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     stderr_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
@@ -573,8 +573,8 @@ class OutputEnd(_Message, frozen=True, tag="output-end"):
 
 
 class InputRequest(_OfAttempt, frozen=True, tag="input-request"):
-    """x → home: send the standard input of this attempt up to ``up_to``; said again, over the same connection, as the task
-    reads on. ``have``: so many bytes are here, and will not be asked for again; is_closed: the task reads no more."""
+    """x → home: request for the standard input of this attempt up to the offset ``up_to``; repeated over the same connection as
+    the task reads on. have: bytes that x has, and will not request again; is_closed: the task reads no more."""
 
     have: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     up_to: Annotated[int, Meta(ge=0, le=1 << 61)] = 0
@@ -596,8 +596,7 @@ class InputWindow(_Message, frozen=True, tag="input-window"):
 
 
 class InputEnd(_Message, frozen=True, tag="input-end"):
-    """End of a stream, after so many bytes. ``gone``: home has no such attempt there (any more), which says nothing about its
-    input."""
+    """End of a stream, after so many bytes. gone: home has no such attempt there (any more); its input may not be complete."""
 
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     gone: bool = False
@@ -607,8 +606,8 @@ class InputEnd(_Message, frozen=True, tag="input-end"):
 
 
 class BlocksRequest(_Message, frozen=True, tag="blocks-request"):
-    """any → any: send the blocks with these BLAKE3 digests. Who knows a digest may have its block. verify: make sure that
-    they are intact: one was not. A node that serves all users of its machine looks among the files of one user: of the task
+    """any → any: request for the blocks with these BLAKE3 digests. A node that knows a digest may have its block. verify: the
+    receiver checks that they are intact, since one was not. A node that serves all users of its machine looks among the files of one user: of the task
     with the uid ``task`` that needs them, if it is between both nodes, else of who has ``manifest``, which names them."""
 
     digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=BLOCKS_MAX)]
@@ -626,7 +625,7 @@ class Blocks(_Message, frozen=True, tag="blocks"):
 
 
 class BlocksEnd(_Message, frozen=True, tag="blocks-end"):
-    """All were sent; or no more, since the next one is not there, or cannot be read: ``why``."""
+    """End of the blocks. why: reason why the next one cannot be sent, "" if all were."""
 
     why: Annotated[str, Meta(max_length=WHY_LENGTH_MAX)] = ""
 
@@ -635,9 +634,8 @@ class BlocksEnd(_Message, frozen=True, tag="blocks-end"):
 
 
 class Forward(_Message, frozen=True, tag="forward"):
-    """any → any: one of your clients, so to say, asks this. ``request``: the body of a frame of the control socket, whose
-    number is that of the answers; ``user`` and ``uid``: who asks, at the node that sends it; ``hops``: how many nodes it has
-    come through with this one."""
+    """any → any: a request of a client of the sender. request: the body of a frame of the control socket, whose number the
+    answers repeat; user, uid: the client's user at the sender; hops: nodes that it has come through, with this one."""
 
     request: Annotated[bytes, Meta(min_length=1, max_length=FORWARD_BYTES_MAX)]
     user: Annotated[str, Meta(max_length=64)] = ""
@@ -660,27 +658,27 @@ class ForwardStop(_Message, frozen=True, tag="forward-stop"):
 
 
 class WrongBoot(_Message, frozen=True, tag="wrong-boot"):
-    """The frame was for another start of this agent and was ignored."""
+    """Notice that the frame was for another start of this agent and was ignored."""
 
     boot: BootId
 
 
 class NameTaken(_Message, frozen=True, tag="name-taken"):
-    """Said before the link closes: another agent, with which there is a link, is called as you are. ``at`` (HOST:PORT): where
-    it is, if it has your database, too: look at it yourself; a member's word alone ends no agent."""
+    """Notice before the link closes: another linked agent has the receiver's name. at: its address (HOST:PORT), if it has the
+    receiver's database, too: the receiver contacts it, since a member's claim alone does not end an agent."""
 
     at: Address = ""
 
 
 class DialBack(_Message, frozen=True, tag="dial-back"):
-    """Said over a link: make a stream to me, since I could perhaps not make it to you, and say this number in its
-    introduction. Answered by that, or by `NotDialled`."""
+    """Request over a link to open a stream to the sender, which may be unable to dial the receiver. The Hello of the stream
+    repeats this number; `NotDialled` answers if that fails."""
 
     number: Annotated[int, Meta(ge=1, le=1 << 62)]
 
 
 class NotDialled(_Message, frozen=True, tag="not-dialled"):
-    """I cannot dial you: for the stream that you have asked for under this number, or (0) at the address that you tell."""
+    """Notice that the sender cannot dial the receiver: for the stream requested under this number, or (0) at its address."""
 
     number: Search
     why: Annotated[str, Meta(max_length=WHY_LENGTH_MAX)] = ""

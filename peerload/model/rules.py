@@ -1,4 +1,4 @@
-"""The ids of the security rules of docs/security.md. A security event says which rule something was refused for."""
+"""The ids of the security rules of docs/security.md. A security event names the rule for which a request was refused."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ JOINS_LIMITED = "J2"
 FRAMES_BOUNDED = "P1"
 """A frame is bounded before anything is allocated, and decoded strictly; a peer that errs too often is banned."""
 PEERS_LIMITED = "P2"
-"""There are bounds on what one peer may have outstanding, send in a second and leave in buffers."""
+"""Bounds on what one peer may have outstanding, send in a second and leave in buffers."""
 ROLES_CHECKED = "P3"
-"""Each message is taken only from who may send it: the home of a task, or the node that it was given to."""
+"""Each message is accepted only from the node that may send it: the home of a task, or its executor."""
 CLAIMS_HARMLESS = "P4"
 """Lies about load cost time, never a task."""
 REPEATS_HARMLESS = "P5"
@@ -19,7 +19,7 @@ VERSIONS_CHECKED = "P6"
 BROKER_AUTHENTIC = "M1"
 """Over MQTT each node writes below its own name only."""
 BROKER_ADVISES = "M2"
-"""No command is ever taken from MQTT or gossip."""
+"""Commands are never accepted from MQTT or gossip."""
 
 SECURITY_RULES = (
     *("J1", "J2", "J3", "J4", "J5", "J6"),
@@ -32,4 +32,4 @@ SECURITY_RULES = (
     "C1",
     *("S2", "S4", "S5", "S6", "S10", "S11", "S13", "S15", "S16", "S17", "S18", "S20"),
 )
-"""The rules of security, as docs/security.md has them: an event of security is that something was refused for one."""
+"""All rules of docs/security.md."""
