@@ -73,7 +73,7 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, cach
     def __post_init__(self) -> None:
         """ValueError, where it is decoded a ValidationError, for a curve that falls."""
         if not all(math.isfinite(value) for value in self.watts):
-            raise ValueError("a power curve has a point that is no number")
+            raise ValueError("a power curve has a point that is not a number")
         if any(after < before for before, after in pairwise(self.watts)):
             raise ValueError("a power curve falls: more load never takes less power")
 
@@ -123,7 +123,7 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, cach
 
 
 def estimated_curve(threads: int, cores: int = 0, peak_w: float = 0.0) -> PowerCurve:
-    """SPECpower-shaped guess for a node of which nothing is measured. peak_w: at full load, 0 = not known."""
+    """SPECpower-shaped guess for a node without measurements. peak_w: at full load, 0 = not known."""
     threads = max(threads, 1)
     peak_w = peak_w or WATTS_PER_THREAD * threads / (1.0 - SPEC_SHAPE[0])
     return PowerCurve(tuple(share * peak_w for share in SPEC_SHAPE), min(cores or threads, threads), threads)
@@ -145,7 +145,7 @@ MPS_CAPABILITY = 7.0
 """Capability for computing of a GPU that keeps the memory of the clients of MPS apart."""
 
 DeviceId = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,30}:[!-~]{1,80}\Z")]
-"""`nvidia:GPU-<uuid>`, `nvidia:MIG-<uuid>`, `fpga:<name>`: who makes it (or its kind), and its own name."""
+"""`nvidia:GPU-<uuid>`, `nvidia:MIG-<uuid>`, `fpga:<name>`: maker (or kind), and name."""
 Kind = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,30}\Z")]
 Word = Annotated[str, Meta(max_length=128)]
 Size = Annotated[int, Meta(ge=0, le=1 << 60)]
@@ -162,7 +162,7 @@ class GpuWait(enum.StrEnum):
 
 class GpuShare(enum.StrEnum):
     """Sharing mode of a task's GPUs. auto: with others, if its need is known, else a GPU of its own at first;
-    exclusive: with nobody; time: with others, in turns, also if its need is not known; mps: with others at the
+    exclusive: never; time: with others, in turns, also if its need is not known; mps: with others at the
     same time, by NVIDIA's Multi-Process Service."""
 
     AUTO = "auto"
@@ -172,7 +172,7 @@ class GpuShare(enum.StrEnum):
 
 
 class Health(enum.IntEnum):
-    """True if a device may be given to tasks. UNKNOWN: its driver does not answer; SICK: it must not be used."""
+    """Health of a device. UNKNOWN: its driver does not answer; SICK: it must not be used."""
 
     OK = 0
     DEGRADED = 1
@@ -192,7 +192,7 @@ class DeviceMode(enum.IntEnum):
     EXCLUSIVE = 1
     TIME = 2
     MPS = 3
-    """Shown by the node itself alone; others are told TIME."""
+    """Displayed by the node itself only; its reports to other nodes say TIME."""
 
 
 class Nearness(enum.IntEnum):
@@ -208,12 +208,12 @@ class Nearness(enum.IntEnum):
 
 
 class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One device of a node, as far as that does not change.
+    """Static facts of one device of a node.
 
-    index: the number that people know it by, among those of its kind; model: in its maker's words; mem_bytes: 0 = not
-    known, then it is given to one task at a time; grantable_bytes: what of it tasks may have, all together (as others are told); is_read: there
-    are readings of it; capability: of a GPU for computing, such as 9.0; capabilities: what was found to work, by trying;
-    links: how near others of this node are, by id.
+    index: its number among devices of its kind; model: its maker's name for it; mem_bytes: 0 = not known, then it serves one
+    task at a time; grantable_bytes: the part that all tasks together may have (in reports to other nodes); is_read: it has
+    readings; capability: compute capability of a GPU, such as 9.0; capabilities: features that were tried and work; links:
+    distance to other devices of this node, by id.
     """
 
     id: DeviceId
@@ -230,7 +230,7 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """Its name in its driver, without that of the maker."""
+        """Its name in its driver, without the maker."""
         return self.id.partition(":")[2]
 
     @property
@@ -240,11 +240,11 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def mark(self) -> int:
-        """32 bits that stand for its id in what other nodes are told."""
+        """32-bit hash of its id, for reports to other nodes."""
         return zlib.crc32(self.id.encode())
 
     def advertised(self, grantable_bytes: int) -> Device:
-        """The device as other nodes see it: with what they need to know whether it could ever serve a task."""
+        """The device in profiles for other nodes: the facts that decide whether it could ever serve a task."""
         return Device(
             self.id, self.kind, self.index, self.model, self.mem_bytes, grantable_bytes, capability=self.capability
         )
@@ -254,9 +254,9 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The last reading of one device.
 
     busy: share of the time at work, 0 … 1, averaged over 5 s; mem_used_bytes: by anybody; ours: (execution key, bytes) of
-    each attempt of this node that is on it; mem_foreign_bytes: used by others; foreign: how many others, at least 1 where
-    memory or work is there that no process explains; power_w, energy_j: None where it cannot tell. mem_foreign_peak_bytes: the
-    most that the foreign processes that are there now have lately had, each by itself, added up; 0 = no more than they have now.
+    each attempt of this node that is on it; mem_foreign_bytes: used by others; foreign: number of others, at least 1 if no
+    process explains the used memory or the work; power_w, energy_j: None if not known. mem_foreign_peak_bytes: sum of the recent
+    peaks of the present foreign processes; 0 = no more than they have now.
     """
 
     id: DeviceId
@@ -275,13 +275,12 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class DeviceLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Load of one device as other nodes get it, in at most 64 bytes.
+    """Load of one device in reports to other nodes, at most 64 bytes.
 
-    mark: `Device.mark`; free_mib: memory that could be promised now; free_slots: tasks that could join, whose work is not
-    known; free_percent: how much of it one that asks for a part could have; eta_s: when the
-    next of its tasks is expected to end, 0 = not known; price: of a second of work, in joules, 0 = not known;
-    used_mib, foreign_mib: memory in use, by anybody and by others than this node's tasks; tasks: how many it has; temperature_c:
-    0 = not known.
+    mark: `Device.mark`; free_mib: memory that could be promised now; free_slots: tasks of unknown work that could join;
+    free_percent: the largest fraction that a task could get; eta_s: expected time until the next of its tasks ends, 0 = not
+    known; price: of a second of work, in joules, 0 = not known; used_mib, foreign_mib: memory in use, in all and by others than
+    this node's tasks; tasks: their number; temperature_c: 0 = not known.
     """
 
     mark: Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
@@ -300,7 +299,7 @@ class DeviceLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def is_free(self) -> bool:
-        """True if a task that wants it for itself could start on it."""
+        """True if a task that needs it exclusively could start on it."""
         return self.mode is DeviceMode.FREE and self.health.is_usable and self.free_slots > 0
 
 
@@ -323,11 +322,11 @@ BUILDERS: dict[str, str] = {"pip": "uv, or Python with venv", "uv": "uv", "conda
 class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Resources that one task takes while it runs.
 
-    cpus: cores, may be a fraction, > 0; overcommit: OVERCOMMIT_SHARE of these is enough where more is not free; mem_bytes: 0 = not stated; gpus: how many, all of one node;
-    gpu_mem_bytes: of each, 0 = not stated; gpu_fraction: of the one GPU that is asked for; gpu_prefer: which are wanted,
-    the best first: a number, the beginning of a name, or a pattern of models such as ``A100*``; gpu_wait: what to do when
-    those have no room, and after how many seconds (0: never) "wait for exactly those" ends; gpu_oom_retries: how often it
-    is tried again with more memory of each GPU when it has run out of that; devices: of other kinds, how many.
+    cpus: cores, may be a fraction, > 0; overcommit: OVERCOMMIT_SHARE of these is enough where more is not free; mem_bytes: 0 =
+    not stated; gpus: number of GPUs, all of one node; gpu_mem_bytes: of each, 0 = not stated; gpu_fraction: of the one requested
+    GPU; gpu_prefer: preferred GPUs, the best first: a number, the beginning of a name, or a pattern of models such as
+    ``A100*``; gpu_wait: behaviour when those have no room; gpu_wait_s_max: seconds until waiting for exactly those ends, 0 =
+    never; gpu_oom_retries: retries with more memory of each GPU after it ran out of that; devices: number of each other kind.
     """
 
     cpus: Annotated[float, Meta(gt=0.0, le=65536.0)] = 1.0
@@ -348,7 +347,7 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     ] = ()
 
     def __post_init__(self) -> None:
-        """ValueError, where it is decoded a ValidationError, for what makes no sense together."""
+        """Raise ValueError (when decoded: ValidationError) for values that contradict each other."""
         if self.gpu_fraction < 1.0 and self.gpus != 1:
             raise ValueError(f"a fraction ({self.gpu_fraction:g}) is of one GPU, and {self.gpus} are asked for")
         if self.gpu_fraction < 1.0 and self.gpu_share is GpuShare.EXCLUSIVE:
@@ -367,9 +366,9 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Placement of a task: the nodes that it may run on. ``node`` pins it, ``exclude`` forbids nodes, every one of ``labels`` must be there,
-    ``local`` keeps it at its home, ``migrations_max`` overrides the migration policy (None: as the policy says); ``builder``: the
-    node has to be able to build an environment of this kind."""
+    """Placement of a task: the nodes that it may run on. ``node`` pins it, ``exclude`` forbids nodes, ``labels`` requires each of
+    these, ``local`` keeps it at its home, ``migrations_max`` overrides the migration policy (None: as the policy says);
+    ``builder`` requires a node that can build an environment of this kind."""
 
     node: NodeName | None = None
     exclude: Annotated[tuple[NodeName, ...], Meta(max_length=300)] = ()
@@ -380,13 +379,11 @@ class Placement(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The static facts of a node: they decide who is *eligible*, that is, who could ever run a task.
+    """The static facts of a node: they decide which nodes are *eligible*, that is, could ever run a task.
 
-    slots: tasks at a time (also the c of the policies); slots_fixed: the user set them; speed: how fast it works
-    beside the reference machine (1.0): a task that takes t there takes t / speed here; devices: each one, GPUs first
-    (where there are none, ``gpus`` alone is known, and they are given whole); trouble: what keeps it from
-    working as it should, for people ("": nothing);
-    version grows with every change.
+    slots: tasks at a time (also the c of the policies); slots_fixed: the user set them; speed: relative to the reference
+    machine (1.0): a task that takes t there takes t / speed here; devices: GPUs first (if empty, only the number ``gpus`` is
+    known, and they are given whole); trouble: problem of the node, for people ("": none); version grows with every change.
     """
 
     node: NodeName
@@ -405,15 +402,15 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     trouble: Annotated[str, Meta(max_length=256)] = ""
     devices: Annotated[tuple[Device, ...], Meta(max_length=DEVICES_MAX)] = ()
     enforces_cores: bool = False
-    """Tasks get their shares of the processors, so that some may overcommit."""
+    """True if it enforces the processor shares of tasks, so that some may overcommit."""
     power: PowerCurve | None = None
-    """Its power over its load; None: not told."""
+    """Its power curve; None: not known."""
     wake: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^([0-9a-f]{2}:){5}[0-9a-f]{2}\Z")], ...], Meta(max_length=8)
     ] = ()
-    """Addresses of network cards that a magic packet wakes it by; (): it is never suspended."""
+    """Addresses of network cards for a magic packet that wakes it; (): it is never suspended."""
     issuer: bool = False
-    """True if it has the key of the cluster's CA, and so can let others in."""
+    """True if it has the key of the cluster's CA, so that it can invite others."""
     builders: Annotated[tuple[Name, ...], Meta(max_length=16)] = ()
     """The kinds of environments that it can build."""
     mps: Literal["", "home", "any"] = ""
@@ -422,7 +419,7 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 LOAD_MAX = 1e12
-"""A greater load index is not told."""
+"""The greatest load index in reports."""
 Share = Annotated[float, Meta(ge=0.0, le=LOAD_MAX)]
 Price = Annotated[float, Meta(ge=-LOAD_MAX, le=LOAD_MAX)]
 
@@ -436,16 +433,16 @@ class Region(enum.IntEnum):
 
 
 class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A node's own word on its load.
+    """Load of a node, as it reports it.
 
-    load_tasks: n = running + waiting + inbound + slots_foreign; load: the load index per slot (what policies compare);
-    movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; cpu_pressure, mem_pressure: the
-    share of the last 10 s in which somebody had to wait for a core, or for memory (0: or it cannot be told); gpus_free: GPUs that a task which
-    wants one for itself could have; gpus: how many there are; gpu_tasks: how many are
-    asked for by the tasks here; gpu_load: their load index, per GPU; devices: the room of each, GPUs first; cpus_free: of a
-    node with devices, or whose tasks ask for other than a core for each slot, the cores that nobody has or is about to have; cpus_foreign: cores that programs keep busy which are no
-    tasks of this node (averaged over 15 s); slots_foreign: the slots that they occupy, 0 where they are ignored.
-    Of two reports of one node the one with the greater (incarnation, sequence) is the newer.
+    load_tasks: n = running + waiting + inbound + slots_foreign; load: the load index per slot, which policies compare; movable:
+    waiting tasks that may go elsewhere; accepts, gives: the present decision of its transfer policy; cpu_pressure,
+    mem_pressure: share of the last 10 s in which a process waited for a core, or for memory (0: or not known); gpus_free: GPUs
+    that are free for exclusive use; gpus: number of GPUs; gpu_tasks: GPUs requested by the tasks here; gpu_load: their load
+    index, per GPU; devices: the room of each, GPUs first; cpus_free: unreserved cores of a node with devices, or whose tasks
+    request other than a core for each slot; cpus_foreign: cores kept busy by programs that are not tasks of this node (averaged
+    over 15 s); slots_foreign: the slots that they occupy, 0 where they are ignored. Of two reports of one node the one with the
+    greater (incarnation, sequence) is newer.
     """
 
     load_tasks: Count = 0
@@ -472,15 +469,15 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     cpus_foreign: Share = 0.0
     slots_foreign: Count = 0
     is_asleep: bool = False
-    """True if the machine is suspended, and is woken by a task."""
+    """True if the machine is suspended, and a task wakes it."""
     watts: Watts | None = None
-    """Power as sensors read it; None: there is none."""
+    """Power as sensors read it; None without a sensor."""
     price: Price | None = None
-    """Price of a kWh there now, or its carbon; None: not known."""
+    """Present price of a kWh, or its carbon; None: not known."""
 
     @property
     def is_overloaded(self) -> bool:
-        """True if it has a task too many that may go."""
+        """True if it is overloaded and has a task that may move."""
         return self.region is Region.OVERLOADED and self.movable > 0
 
     @property
@@ -492,9 +489,9 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Thresholds(msgspec.Struct, frozen=True, gc=False):
     """The four thresholds of a transfer policy, on the load index: in tasks per slot.
 
-    On a node with c slots and a load index of n / c, which is the tasks per slot unless the load policy counts otherwise: it *sends* an arriving task if n ≥ send_at·c, *accepts* one if
-    n < accept_below·c, *asks* for one if n < receive_below·c, *gives* one if n > give_above·c. prefetch: it asks for so
-    many tasks more, but only of nodes that have more than itself even then.
+    A node with c slots and a load index of n / c (tasks per slot, unless the load policy counts otherwise) *sends* an arriving
+    task if n ≥ send_at·c, *accepts* one if n < accept_below·c, *asks* for one if n < receive_below·c, *gives* one if
+    n > give_above·c. prefetch: number of additional tasks that it asks for, only from nodes that have more than itself even then.
     """
 
     send_at: float

@@ -1,7 +1,7 @@
-"""A task: what is to be run and on what terms, its durable life-cycle, and what became of it.
+"""A task: its spec and terms, its durable life-cycle, and its outcome.
 
-The life-cycle is the durable one of the home node. ``running`` is not among its states: that a leased task has
-started is a view kept in memory, told by the node that runs it.
+The life-cycle is that of the home node. ``running`` is not a durable state: the executor reports that a leased task has
+started, and the home keeps that in memory.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ARRAY_MEMBERS_MAX = 1_000_000
 PATH_BYTES_MAX = 4096
 TIME_LIMIT_EXIT_CODE = 124
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
-"""A lease is renewed at every quarter of it: a shorter one would be all that its node has time for."""
+"""Bounds of a lease. It is renewed at every quarter of it: a shorter one would keep its node busy with renewals."""
 GRANTS_KEPT_MAX = 16
-"""Attempts of a task whose results are believed; a task is given up after fewer losses, unless it is set otherwise."""
+"""Attempts of a task whose results are accepted. By default a task fails after fewer losses."""
 
 TaskId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}/[0-9]{1,18}(\.[0-9]{1,9})?\Z")]
 Uid = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -39,7 +39,7 @@ Attempt = Annotated[int, Meta(ge=0, le=ATTEMPT_MAX)]
 Nonce = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 SCRATCH = b"-"
-"""The working directory that stands for a fresh scratch directory on the node that runs the task."""
+"""Placeholder for a fresh scratch directory on the node that runs the task."""
 
 
 class Guarantee(enum.StrEnum):
@@ -139,7 +139,7 @@ class TaskFiles(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 class EnvironmentLock(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The environment of a task, which its node builds from a lock file before the task starts. manifest: id of the tree of
-    its files; kind: of `BUILDERS`; name: the file as its user knows it; python: the versions that it is for, "" = any."""
+    its files; kind: of `BUILDERS`; name: of the file; python: the versions that it supports, "" = any."""
 
     manifest: Digest
     kind: Builder
@@ -161,17 +161,16 @@ class Staged(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One command line and what it asks for. Bytes where the operating system has bytes.
+    """Specification of a task: a command line and its requests. Bytes where the operating system has bytes.
 
     environment: a MessagePack map of bytes to bytes, opaque to the core; directory: an absolute path, or SCRATCH;
-    umask: 0 … 0o777; time_limit_s: 0 = none; priority: the greater goes first. lease_s: how long the node that runs it
-    may be unheard of, at least LEASE_S_MIN, or 0 = as its home is set; lease_auto: that grows with the time it has run.
-    takes_input: its standard input comes from its home, else it is /dev/null; terminal: it gets a terminal of its own, with
-    that window at first, in which stdout and stderr are one; followed: somebody reads its output as it comes, so that more of
-    it is kept than usual. user: the name at home of the account that submitted it, set by a home in system mode, which
-    knows it from the operating system; "" in user mode. named: the variables that the submitter has asked for by name: they go
-    along where the task runs as somebody else, too. files: those that travel with it, into a working directory that is SCRATCH;
-    lock: the environment that it finds in PATH.
+    umask: 0 … 0o777; time_limit_s: 0 = none; priority: the greater goes first. lease_s: how long its executor
+    may be unreachable, at least LEASE_S_MIN, or 0 = as its home is set; lease_auto: the lease grows with its run time.
+    takes_input: its standard input comes from its home, else from /dev/null; terminal: it gets a terminal of its own, with
+    that window at first, in which stdout and stderr are one; followed: a client reads its output live, so that more of it is
+    kept than usual. user: the account that submitted it, which a home in system mode knows from the operating system; "" in
+    user mode. named: variables that the submitter has requested by name: they are also set where the task runs as another
+    user. files: those that travel with it, into a working directory that is SCRATCH; lock: the environment in its PATH.
     """
 
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
@@ -194,13 +193,13 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     files: TaskFiles | None = None
     lock: EnvironmentLock | None = None
     est_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
-    """Its run time on the reference machine as its user says, 0 = not said."""
+    """Run time on the reference machine as estimated by its user, 0 = not given."""
     prefer: Literal["", "time", "balanced", "energy"] = ""
     """Goal of its placement: time, energy or both; "": as the preset says."""
 
     @property
     def needs_feeding(self) -> bool:
-        """True if its node has to have something for it to read."""
+        """True if its node has to supply standard input."""
         return self.takes_input or self.terminal is not None
 
     @property
@@ -209,18 +208,18 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return self.files is not None or self.lock is not None
 
     def __post_init__(self) -> None:
-        """ValueError, where it is decoded a ValidationError, for what a range cannot say."""
+        """Raise ValueError (when decoded: ValidationError) for values that no range excludes."""
         if 0.0 < self.lease_s < LEASE_S_MIN:
             raise ValueError(f"lease_s is 0 or {LEASE_S_MIN:g} … {LEASE_S_MAX:g}")
 
 
 AFTER_MAX = 100
-"""Tasks, or whole arrays, that one submission may wait for in each of the two ways."""
+"""Tasks, or whole arrays, in each of ``after`` and ``after_ok``."""
 RETRIES_MAX = 100
 
 GroupName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}\Z")]
 Tag = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}=[^\x00-\x1f\x7f]{0,128}\Z")]
-"""`key=value`: what a user marks tasks with, to select them by."""
+"""A tag, `key=value`, by which users select tasks."""
 TAGS_MAX = 16
 Awaited = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=80)], ...], Meta(max_length=AFTER_MAX)]
 
@@ -231,22 +230,21 @@ FilePattern = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
 
 
 class CompletionJob(enum.StrEnum):
-    """A job of a home after the end of a task: its output in the files that its user named, and the command that is to be
-    run then."""
+    """A job of a home after the end of a task: write the output files that its user named, or notify the user."""
 
     FILES = "files"
     NOTIFY = "notify"
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Options of all tasks of one submission that only its home has to know: they are sent to no other node.
+    """Options of all tasks of one submission that only its home needs: they are not sent to other nodes.
 
-    group: whose slots they take, "" = none; after: ids of tasks and arrays that have to have ended before they start,
-    however that was; after_ok: of those that have to have succeeded; retries: how often one that failed is tried again.
-    output_file, error_file: where home writes the output of each as it comes, absolute paths in which %j, %A, %a, %x, %N
-    and %% stand for something, b"" = nowhere; notify: what a shell is given at home when all of them have ended, b"" = nothing.
-    owner: the uid whose tasks they are at a home in system mode, which knows it from the operating system, -1 = that of the
-    agent. tags: one `key=value` for each key. files_home: the directory that output files come home to.
+    group: the group whose slots they take, "" = none; after: ids of tasks and arrays that have to end before they start;
+    after_ok: of those that have to succeed; retries: number of times that a failed task is started again. output_file,
+    error_file: files to which home writes the output of each, absolute paths with the placeholders %j, %A, %a, %x, %N and
+    %%, b"" = none; notify: command for a shell at home when all of them have ended, b"" = none. owner: the uid of their user
+    at a home in system mode, which knows it from the operating system, -1 = that of the agent. tags: one `key=value` for
+    each key. files_home: the directory to which output files return.
     """
 
     group: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,39})?\Z")] = ""
@@ -273,7 +271,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return bool(self.group or self.after or self.after_ok)
 
     def again(self) -> SubmitOptions:
-        """The options of a task that repeats this one on request of a user: it waits for nothing any more."""
+        """The options of a task that repeats this one on request of a user: without dependencies."""
         return msgspec.structs.replace(self, after=(), after_ok=())
 
     def completion_jobs(self) -> tuple[CompletionJob, ...]:
@@ -286,14 +284,14 @@ NO_TERMS = SubmitOptions()
 
 
 def owner_key(owner: int, user: str) -> str:
-    """The owner of a submission, as one word: a uid; or ``node:user`` where it was sent from another node, since no account's
-    name has a colon in it; "" = the agent's own."""
+    """The owner of a submission as one word: a uid; or ``node:user`` if it was sent from another node (account names have no
+    colon); "" = the agent's own."""
     return str(owner) if owner >= 0 else user
 
 
 class TaskOutcome(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Outcome of a task, or of a whole array, that others wait for. is_over: all of it has ended; failed: what of it
-    has not succeeded, in words, "" = nothing so far; lost: why nobody can tell any more, "" = that is not so."""
+    """Outcome of a task, or of a whole array, that other tasks depend on. is_over: all of it has ended; failed: the parts that
+    have not succeeded, as text, "" = none so far; lost: why the outcome cannot be known any more, "" = it can."""
 
     task: str
     is_over: bool = False
@@ -302,13 +300,13 @@ class TaskOutcome(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def is_news(self) -> bool:
-        """True if anything has become of it."""
+        """True if the outcome has changed since the submission."""
         return bool(self.is_over or self.failed or self.lost)
 
 
 class GroupSettings(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Settings of a group of tasks of this home. slots: at most so many of them are leased at a time, 0 = any number;
-    is_paused: none of them is started."""
+    """Settings of a group of tasks of this home. slots: bound on the leased tasks at a time, 0 = none; is_paused: its tasks do
+    not start."""
 
     name: str
     slots: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
@@ -316,17 +314,17 @@ class GroupSettings(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 WORDS_MAX = 200
-"""Bound on the reason of the failure of a task that others wait for, in characters."""
+"""Bound on the reason of the failure of a task that others depend on, in characters."""
 
 
 def failure_text(task: str, *, is_cancelled: bool, reason: str) -> str:
-    """Text about a task that has not succeeded, for those that wait for it."""
+    """Text about a task that has not succeeded, for tasks that depend on it."""
     return f"{task} was cancelled" if is_cancelled else f"{task} failed ({reason})"[:WORDS_MAX]
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Resources that an ended process used: cpu seconds, the largest resident set in bytes; the most memory in bytes that was seen of
-    it on any one of its GPUs, and what these are (0 and "": it had none, or nobody could tell)."""
+    """Resources that an ended process used: cpu seconds, the largest resident set in bytes; the peak memory in bytes on any one of
+    its GPUs, and their model (0 and "": it had none, or that is not known)."""
 
     user_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
     system_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
@@ -337,18 +335,16 @@ class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Energy beyond what the node would have drawn anyway; None: not known."""
     energy_quality: Quality | None = None
     energy_scope: Annotated[str, Meta(max_length=64)] = ""
-    """Parts of the node that the joules are of, such as ``package+dram+gpu``."""
+    """Parts of the node that the joules include, such as ``package+dram+gpu``."""
 
 
 class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The end of an attempt. ``exit_code`` is what a shell would show: the process's own, 128 + signal,
-    124 time limit, 126 cannot execute, 127 not found. ``signal`` is 0 unless a signal ended it.
-    The sizes are those of the captured output; the capture's own limit is in the config. ``speed`` is that of the node
-    where it ran. ``out_of``: what it had too little of, as far as can be told; "" if that is not why it ended; ``had_bytes``:
-    how much of that it could have had, 0 if that is not known, or others had taken what it was promised. ``failed_device``: the
-    device of the node that failed under it, which is why it ended so; "" if none did. ``missing_bytes``: so much more of its output was captured, and could not be
-    read or brought home. staged: its files, None = it had none. not_built: its environment could not be built, so that it never
-    ran."""
+    """The end of an attempt. exit_code: as a shell shows it: the process's own, 128 + signal, 124 time limit, 126 cannot
+    execute, 127 not found. signal: that ended it, or 0. The sizes are those of the captured output. speed: of the node where
+    it ran. out_of: the resource that it lacked, "" if that is not why it ended; had_bytes: how much of that it could have
+    had, 0 if that is not known, or others had taken its promised share. failed_device: the device whose failure ended it, ""
+    if none. missing_bytes: captured output that could not be read or fetched. staged: its files, None = it had none.
+    not_built: its environment could not be built, so that it never ran."""
 
     exit_code: Annotated[int, Meta(ge=0, le=255)]
     signal: Annotated[int, Meta(ge=0, le=255)] = 0
@@ -434,22 +430,21 @@ class Grant(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     """The durable state of one task at its home: one row.
 
-    attempt: the highest number ever granted (0 = none); node: whom the current attempt is leased to ("" = nobody);
-    nonce, machine_boot, store: those of the ACCEPT that the lease answers; lease_s: the longest time that this attempt is
-    ever given at once; migrations: voluntary placements elsewhere. parked_ts: what this home had last heard of the node
-    (its clock) when the home went away politely, 0 = not away since: until the node confirms a newer deadline, the
-    attempt is taken back on proof alone. losses: attempts that ended without a result; lost_on: the nodes that went
-    away under them; last_node: who may still have the attempt that was given up; retry_of: the task that this one
-    repeats. grants: the attempts that may have a result, the newest last, at most GRANTS_KEPT_MAX: those granted to other
-    nodes, but for what these gave their word never to start. devices: the ids of those that it was given on this node.
-    gpu_mem_bytes: of each GPU, in place of what it asked for at first, 0 = as that; gpu_alone: it shares them with nobody by
-    now; memory_retries: how often it was queued again because it had run out of their memory. attended: it is cancelled when
-    its client is gone; input: the name of its standard input in this home's spool, "" = none; input_is_cut: the beginning of
-    that is not kept any more, so that no other attempt can read it; input_came: some of it has come, so that who repeats the
-    task needs it again. failures: how often it has
-    failed and was tried again; priority: in place of the one it was submitted with, None = that; is_freed: it does not wait
-    for other tasks any more, as nobody can tell what has become of them. usage: of a cancelled task, once its processes are gone
-    (`PutUsage`); None: not known. That of any other is in ``exit``.
+    attempt: the highest number ever granted (0 = none); node: lessee of the current attempt ("" = none); nonce,
+    machine_boot, store: those of the ACCEPT that the lease answers; lease_s: the longest time ever granted to this attempt at
+    once; migrations: placements elsewhere by choice. parked_ts: time (the node's clock) of the last message of the node when
+    the home parked the attempt, 0 = not parked: until the node confirms a newer deadline, the attempt is taken back on proof
+    alone. losses: attempts that ended without a result; lost_on: the nodes that were lost with them; last_node: the node that
+    may still have the abandoned attempt; retry_of: the task that this one repeats. grants: attempts that may have a result,
+    the newest last, at most GRANTS_KEPT_MAX: those granted to other nodes, except those that they promised never to start.
+    devices: ids of the devices that it was given on this node. gpu_mem_bytes: of each GPU, in place of its request, 0 = as
+    requested; gpu_alone: it does not share its GPUs any more; memory_retries: times it was queued again because it had run out
+    of GPU memory. attended: it is cancelled when its client is gone; input: name of its standard input in this home's spool,
+    "" = none; input_is_cut: the beginning of that was dropped, so that no other attempt can read it; input_came: some of it
+    has come, so that a repetition of the task needs it again. failures: times it failed and was queued again; priority: in
+    place of the submitted one, None = that; is_freed: it does not wait for other tasks any more, since their outcome cannot be
+    known. usage: of a cancelled task, once its processes are gone (`PutUsage`); None: not known. That of any other is in
+    ``exit``.
     """
 
     task: str
@@ -488,8 +483,8 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class FenceKind(enum.IntEnum):
-    """The reason why a node will never start an attempt (again): it did; it promised not to; or it did, and the task may run
-    once only, so that this is not forgotten before its home has taken note."""
+    """The reason why a node will never start an attempt (again): it started it; it promised not to; or it started a task with
+    `--once`, so that it keeps the fence until its home has confirmed it."""
 
     STARTED = 0
     REFUSED = 1
@@ -504,8 +499,8 @@ class ExecutionState(enum.StrEnum):
 
 
 class ExecutionRecord(msgspec.Struct, frozen=True, gc=False):
-    """The durable state of one attempt that was committed to this node by another home: one row. devices: the ids of those
-    that it was given."""
+    """The durable state of one attempt that was committed to this node by another home: one row. devices: ids of the
+    devices that it was given."""
 
     task: str
     uid: bytes
@@ -580,12 +575,12 @@ def member_uid(key: bytes, member: int) -> bytes:
 
 
 def execution_key(uid: bytes, attempt: int) -> str:
-    """The name under which the launcher and the spool know one attempt of one task."""
+    """The name of one attempt of one task in the launcher and the spool."""
     return f"{uid.hex()}-{attempt}"
 
 
 def attempt_of(key: str) -> tuple[bytes, int]:
-    """The uid and the number of the attempt with this execution key. Raises ValueError if it is none."""
+    """The uid and the number of the attempt with this execution key. Raises ValueError if it is malformed."""
     uid, _, attempt = key.rpartition("-")
     return bytes.fromhex(uid), int(attempt)
 
@@ -594,12 +589,12 @@ _environment_decoder = msgspec.msgpack.Decoder(dict[bytes, bytes])
 
 
 def variables_of(packed: bytes) -> dict[bytes, bytes]:
-    """The variables of `TaskSpec.environment`. Raises BadRequest if it is no such map, or has what no process can have: an empty name, a name
-    with ``=``, a NUL byte. Peers and clients are not trusted to have looked."""
+    """The variables of `TaskSpec.environment`, which comes unchecked from peers and clients. Raises BadRequest if it is malformed, or
+    has a variable that a process cannot have: an empty name, a name with ``=``, a NUL byte."""
     try:
         variables = _environment_decoder.decode(packed)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest("the environment is no map of bytes to bytes", why=str(error)[:200]) from None
+        raise BadRequest("the environment is not a map of bytes to bytes", why=str(error)[:200]) from None
     for name, value in variables.items():
         if not name or b"=" in name or b"\0" in name or b"\0" in value:
             shown = name[:80].decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""The timers that a node sets: one frozen type for each, which says what is due, and of which task, attempt or request.
+"""The timers that a node sets: one frozen type for each, with the task, attempt or request that is due.
 
 A timer is recorded as an array of words, its tag and then its key: ``["probe", "17"]``. So a key is text: a uid in hexadecimal
 digits, a number in decimal ones; properties give back what it stands for.
@@ -42,27 +42,27 @@ class _Numbered(_Timer, frozen=True):
 
 
 class OfferTimeout(_OfTask, frozen=True, tag="offer"):
-    """An offer is not answered."""
+    """Timeout of an offer."""
 
 
 class QueryDue(_OfTask, frozen=True, tag="ask"):
-    """The node that has a task was not heard of: it is asked."""
+    """Time to query the executor of a task, which was not heard of."""
 
 
 class Lease(_OfTask, frozen=True, tag="lease"):
-    """The lease of a task that another node has is over."""
+    """End of the lease of a task that another node has."""
 
 
 class Rest(_OfTask, frozen=True, tag="rest"):
-    """The pause of a task that was lost, or has failed, is over."""
+    """End of the pause of a task that was lost, or has failed."""
 
 
 class ClientTimeout(_OfTask, frozen=True, tag="attended"):
-    """The client of a task has not come back after a restart."""
+    """Timeout for the return of a task's client after a restart."""
 
 
 class Stranded(_OfTask, frozen=True, tag="stranded"):
-    """A task without a place is asked about again."""
+    """Time to search a node for a task again that has none."""
 
 
 class Batch(_Numbered, frozen=True, tag="request"):
@@ -70,17 +70,17 @@ class Batch(_Numbered, frozen=True, tag="request"):
 
 
 class EligibilityDue(_Timer, frozen=True, tag="gates"):
-    """More tasks are eligible than one event lets pass."""
+    """Time to queue more eligible tasks: one event queues a bounded number."""
 
 
 class AwaitedQueryDue(_Timer, frozen=True, tag="await"):
-    """Another home is asked about tasks that are waited for here."""
+    """Time to ask another home about tasks that tasks here depend on."""
 
     home: str
 
 
 class RemoteStatus(_Numbered, frozen=True, tag="inquiry"):
-    """Other homes have not told what a submission wants to know of their tasks."""
+    """Timeout of a submission that waits for news of tasks of other homes."""
 
 
 # -- attempts on this node ---------------------------------------------------------------------------------------------
@@ -91,76 +91,76 @@ class ReservationTimeout(_OfAttempt, frozen=True, tag="reserved"):
 
 
 class RenewalDue(_Timer, frozen=True, tag="renew"):
-    """The leases of attempts here are renewed."""
+    """Time to renew the leases of attempts here."""
 
 
 class ResultTimeout(_OfAttempt, frozen=True, tag="result"):
-    """A result is not acknowledged."""
+    """Timeout of the acknowledgement of a result."""
 
 
 class TimeLimit(_OfAttempt, frozen=True, tag="limit"):
-    """The time limit of a task is reached."""
+    """Time limit of a task."""
 
 
 class Kill(_OfAttempt, frozen=True, tag="kill"):
-    """A task has not obeyed its first signal."""
+    """Timeout of a task to end after its first signal."""
 
 
 class FrozenTimeout(_OfAttempt, frozen=True, tag="frozen"):
-    """The room of a frozen attempt may be had."""
+    """Time from which a frozen attempt may be evicted."""
 
 
 class Fences(_Timer, frozen=True, tag="floors"):
-    """Attempt fences that are of no use any more are forgotten."""
+    """Time to forget attempt fences that are of no use any more."""
 
 
 class Devices(_Timer, frozen=True, tag="devices"):
-    """A waiting task may take other devices from now on."""
+    """Time from which a waiting task may take other devices."""
 
 
 class Shortage(_Timer, frozen=True, tag="shortage"):
-    """A start is tried again."""
+    """Time to try a start again."""
 
 
 # -- load sharing ------------------------------------------------------------------------------------------------------
 
 
 class ProbeTimeout(_Numbered, frozen=True, tag="probe"):
-    """A search has waited long enough for answers."""
+    """Timeout of the answers to a search."""
 
 
 class RegionSettled(_Timer, frozen=True, tag="region"):
-    """A load region has held for settle_s."""
+    """Time at which a load region has held for settle_s."""
 
 
 class Period(_Timer, frozen=True, tag="period"):
-    """The periodic announcement of the load is due."""
+    """Time of the periodic announcement of the load."""
 
 
 class Announcement(_Timer, frozen=True, tag="tell"):
-    """The load may be announced again."""
+    """Time from which the load may be announced again."""
 
 
 class AnswerDue(_Timer, frozen=True, tag="answer"):
-    """The pause before the answer to a state request is over."""
+    """End of the pause before the answer to a state request."""
 
     key: str
 
 
 class Pair(_Timer, frozen=True, tag="pair"):
-    """Another node is asked to pair."""
+    """Time to ask another node to pair."""
 
 
 class Paired(_Timer, frozen=True, tag="paired"):
-    """The partner was not heard of."""
+    """Timeout of the partner of a pairing."""
 
 
 class RetryDue(_Timer, frozen=True, tag="retry"):
-    """A receiver asks for work again."""
+    """Time at which a receiver asks for work again."""
 
 
 class Inbound(_OfTask, frozen=True, tag="inbound"):
-    """A promised task has not come."""
+    """Timeout of a promised task."""
 
 
 # -- membership --------------------------------------------------------------------------------------------------------
@@ -170,38 +170,38 @@ class GossipTimerKind(enum.StrEnum):
     """Kinds of timers in gossip."""
 
     TURN = "turn"
-    """The next member is probed."""
+    """Probe the next member."""
     ACK = "ack"
-    """A probe is not answered; subject: its number, as of the next two."""
+    """Timeout of a probe; subject: its number, as of the next two."""
     VERDICT = "verdict"
-    """Indirect probes are not answered, either."""
+    """Timeout of the indirect probes, too."""
     NACK = "nack"
-    """A probe on behalf of another member is not answered."""
+    """Timeout of a probe on behalf of another member."""
     SUSPECT = "suspect"
-    """A suspicion is not refuted; subject: the member."""
+    """Timeout of a suspicion; subject: the member."""
     SPREAD = "spread"
-    """Membership updates are sent."""
+    """Send membership updates."""
     LOADS = "loads"
-    """Loads are sent."""
+    """Send loads."""
     JOIN = "join"
-    """The seeds are tried again."""
+    """Try the seeds again."""
     SYNC = "sync"
-    """All is exchanged with one member."""
+    """Anti-entropy with one member."""
     AGAIN = "again"
-    """A member that was lost is tried again."""
+    """Try a lost member again."""
     PROFILES = "profiles"
-    """Profiles of members are asked for."""
+    """Request profiles of members."""
 
 
 class GossipDue(_Timer, frozen=True, tag="gossip"):
-    """Something is due in gossip."""
+    """Time of an action of gossip."""
 
     kind: GossipTimerKind
     subject: str = ""
 
 
 class WakeTimeout(_Timer, frozen=True, tag="wake"):
-    """A node that was asked to wake should be there by now."""
+    """Timeout of a node that was woken."""
 
     node: str
 
