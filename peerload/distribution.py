@@ -6,7 +6,7 @@ import os
 import sysconfig
 
 NAME = "peerload"
-"""As `project.name` in pyproject.toml."""
+"""Name of the distribution, as in pyproject.toml."""
 IS_REGISTERED = False
 """True once a package index has this name for us. Until then, nobody is told to install it by name: another's package could
 be there."""

@@ -33,7 +33,7 @@ def kind_of(target: str) -> str:
 
 
 def objection(target: str) -> str:
-    """Why this is no target, for people; "" if it is one."""
+    """Reason why this is not a valid target; "" if it is one."""
     kind, rest = kind_of(target), target.partition(":")[2]
     if kind == "webhook" and not _URL.match(target):
         return "a URL is https://HOST/PATH, without a user and password"

@@ -228,7 +228,7 @@ class _Improvement:
         self._place[task] = node
 
     def places(self) -> Places | None:
-        """After all single moves and exchanges that help; None if not all tasks have a place."""
+        """Places after all improving moves and exchanges; None if not all tasks have a place."""
         if not self._complete:
             return None
         while self._moves() or self._exchanges():

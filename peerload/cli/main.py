@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF)
-"""Errors of writing stdout that are no bugs: no room, a quota, a broken disk, a stdout that is closed."""
+"""Errors of writing stdout that are not bugs: no room, a quota, a broken disk, a stdout that is closed."""
 GROUPS = {
     "Run commands": {
         "run": "run a command where there is room, as if it ran here",

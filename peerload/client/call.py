@@ -119,7 +119,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 -- whatever the function returned
 
 def outcome_in(stdout: bytes, mark: str, serializer: Serializer = "pickle") -> dict[str, Any] | None:
     """The outcome at the end of a task's output; None if there is none or it is cut off. Raises whatever unpickling raises, and
-    ValueError for JSON that is no outcome."""
+    ValueError for JSON that is not an outcome."""
     begins = b"\n%s %s " % (WORD, mark.encode())
     at = stdout.rfind(begins)
     if at < 0:

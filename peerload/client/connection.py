@@ -446,7 +446,7 @@ def unavailable(path: str, error: OSError) -> AgentUnavailable:
 
 
 def _exit_reason(path: str) -> tuple[str, str]:
-    """Why the agent that had this socket ended by itself, and what to type; both "" if it left no reason."""
+    """Reason why the agent of this socket ended by itself, and a hint; both "" if it left none."""
     try:
         fd = os.open(path + frame.LAST_WORDS_ENDING, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:

@@ -318,7 +318,7 @@ class Event(_FromReply):
 
 @dataclass(frozen=True, slots=True)
 class Why(_FromReply):
-    """Why a task waits, or why it went where it went. nodes: whether each known node could ever run it and why not now,
+    """Explanation of a task: why it waits, or why it runs where it does. nodes: whether each known node could ever run it and why not now,
     as mappings (docs/json.md has their keys); change: the smallest change that would let it start."""
 
     id: str
@@ -521,7 +521,7 @@ def nodes() -> Call[list[NodeInfo]]:
 
 
 def why(task: Named) -> Call[Why]:
-    """Why a task waits, or why it went where it went."""
+    """Explain why a task waits, or why it runs where it does."""
     return Call("why", {"task": _name(task)}, lambda parts, reply: Why.of(joined(parts, reply)))
 
 

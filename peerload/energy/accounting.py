@@ -35,7 +35,7 @@ DRIFT_EVERY_S = 10.0
 
 
 class EnergyDelta(NamedTuple):
-    """Joules since the reading before, and seconds of that time of which nothing is known."""
+    """Joules since the reading before, and seconds of that time whose energy is not known."""
 
     joules: float = 0.0
     gap_s: float = 0.0
@@ -143,7 +143,7 @@ JOULES_PER_WH = 3600.0
 
 class DomainEnergy(NamedTuple):
     """Joules of one power domain (the host, or a GPU) in a window. used: processor seconds of each attempt, or its share of a device;
-    busy: of everybody; idle_w: what it draws anyway; gap_s: seconds of which nothing is known."""
+    busy: of everybody; idle_w: what it draws anyway; gap_s: seconds whose energy is not known."""
 
     scope: str
     source: str

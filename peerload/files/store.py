@@ -200,7 +200,7 @@ class BlockStore:
             raise NoRoom("the disk has no room for more files of tasks", why=why, hint="peerload files --gc")
 
     def _free_bytes(self) -> int:
-        """What may still be written to the disk; less than 0 if it is too full already."""
+        """Bytes that may still be written to the disk; less than 0 if it is too full already."""
         status = os.statvfs(self._directory)
         return status.f_bavail * status.f_frsize - self._free_bytes_min
 

@@ -193,7 +193,7 @@ class OutputMerge:
             try:
                 if os.readlink(name, dir_fd=parent) == target:
                     return
-            except OSError:  # it is no link
+            except OSError:  # it is not a link
                 pass
             self.conflicts.append(path)
             name += self._mark

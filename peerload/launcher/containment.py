@@ -195,8 +195,8 @@ END_LOOK_S_MAX = 0.05
 SUBGROUP = "peerload-agent"
 """The cgroup that the service of an agent has for the agent and its launcher, beside those of tasks."""
 PAUSE_S = 0.04
-"""After so long without a start a process is forked: a move between cgroups would wait for a grace period of RCU, 10 ms or
-more. A stream of starts is made by moves, which cost a tenth of the processor time."""
+"""Pause after which the next process is forked: a move between cgroups would wait for a grace period of RCU, 10 ms or more. A
+burst of starts is made by moves, which cost a tenth of the processor time."""
 FORKS_IN_A_ROW_MAX = 2
 """Starts by fork before a burst goes on by moves."""
 SYS_CLONE3 = 435
@@ -291,7 +291,7 @@ class Cgroup2(Units):
             self.close("trial")
 
     def prefers_fork(self) -> bool:
-        """True if the next process had better be started by `fork`, which moves nothing, than by entering its unit: a
+        """True if the next process should be started by `fork`, which moves nothing, instead of by entering its unit: a
         fork costs more processor time, the first move after a pause 10 ms. Never beside another thread: the child would
         wait for it."""
         now_s = time.monotonic()

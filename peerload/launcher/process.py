@@ -304,7 +304,7 @@ class SingleUser:
         kept: Collection[str],  # noqa: ARG002
     ) -> None:
         """Begin. events: collects what the agent is told. root_name: of the cgroups of the units. own_children: pids of
-        children that are no tasks, to be kept up to date. kept: ended attempts that the agent has not forgotten."""
+        children that are not tasks, to be kept up to date. kept: ended attempts that the agent has not forgotten."""
         if self._wants_cores:
             from peerload.launcher.cgroup_limits import CPU, CgroupLimits  # noqa: PLC0415 -- only where it is wanted
 

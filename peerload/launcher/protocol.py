@@ -30,12 +30,12 @@ SHAPES_MAX = 16
 """Shapes of messages of one type that are remembered."""
 KEY_CHARS_MAX = 128
 NODE_CHARS_MAX = 64
-"""More of a node's name is not repeated in reasons."""
+"""Characters of a node's name in reasons."""
 SIZE_BYTES_MAX = 1 << 60
 USAGE_KEYS_MAX = 64
 """Tasks that one `UsageRequest` may name."""
 _PACKER = msgpack.Packer(default=vars)
-"""Of all messages, in one thread: a new one allocates a MiB. What a message holds is sent as a map of its fields."""
+"""The packer of all messages, in one thread, since each packer allocates a MiB. Values in messages are sent as maps."""
 
 
 class LauncherProtocolError(ValueError):
@@ -70,10 +70,9 @@ class MessageType(type):
     head: dict[str, str]
     """The first field of the map that is sent."""
     converters: dict[str, tuple[Any, Callable[[Any], Any]]]
-    """Of each field its type, a value of which needs no check, and the function that checks what was received; filled in from
-    `_CONVERTERS`."""
+    """Type of each field, whose values need no check, and the function that checks received values (`_CONVERTERS`)."""
     shapes: dict[tuple[str, ...], tuple[tuple[type, ...], tuple[tuple[str, Callable[[Any], Any]], ...]]]
-    """Of messages seen before: by their keys the types of their values, and the fields that need a look inside."""
+    """Shapes of earlier messages: by their keys the types of their values, and the fields that have to be converted."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any], tag: str = "") -> "MessageType":
         """A class with defaults and match arguments."""
@@ -616,7 +615,7 @@ def _checked(request: Request) -> Request:
 
 
 def _is_named(request: SpawnRequest | FilesJob) -> bool:
-    """True if its key can be the name of a file, too, and what is to be started has a name."""
+    """True if its key can be a file name, and its command line is not empty."""
     key = request.key
     is_name = 0 < len(key) <= KEY_CHARS_MAX and key.isprintable() and "/" not in key and not key.startswith(".")
     return is_name and (isinstance(request, FilesJob) or bool(request.argv))

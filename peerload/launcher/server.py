@@ -322,11 +322,10 @@ def _starts_with_list(body: bytes) -> bool:
 
 
 STARTS_HELD_S = 0.004
-"""Starts are reported after so long, or with whatever else there is to report: the end of a short task, by one frame that wakes
-the agent once."""
+"""Longest delay of the report of a start, so that one frame reports a short task's start and end and wakes the agent once."""
 ENDS_HELD_S = 0.05
-"""So are ends, while the next task has started already in the room of each, and half of those that waited still wait: many are
-recorded with one commit. They are written at once, as all are."""
+"""Longest delay of the report of an end whose successor has started already, while half of the lane still waits: the agent
+records many with one commit. Exit records are written at once."""
 LOCK_S_MAX = 0.3
 """A directory may seem locked for this long after a launcher was killed: a process that it was starting still has its
 lock."""
@@ -357,7 +356,7 @@ class Launcher:
         self._retiring = False
         self._watchdog: Watchdog | None = None
         self._own_children: set[int] = set()
-        """Pids of children that are no tasks."""
+        """Pids of children that are not tasks."""
         self._limit_due_s = 0.0
         self._must_listen = False
         self._has_no_watchdog = False

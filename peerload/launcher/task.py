@@ -397,7 +397,7 @@ def _reports_oom(path: str) -> bool:
     try:
         size = os.fstat(fd).st_size
         tail = os.pread(fd, TAIL_BYTES, max(size - TAIL_BYTES, 0)).lower()
-    except OSError:  # it is no file any more
+    except OSError:  # it is not a file any more
         return False
     finally:
         os.close(fd)

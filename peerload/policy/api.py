@@ -118,7 +118,7 @@ class LoadView(Protocol):
 
     @property
     def cpus_foreign(self) -> float:
-        """Cores kept busy by programs that are no tasks of this node, averaged over 15 s; 0 if foreign load is
+        """Cores kept busy by programs that are not tasks of this node, averaged over 15 s; 0 if foreign load is
         ignored."""
 
     @property
@@ -140,7 +140,7 @@ class LoadView(Protocol):
 
     @property
     def gpus_foreign(self) -> float:
-        """GPUs kept busy by programs that are no tasks, of those that no task has."""
+        """GPUs kept busy by programs that are not tasks, of those that no task has."""
 
 
 Reported = Literal["accepts", "gives", "nothing"]
@@ -250,7 +250,7 @@ class Keep(msgspec.Struct, frozen=True, gc=False):
 
     reason: str
     compared: tuple[TaskCost, ...] = ()
-    """As of `Transfer`."""
+    """See `Transfer`."""
     wakes: str = ""
     """A node asleep that is woken for the task, which waits for it."""
 

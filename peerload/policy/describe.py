@@ -45,7 +45,7 @@ class PolicyDescription(msgspec.Struct, frozen=True):
 
 
 class ChosenPolicy(msgspec.Struct, frozen=True):
-    """Policy of one kind in a preset. written: the preset names it, it is no default; values: of its parameters, by
+    """Policy of one kind in a preset. written: the preset names it, it is not a default; values: of its parameters, by
     name."""
 
     member: PolicyDescription

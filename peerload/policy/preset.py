@@ -228,7 +228,7 @@ PRESET_BYTES_MAX = 1 << 20
 REFERENCE = "reference"
 """Table of the changes that a preset makes for the reference model."""
 TEXTS = ("classes", "description")
-"""Keys of a preset that are no tables."""
+"""Keys of a preset that are not tables."""
 LOCATION_SWITCHES = ("memory",)
 """Keys of the table [location] beside the tables of its sides."""
 
@@ -250,7 +250,7 @@ NOWHERE = PresetPlaces()
 
 
 def parsed(raw: bytes, file: str) -> tuple[dict[str, Any], PresetPlaces]:
-    """Parse a preset → its tables, and the place of its mistakes. Raises ConfigError with the line if it is no TOML."""
+    """Parse a preset → its tables, and the place of its mistakes. Raises ConfigError with the line if it is not TOML."""
     if len(raw) > PRESET_BYTES_MAX:
         raise ConfigError("policy", f"has {len(raw)} bytes", why=f"a preset has at most {PRESET_BYTES_MAX}", file=file)
     try:

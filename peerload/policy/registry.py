@@ -100,7 +100,7 @@ class PresetSource(msgspec.Struct, frozen=True):
     base: str = ""
 
     def tables(self) -> tuple[str, dict[str, Any], Path, PresetPlaces]:
-        """Arguments of `build_preset`. Raises ConfigError if the preset is no TOML."""
+        """Arguments of `build_preset`. Raises ConfigError if the preset is not TOML."""
         table, places = parsed(self.text.encode("utf-8", "surrogateescape"), self.file)
         return self.name, table, Path(self.base), places
 
@@ -137,7 +137,7 @@ def _change(preset: str, table: dict[str, Any], base: Path, names: dict[str, str
 
 
 def read_preset(name: str) -> tuple[str, dict[str, Any], Path, PresetPlaces]:
-    """Arguments of `build_preset` for a preset by name or path. Raises ConfigError: there is none, or it is no TOML."""
+    """Arguments of `build_preset` for a preset by name or path. Raises ConfigError: there is none, or it is not TOML."""
     return preset_source(name).tables()
 
 

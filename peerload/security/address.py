@@ -166,7 +166,7 @@ def reachable_anywhere() -> str:
 
 
 def reachable_by_both(listen: str, port: int) -> tuple[str, ...]:
-    """For a node that listens at `[::]`: its `HOST:PORT` for IPv4 and for IPv6. Empty for any other."""
+    """`HOST:PORT` for IPv4 and for IPv6 of a node that listens at `[::]`; empty for any other."""
     found = []
     for host in ANY if listen.startswith("[::]:") else ():
         with contextlib.suppress(OSError):

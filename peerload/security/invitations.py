@@ -218,7 +218,7 @@ def join_cluster(token: Token, node: str, state: Path) -> Admission:
 
 
 def _key(path: Path) -> bytes:
-    """This node's key: that of an interrupted join, else a new one, which is written before it is used. So a node whose
+    """Key of this node: that of an interrupted join, else a new one, which is written before its use, so that a node whose
     answer was lost can join again."""
     try:
         found = certificates.private_key_pem(path.read_bytes())

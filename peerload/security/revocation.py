@@ -64,7 +64,7 @@ Moment = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 
 class Revoked(msgspec.Struct, frozen=True, tag="revoked", array_like=True):
-    """No certificate of this node that was made until ``at`` (Unix s) is valid, nor one with any of these keys (SHA-256)."""
+    """Revocation of a node: of its certificates made until ``at`` (Unix s), and of those with any of these keys (SHA-256)."""
 
     cluster: str
     node: NodeName

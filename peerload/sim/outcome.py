@@ -263,7 +263,7 @@ def _without_interval(scenario: Scenario, mean_response: Interval) -> list[str]:
 
 
 def _independent(scenario: Scenario, samples: Sequence[Sample]) -> float:
-    """Number of independent measured tasks; infinite for a trace, which is no sample of anything longer."""
+    """Number of independent measured tasks; infinite for a trace, which is not a sample of a longer one."""
     if scenario.trace is not None:
         return math.inf
     return independent_of(samples, scenario.offered_load, scenario.mean_service_s)

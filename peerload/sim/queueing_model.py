@@ -472,7 +472,7 @@ class QueueingModel:
         self._ended(CompletedTask(task.number, task.arrival, record.node, task.started_s, ended_s))
 
     def _served_s(self, at_s: float) -> float:
-        """When the head has worked on a message that reaches it then, behind those before it."""
+        """Time at which the head has served a message that reaches it at ``at_s``, after those before it."""
         delays, begins_s = self._delays, max(at_s, self._head_free_s)
         if 0 <= begins_s - delays.head_fails_s < delays.head_down_s:
             begins_s = delays.head_fails_s + delays.head_down_s

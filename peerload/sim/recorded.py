@@ -49,7 +49,7 @@ class TaskTrace(msgspec.Struct, frozen=True):
     homes: array[int]
     names: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """Which lines were left out, and why."""
+    """Text about the lines that were left out, with reasons."""
 
     def __len__(self) -> int:
         """Number of tasks."""

@@ -20,7 +20,7 @@ INSTANT_S_MAX = 253_402_300_799
 NUMBER_MAX = 1e300
 """Greater numbers, infinity and what is not a number are not shown."""
 CELL_WIDTH_MIN = 8
-"""No cell is shortened below this."""
+"""Smallest width to which a cell is shortened."""
 
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
 
@@ -42,7 +42,7 @@ def coloured(text: str, colour: str, stream: TextIO) -> str:
 
 
 def terminal_columns(stream: TextIO | None = None) -> int:
-    """The width of the terminal on this stream (default: stdout); 0 if it is none."""
+    """The width of the terminal on this stream (default: stdout); 0 if it is not a terminal."""
     try:
         return os.get_terminal_size((stream or sys.stdout).fileno()).columns
     except (OSError, ValueError):
@@ -109,7 +109,7 @@ def _aligned(
 
 
 def _excess(widths: Sequence[int], columns: int) -> int:
-    """How much wider columns of these widths are than the terminal."""
+    """Cells by which columns of these widths exceed the terminal."""
     return sum(widths) + 2 * (len(widths) - 1) - columns
 
 
@@ -190,7 +190,7 @@ def duration_text(duration_s: object) -> str:
 
 
 def ago_text(seconds: float) -> str:
-    """``4s ago``, ``11m ago``, ``2h ago``, ``3d ago``; a dash for what is no time."""
+    """``4s ago``, ``11m ago``, ``2h ago``, ``3d ago``; a dash for other values."""
     if not abs(seconds) <= INSTANT_S_MAX:
         return "-"
     for unit, size_s in (("d", _DAY_S), ("h", _HOUR_S), ("m", _MINUTE_S)):

@@ -19,7 +19,7 @@ ENDED = ("done", "failed", "cancelled")
 REASON_WIDTH_MAX = 60
 REASON_WIDTH_MIN = 16
 COMMAND_WIDTH_MAX = 40
-"""Width if stdout is no terminal; on a terminal the command takes the room that is left."""
+"""Width if stdout is not a terminal; on a terminal the command takes the room that is left."""
 STATE_COLOURS = {
     "running": "green", "leased": "green", "done": "dim", "failed": "red", "unknown": "red", "cancelled": "yellow",
     "held": "yellow", "unreachable": "red",

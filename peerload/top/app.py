@@ -173,7 +173,7 @@ HINTED_ALWAYS = ("help", "quit")
 """Keys that the last line always shows."""
 BORDER = 2
 FAR = 1_000_000
-"""More rows than any table has."""
+"""A step beyond the end of any table."""
 CHOOSE_TASK, CHOOSE_NODE = "no task is chosen", "choose a node first: Tab goes to the nodes"
 
 

@@ -64,7 +64,7 @@ class LiveSampler:
         self._last_event = 0
         self._knows_ended = False
         self._ended_from_s = 0.0
-        """Before this (monotonic) the ended tasks are not asked for again."""
+        """Time (monotonic) from which the ended tasks are requested again."""
 
     def look(self) -> TopSample:
         """The next sample. Raises PeerloadError; the call after that reconnects and gets a complete answer."""

@@ -82,7 +82,7 @@ TAIL_BYTES = 16 << 10
 TAIL_LINES_KEPT = 400
 GRAPH_HEIGHT = 3
 FACTS_FROM_HEIGHT = 12
-"""With fewer lines than this, the facts of a task take one line and its output the rest."""
+"""Height from which the facts of a task take more than one line."""
 GRAPHS_FROM_HEIGHT = 22
 LABEL_CELLS = 10
 
@@ -381,7 +381,7 @@ EVENT_STYLES = {
 
 
 WIDE = 112
-"""From this width on the detail pane is at the right."""
+"""Width from which the detail pane is at the right."""
 CLUSTER_HEIGHT = 5
 HEIGHTS_MIN = {"nodes": 5, "tasks": 5, "detail": 6, "events": 4}
 TASKS_HEIGHT = 12

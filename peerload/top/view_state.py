@@ -176,7 +176,7 @@ class ViewState:
         self.own: tuple[str, ...] = ()
         """The viewer's names as the user of a task."""
         self.is_mine = False
-        """Only tasks of who looks are shown."""
+        """True if only the viewer's own tasks are shown."""
         self.paused_at = 0.0
         """Since when all stands still, 0.0 = it does not."""
         self.numbers = dict.fromkeys(TABLES, 0)

@@ -29,7 +29,7 @@ HEADERS = (("X-Content-Type-Options", "nosniff"), ("Cross-Origin-Resource-Policy
 PORT_DEFAULT = 7118
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 -- names for what is refused without TLS
 ADDRESS = "address"
-"""Beside the secrets: the URL at which the last server that uses them listens."""
+"""File beside the secrets: the URL of the last server that used them."""
 ADDRESS_BYTES_MAX = 400
 LISTENS = "0A"
 """State of a socket in /proc/net/tcp."""

@@ -1,4 +1,4 @@
-"""Requests of clients, in one file since they are one vocabulary: a request is decoded into the union of all.
+"""Requests of clients, in one file since a request is decoded into the union of all.
 
 One frame a request, ``{"id": n, "verb": …, …}``; answers are ``{"id": n, "ok": {…}}`` or ``{"id": n, "error":
 {"code", "what", "why", "hint"}}``; a stream sends ``{"id": n, "more": {…}}`` any number of times before its ``ok``.
@@ -60,7 +60,7 @@ Range = tuple[
 class _Request(
     msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
-    """at: the node that is to answer; "": the home of the tasks that are named, else the node that is asked."""
+    """at: the node that answers; "": the home of the named tasks, else the node that gets the request."""
 
     id: RequestId = 0
     at: Annotated[str, Meta(pattern=r"^([a-z0-9-]{1,40})?\Z")] = ""
@@ -73,13 +73,12 @@ class Info(_Request, frozen=True, tag="info"):
 
 
 class Submit(_Request, frozen=True, tag="submit"):
-    """Queue a command → id, members (of an array, else null), directory_here, placeable (null | why no node known
-    can run it now). array: inclusive (first, last, step) ranges; each: in the place of that, what each member runs
-    instead of the spec's argv, the members counted from 1; held: it is kept back until it is released;
-    wait_for_node: not refused if no node known could ever run it; terms: what only its home has to know. input: what it reads
-    from its standard input, or the beginning of that; input_ends: that is all, else `input` sends more (both only if its spec
-    takes_input). freezes: the client can send the working directory instead: where that is wanted, it is refused with the code
-    `snapshot`. attended: it is cancelled when this connection closes, unless another one attends it or it was detached."""
+    """Queue a command → id, members (of an array, else null), directory_here, placeable (null | why no known node can run it
+    now). array: inclusive (first, last, step) ranges; each: instead of array: the argv of each member, counted from 1; held: it
+    waits until it is released; wait_for_node: do not refuse it if no known node could ever run it; terms: options for its home
+    only. input: its standard input, or the beginning of that; input_ends: that is all, else `input` sends more (both only if
+    its spec takes_input). freezes: the client can send the working directory: the agent requests it by the code `snapshot`.
+    attended: it is cancelled when this connection closes, unless another one attends it or it was detached."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     spec: TaskSpec
@@ -157,15 +156,15 @@ class ReadUsage(_Request, frozen=True, tag="usage"):
 
 
 class ExplainTask(_Request, frozen=True, tag="why"):
-    """Why a task waits, or why it went where it went → the keys of docs/json.md; of an array one answer for all."""
+    """Explanation of a task: why it waits, or why it runs where it does → the keys of docs/json.md; one answer for an array."""
 
     task: TaskRef
 
 
 class Events(_Request, frozen=True, tag="events"):
-    """The event log → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; with follow
-    also what happens from now on, until the client hangs up. tasks: only of these (of an array: of its members, too);
-    what: only of these kinds. docs/json.md lists the keys."""
+    """The event log → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; follow: also new events,
+    until the client disconnects. tasks: only of these (of an array: of its members, too); what: only of these kinds.
+    docs/json.md lists the keys."""
 
     limit: Annotated[int, Meta(ge=0, le=100_000)] = 50
     follow: bool = False
@@ -229,20 +228,20 @@ class RetryRequest(_Request, frozen=True, tag="retry"):
 
 
 class Hold(_Request, frozen=True, tag="hold"):
-    """Keep waiting tasks back → held, already_held, not_waiting (names of which no task waited)."""
+    """Hold waiting tasks → held, already_held, not_waiting: lists of names."""
 
     tasks: TaskRefs
 
 
 class Release(_Request, frozen=True, tag="release"):
-    """Let held tasks go on → released, not_held (names of which no task was held)."""
+    """Release held tasks → released, not_held: lists of names."""
 
     tasks: TaskRefs
 
 
 class Prio(_Request, frozen=True, tag="prio"):
-    """Give tasks another priority → changed, passed_on (names of which another node has one in its queue, and is told),
-    elsewhere (names of which one runs already: it counts only if it is queued again), ended."""
+    """Change the priority of tasks → changed, passed_on (another node has them in its queue, and gets the change), elsewhere
+    (they run already: it counts only if they are queued again), ended: lists of names."""
 
     tasks: TaskRefs
     priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
@@ -253,8 +252,8 @@ class Groups(_Request, frozen=True, tag="groups"):
 
 
 class Group(_Request, frozen=True, tag="group"):
-    """Set a group → group, as it is then. slots: at most so many of it are leased at a time, 0 = any number; paused: none of
-    it is started; removed: nothing of this is wanted any more; null: as it was."""
+    """Change a group → group, as it is then. slots: bound on its leased tasks at a time, 0 = none; paused: its tasks do not start;
+    removed: forget its settings; null: as it was."""
 
     name: GroupName
     slots: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
@@ -263,8 +262,8 @@ class Group(_Request, frozen=True, tag="group"):
 
 
 class Drain(_Request, frozen=True, tag="drain"):
-    """This node takes no more tasks; those of others that wait here go back → returned, running (numbers). wait: that comes
-    as ``more``, and the ok (timed_out) when nothing runs here and no task of another home is here."""
+    """Drain this node: it takes no more tasks, and waiting ones of other homes go back → returned, running (numbers). wait: that
+    comes as ``more``, and the ok (timed_out) when nothing runs here and no task of another home is here."""
 
     reason: Annotated[str, Meta(max_length=DRAIN_REASON_CHARS_MAX)] = ""
     wait: bool = False
@@ -272,7 +271,7 @@ class Drain(_Request, frozen=True, tag="drain"):
 
 
 class Undrain(_Request, frozen=True, tag="undrain"):
-    """This node takes tasks again → was_drained."""
+    """Undrain this node: it takes tasks again → was_drained."""
 
 
 class ReadOutput(_Request, frozen=True, tag="output"):
@@ -316,10 +315,10 @@ class SendSignal(_Request, frozen=True, tag="signal"):
 
 
 class Input(_Request, frozen=True, tag="input"):
-    """More of the standard input of a task whose spec takes_input → offset (so many bytes have come), wanted (false: the task
-    takes no more), ended. Answered when there is room for more. offset: where this belongs, so that what is sent again is
-    not read twice, null = at the end; ends: that is all; is_source: it ends, too, when this client is gone without a word. One
-    client at a time feeds a task, unless it has a terminal. command: it is for this command of `exec` instead."""
+    """Send standard input to a task whose spec takes_input → offset (bytes received), wanted (false: the task takes no more),
+    ended. Answered when there is room for more. offset: of this piece, so that repeated bytes are not read twice, null = at the
+    end; ends: that is all; is_source: it also ends when this client disconnects. One client at a time feeds a task, unless it
+    has a terminal. command: send it to this command of `exec` instead."""
 
     task: TaskRef
     data: Annotated[bytes, Meta(max_length=INPUT_BYTES_MAX)] = b""
@@ -330,7 +329,7 @@ class Input(_Request, frozen=True, tag="input"):
 
 
 class Resize(_Request, frozen=True, tag="resize"):
-    """The window of the client of a task with a terminal → ok. command: of this command of `exec` instead."""
+    """Set the window size of a task with a terminal → ok. command: of this command of `exec` instead."""
 
     task: TaskRef
     rows: Annotated[int, Meta(ge=1, le=65_535)]
@@ -339,22 +338,22 @@ class Resize(_Request, frozen=True, tag="resize"):
 
 
 class Attend(_Request, frozen=True, tag="attend"):
-    """Be the client of a task again that was submitted as attended → attended (false: it has ended, or was detached)."""
+    """Attend a task again that was submitted as attended → attended (false: it has ended, or was detached)."""
 
     task: TaskRef
 
 
 class Detach(_Request, frozen=True, tag="detach"):
-    """Leave an attended task to itself: it is not cancelled when this connection closes, and its input stays open → ok."""
+    """Detach an attended task: it is not cancelled when this connection closes, and its input stays open → ok."""
 
     task: TaskRef
 
 
 class Clean(_Request, frozen=True, tag="clean"):
     """Drop ended tasks and their outputs → ``more`` {tasks (ids)} any number of times, then ok {removed, outputs
-    (numbers), output_bytes, in_use (how many did not go since somebody follows or waits for them)}. Those that ended longer than
-    ``older_s`` ago, in one of ``states``, of ``tasks``, and not one of the newest ``keep``: each narrows it. outputs_only: the
-    tasks themselves stay. dry_run: nothing goes, the answer is the same."""
+    (numbers), output_bytes, in_use (number kept because a client follows or waits for them)}. older_s, states, tasks and keep (all but the
+    newest so many) narrow the selection. outputs_only: the tasks themselves stay. dry_run: drop nothing, with the same
+    answer."""
 
     tasks: Annotated[tuple[TaskRef, ...], Meta(max_length=TASKS_NAMED_MAX)] = ()
     older_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
@@ -370,8 +369,8 @@ class Nodes(_Request, frozen=True, tag="nodes"):
 
 class Overview(_Request, frozen=True, tag="overview"):
     """State for a live view, cheap to ask for each second → revision complete agent nodes nodes_gone tasks tasks_gone
-    guests guests_gone counts events took_s. since: the ``revision`` of an earlier answer; then only what has changed since comes,
-    and what is gone by name; everything, and ``complete``, if that is not known any more. events: the newest
+    guests guests_gone counts events took_s. since: the ``revision`` of an earlier answer: only changes since then, and the
+    names of removed ones; everything, and ``complete``, if that revision is not known any more. events: the newest
     ``events_max`` with greater numbers than ``events_after``."""
 
     since: Annotated[str, Meta(max_length=100)] = ""
@@ -380,13 +379,13 @@ class Overview(_Request, frozen=True, tag="overview"):
 
 
 class Policy(_Request, frozen=True, tag="policy"):
-    """The policies there are and the preset in force → policies, presets, in_force."""
+    """Available policies and the preset in force → policies, presets, in_force."""
 
 
 class Files(_Request, frozen=True, tag="files"):
-    """Files that travel with tasks. have: → missing: those of these SHA-256 digests whose blocks are not here; blocks: keep
-    these; manifest: → complete: whether it and all its blocks are here; gc: → removed_bytes: what no task needs was removed.
-    Without any of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use) environments (id name bytes
+    """Files that travel with tasks. have: → missing: those of these BLAKE3 digests whose blocks are not here; blocks: keep
+    these; manifest: → complete: it and all its blocks are here; gc: remove files that no task needs → removed_bytes. Without any
+    of them → size_bytes limit_bytes blocks snapshots (id bytes files used_at in_use) environments (id name bytes
     used_at in_use)."""
 
     have: Annotated[tuple[Digest, ...], Meta(max_length=BLOCKS_MAX)] = ()
@@ -401,9 +400,9 @@ class Power(_Request, frozen=True, tag="power"):
 
 
 class KeepPowerProfile(_Request, frozen=True, tag="power-profile"):
-    """Take a measured power profile → it, as it is stored (cpu levels watts sd governor source scope date curve). measured:
-    threads, watts, standard deviation and work rate of each level, of a machine with so many cores and threads; document: in
-    the place of that one that was stored."""
+    """Store a measured power profile → the stored profile (cpu levels watts sd governor source scope date curve). measured:
+    threads, watts, standard deviation and work rate of each level, of a machine with so many cores and threads; document: a
+    stored profile instead."""
 
     measured: Annotated[tuple[tuple[int, float, float, float], ...], Meta(max_length=LEVELS_MAX)] = ()
     cores: Annotated[int, Meta(ge=1, le=65536)] = 1
@@ -412,7 +411,7 @@ class KeepPowerProfile(_Request, frozen=True, tag="power-profile"):
 
 
 class Energy(_Request, frozen=True, tag="energy"):
-    """Joules of this node since then (Unix s) → node since until joules wh tasks_joules other_joules idle_joules gap_s quality scope
+    """Joules of this node since ``since`` (Unix s) → node since until joules wh tasks_joules other_joules idle_joules gap_s quality scope
     source, null where nothing was counted."""
 
     since: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
@@ -420,7 +419,7 @@ class Energy(_Request, frozen=True, tag="energy"):
 
 class Stats(_Request, frozen=True, tag="stats"):
     """Counters since the agent's start, gauges and histograms → counters, gauges: {name: number}, histograms: {name: bounds counts
-    sum}; counts: one for each bound, then one for what is greater."""
+    sum}; counts: one for each bound, then one for greater values."""
 
 
 class ReadSamples(_Request, frozen=True, tag="samples"):
@@ -431,16 +430,16 @@ class ReadSamples(_Request, frozen=True, tag="samples"):
 
 
 class Checkup(_Request, frozen=True, tag="checkup"):
-    """Health of the agent, as it alone knows it → node python event_loop launcher (pid units memory unenforced silent)
+    """Health of the agent, for `doctor` → node python event_loop launcher (pid units memory unenforced silent)
     disk (state free_bytes total_bytes low_bytes reserve_bytes reserve_bytes_max stalled) broker (null, or urls url why)
     peers (node state address linked met_s datagram_age_s clock_ahead_s) clashes ({name: address}: agents that were refused
-    since their name is taken) damaged (id why) lost (null, or what the database
-    has lost, in words) removed_early (null, or tasks at why: what went within a day of its end for want of room) frozen (tasks of other homes held still) trouble certificate_until issuer (it can
-    renew that itself, and let others in) revoked (that certificate was)."""
+    since their name is taken) damaged (id why) lost (null, or text about data
+    that the database has lost) removed_early (null, or tasks at why: removed within a day of their end for lack of room) frozen (frozen tasks of other homes) trouble certificate_until issuer (it
+    has the CA's key) revoked (its certificate was)."""
 
 
 class Settings(_Request, frozen=True, tag="settings"):
-    """The settings this agent runs with → settings: key value origin of each, the passwords of brokers left out."""
+    """The settings of this agent → settings: key value origin of each, without the passwords of brokers."""
 
 
 class Stop(_Request, frozen=True, tag="stop"):
@@ -450,21 +449,21 @@ class Stop(_Request, frozen=True, tag="stop"):
 
 
 class Leave(_Request, frozen=True, tag="leave"):
-    """Take this node out of its cluster → pid, node, left_behind (what becomes of its tasks, in words); then the agent
-    stops and forgets whom it knew. force: although there are such tasks."""
+    """Take this node out of its cluster → pid, node, left_behind (text about its remaining tasks); then the agent
+    stops and forgets the other members. force: also with such tasks."""
 
     force: bool = False
 
 
 class Forget(_Request, frozen=True, tag="forget"):
-    """A node is gone for good → node, was (the state it had). Refused if it is not known, or alive."""
+    """Forget a node that is gone for good → node, was (the state it had). Refused if it is unknown or alive."""
 
     node: NodeName
 
 
 class Invite(_Request, frozen=True, tag="invite"):
-    """Let somebody join → token (one word, a secret), address, cluster, uses, ends_at. node: who alone may; issuer: who
-    joins may let others in, too."""
+    """Make an invitation → token (one word, a secret), address, cluster, uses, ends_at. node: the only name that may join; issuer:
+    the new member may invite others, too."""
 
     uses: Annotated[int, Meta(ge=1, le=1000)] = 1
     ttl_s: Annotated[float, Meta(ge=1.0, le=604_800.0)] = 900.0
@@ -473,21 +472,21 @@ class Invite(_Request, frozen=True, tag="invite"):
 
 
 class RevokeRequest(_Request, frozen=True, tag="revoke"):
-    """Shut a node out of the cluster → node, was (the state it had, null: not known), told (members told at once),
-    was_issuer. force: although it is not known here."""
+    """Revoke a node → node, was (the state it had, null: not known), told (members informed at once), was_issuer. force: also if
+    it is not known here."""
 
     node: NodeName
     force: bool = False
 
 
 class Rotate(_Request, frozen=True, tag="rotate"):
-    """Change the key of gossip and MQTT → number (of the new one), told (members told at once), overlap_s (so long the
-    one before still opens)."""
+    """Change the key of gossip and MQTT → number (of the new key), told (members informed at once), overlap_s (time for which
+    the old key is still accepted)."""
 
 
 class Restart(_Request, frozen=True, tag="restart"):
-    """Stop the agent and start it in the same process, with the settings as they are then → pid, boot (of the start that
-    ends). Running tasks run on."""
+    """Stop the agent and start it in the same process, with the settings read again → pid, boot (of the start
+    that ends). Running tasks run on."""
 
     reason: Annotated[str, Meta(max_length=100)] = ""
 
@@ -544,7 +543,7 @@ Request = (
 
 _decoder = msgspec.msgpack.Decoder(Request)
 REQUEST_VALUES_MAX = 1 << 20
-"""Values in one request: the words of 100,000 commands are among them."""
+"""Bound on the values in one request, such as the words of 100,000 commands."""
 
 
 def decode_request(raw: bytes) -> Request:
@@ -564,7 +563,7 @@ def encode(body: object) -> bytes:
 
 
 def encode_request(request: Request) -> bytes:
-    """A request as it was decoded, what is at its default left out."""
+    """Encode a decoded request, without values at their defaults."""
     return msgspec.msgpack.encode(request)
 
 
@@ -578,7 +577,7 @@ class ResponseFrame(msgspec.Struct, frozen=True):
 
 
 ANSWER_VALUES_MAX = 1 << 18
-"""Values in one frame of an answer, which an agent sends in parts long before it has so many."""
+"""Bound on the values in one frame of an answer; agents send answers in parts long before that."""
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))
 
 

@@ -40,7 +40,7 @@ DEPTH_MAX = 16
 _CONTAINERS = bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
 _SIZES = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
 _SIZES |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
-"""Of bytes, extensions and texts: how long their length is, and what else comes before them."""
+"""Bytes of the length, and of the rest of the header, of bytes, extensions and texts."""
 
 
 def _steps() -> tuple[int, ...]:

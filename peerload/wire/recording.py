@@ -116,7 +116,7 @@ def encode_plain(value: Any) -> bytes:  # noqa: ANN401 -- what `plain` gave
 
 def whole_bytes(data: memoryview) -> int:
     """Number of bytes of a recording that are complete frames, with MAGIC; the rest was cut off. Raises BadMessage
-    if it is no recording of this format."""
+    if it is not a recording of this format."""
     _check_magic(data)
     place = len(MAGIC)
     while (end := _frame_end(data, place)) is not None:

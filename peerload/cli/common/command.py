@@ -223,7 +223,7 @@ def new_token() -> str:
 
 
 def repeat_hint(token: str) -> str:
-    """What to type where it is not known whether a submission arrived."""
+    """Hint for a submission that may not have arrived."""
     return f"the same again is queued only once with:  peerload submit --token {token} ...        or look:  peerload ls"
 
 

@@ -133,7 +133,7 @@ class Options:
         return joined
 
     def read_command(self, words: list[str], separators: Collection[str] = ()) -> tuple[argparse.Namespace, list[str]]:
-        """The flags up to the first word that is none, and the words from there on, without a first `--`. separators: words after
+        """The flags up to the first word that is not one, and the words from there on, without a first `--`. separators: words after
         which long flags are flags again, unless a `--` follows one directly."""
         self._describe_if_asked(words)
         end = self._end_of_flags(words)

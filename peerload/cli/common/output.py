@@ -112,7 +112,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def redrawn(lines: Callable[[], list[str]]) -> int:
-    """Draw until `q` or Ctrl-C. If stdout is no terminal, or cannot be cleared, one text follows the other."""
+    """Draw until `q` or Ctrl-C. If stdout is not a terminal, or cannot be cleared, one text follows the other."""
     is_terminal = sys.stdout.isatty()
     clear = _CLEAR if is_terminal and os.environ.get("TERM", "dumb") != "dumb" else ""
     try:
@@ -158,13 +158,13 @@ def _no_keys(seconds: float) -> bool:
 
 BAR_EVERY_S = 0.2
 LINES_EVERY_S = 10.0
-"""Pause between lines if stderr is no terminal."""
+"""Pause between lines if stderr is not a terminal."""
 _BAR_WIDTH = 30
 COLUMNS, COLUMNS_MIN = 80, 20
 
 
 class Bar:
-    """A progress bar on stderr; if that is no terminal, a line every ``lines_every_s``."""
+    """A progress bar on stderr; if that is not a terminal, a line every ``lines_every_s``."""
 
     def __init__(self, lines_every_s: float = LINES_EVERY_S) -> None:
         self._lines_every_s = lines_every_s

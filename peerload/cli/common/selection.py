@@ -28,7 +28,7 @@ ALL = "all"
 WITHOUT_STATES = ("clean", "signal")
 """Verbs that have no `--state`, or another one."""
 ASKED_ABOVE = 20
-"""On a terminal more tasks than this are changed only after a question."""
+"""Tasks that are changed on a terminal without a question, at most."""
 REFS_AT_A_TIME = 5_000
 REFS_CHARS_AT_A_TIME = 1 << 20
 """References in one request, well below the agent's bound."""

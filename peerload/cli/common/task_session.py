@@ -47,7 +47,7 @@ def window() -> tuple[int, int]:
 
 
 class RawTerminal:
-    """Raw mode of the terminal on stdin between `enter` and `leave`; nothing happens if stdin is no terminal."""
+    """Raw mode of the terminal on stdin between `enter` and `leave`; nothing happens if stdin is not a terminal."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
@@ -92,7 +92,7 @@ BATCH = frozenset(("-b", "--batch", "-es", "-Es", "-batch"))
 """Options with which programs that draw do not draw."""
 TERM_DEFAULT = b"xterm"
 COLOURS_FORCED = ("CLICOLOR_FORCE=1", "FORCE_COLOR=1")
-"""Variables that make programs print colours though their output is no terminal."""
+"""Variables that make programs print colours though their output is not a terminal."""
 
 
 def say_if_it_needs_a_terminal(argv: Sequence[bytes]) -> None:

@@ -53,7 +53,7 @@ log_dest file {log}
 
 
 class BrokerUnavailable(PeerloadError):
-    """No broker could be started; ``why`` has its last log lines."""
+    """Error: a broker could not be started; ``why`` has its last log lines."""
 
     code = "broker-unavailable"
 
@@ -90,7 +90,7 @@ async def run_broker(host: str = "127.0.0.1", port: int = 0) -> tuple[str, Calla
 
 
 def find_broker() -> Kind | None:
-    """Which broker can be started here: Mosquitto if it is installed, else amqtt, else None."""
+    """The broker that can be started here: Mosquitto if it is installed, else amqtt, else None."""
     if _mosquitto() is not None:
         return "mosquitto"
     return "amqtt" if importlib.util.find_spec("amqtt") is not None else None

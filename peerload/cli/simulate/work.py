@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from peerload.sim.scenario import Scenario
 
     Job = tuple[int, int, int]
-    """Which scenario, the seed, which replication."""
+    """Number of the scenario, seed, and number of the replication."""
     Done = tuple[int, int, Sample]
-    """Which scenario, which replication, its sample."""
+    """Number of the scenario, number of the replication, and its sample."""
 
 END_S = 10.0
 """Time that a worker may take to end after it closed its connection."""
@@ -47,11 +47,11 @@ class Progress:
         self._passed = self._total = 0
 
     def expect(self, tasks: int) -> None:
-        """More tasks are to be simulated."""
+        """Add to the tasks to simulate."""
         self._total += tasks
 
     def add(self, tasks: int) -> None:
-        """More tasks have been simulated."""
+        """Add to the simulated tasks."""
         self._passed += tasks
         self._bar.show(self._passed, 0, self._total)
 

@@ -299,7 +299,7 @@ def down(words: list[str]) -> int:
 
 
 def _left_text(running: int | None, *, ends_tasks: bool) -> str:
-    """What happens to the tasks that ran at the stop; ``running``: their number, None = not known."""
+    """Text about the tasks that ran at the stop; ``running``: their number, None = not known."""
     if running == 0:
         return "no task was running"
     number = "its running tasks" if running is None else counted(running, "running task")

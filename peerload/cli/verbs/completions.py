@@ -195,7 +195,7 @@ def flags_of(verb: str) -> dict[str, tuple[bool, str]]:
 
 
 def _parted(words: list[str], flags: dict[str, tuple[bool, str]], *, is_command: bool) -> tuple[str, list[str]]:
-    """The flag whose value comes next ("" if none), and the words that are no flags."""
+    """The flag whose value comes next ("" if none), and the words that are not flags."""
     positional: list[str] = []
     wanted = ""
     for index, word in enumerate(words):

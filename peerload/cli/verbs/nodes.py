@@ -156,8 +156,8 @@ HEADINGS = ("NODE", "STATE", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "SEE
 OTHERS_SHOWN_CPUS = 0.5
 """Cores that other programs keep busy: from here on they take slots, and `nodes` shows them unasked."""
 WIDE_HEADINGS = (*HEADINGS[:-1], "OTHER CPUS", "WATTS", "LOAD", "REGION", "INCARNATION", "SEEN")
-"""With `--wide`: cores that other programs keep busy, the power and where that figure comes from, the load index of the policy and the region it puts the node into, and the
-number of the node's start."""
+"""Columns of `--wide`, with the cores that other programs keep busy, the power and its source, the load index and region of the
+policy, and the incarnation."""
 RIGHT = ("CPUS", "RUNNING", "QUEUED", "OTHER CPUS", "LOAD", "INCARNATION", "SEEN")
 LEFT_OUT_FIRST = ("INCARNATION", "LOAD", "OTHER CPUS", "REGION", "WATTS", "SEEN", "QUEUED", "GPUS", "MEMORY", "CPUS")
 """Columns that a narrow terminal does without, in this order."""
@@ -276,7 +276,7 @@ NARROW = (*LEFT_OUT_FIRST[:4], "GPUS", "CPU", "MEMORY", "SEEN", "QUEUED", "CPUS"
 """Columns that a narrow terminal does without, in this order."""
 ON_DUMB = "q quits.  TERM={term} can show text alone.  With keys:  TERM=xterm peerload top"
 WIDE = 10_000
-"""The width if stdout is no terminal."""
+"""The width if stdout is not a terminal."""
 
 
 def top(words: list[str]) -> int:

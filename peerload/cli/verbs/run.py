@@ -219,7 +219,8 @@ def exec(words: list[str]) -> int:  # noqa: A001 -- the name of the verb
         usage="[flags] ID COMMAND ...",
     )
     reader.switch(
-        "-t, --pty", help="give it a terminal, even if stdin or stdout here is none: stdout and stderr are one"
+        "-t, --pty",
+        help="give it a terminal, even if stdin or stdout here is not a terminal: stdout and stderr are one",
     )
     reader.switch("-T, --no-pty", help="give it none: stdout and stderr stay apart")
     flags, (ref, *argv) = _split(reader, words)

@@ -1,8 +1,8 @@
-"""The account resolver asks the account database of the machine for a launcher that runs as root. The launcher must
-never wait for that database: it may be at the other end of a network, and hang.
+"""Account resolver: queries the account database of the machine for a launcher that runs as root. The launcher must never
+wait for that database, which may be on the network, and hang.
 
-A child without any rights asks each question, and is killed if it takes too long. What needs the answer waits in
-`DeferredRequests`, while leases, exits and everything else go on. Used by such a launcher alone.
+An unprivileged child makes each query, and is killed if it takes too long. Requests that need the answer wait in
+`DeferredRequests`, while leases, exits and everything else go on.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ QUEUED_MAX = 1024
 KEPT_S = 1.0
 """An answer about an account is cached for this time, so that a burst of tasks costs one question."""
 UNASSIGNED_KEPT_S = 60.0
-"""Cached time of unassigned uids."""
+"""Time for which unassigned uids are cached."""
 UNASSIGNED_AT_ONCE = 64
-"""Uids that are pending for together."""
+"""Uids in one query."""
 ANSWERS_KEPT_MAX = 8192
 ANSWER_BYTES_MAX = 1 << 15
-"""Half of what a pipe holds, so that the child need not wait for a reader."""
+"""Half the capacity of a pipe, so that the child does not wait for a reader."""
 _UNPRIVILEGED = LauncherAccount("nobody", 65_534, 65_534, (65_534,), "/")
 _UNANSWERED = object()
 Question = tuple[str, ...]
 
 
 class AccountPending(Exception):
-    """The database has been pending this question; the request has to wait for the answer."""
+    """The query is pending; the request has to wait for its answer."""
 
     def __init__(self, question: Question) -> None:
         super().__init__(*question)
@@ -102,7 +102,7 @@ class AccountResolver:
     # -- questions -----------------------------------------------------------------------------------------------------
 
     def entry(self, name: str, group: str, admin_group: str, home: str) -> Entry | None:
-        """The account of this name, see `look_up`. home: the node on whose behalf it is pending. Raises AccountPending,
+        """The account of this name, see `look_up`. home: the node that needs it. Raises AccountPending,
         AccountUnanswered."""
         found: Entry | None = self._answer(("account", name, group, admin_group), home)
         return found
@@ -227,7 +227,7 @@ def _validated(question: Question, raw: bytes) -> Any:  # noqa: ANN401 -- as abo
 
 
 def agent_ids(user: str) -> tuple[int, int]:
-    """Uid and gid of the agent's account; pending at the start, when nothing can be delayed yet. Raises
+    """Uid and gid of the agent's account, queried at the start, when nothing can be delayed yet. Raises
     ProcessLookupError."""
     try:
         entry = pwd.getpwnam(user)

@@ -99,7 +99,7 @@ class UsersPolicy:
         SpawnRefused.
 
         If another node submits here for one of its users, this node's own agent reports it: ``uid`` is -1 then, and
-        ``user`` is ``node:user``, which is no valid account name. What another node says about users of a third one
+        ``user`` is ``node:user``, which is not a valid account name. What another node says about users of a third one
         does not count.
         """
         if home == node and uid < 0 and ":" in user:

@@ -46,7 +46,7 @@ MOUNT_ATTR_RDONLY = 1
 KEYCTL_JOIN_SESSION_KEYRING = 1
 SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
 SYS_MOUNT_SETATTR = 442
-"""This number is the same on all machines, as for all recent system calls."""
+"""Number of the system call, the same on all processor architectures."""
 
 
 class Syscalls:
@@ -369,7 +369,7 @@ NONE = b"0" * 16
 
 
 class DropFailed(Exception):
-    """This process has more rights than it should have."""
+    """Error: this process still has rights that it should have dropped."""
 
 
 def limit(account: LauncherAccount, processes_max: int) -> None:
