@@ -333,7 +333,7 @@ Every preset and baseline (*), measured by the simulator: `make comparison` writ
 - thresholds: those of {", ".join(f"{one:g}" for one in THRESHOLDS)} tasks at which, at load {THRESHOLDS_LOAD}, neither unfinished tasks grow nor a task moves more than {MOVES_MAX:g} times on average.
 - messages at {", ".join(map(str, SIZES))} nodes: growth of the cost. "-": not played, since each report changes the thresholds of all nodes, whose cost grows with the cube of their number.
 - no broker: response when no announcement arrives, over that with them; head down: response with the head away for {DOWN_S:g} mean service times.
-- node lost: response of the tasks that come within {LOST_AROUND:g} mean service times of the loss of one of the nodes for good, at load {LOST_LOAD}, over that of the same tasks without the loss. What the node ran starts again after its lease, which is {CoreConfig().lease_s / LOST_UNIT_S:g} mean service times here ([guarantees.md](guarantees.md)); tasks of its own wait for its return.
+- node lost: response of the tasks that come within {LOST_AROUND:g} mean service times of the loss of one of the nodes for good, at load {LOST_LOAD}, over that of the same tasks without the loss. The tasks that the node ran start again after their lease, which is {CoreConfig().lease_s / LOST_UNIT_S:g} mean service times here ([guarantees.md](guarantees.md)); tasks of its own wait for its return.
 - Jain: index of the mean responses by home when one home gets {FLOOD:g} times the tasks of each other (1: all equal).
 - knows: what must be known in advance.
 """
