@@ -32,6 +32,8 @@ from peerload.agent.control.authorization import Authorization, Quotas
 from peerload.agent.control.connection import LocalSocket
 from peerload.agent.control.task_ids import TaskIds
 from peerload.agent.effects import (
+    AttemptStarts,
+    AttemptStorage,
     Consumer,
     PeerEffects,
     Performer,
@@ -39,11 +41,14 @@ from peerload.agent.effects import (
     ResultEffects,
     TaskEffects,
     TaskStarter,
+    TaskVariables,
     Timers,
 )
 from peerload.agent.energy import FILE as CONTROLS_FILE
 from peerload.agent.energy import PowerControls, PowerDown, PriceFeed, Waker
 from peerload.agent.event_sources import (
+    AttemptDevices,
+    BusAdvice,
     BusEvents,
     BusPeers,
     ExitRecords,
@@ -74,12 +79,17 @@ from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands
 from peerload.agent.requests.output_and_wait import OutputRequests, OutputSource, TaskEnds, WaitRequests
 from peerload.agent.requests.overview import OverviewCache, OverviewViews, own_user
 from peerload.agent.requests.server import (
-    ClientEvents,
+    ClientEffects,
     FileRequests,
+    NodeAnswers,
+    QueryVerbs,
     RequestChecks,
     RequestServer,
     Submissions,
+    TaskChanges,
     TaskFigures,
+    TaskObserver,
+    TaskVerbs,
     Verbs,
 )
 from peerload.agent.requests.task_commands import CancelWaits, CleanRequests, TaskCommands
@@ -354,7 +364,7 @@ class Daemon:
         self.users = users = UserServices(info, launcher, directories, security)
         queries = DirectoryQueries(links, freezes=config.files.snapshot == "auto")
         spool = Spool(state, config.output_bytes_max)
-        self.output = output = TaskOutputs(spool, node, links, launcher.signal)
+        self.output = output = TaskOutputs(spool, node, links, launcher, info.counters)
         inputs = StdinStore(spool.directory)
         self.fetches = fetches = StdinFetches(launcher, links, spool, run)
         stdin = StdinForwarding(node, launcher, inbox, spool, inputs, fetches)
@@ -388,7 +398,7 @@ class Daemon:
         duplicates = DuplicateNames(info, node, run, event_log)
         self.peer_messages = PeerMessages(inbox, node, spool, users, queries, security, run)
         self.peer_events = PeerEventSource(
-            inbox, self.distribution, self.renewal, self.peer_messages, members, duplicates, info.counters, run
+            inbox, self.distribution, self.renewal, self.peer_messages, members, duplicates, run
         )
         bus_peers = BusPeers()
         self.bus: MqttBus | None = None
@@ -408,14 +418,13 @@ class Daemon:
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
         timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
-        told_too = [hooks.changed] if hooks.runs_at_end else []
+        observers: list[TaskObserver] = [hooks] if hooks.runs_at_end else []
         self.publisher: StatePublisher | None = None
         if self.bus is not None and config.mqtt_publish_state:
             self.publisher = StatePublisher(node, store, self.bus, own_user())
-            told_too.append(self.publisher.changed)
-        clients = ClientEvents(
-            core, decisions, watches, attach, cancel_waits, stdin, saving, output, task_figures, told_too
-        )
+            observers.append(self.publisher)
+        changes = TaskChanges(stdin, saving, output, task_figures, watches, observers)
+        clients = ClientEffects(core, attach, cancel_waits, changes, decisions, task_figures)
         cluster_view = ClusterView(config, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
@@ -426,27 +435,26 @@ class Daemon:
         figures = MetricsView(info, node, inbox, diagnostics, histograms, energy)
         self.samples = samples = Samples(node, state)
         verbs = Verbs(
-            reads,
-            commands=TaskCommands(core, reads, task_ids, cancel_waits, access, node),
-            clean=CleanRequests(remover, reads, task_ids, node),
-            waits=WaitRequests(reads, task_ids, watches, quotas, TaskEnds(store, spool, jobs, config.output_bytes_max)),
-            outputs=OutputRequests(reads, task_ids, watches, OutputSource(info, node, output, spool), node),
-            execs=ExecRequests(commands, node, task_ids, output, inputs, stdin, disk),
-            attach=attach,
-            tasks=TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
-            events=EventRequests(reads, task_ids, access, config.node),
-            why=WhyRequest(node, store, task_ids, decisions, cluster_view, environments),
-            usage=LiveUsage(node, launcher, task_ids, energy, mps),
-            overviews=OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
-            agent=agent_view,
-            nodes=nodes_view,
-            diagnostics=diagnostics,
-            figures=figures,
-            samples=samples,
-            node=NodeCommands(core, node, run, event_log),
-            cluster=ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
-            files=FileRequests(files, environments),
-            energy=energy,
+            TaskVerbs(
+                TaskCommands(core, reads, task_ids, cancel_waits, access, node),
+                CleanRequests(remover, reads, task_ids, node),
+                WaitRequests(reads, task_ids, watches, quotas, TaskEnds(store, spool, jobs, config.output_bytes_max)),
+                OutputRequests(reads, task_ids, watches, OutputSource(info, node, output, spool), node),
+                ExecRequests(commands, node, task_ids, output, inputs, stdin, disk),
+                attach,
+            ),
+            QueryVerbs(
+                reads,
+                TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
+                EventRequests(reads, task_ids, access, config.node),
+                WhyRequest(node, store, task_ids, decisions, cluster_view, environments),
+                LiveUsage(node, launcher, task_ids, energy, mps),
+                OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
+                FileRequests(files, environments),
+            ),
+            NodeAnswers(agent_view, nodes_view, diagnostics, figures, samples, energy),
+            NodeCommands(core, node, run, event_log),
+            ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
         )
         submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
         self.forwards = ForwardedRequests(links, node.membership)
@@ -458,33 +466,22 @@ class Daemon:
 
         # Events in, actions out
         self.exits = ExitRecords(info, spool, disk, files, energy)
-        self.settler = settler = ExitSettler(self.exits, inbox, node, fetches, output, gpus, mps, run)
+        self.settler = settler = ExitSettler(self.exits, inbox, fetches, output, AttemptDevices(node, gpus, mps), run)
         self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments, mps))
-        waker = Waker(config.energy.resume_cmd)
-        peers = PeerEffects(info, inbox, node, links, members, self.bus, bus_peers, waker)
-        starter = TaskStarter(info, node, spool, stdin, launcher, environments, mps, settler)
+        advice, waker = BusAdvice(self.bus, bus_peers), Waker(config.energy.resume_cmd)
+        peers = PeerEffects(info, inbox, node, links, members, advice, waker)
+        variables = TaskVariables(info, node, environments, mps)
+        starter = TaskStarter(info, node, spool, stdin, launcher, variables, settler)
+        starts = AttemptStarts(starter, gpus, files, environments, mps, settler, BackgroundTasks(run))
+        storage = AttemptStorage(spool, output, fetches, files, environments)
         self.performer = Performer(
             outbox,
             timers,
             RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
-            TaskEffects(
-                starter,
-                launcher,
-                stdin,
-                fetches,
-                spool,
-                output,
-                gpus,
-                files,
-                environments,
-                mps,
-                settler,
-                BackgroundTasks(run),
-            ),
+            TaskEffects(launcher, starts, storage, gpus, stdin, output, node),
             peers,
-            ResultEffects(info, spool, output, inbox, peers, clients, files, run),
+            ResultEffects(spool, output, inbox, peers, watches, files, run),
             clients,
-            node.knows,
         )
         pieces: dict[type[Message], PieceServer] = {
             OutputRequest: output.serve_output,

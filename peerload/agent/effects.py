@@ -23,7 +23,7 @@ from peerload.agent.runtime import BackgroundTasks, Histogram, coalesced_s, now
 from peerload.agent.store.disk_space import cannot_write
 from peerload.model import actions, events, metrics, timers
 from peerload.model.errors import BadRequest, InvariantBroken, PeerloadError, StoreError
-from peerload.model.messages import ADVICE, RenewOk, Result, State
+from peerload.model.messages import ADVICE, RenewOk, Result
 from peerload.model.task import SCRATCH, Exit, execution_key, variables_of
 from peerload.model.timers import GossipTimerKind
 
@@ -32,19 +32,18 @@ if TYPE_CHECKING:
 
     from peerload.agent.completion.completion_jobs import CompletionJobs
     from peerload.agent.energy import Waker
-    from peerload.agent.event_sources import BusPeers, ExitSettler
+    from peerload.agent.event_sources import BusAdvice, ExitSettler
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.files.environments import Environments
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.launcher.mps import MpsDaemons
-    from peerload.agent.mqtt import MqttBus
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
     from peerload.agent.recorder import Recorder
-    from peerload.agent.requests.server import ClientEvents
-    from peerload.agent.runtime import AgentInfo, Inbox, RunState
+    from peerload.agent.requests.server import ClientEffects
+    from peerload.agent.runtime import AgentInfo, Inbox, RunState, TaskWatches
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin import StdinFetches, StdinForwarding
     from peerload.agent.store.store import Store
@@ -143,9 +142,7 @@ class Performer:
     _tasks: TaskEffects
     _peers: PeerEffects
     _results: ResultEffects
-    _clients: ClientEvents
-    _knows: Callable[[str], bool]
-    """True of the attempts that the core knows on this node."""
+    _clients: ClientEffects
 
     def perform(self, event: Event, decided: list[Action]) -> None:
         """Carry out what was decided about an event."""
@@ -165,7 +162,7 @@ class Performer:
             is_first = isinstance(event, events.AgentStarted)
             if is_first:
                 self._clients.attach.restored()
-            self._tasks.adopt(self._knows, is_first=is_first)
+            self._tasks.adopt(is_first=is_first)
 
     def _send(self, action: actions.Send) -> None:
         """Send a message when what it says is durable: renewed leases and advice do not wait for other tasks."""
@@ -182,7 +179,7 @@ class Performer:
         for row in rows:
             if type(row) in ROWS_WITH_EFFECTS:
                 self._records.kept(row)
-                self._tasks.dropped(row)
+                self._tasks.storage.dropped(row)
 
     def _inward(self, action: Action) -> None:
         if isinstance(action, actions.SetTimer):
@@ -201,11 +198,11 @@ class Performer:
     def _outward(self, action: Action) -> None:  # noqa: PLR0912 C901 -- one line an action
         match action:  # the frequent ones first
             case actions.TaskChanged():
-                self._clients.changed(action)
+                self._clients.tasks.changed(action)
             case actions.MembersCancelled():
-                self._clients.members_cancelled(action)
+                self._clients.tasks.members_cancelled(action)
             case actions.SpawnTask():
-                self._tasks.spawn(action)
+                self._tasks.starts.spawn(action)
             case actions.ForgetTask():
                 self._tasks.forget(action)
             case actions.Send():
@@ -217,7 +214,7 @@ class Performer:
             case actions.AnswerPart():
                 self._clients.core.answered_in_part(action)
             case actions.StageFiles():
-                self._tasks.environments.offered(action)
+                self._tasks.starts.stage_offered(action)
             case actions.SignalTask():
                 self._tasks.signal(action)
             case actions.SetLease():
@@ -384,8 +381,7 @@ class PeerEffects:
     _node: Node
     links: PeerLinks
     members: Members
-    _bus: MqttBus | None
-    _bus_peers: BusPeers
+    _bus: BusAdvice
     _waker: Waker
 
     def wake(self, action: actions.WakePeer) -> None:
@@ -395,11 +391,8 @@ class PeerEffects:
 
     def send(self, dst: str, message: LinkMessage) -> None:
         """Advice goes over MQTT while both ends are on it; everything else, and advice otherwise, over the peer link."""
-        if self._bus is not None and isinstance(message, ADVICE):
-            boot = self._bus_peers.boot_of(dst)
-            if boot is not None and self._bus.send(dst, boot, message):
-                self._bus_peers.sent(dst)
-                return
+        if isinstance(message, ADVICE) and self._bus.send(dst, message):
+            return
         if dst == self._info.config.node:
             self._inbox.put(events.MessageReceived(dst, message))
             return
@@ -408,79 +401,36 @@ class PeerEffects:
         self.links.send(dst, message)
 
     def announce(self, action: actions.Announce) -> None:
-        """Tell all peers: over MQTT those that are there, over the peer link the others."""
-        message = action.message
-        if self._bus is None:
-            is_published = False
-        elif isinstance(message, State):
-            is_published = self._bus.publish_state(message)
-        else:
-            is_published = self._bus.broadcast(message)
+        """Send to all peers: over MQTT to those that are there, over the peer link to the others."""
+        reached = self._bus.announce(action.message)
         for peer in self._node.membership:
-            node = peer.identity.node
-            if not is_published or node not in self._bus_peers:
-                self.links.send(node, message)
+            if peer.identity.node not in reached:
+                self.links.send(peer.identity.node, action.message)
 
     def forget(self, action: actions.ForgetPeer) -> None:
         """Close the link to a peer, and look for it no more after a restart either."""
         self.links.forget(action.node)
-        self._bus_peers.forget(action.node)
+        self._bus.forget(action.node)
         self.members.changed()
 
 
-@dataclass(eq=False, repr=False)
-class TaskStarter:
-    """Orders the launcher to start attempts."""
+class TaskVariables:
+    """The variables that are added to the environments of tasks."""
 
-    _info: AgentInfo
-    _node: Node
-    _spool: Spool
-    _stdin: StdinForwarding
-    _launcher: LauncherLink
-    _environments: Environments
-    _mps: MpsDaemons
-    _settler: ExitSettler
-    _last: tuple[TaskSpec | None, dict[bytes, bytes], dict[bytes, bytes]] = field(default=(None, {}, {}), init=False)
-    """Of the last task that was started its spec, its environment, and what is added to it unless it has devices: tasks of one
-    array have the same."""
+    def __init__(self, info: AgentInfo, node: Node, environments: Environments, mps: MpsDaemons) -> None:
+        self._info = info
+        self._node = node
+        self._environments = environments
+        self._mps = mps
+        self._last: tuple[TaskSpec | None, dict[bytes, bytes], dict[bytes, bytes]] = (None, {}, {})
+        """Of the last task that was started its spec, its environment, and what is added to it unless it has devices: tasks of one
+        array have the same."""
 
-    def start(self, action: actions.SpawnTask) -> bool:
-        """Start an attempt. False if it was not ordered: it is over already, or cannot be started, which is reported."""
-        if not self._node.holds(action.key):
-            self._info.counters[metrics.SPAWNS_DROPPED] += 1
-            return False
-        if action.spec.directory == SCRATCH or action.spec.files is not None:
-            try:
-                is_system = self._info.config.mode == "system"  # then the launcher has them
-                scratch = SCRATCH if is_system else os.fsencode(self._spool.make_scratch(action.key))
-            except OSError as error:
-                self._settler.not_started(action.key, "its scratch directory cannot be made", error)
-                return False
-            action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
-        spec = action.spec
-        try:
-            if spec is not self._last[0]:
-                own = variables_of(spec.environment)
-                self._last = spec, own, self._shared(action, (), own)
-        except BadRequest as error:  # its home has not looked
-            self._settler.not_started(action.key, "", error)
-            return False
-        try:
-            source = self._stdin.source(action) if action.spec.takes_input else ""
-        except (OSError, PeerloadError) as error:
-            self._settler.not_started(action.key, "its standard input cannot be had", error)
-            return False
-        stdout, stderr = self._spool.names(action.key)
-        is_own = action.home == self._info.config.node
-        task = self._node.home.by_id.get(action.task) if is_own else None
-        owner = -1 if task is None else task.terms.owner
-        self._launcher.spawn(action, stdout, stderr, self._variables(action), source, owner)
-        if source:
-            self._stdin.begin(action.key)
-        return True
-
-    def _variables(self, action: actions.SpawnTask) -> dict[bytes, bytes]:
-        """The variables that are added to the environment of the submission."""
+    def of(self, action: actions.SpawnTask) -> dict[bytes, bytes]:
+        """The variables for an attempt. Raises BadRequest if the environment of its submission is invalid."""
+        if action.spec is not self._last[0]:
+            own = variables_of(action.spec.environment)
+            self._last = action.spec, own, self._shared(action, (), own)
         _, own, shared = self._last
         variables = {
             **(self._shared(action, action.devices, own) if action.devices else shared),
@@ -510,48 +460,84 @@ class TaskStarter:
 
 
 @dataclass(eq=False, repr=False)
-class TaskEffects:
-    """Effects on the processes of this node and on their files."""
+class TaskStarter:
+    """Orders the launcher to start attempts."""
+
+    _info: AgentInfo
+    _node: Node
+    _spool: Spool
+    _stdin: StdinForwarding
+    _launcher: LauncherLink
+    _variables: TaskVariables
+    _settler: ExitSettler
+
+    def start(self, action: actions.SpawnTask) -> bool:
+        """Start an attempt. False if it was not ordered: it is over already, or cannot be started, which is reported."""
+        if not self._node.holds(action.key):
+            self._info.counters[metrics.SPAWNS_DROPPED] += 1
+            return False
+        if action.spec.directory == SCRATCH or action.spec.files is not None:
+            try:
+                is_system = self._info.config.mode == "system"  # then the launcher has them
+                scratch = SCRATCH if is_system else os.fsencode(self._spool.make_scratch(action.key))
+            except OSError as error:
+                self._settler.not_started(action.key, "its scratch directory cannot be made", error)
+                return False
+            action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
+        try:
+            variables = self._variables.of(action)
+        except BadRequest as error:  # its home has not looked
+            self._settler.not_started(action.key, "", error)
+            return False
+        try:
+            source = self._stdin.source(action) if action.spec.takes_input else ""
+        except (OSError, PeerloadError) as error:
+            self._settler.not_started(action.key, "its standard input cannot be had", error)
+            return False
+        stdout, stderr = self._spool.names(action.key)
+        is_own = action.home == self._info.config.node
+        task = self._node.home.by_id.get(action.task) if is_own else None
+        owner = -1 if task is None else task.terms.owner
+        self._launcher.spawn(action, stdout, stderr, variables, source, owner)
+        if source:
+            self._stdin.begin(action.key)
+        return True
+
+
+@dataclass(eq=False, repr=False)
+class AttemptStarts:
+    """Attempts on their way to their start: what they need is put in place first, files, an environment, the MPS daemon of a GPU."""
 
     _starter: TaskStarter
-    launcher: LauncherLink
-    _stdin: StdinForwarding
-    _fetches: StdinFetches
-    _spool: Spool
-    _output: TaskOutputs
-    gpus: Gpus
+    _gpus: Gpus
     _files: AttemptFiles
-    environments: Environments
+    _environments: Environments
     _mps: MpsDaemons
     _settler: ExitSettler
     _background: BackgroundTasks
 
-    def adopt(self, knows: Callable[[str], bool], *, is_first: bool) -> None:
-        """Go on feeding what runs, after a launcher was listed; ``is_first``: this agent has just been started; knows: true of
-        the attempts that there are."""
-        if is_first:
-            self._files.keep_only(knows)
-            self.environments.keep_only(knows)
-        self._stdin.adopt(is_first=is_first)
+    def stage_offered(self, action: actions.StageFiles) -> None:
+        """Put in place what an attempt of another home needs, before its lease begins."""
+        self._environments.offered(action)
 
     def spawn(self, action: actions.SpawnTask) -> None:
-        """Start an attempt."""
+        """Start an attempt as soon as everything is in place."""
         spec = action.spec
         if spec.is_staged and not self._are_staged(action):
             self._background.start(self._stage_own(action))
         elif action.devices and self._mps.is_awaited(action.key):
             self._background.start(self._start_mps(action))
         elif self._starter.start(action) and action.devices:
-            self.gpus.wake()
+            self._gpus.wake()
 
     def _are_staged(self, action: actions.SpawnTask) -> bool:
         has_files = action.spec.files is None or self._files.is_ready(action.key)
-        return has_files and self.environments.is_ready(action)
+        return has_files and self._environments.is_ready(action)
 
     async def _stage_own(self, action: actions.SpawnTask) -> None:
         """Start a task of this home when its files and its environment are in place."""
         try:
-            await self.environments.stage_own(action)
+            await self._environments.stage_own(action)
         except (PeerloadError, OSError, TimeoutError) as error:
             self._settler.not_started(action.key, "environment" if isinstance(error, BuildFailed) else "staging", error)
         except asyncio.CancelledError:
@@ -567,47 +553,94 @@ class TaskEffects:
         else:
             self.spawn(action)
 
+    def interrupt(self, action: actions.SignalTask) -> bool:
+        """End the staging of an attempt by this signal. False if it is not staged now."""
+        if not (self._environments.ended_early(action.key) or self._files.ended_early(action.key)):
+            return False
+        reason = f"signal {action.signal} while its files were put in place"
+        self._settler.settle(events.TaskEnded(action.key, Exit(128 + action.signal, action.signal, reason)))
+        return True
+
+    async def close(self) -> None:
+        """End background work; staging goes on with the next start of its attempt."""
+        await self._background.close()
+        await self._environments.close()
+        self._mps.close()
+        await self._files.close()
+
+
+@dataclass(eq=False, repr=False)
+class AttemptStorage:
+    """What attempts have on the disk of this node: output, input, staged files and environments."""
+
+    _spool: Spool
+    _output: TaskOutputs
+    _fetches: StdinFetches
+    _files: AttemptFiles
+    _environments: Environments
+
+    def keep_only(self, knows: Callable[[str], bool]) -> None:
+        """Remove staged files and environments of all attempts but those that the node knows."""
+        self._files.keep_only(knows)
+        self._environments.keep_only(knows)
+
     def forget(self, action: actions.ForgetTask) -> None:
-        """Forget an attempt that has ended."""
-        self.launcher.forget(action.key)
+        """Remove what is kept of an attempt that has ended."""
         self._fetches.end(action.key)
         if action.output:
             self._spool.drop(action.key)
         self._files.forget(action.key)
-        self.environments.forget(action.key)
+        self._environments.forget(action.key)
 
     def dropped(self, row: Row) -> None:
         """End the outputs of attempts that are gone from here by this row."""
         if self._output.served and isinstance(row, actions.DropExecution | actions.PutFloor):
             self._output.remote_attempts_gone()
 
+
+@dataclass(eq=False, repr=False)
+class TaskEffects:
+    """Effects on the processes of this node and on their files."""
+
+    launcher: LauncherLink
+    starts: AttemptStarts
+    storage: AttemptStorage
+    gpus: Gpus
+    _stdin: StdinForwarding
+    _output: TaskOutputs
+    _node: Node
+
+    def adopt(self, *, is_first: bool) -> None:
+        """Continue to forward input to what runs, after a launcher was listed; ``is_first``: this agent has just been started."""
+        if is_first:
+            self.storage.keep_only(self._node.knows)
+        self._stdin.adopt(is_first=is_first)
+
+    def forget(self, action: actions.ForgetTask) -> None:
+        """Forget an attempt that has ended."""
+        self.launcher.forget(action.key)
+        self.storage.forget(action)
+
     def signal(self, action: actions.SignalTask) -> None:
         """Send a signal to the processes of an attempt."""
-        if self.environments.ended_early(action.key) or self._files.ended_early(action.key):
-            reason = f"signal {action.signal} while its files were put in place"
-            self._settler.settle(events.TaskEnded(action.key, Exit(128 + action.signal, action.signal, reason)))
-            return
-        self._output.backpressure.signalled(action.key, action.signal)
-        self.launcher.signal(action.key, action.signal)
+        if not self.starts.interrupt(action):
+            self._output.backpressure.signalled(action.key, action.signal)
+            self.launcher.signal(action.key, action.signal)
 
     async def close(self) -> None:
-        """End background work; staging goes on with the next start of its attempt."""
-        await self._background.close()
-        await self.environments.close()
-        self._mps.close()
-        await self._files.close()
+        """End background work."""
+        await self.starts.close()
 
 
 @dataclass(eq=False, repr=False)
 class ResultEffects:
     """Results and outputs on their way to the home of a task."""
 
-    _info: AgentInfo
     _spool: Spool
     _output: TaskOutputs
     _inbox: Inbox
     _peers: PeerEffects
-    _clients: ClientEvents
+    _watches: TaskWatches
     _files: AttemptFiles
     _run: RunState
 
@@ -646,8 +679,6 @@ class ResultEffects:
 
     async def _fetch(self, action: actions.FetchOutput) -> None:
         error, missing = await self._output.bring_home(action)
-        if any(missing):
-            self._info.counters[metrics.OUTPUTS_UNREADABLE] += 1
         await self._arrived(action, error, action.node, missing)
 
     async def _arrived(
@@ -662,7 +693,7 @@ class ResultEffects:
         if not error and action.files:
             error, event = await self._files.bring_home(node, action)
         if error:
-            self._clients.watches.delayed(action.task, error)
+            self._watches.delayed(action.task, error)
         self._inbox.put(msgspec.structs.replace(event, error=error, missing=missing))
 
     async def close(self) -> None:

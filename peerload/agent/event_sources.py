@@ -18,6 +18,7 @@ from peerload.agent.accounts import TaskUser
 from peerload.agent.files.environments import BuildFailed
 from peerload.agent.launcher.client import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
+from peerload.agent.peers.connection import is_link_message
 from peerload.agent.runtime import SHORT_OF, BackgroundTasks
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
@@ -35,18 +36,18 @@ from peerload.model.messages import (
     State,
     Sync,
     Trust,
-    is_link_message,
 )
 from peerload.model.task import Exit, execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from peerload.agent.accounts import DirectoryQueries, UserServices
     from peerload.agent.files.attempts import AttemptFiles
     from peerload.agent.joining import CertificateRenewal, TrustDistribution
     from peerload.agent.launcher.mps import MpsDaemons
+    from peerload.agent.mqtt import MqttBus
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.core.node import Node
     from peerload.model.events import Event
-    from peerload.model.messages import Envelope, Hello, Identity, LinkMessage
+    from peerload.model.messages import Broadcast, Envelope, Hello, Identity, LinkMessage
     from peerload.security.revocation import TrustStore
 
 log = logging.getLogger("peerload.agent")
@@ -115,17 +116,33 @@ class ExitRecords:
 
 
 @dataclass(eq=False, repr=False)
+class AttemptDevices:
+    """The devices that attempts hold, as far as their failures matter: what was wrong with a card is reported before the failure
+    of the attempt that held it."""
+
+    _node: Node
+    _gpus: Gpus
+    _mps: MpsDaemons
+
+    def has(self, key: str) -> bool:
+        """True if this attempt holds devices."""
+        return key in self._node.ledger.devices.holding
+
+    async def report_failures(self, key: str) -> None:
+        """Look whether the devices of this attempt, or their MPS daemons, have failed, and report that."""
+        await asyncio.gather(self._gpus.read_anew(), self._mps.look(key))
+
+
+@dataclass(eq=False, repr=False)
 class ExitSettler:
     """Reports ended attempts to the core: their output goes to disk before anybody relies on their result, and their
     followers learn the end."""
 
     _records: ExitRecords
     _inbox: Inbox
-    _node: Node
     _fetches: StdinFetches
     _output: TaskOutputs
-    _gpus: Gpus
-    _mps: MpsDaemons
+    _devices: AttemptDevices
     _run: RunState
 
     def __post_init__(self) -> None:
@@ -138,7 +155,7 @@ class ExitSettler:
         if (
             has_output
             or self._records.files.has(event.key)
-            or (event.exit.exit_code and (self._records.disk.is_full or self._holds_devices(event.key)))
+            or (event.exit.exit_code and (self._records.disk.is_full or self._devices.has(event.key)))
         ):
             if event.with_start:
                 self._inbox.put(events.TaskStarted(event.key, event.exit.started_at))
@@ -148,13 +165,10 @@ class ExitSettler:
             exit_ = self._records.with_energy(event.key, event.exit)
             self._inbox.put(events.TaskEnded(event.key, exit_, event.with_start))
 
-    def _holds_devices(self, key: str) -> bool:
-        return key in self._node.ledger.devices.holding
-
     async def _settle(self, event: events.TaskEnded) -> None:
         ((key, exit_),) = await self._records.settled(((event.key, event.exit),))
-        if exit_.exit_code and self._holds_devices(key):  # if its card has failed, that is told before its end
-            await asyncio.gather(self._gpus.read_anew(), self._mps.look(key))
+        if exit_.exit_code and self._devices.has(key):
+            await self._devices.report_failures(key)
         self._output.attempts_ended(((key, exit_),))
         self._inbox.put(events.TaskEnded(key, exit_))
 
@@ -258,8 +272,8 @@ class LauncherEvents:
 
 
 class PeerMessages:
-    """Messages of peers on their way to the inbox: offers with what this node finds of their directory and their user, and
-    questions about directories."""
+    """Messages of peers on their way to the inbox: offers with what this node finds of their directory and their user;
+    questions about directories; and messages to peers that were not sent."""
 
     def __init__(
         self,
@@ -298,6 +312,11 @@ class PeerMessages:
                 self._background.start(self._offer_received(src, message))
         else:
             self._inbox.put(events.MessageReceived(src, message))
+
+    def send_failed(self, dst: str, message: LinkMessage) -> None:
+        """Report a message of this node that was not sent."""
+        self._counters[metrics.PEER_SENDS_FAILED] += 1
+        self._inbox.put(events.SendFailed(dst, message))
 
     def _has_output(self, offer: Offer) -> bool:
         """True if output lies here under the name of this attempt, which the core knows nothing of any more: that of an
@@ -363,7 +382,6 @@ class PeerEventSource:
     _messages: PeerMessages
     _members: Members
     _duplicates: DuplicateNames
-    _counters: Counter[str]
     _run: RunState
 
     def deliver(self, src: str, message: LinkMessage) -> None:
@@ -397,8 +415,7 @@ class PeerEventSource:
 
     def send_failed(self, dst: str, message: LinkMessage) -> None:
         """A message was not sent."""
-        self._counters[metrics.PEER_SENDS_FAILED] += 1
-        self._inbox.put(events.SendFailed(dst, message))
+        self._messages.send_failed(dst, message)
 
     def name_taken(self, by: str) -> None:
         """The peer at this address refuses this node, because another agent has its name."""
@@ -437,8 +454,35 @@ class BusPeers:
         """The core knows nothing of this peer any more."""
         self._peers.pop(node, None)
 
-    def __contains__(self, node: str) -> bool:
+    def __contains__(self, node: object) -> bool:
         return node in self._peers
+
+
+class BusAdvice:
+    """Advice on its way out over MQTT. bus: None where no broker is named."""
+
+    def __init__(self, bus: MqttBus | None, peers: BusPeers) -> None:
+        self._bus = bus
+        self._peers = peers
+
+    def send(self, dst: str, message: LinkMessage) -> bool:
+        """Send advice over MQTT while both ends are on it. False if the peer link is to be used."""
+        boot = self._peers.boot_of(dst) if self._bus is not None else None
+        if self._bus is None or boot is None or not self._bus.send(dst, boot, message):
+            return False
+        self._peers.sent(dst)
+        return True
+
+    def announce(self, message: Broadcast) -> Container[str]:
+        """Publish advice for all peers → those that it reaches."""
+        if self._bus is None:
+            return ()
+        is_published = self._bus.publish_state(message) if isinstance(message, State) else self._bus.broadcast(message)
+        return self._peers if is_published else ()
+
+    def forget(self, node: str) -> None:
+        """The core knows nothing of this peer any more."""
+        self._peers.forget(node)
 
 
 @dataclass(eq=False, repr=False)

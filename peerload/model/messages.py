@@ -8,7 +8,7 @@ Fields are only ever added, with a default; unknown fields are skipped. Sizes: d
 
 from __future__ import annotations
 
-from typing import Annotated, TypeGuard, get_args
+from typing import Annotated, get_args
 
 import msgspec
 from msgspec import Meta
@@ -748,11 +748,6 @@ STREAMED: tuple[type, ...] = get_args(Output | Input | Files | Forwarding)
 """Messages over streams only."""
 BROADCAST: tuple[type, ...] = get_args(Broadcast)
 ADVICE: tuple[type, ...] = get_args(Advice)
-
-
-def is_link_message(message: Message) -> TypeGuard[LinkMessage]:
-    """True of a message that goes over a link, not over a stream."""
-    return not isinstance(message, STREAMED)
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

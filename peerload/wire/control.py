@@ -491,55 +491,32 @@ class Restart(_Request, frozen=True, tag="restart"):
     reason: Annotated[str, Meta(max_length=100)] = ""
 
 
-Request = (
-    Info
-    | Submit
-    | TasksRequest
-    | Select
-    | History
-    | Show
-    | ReadUsage
-    | ExplainTask
-    | Events
-    | Wait
-    | Cancel
-    | Remote
+TaskCommand = (
+    Cancel
     | CancelRemote
-    | RetryRequest
+    | SendSignal
     | Hold
     | Release
     | Prio
-    | Groups
     | Group
-    | Drain
-    | Undrain
+    | Groups
+    | Clean
+    | Wait
     | ReadOutput
     | Exec
-    | SendSignal
     | Input
     | Resize
     | Attend
     | Detach
-    | Clean
-    | Nodes
-    | Overview
-    | Policy
-    | Files
-    | Power
-    | KeepPowerProfile
-    | Energy
-    | Stats
-    | Checkup
-    | ReadSamples
-    | Settings
-    | Stop
-    | Leave
-    | Forget
-    | Invite
-    | RevokeRequest
-    | Rotate
-    | Restart
 )
+"""Requests that change tasks, or follow them."""
+TaskQuery = TasksRequest | Select | History | Remote | Show | Events | ExplainTask | ReadUsage | Overview | Files
+"""Requests for lists and explanations, which see everything that was decided before them."""
+NodeQuery = Info | Settings | Nodes | Policy | Power | KeepPowerProfile | Energy | Stats | ReadSamples | Checkup
+"""Requests that the node answers at once, from what it knows of itself and its cluster."""
+NodeCommand = Drain | Undrain | Leave | Forget | Stop | Restart | Invite | RevokeRequest | Rotate
+"""Requests that change the node or its cluster."""
+Request = Submit | RetryRequest | TaskCommand | TaskQuery | NodeQuery | NodeCommand
 
 _decoder = msgspec.msgpack.Decoder(Request)
 REQUEST_VALUES_MAX = 1 << 20

@@ -127,32 +127,56 @@ def test_a_folder_of_many_files_says_why() -> None:
 
 
 def classes() -> list[tuple[Path, ast.ClassDef]]:
-    """The public classes of the product with their files."""
+    """The classes of the product with their files."""
     files = sorted([*(ROOT / "peerload").rglob("*.py"), *(ROOT / "policies").rglob("*.py")])
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
-    return [
-        (path, node)
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
-    ]
+    return [(path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
 def test_no_two_public_classes_share_a_name() -> None:
     files: dict[str, list[str]] = {}
     for path, node in classes():
-        files.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+        if not node.name.startswith("_"):
+            files.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: places for name, places in files.items() if len(places) > 1} == {}
 
 
+def constructor_parameters(node: ast.ClassDef) -> int:
+    """The number of parameters of a class's constructor: those of its `__init__`, or the fields of a dataclass. Plain values have
+    as many as they need: structs, named tuples and frozen dataclasses count as none."""
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+            return len(part.args.posonlyargs + part.args.args + part.args.kwonlyargs) - 1
+    made_by = [ast.unparse(decorator) for decorator in node.decorator_list]
+    if not any(re.match(r"(dataclasses\.)?dataclass\b", call) and "frozen=True" not in call for call in made_by):
+        return 0
+    fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+    no_parameters = re.compile(r"^ClassVar\b|^KW_ONLY$|\binit=False\b")
+    return sum(
+        not any(no_parameters.search(ast.unparse(side)) for side in (field.annotation, field.value) if side is not None)
+        for field in fields
+    )
+
+
 def test_no_constructor_takes_more_than_seven_parameters() -> None:
-    found = {}
-    for path, node in classes():
-        for part in node.body:
-            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
-                number = len(part.args.posonlyargs + part.args.args + part.args.kwonlyargs) - 1
-                found[f"{path.relative_to(ROOT)} {node.name}"] = number
+    found = {f"{path.relative_to(ROOT)} {node.name}": constructor_parameters(node) for path, node in classes()}
     assert {name: number for name, number in found.items() if number > PARAMETERS_MAX} == {}
+
+
+@each(
+    ("source", "number"),
+    [
+        ("class A:\n def __init__(self, a, /, b, *, c): ...", 3),
+        ("@dataclass(eq=False)\nclass A:\n a: A\n _: KW_ONLY\n b: B = 1\n c: int = field(default=0, init=False)", 2),
+        ("@dataclass\nclass A:\n a: A\n b: ClassVar[int] = 1", 1),
+        ("@dataclass(frozen=True)\nclass A:\n a: A", 0),
+        ("class A(Struct):\n a: A", 0),
+    ],
+)
+def test_collaborators_made_by_dataclass_count_as_well(source: str, number: int) -> None:
+    (node,) = ast.parse(source).body
+    assert isinstance(node, ast.ClassDef)
+    assert constructor_parameters(node) == number
 
 
 def test_the_version_is_one() -> None:

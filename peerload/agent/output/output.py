@@ -18,18 +18,19 @@ import collections
 import contextlib
 import logging
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from peerload.agent.output.spool import FOLLOWED_S_MAX, Follower
 from peerload.agent.store.disk_space import cannot_write
 from peerload.core.work import RemotePhase
+from peerload.model import metrics
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
@@ -74,13 +75,19 @@ class _Held:
         self.is_free = False
 
 
-class OutputBackpressure:
-    """The attempts of one agent with readers that they wait for, by execution key. ``signal(key, number)`` reaches
-    the processes of an attempt that runs here and does nothing for others."""
+class SignalSender(Protocol):
+    """Sends signals to the processes of attempts: the launcher."""
 
-    def __init__(self, spool: Spool, send: Callable[[str, int], None]) -> None:
+    def signal(self, key: str, number: int, /) -> None:
+        """Send a signal to the processes of an attempt that runs here; do nothing for others."""
+
+
+class OutputBackpressure:
+    """The attempts of one agent with readers that they wait for, by execution key."""
+
+    def __init__(self, spool: Spool, launcher: SignalSender) -> None:
         self._spool = spool
-        self._send = send
+        self._launcher = launcher
         self._held: dict[str, _Held] = {}
 
     @contextlib.asynccontextmanager
@@ -127,7 +134,7 @@ class OutputBackpressure:
         stopped them."""
         for key in keys:
             if max(self._spool.sizes(key)) > NEAR_BYTES:
-                self._send(key, signal.SIGCONT)
+                self._launcher.signal(key, signal.SIGCONT)
 
     async def room(self, key: str) -> None:
         """Return when more of the output of this attempt, which runs elsewhere, may come here."""
@@ -142,7 +149,7 @@ class OutputBackpressure:
                 held.changed.clear()
                 if not held.is_stopped and self._behind(key, held) > FAR_BYTES:
                     held.is_stopped = True
-                    self._send(key, signal.SIGSTOP)
+                    self._launcher.signal(key, signal.SIGSTOP)
                 await held.changed.wait()
                 await asyncio.sleep(LOOK_EVERY_S)
 
@@ -160,7 +167,7 @@ class OutputBackpressure:
         held.room.set()
         if held.is_stopped:
             held.is_stopped = False
-            self._send(key, signal.SIGCONT)
+            self._launcher.signal(key, signal.SIGCONT)
 
 
 log = logging.getLogger("peerload.output")
@@ -177,12 +184,14 @@ its output requested again from where it broke off."""
 class TaskOutputs:
     """The followers and mirrors of one agent, by execution key."""
 
-    def __init__(self, spool: Spool, node: Node, links: PeerLinks, send_signal: Callable[[str, int], None]) -> None:
-        """links: to the nodes that output is fetched from; send_signal: (key, number) to the processes of an attempt that
-        runs here."""
+    def __init__(
+        self, spool: Spool, node: Node, links: PeerLinks, launcher: SignalSender, counters: collections.Counter[str]
+    ) -> None:
+        """links: to the nodes that output is fetched from; launcher: stops attempts that run here, and lets them continue."""
         self._spool = spool
         self._links = links
-        self.backpressure = OutputBackpressure(spool, send_signal)
+        self._counters = counters
+        self.backpressure = OutputBackpressure(spool, launcher)
         self._node = node
         self._followers: dict[str, set[Follower]] = {}
         self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
@@ -347,7 +356,10 @@ class TaskOutputs:
         came = self._spool.sizes(action.key)
         here = min(came[0], action.stdout_bytes), min(came[1], action.stderr_bytes)
         self.ended(action.key, *here)
-        return "", (action.stdout_bytes - here[0], action.stderr_bytes - here[1])
+        missing = action.stdout_bytes - here[0], action.stderr_bytes - here[1]
+        if any(missing):
+            self._counters[metrics.OUTPUTS_UNREADABLE] += 1
+        return "", missing
 
     async def _arrival(self, mirror: asyncio.Task[OutputEnd], action: FetchOutput) -> None:
         """Return when the copy is whole. Raises what it raises, or PeerloadError if nothing comes any more."""

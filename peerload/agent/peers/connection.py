@@ -17,7 +17,7 @@ import socket
 import ssl
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
 
 import msgspec
 
@@ -28,12 +28,12 @@ from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, P
 from peerload.model.messages import (
     PROTOCOL_MAX,
     PROTOCOL_MIN,
+    STREAMED,
     Envelope,
     Hello,
     Identity,
     LinkMessage,
     Message,
-    is_link_message,
 )
 from peerload.security.address import join_address, open_tcp, parse_address, plain_host
 from peerload.security.certificates import proven_info
@@ -450,6 +450,11 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.reason = self.reason or reason
         if self._transport is not None:
             self._transport.abort()
+
+
+def is_link_message(message: Message) -> TypeGuard[LinkMessage]:
+    """True of a message that goes over a link, not over a stream."""
+    return not isinstance(message, STREAMED)
 
 
 NO_ANSWER, REFUSED, NO_WAY = "it does not answer", "it refuses connections", "there is no way to it"

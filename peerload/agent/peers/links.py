@@ -25,6 +25,7 @@ from peerload.agent.peers.connection import (
     ConnectionRegistry,
     PeerTable,
     backoff_s,
+    is_link_message,
     os_error_text,
 )
 from peerload.agent.peers.streams import Reachability, Streams
@@ -51,7 +52,6 @@ from peerload.model.messages import (
     ProfileTold,
     Sync,
     WrongBoot,
-    is_link_message,
 )
 from peerload.security.address import join_address, network_of, parse_address, plain_host, reachable, resolve_one
 from peerload.security.tls import asks_to_join, tls_error_text

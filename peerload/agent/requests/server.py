@@ -1,6 +1,6 @@
 """The path of a request: its checks in their order, the method that carries out each verb, and what clients are told afterwards.
 
-Submissions pass all of the checks. The answers and task changes of the core come back through `ClientEvents`.
+Submissions pass all of the checks. The answers and task changes of the core come back through `ClientEffects`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, assert_never
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, assert_never
 
 import msgspec
 
@@ -156,146 +156,190 @@ class RequestServer:
 
 @dataclass(eq=False, repr=False)
 class Verbs:
-    """The methods that carry out the verbs, besides those that queue tasks."""
+    """The dispatch of requests to the methods that carry them out, but for those that queue tasks."""
 
-    reads: DurableReads
-    commands: TaskCommands
-    clean: CleanRequests
-    waits: WaitRequests
-    outputs: OutputRequests
-    execs: ExecRequests
-    attach: AttachRequests
-    tasks: TaskQueries
-    events: EventRequests
-    why: WhyRequest
-    usage: LiveUsage
-    overviews: OverviewCache
-    agent: AgentView
-    nodes: NodesView
-    diagnostics: DiagnosticsView
-    figures: MetricsView
-    samples: Samples
-    node: NodeCommands
-    cluster: ClusterCommands
-    files: FileRequests
-    energy: EnergySensors
+    _tasks: TaskVerbs
+    _queries: QueryVerbs
+    _own: NodeAnswers
+    _node: NodeCommands
+    _cluster: ClusterCommands
 
-    def work(self, connection: Connection, request: control.Request) -> Coroutine[Any, Any, None] | None:  # noqa: C901, PLR0912, PLR0915 -- one line a verb
+    def work(self, connection: Connection, request: control.Request) -> Coroutine[Any, Any, None] | None:  # noqa: C901, PLR0912 -- one line a verb
         """Carry a request out → the work that answers it; None if it was answered, or is the core's to answer. Raises
         PeerloadError."""
+        if isinstance(request, control.TaskCommand):
+            return self._tasks.work(connection, request)
+        if isinstance(request, control.TaskQuery):
+            return self._queries.work(connection, request)
+        if isinstance(request, control.NodeQuery):
+            connection.ok(request.id, self._own.answer(connection.caller, request))
+            return None
         match request:
-            # Tasks of this home, and their processes here
-            case control.Cancel():
-                return self.commands.cancel(connection, request)
-            case control.CancelRemote():
-                self.commands.cancel_remote(connection, request)
-            case control.SendSignal() if request.command:
-                self.execs.commands.signal(connection, request)
-            case control.SendSignal():
-                return self.commands.signal(connection, request)
-            case control.Hold() | control.Release() | control.Prio():
-                return self.commands.change(connection, request)
-            case control.Group():
-                self.commands.group(connection, request)
-            case control.Groups():
-                self.commands.groups(connection, request)
-            case control.Clean():
-                return self.clean.clean(connection, request)
-            case control.Wait():
-                return self.waits.wait(connection, request)
-            case control.ReadOutput():
-                return self.outputs.output(connection, request)
-            case control.Exec():
-                return self.execs.run(connection, request)
-            case control.Input() if request.command:
-                return self.execs.input(connection, request)
-            case control.Input():
-                return self.attach.input(connection, request)
-            case control.Resize() if request.command:
-                self.execs.commands.resize(connection, request)
-            case control.Resize():
-                self.attach.resize(connection, request)
-            case control.Attend():
-                self.attach.attend(connection, request)
-            case control.Detach():
-                return self.attach.detach(connection, request)
-            # Lists and explanations, which see everything that was decided before them
-            case control.TasksRequest():
-                return self.tasks.tasks(connection, request)
-            case control.Select():
-                return self.tasks.select(connection, request)
-            case control.History():
-                return self.tasks.history(connection, request)
-            case control.Remote():
-                return self.tasks.remote(connection, request)
-            case control.Show():
-                return self.tasks.show(connection, request)
-            case control.Events():
-                return self.events.events(connection, request)
-            case control.ExplainTask():
-                return self._why(connection, request)
-            case control.ReadUsage():
-                return self._usage(connection, request)
-            case control.Overview():
-                return self._overview(connection, request)
-            case control.Files():
-                return self.files.files(connection, request)
-            # The node and its cluster
-            case control.Info():
-                connection.ok(request.id, self.agent.info())
-            case control.Settings():
-                connection.ok(request.id, self.agent.settings())
-            case control.Nodes():
-                connection.ok(request.id, {"nodes": self.nodes.objects(), "unmet": self.nodes.unmet()})
-            case control.Policy():
-                connection.ok(request.id, self.agent.policy())
-            case control.Power():
-                connection.ok(request.id, self.energy.power())
-            case control.KeepPowerProfile():
-                connection.ok(request.id, self.energy.take_profile(request))
-            case control.Energy():
-                connection.ok(request.id, self.energy.totals(request.since))
-            case control.Stats():
-                connection.ok(request.id, self.figures.stats())
-            case control.ReadSamples():
-                connection.ok(request.id, self.samples.to_dict(request.since))
-            case control.Checkup():
-                connection.ok(request.id, self.diagnostics.checkup(connection.caller))
             case control.Drain():
-                return self.node.drain(connection, request)
+                return self._node.drain(connection, request)
             case control.Undrain():
-                self.node.undrain(connection, request)
+                self._node.undrain(connection, request)
             case control.Leave():
-                self.node.leave(connection, request)
+                self._node.leave(connection, request)
             case control.Forget():
-                self.node.forget(connection, request)
+                self._node.forget(connection, request)
             case control.Stop():
-                self.node.stop(connection, request)
+                self._node.stop(connection, request)
             case control.Restart():
-                self.node.restart(connection, request)
+                self._node.restart(connection, request)
             case control.Invite():
-                self.cluster.invite(connection, request)
+                self._cluster.invite(connection, request)
             case control.RevokeRequest():
-                self.cluster.revoke(connection, request)
+                self._cluster.revoke(connection, request)
             case control.Rotate():
-                self.cluster.rotate(connection, request)
+                self._cluster.rotate(connection, request)
             case control.Submit() | control.RetryRequest():
                 raise AssertionError("`RequestServer` queues tasks")
             case _:
                 assert_never(request)
         return None
 
-    async def _why(self, connection: Connection, request: control.ExplainTask) -> None:
-        await self.reads.readable(connection, events=True)
-        connection.ok(request.id, await self.why.explain(request.task))
 
-    async def _usage(self, connection: Connection, request: control.ReadUsage) -> None:
+@dataclass(eq=False, repr=False)
+class TaskVerbs:
+    """The verbs that change or follow tasks of this home, and their processes here."""
+
+    _commands: TaskCommands
+    _clean: CleanRequests
+    _waits: WaitRequests
+    _outputs: OutputRequests
+    _execs: ExecRequests
+    _attach: AttachRequests
+
+    def work(self, connection: Connection, request: control.TaskCommand) -> Coroutine[Any, Any, None] | None:  # noqa: C901, PLR0912 -- one line a verb
+        """See `Verbs.work`."""
+        match request:
+            case control.Cancel():
+                return self._commands.cancel(connection, request)
+            case control.CancelRemote():
+                self._commands.cancel_remote(connection, request)
+            case control.SendSignal() if request.command:
+                self._execs.commands.signal(connection, request)
+            case control.SendSignal():
+                return self._commands.signal(connection, request)
+            case control.Hold() | control.Release() | control.Prio():
+                return self._commands.change(connection, request)
+            case control.Group():
+                self._commands.group(connection, request)
+            case control.Groups():
+                self._commands.groups(connection, request)
+            case control.Clean():
+                return self._clean.clean(connection, request)
+            case control.Wait():
+                return self._waits.wait(connection, request)
+            case control.ReadOutput():
+                return self._outputs.output(connection, request)
+            case control.Exec():
+                return self._execs.run(connection, request)
+            case control.Input() if request.command:
+                return self._execs.input(connection, request)
+            case control.Input():
+                return self._attach.input(connection, request)
+            case control.Resize() if request.command:
+                self._execs.commands.resize(connection, request)
+            case control.Resize():
+                self._attach.resize(connection, request)
+            case control.Attend():
+                self._attach.attend(connection, request)
+            case control.Detach():
+                return self._attach.detach(connection, request)
+            case _:
+                assert_never(request)
+        return None
+
+
+@dataclass(eq=False, repr=False)
+class QueryVerbs:
+    """The verbs that list and explain tasks and files. They see everything that was decided before them."""
+
+    _reads: DurableReads
+    _tasks: TaskQueries
+    _events: EventRequests
+    _why: WhyRequest
+    _usage: LiveUsage
+    _overviews: OverviewCache
+    _files: FileRequests
+
+    def work(self, connection: Connection, request: control.TaskQuery) -> Coroutine[Any, Any, None]:  # noqa: C901 -- one line a verb
+        """The work that answers a request."""
+        match request:
+            case control.TasksRequest():
+                return self._tasks.tasks(connection, request)
+            case control.Select():
+                return self._tasks.select(connection, request)
+            case control.History():
+                return self._tasks.history(connection, request)
+            case control.Remote():
+                return self._tasks.remote(connection, request)
+            case control.Show():
+                return self._tasks.show(connection, request)
+            case control.Events():
+                return self._events.events(connection, request)
+            case control.ExplainTask():
+                return self._explain(connection, request)
+            case control.ReadUsage():
+                return self._read_usage(connection, request)
+            case control.Overview():
+                return self._overview(connection, request)
+            case control.Files():
+                return self._files.files(connection, request)
+            case _:
+                assert_never(request)
+
+    async def _explain(self, connection: Connection, request: control.ExplainTask) -> None:
+        await self._reads.readable(connection, events=True)
+        connection.ok(request.id, await self._why.explain(request.task))
+
+    async def _read_usage(self, connection: Connection, request: control.ReadUsage) -> None:
         await connection.drain()
-        connection.ok(request.id, {"tasks": await self.usage.readings(request.tasks)})
+        connection.ok(request.id, {"tasks": await self._usage.readings(request.tasks)})
 
     async def _overview(self, connection: Connection, request: control.Overview) -> None:
-        await self.reads.readable(connection)
-        connection.ok(request.id, self.overviews.of(connection.caller).build(request))
+        await self._reads.readable(connection)
+        connection.ok(request.id, self._overviews.of(connection.caller).build(request))
+
+
+@dataclass(eq=False, repr=False)
+class NodeAnswers:
+    """The answers that a node gives at once, from what it knows of itself and its cluster."""
+
+    _agent: AgentView
+    _nodes: NodesView
+    _diagnostics: DiagnosticsView
+    _metrics: MetricsView
+    _samples: Samples
+    _energy: EnergySensors
+
+    def answer(self, caller: Principal, request: control.NodeQuery) -> dict[str, Any]:  # noqa: C901 -- one line a verb
+        """The answer to a request. Raises PeerloadError."""
+        match request:
+            case control.Info():
+                return self._agent.info()
+            case control.Settings():
+                return self._agent.settings()
+            case control.Nodes():
+                return {"nodes": self._nodes.objects(), "unmet": self._nodes.unmet()}
+            case control.Policy():
+                return self._agent.policy()
+            case control.Power():
+                return self._energy.power()
+            case control.KeepPowerProfile():
+                return self._energy.take_profile(request)
+            case control.Energy():
+                return self._energy.totals(request.since)
+            case control.Stats():
+                return self._metrics.stats()
+            case control.ReadSamples():
+                return self._samples.to_dict(request.since)
+            case control.Checkup():
+                return self._diagnostics.checkup(caller)
+            case _:
+                assert_never(request)
 
 
 # -- submissions -------------------------------------------------------------------------------------------------------
@@ -612,21 +656,24 @@ class TaskFigures:
             self._age.observe(age_s)
 
 
-@dataclass(eq=False, repr=False)
-class ClientEvents:
-    """Passes answers and changes on to the clients that wait for them."""
+class TaskObserver(Protocol):
+    """Learns of each change of a task of this home."""
 
-    core: CoreRequests
-    _decisions: Decisions
-    watches: TaskWatches
-    attach: AttachRequests
-    cancel_waits: CancelWaits
+    def changed(self, action: TaskChanged, /) -> None:
+        """A task has a new record, or was seen running."""
+
+
+@dataclass(eq=False, repr=False)
+class TaskChanges:
+    """Passes changes of tasks on to whatever follows them here: input, output files, figures, watches and followers of output.
+    observers: others that learn of each change."""
+
     _stdin: StdinForwarding
     _saving: OutputSaver
     _output: TaskOutputs
     _figures: TaskFigures
-    _also: Sequence[Callable[[TaskChanged], None]]
-    """Others that learn of changes of tasks."""
+    _watches: TaskWatches
+    _observers: Sequence[TaskObserver]
 
     def changed(self, action: TaskChanged) -> None:
         if action.record.input:
@@ -634,21 +681,33 @@ class ClientEvents:
         if action.running or self._saving.live:
             self._saving.changed(action)
         self._figures.changed(action)
-        for call in self._also:
-            call(action)
+        for observer in self._observers:
+            observer.changed(action)
         record = action.record
-        self.watches.changed(record, running=action.running)
+        self._watches.changed(record, running=action.running)
         if record.state.is_final and record.exit is not None:
             key = execution_key(record.uid, record.attempt)
             self._output.ended(key, record.exit.stdout_bytes, record.exit.stderr_bytes)
 
     def members_cancelled(self, action: MembersCancelled) -> None:
         """Untouched members of an array were cancelled, of which nothing else is known here than who follows them."""
-        if self._also or self.watches:
+        if self._observers or self._watches:
             for change in action.changes():
                 self.changed(change)
         else:
             self._figures.cancelled(action.row.record, len(action.row.members))
+
+
+@dataclass(eq=False, repr=False)
+class ClientEffects:
+    """Effects on clients: the answers, decisions and changes of tasks that they wait for."""
+
+    core: CoreRequests
+    attach: AttachRequests
+    cancel_waits: CancelWaits
+    tasks: TaskChanges
+    _decisions: Decisions
+    _figures: TaskFigures
 
     def decided(self, decision: Decided) -> None:
         self._decisions.add(decision, now().wall_s)

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -628,12 +628,12 @@ class ResourceShortage:
     _executor: ExecutorHandoff
     _information: Information
     _evacuation: TaskEvacuation
-    reason: str = ""
-    _is_open: bool = False
-    _is_announced: bool = False
-    _trial: str = ""
-    _pause_s: float = 0.0
-    _closed_s: float = 0.0
+    reason: str = field(default="", init=False)
+    _is_open: bool = field(default=False, init=False)
+    _is_announced: bool = field(default=False, init=False)
+    _trial: str = field(default="", init=False)
+    _pause_s: float = field(default=0.0, init=False)
+    _closed_s: float = field(default=0.0, init=False)
 
     @property
     def may_start(self) -> bool:

@@ -23,7 +23,7 @@ from peerload.agent.output import spool as spool_module
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool, open_output
 from peerload.agent.requests.output_and_wait import OutputSource
-from peerload.agent.runtime import RunState
+from peerload.agent.runtime import RunState, TaskWatches
 from peerload.core.membership.peers import PeerState
 from peerload.core.work import RemotePhase
 from peerload.model import events
@@ -142,7 +142,8 @@ def _output(spool: Spool, guests: dict[str, Any], links: Links | None = None) ->
         spool,
         cast("Any", SimpleNamespace(executor=SimpleNamespace(guests=guests), home=SimpleNamespace(tasks={}))),
         cast("Any", links or Links()),
-        lambda _key, _number: None,
+        cast("Any", SimpleNamespace(signal=lambda _key, _number: None)),
+        collections.Counter(),
     )
 
 
@@ -250,7 +251,7 @@ class Disk:
         disk: Any = SimpleNamespace(is_full=False)
         pulls: Any = SimpleNamespace(end=lambda _key: None)
         inbox: Any = SimpleNamespace(put=put)
-        node: Any = SimpleNamespace(ledger=SimpleNamespace(devices=SimpleNamespace(holding={})))
+        devices: Any = SimpleNamespace(has=lambda _key: False)
 
         async def settled(_key: str, exit_: Exit) -> Exit:
             return exit_
@@ -258,7 +259,7 @@ class Disk:
         files: Any = SimpleNamespace(has=lambda _key: False, settled=settled)
         energy: Any = SimpleNamespace(ended=lambda _key, exit_: exit_)
         records = ExitRecords(info, spool, disk, files, energy)
-        return ExitSettler(records, inbox, node, pulls, output, cast("Any", None), cast("Any", None), RunState())
+        return ExitSettler(records, inbox, pulls, output, devices, RunState())
 
     def ended(self, spool: Spool, output: TaskOutputs, event: events.TaskEnded) -> list[str]:
         """What was synced until the core was told of this end, and that."""
@@ -278,12 +279,9 @@ class Disk:
         """What was synced until the core was told something, and that."""
 
         async def story() -> None:
-            info: Any = SimpleNamespace(counters=collections.Counter())
             inbox: Any = SimpleNamespace(put=self._put)
-            clients: Any = SimpleNamespace(waits=lambda _task, _error: None)
-            results = ResultEffects(
-                info, spool, output, inbox, cast("Any", None), clients, cast("Any", None), RunState()
-            )
+            unused: Any = None
+            results = ResultEffects(spool, output, inbox, unused, TaskWatches(), unused, RunState())
             act(results)
             async with asyncio.timeout(PATIENCE_S):
                 await self._core_is_told.wait()

@@ -28,9 +28,9 @@ class Scene:
         self.spool = Spool(state)
         self.told: list[int] = []
         self.news = asyncio.Event()
-        self.backpressure = OutputBackpressure(self.spool, self._tell)
+        self.backpressure = OutputBackpressure(self.spool, self)
 
-    def _tell(self, key: str, number: int) -> None:
+    def signal(self, key: str, number: int) -> None:
         assert key == KEY
         self.told.append(int(number))
         self.news.set()

@@ -16,9 +16,10 @@ from peerload.agent.effects import (
     Performer,
     RecordEffects,
     TaskStarter,
+    TaskVariables,
     Timers,
 )
-from peerload.agent.event_sources import BusEvents, BusPeers
+from peerload.agent.event_sources import BusAdvice, BusEvents, BusPeers
 from peerload.agent.mqtt import SOURCES_MAX
 from peerload.agent.runtime import TICK_S, RunState, coalesced_s
 from peerload.agent.store.write_ahead import Outbox
@@ -50,7 +51,7 @@ class Ways:
         self.bus_peers = BusPeers()
         unused = cast("Any", None)
         members: Any = SimpleNamespace(changed=lambda: None)
-        self.peers = PeerEffects(info, unused, unused, links, members, bus, self.bus_peers, unused)
+        self.peers = PeerEffects(info, unused, unused, links, members, BusAdvice(bus, self.bus_peers), unused)
 
     def _bus(self, dst: str, _boot: str, _message: Message) -> bool:
         self.sent.append(("bus", dst))
@@ -87,7 +88,7 @@ def test_advice_overtakes_what_waits_for_the_disk() -> None:
     peers: Any = SimpleNamespace(send=lambda _dst, message: gone.append(message))
     disk: Any = SimpleNamespace(persist=lambda _rows, done: done())
     outbox, unused = Outbox(disk, RunState()), cast("Any", None)
-    performer = Performer(outbox, unused, unused, unused, peers, unused, unused, unused)
+    performer = Performer(outbox, unused, unused, unused, peers, unused, unused)
     row: Any = SimpleNamespace()
     sent = offer()
     performer.perform(
@@ -265,7 +266,8 @@ def test_what_was_reported_dead_before_its_turn_to_be_spawned_is_not_spawned() -
     launcher: Any = SimpleNamespace(spawn=lambda action, *_: spawned.append(action.key))
     environments: Any = SimpleNamespace(variables=lambda *_: {})
     mps: Any = SimpleNamespace(variables=lambda _key: {})
-    starter = TaskStarter(info, x.node, spool, stdin, launcher, environments, mps, cast("Any", None))
+    variables = TaskVariables(info, x.node, environments, mps)
+    starter = TaskStarter(info, x.node, spool, stdin, launcher, variables, cast("Any", None))
     starter.start(order)
     assert spawned == [KEY]
     x.when(events.LauncherLost())
