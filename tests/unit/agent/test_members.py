@@ -147,7 +147,7 @@ def test_who_is_known_is_written_down_after_news_and_forgotten_on_leaving(tmp_pa
         members, parts = made(tmp_path)
         await members.listen(OWNER)
         for node, state in (("dead", PeerState.DEAD), ("gone", PeerState.LEFT), ("here", PeerState.ALIVE)):
-            parts.node.membership.append(SimpleNamespace(identity=identity(node), state=state))
+            parts.node.membership.append(SimpleNamespace(identity=identity(node), state=state, is_shut_out=False))
         parts.node.membership.gossip.anti_entropy.known["unmet"] = identity("unmet")
         members.changed()
         members.changed()
