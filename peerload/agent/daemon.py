@@ -430,7 +430,8 @@ class Daemon:
         nodes_view = NodesView(node, gpus, cluster_view)
         agent_view = AgentView(info, node, launcher, gpus, cluster_view, links_view)
         storage_view = StorageView(config.node, disk, store, self.retention, self._damage)
-        diagnostics = DiagnosticsView(node, launcher, storage_view, cluster_view, links_view)
+        self.exits = ExitRecords(info, spool, disk, files, energy)
+        diagnostics = DiagnosticsView(node, launcher, self.exits, storage_view, cluster_view, links_view)
         histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
         figures = MetricsView(info, node, inbox, diagnostics, histograms, energy)
         self.samples = samples = Samples(node, state)
@@ -465,7 +466,6 @@ class Daemon:
         self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
         # Events in, actions out
-        self.exits = ExitRecords(info, spool, disk, files, energy)
         self.settler = settler = ExitSettler(self.exits, inbox, fetches, output, AttemptDevices(node, gpus, mps), run)
         self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments, mps))
         advice, waker = BusAdvice(self.bus, bus_peers), Waker(config.energy.resume_cmd)

@@ -7,10 +7,11 @@ Nothing is decided here. An attempt that has ended is reported when its output i
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -40,7 +41,7 @@ from peerload.model.messages import (
 from peerload.model.task import Exit, execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from peerload.agent.accounts import DirectoryQueries, UserServices
@@ -64,11 +65,12 @@ if TYPE_CHECKING:
     from peerload.model.messages import Broadcast, Envelope, Hello, Identity, LinkMessage
     from peerload.security.revocation import TrustStore
 
+T = TypeVar("T")
 log = logging.getLogger("peerload.agent")
 
 CANNOT_STAGE, CANNOT_EXECUTE = 125, 126
-SHORT_PAUSE_S = 1.0
-"""Pause before the output of ended attempts is synced again for which descriptors or memory were short."""
+SHORT_PAUSE_S, SHORT_PAUSE_S_MAX = 1.0, 30.0
+"""First and longest pause before the output of ended attempts is settled again for which descriptors or memory were short."""
 PEERS_MAX = 4096
 """Peers remembered from MQTT; the least recent is forgotten first."""
 ADVICE_UNANSWERED_MAX = 6
@@ -90,29 +92,47 @@ class ExitRecords:
         self.disk = disk
         self.files = files
         self.with_energy = energy.ended
+        self.waits_because = ""
+        """What this agent was short of when an end waited last."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of ended attempts that wait, since this agent is short of descriptors or memory."""
+        return self._info.counters[metrics.ENDS_WAITING]
 
     async def settled(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
         """Put the output of these ended attempts on disk → the same attempts, with the resource that they report to
         have run out of. Attempts that lost some of their output are counted."""
-        found = await self._synced(ended)
+        found = await self._patiently(len(ended), lambda: asyncio.to_thread(self._spool.settle, ended))
         lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
         if lost:
             self._info.counters[metrics.OUTPUTS_UNREADABLE] += lost
         full = self._info.config.node if self.disk.is_full else ""
         found = await asyncio.to_thread(with_shortages, self._spool, found, full)
-        settled = [self.files.settled(key, self.with_energy(key, exit_)) for key, exit_ in found]
-        return tuple(zip([key for key, _ in found], await asyncio.gather(*settled), strict=True))
+        with_energy = [(key, self.with_energy(key, exit_)) for key, exit_ in found]
+        settle = [self._patiently(1, functools.partial(self.files.settled, *one)) for one in with_energy]
+        return tuple(zip([key for key, _ in found], await asyncio.gather(*settle), strict=True))
 
-    async def _synced(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
-        """Sync the output of these ended attempts. While this agent is short of descriptors or memory, their ends wait."""
-        while True:
-            try:
-                return await asyncio.to_thread(self._spool.settle, ended)
-            except OSError as error:
-                if error.errno not in SHORT_OF:
-                    raise
-                log.warning("cannot sync the output of ended attempts: next_try_s=%g error=%s", SHORT_PAUSE_S, error)
-            await asyncio.sleep(SHORT_PAUSE_S)
+    async def _patiently(self, count: int, settle: Callable[[], Awaitable[T]]) -> T:
+        """Settle the ends of so many attempts. While this agent is short of descriptors or memory, they wait."""
+        pause_s, is_waiting = SHORT_PAUSE_S, False
+        try:
+            while True:
+                try:
+                    return await settle()
+                except OSError as error:
+                    if error.errno not in SHORT_OF:
+                        raise
+                    self.waits_because = str(error.strerror)
+                    log.warning("ends of attempts wait: attempts=%d next_try_s=%g error=%s", count, pause_s, error)
+                if not is_waiting:
+                    is_waiting = True
+                    self._info.counters[metrics.ENDS_WAITING] += count
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, SHORT_PAUSE_S_MAX)
+        finally:
+            if is_waiting:
+                self._info.counters[metrics.ENDS_WAITING] -= count
 
 
 @dataclass(eq=False, repr=False)

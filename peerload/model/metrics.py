@@ -47,6 +47,9 @@ OUTPUT_COPIES_FAILED = _metric(
 )
 INBOX_DROPPED = _metric("inbox_events_dropped_total", "Samples, gossip and advice dropped because the inbox was full.")
 COMMITS_STALLED = _metric("commits_stalled", "1 while commits wait for room on the disk, else 0.")
+ENDS_WAITING = _metric(
+    "ends_waiting", "Ended attempts that are not reported yet, since the agent is short of descriptors or memory."
+)
 REQUESTS_REFUSED = _metric("requests_refused_total", "Requests that were answered with an error; by `code`.")
 
 # Execution on this node

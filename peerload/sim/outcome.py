@@ -192,6 +192,10 @@ def outcome(scenario: Scenario, samples: Sequence[Sample]) -> Outcome:
         warnings += _too_good(scenario, metrics["mean_response"], one_queue)
         warnings += _without_interval(scenario, metrics["mean_response"])
     warnings += _incomplete(samples, is_stable=is_stable, is_recorded=scenario.trace is not None)
+    if scenario.unused_readings():
+        warnings.append(
+            "the load policy goes by the use of GPUs, and the nodes have none: the figures say nothing of it"
+        )
     counted = [
         (sum(sample.homes[home][0] for sample in samples), sum(sample.homes[home][1] for sample in samples))
         for home in range(scenario.nodes)

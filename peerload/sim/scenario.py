@@ -15,7 +15,7 @@ from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, Delays
 from peerload.sim.recorded import TaskTrace
 from peerload.sim.replication import WARM_UP_S, Replication, Setup, measure, warm_up_of
 from peerload.sim.service import Draw, Modulation, ServiceTimes, TaskClass, draw_of
-from peerload.sim.utilization import UtilizationMonitor, check_modelled
+from peerload.sim.utilization import UtilizationMonitor, check_modelled, readings_of
 
 if TYPE_CHECKING:
     import random
@@ -127,6 +127,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def _policies(self) -> PolicySet:
         return load_preset(self.policy, is_reference=not self.is_live, changes=self.changes)
+
+    def unused_readings(self) -> set[str]:
+        """The readings of GPUs by which the load policy goes, if no node has one."""
+        return set() if self.gpus else readings_of(self._policies(), 1) & {"gpus_busy"}
 
     def setup(self) -> Setup:
         """Setup of a replication. Raises ConfigError if the preset cannot be used."""

@@ -430,6 +430,16 @@ def test_a_load_of_one_and_more_is_never_called_stable() -> None:
     assert found.one_queue is None
 
 
+def test_an_index_of_gpus_is_noted_where_no_node_has_one(tmp_path: Path) -> None:
+    for load, readings in (("gpu", {"gpus_busy"}), ("tasks", set())):
+        preset = tmp_path / f"{load}.toml"
+        preset.write_text(f'[load]\npolicy = "{load}"\n')
+        asked = scenario(policy=str(preset), nodes=2, load=0.3, tasks=200)
+        assert asked.unused_readings() == readings
+        found, _ = played(asked)
+        assert any("GPUs" in warning for warning in found.warnings) is bool(readings)
+
+
 def test_what_was_too_short_is_said_and_made_longer() -> None:
     asked = scenario(policy="none", nodes=2, load=0.9, tasks=400, warm_up=40)
     found, _ = played(asked)

@@ -24,7 +24,7 @@ from msgspec import Meta
 from peerload.agent.accounts import BUSY, POLICY, TaskUser
 from peerload.agent.files.transfer import FileCache, FileCaches
 from peerload.agent.launcher.client import LauncherError
-from peerload.agent.runtime import in_own_thread
+from peerload.agent.runtime import SHORT_OF, in_own_thread
 from peerload.files import work
 from peerload.files.as_user import FRAME_BYTES_MAX, HEADER_BYTES
 from peerload.files.manifest import decode_root
@@ -599,7 +599,7 @@ class AttemptFiles:
 
     async def settled(self, key: str, exit_: Exit) -> Exit:
         """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is a
-        failure if an output is missing."""
+        failure if an output is missing. Raises OSError if this agent is short of descriptors or memory: then it can be called again."""
         note = self._notes.get(key)
         if note is None:
             return exit_
@@ -618,6 +618,8 @@ class AttemptFiles:
                     uid, note.task, note.user, note.files, note.directory, note.submitted_at, staged.outputs, began_s
                 )
             except (NoRoom, WorkLost, OSError) as error:
+                if isinstance(error, OSError) and error.errno in SHORT_OF:
+                    raise
                 why, conflicts = str(error), 0
             unplaced = unplaced or why
             staged = msgspec.structs.replace(staged, conflicts=conflicts)
@@ -646,6 +648,8 @@ class AttemptFiles:
                 return staged, unplaced
             root = await cache.transfer.in_slow_thread(_kept, cache.store, id_)
         except (PeerloadError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in SHORT_OF:
+                raise
             return staged, (unplaced or f"its outputs cannot be collected: {error}") if is_success else ""
         return msgspec.structs.replace(staged, outputs=id_, out_bytes=root.size_bytes, out_count=root.files), unplaced
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.completion.retention import Retention
     from peerload.agent.control.authorization import Principal
+    from peerload.agent.event_sources import ExitRecords
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt import MqttBus
     from peerload.agent.peers.links import PeerLinks
@@ -301,6 +302,7 @@ class DiagnosticsView:
 
     _node: Node
     _launcher: LauncherLink
+    _exits: ExitRecords
     _storage: StorageView
     _cluster: ClusterView
     _links: PeerLinksView
@@ -312,7 +314,7 @@ class DiagnosticsView:
 
     def checkup(self, caller: Principal) -> dict[str, object]:
         """The answer to `checkup`; damaged tasks only for those who may see all tasks."""
-        node, launcher = self._node, self._launcher
+        node, launcher, exits = self._node, self._launcher, self._exits
         frozen = islice(node.runs.frozen, FROZEN_TOLD_MAX)
         return {
             "node": node.state.node,
@@ -328,6 +330,7 @@ class DiagnosticsView:
             **self._storage.checkup(),
             **({} if caller.sees_all else {"damaged": []}),
             **self._links.checkup(node.membership),
+            "ends_waiting": {"attempts": exits.waiting, "why": exits.waits_because} if exits.waiting else None,
             "frozen": [node.executor.guests[key].task for key in frozen],
             "trouble": node.state.profile.trouble or None,
             **self._cluster.checkup(),

@@ -341,6 +341,9 @@ def open_files(facts: DoctorInput) -> Finding:
         return Finding(SKIP, "cannot be read")
     fix = "LimitNOFILE=65536 in the unit (systemctl --user edit peerload-user), or  ulimit -n 65536; peerload down; peerload up"
     says = ", ".join(f"{name} {limit}" for name, limit in told.items())
+    if waiting := facts.checkup.get("ends_waiting"):
+        number = counted(waiting["attempts"], "ended task")
+        return Finding(FAIL, f"{says}: {number} cannot be reported: {waiting['why']}", fix)
     if least < FILES_GOOD:
         return Finding(FAIL if least < FILES_MIN else WARN, f"{says}: each running task needs several", fix)
     return Finding(OK, says)

@@ -17,7 +17,7 @@ import pytest
 
 from peerload.agent import event_sources
 from peerload.agent.effects import ResultEffects
-from peerload.agent.event_sources import ExitRecords, ExitSettler, LauncherEvents
+from peerload.agent.event_sources import SHORT_PAUSE_S_MAX, ExitRecords, ExitSettler, LauncherEvents
 from peerload.agent.output import output as output_module
 from peerload.agent.output import spool as spool_module
 from peerload.agent.output.output import TaskOutputs
@@ -290,6 +290,40 @@ class Disk:
         self.log.clear()
         asyncio.run(story())
         return self.log
+
+
+def test_ends_wait_with_growing_pauses_and_are_counted_while_descriptors_are_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = _spool(tmp_path)
+    records = Disk.settler(spool, _output(spool, {}), print)._records
+    outcomes: list[int] = [*[errno.EMFILE] * 7, 0, errno.ENFILE, 0]
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    def next_outcome(result: Any) -> Any:
+        if number := outcomes.pop(0):
+            raise OSError(number, os.strerror(number))
+        return result
+
+    async def settled(_key: str, exit_: Exit) -> Exit:
+        return cast("Exit", next_outcome(exit_))
+
+    async def paused(seconds: float) -> None:
+        pauses.append(seconds)
+        assert (records.waiting, records.waits_because) == (
+            1,
+            os.strerror(errno.ENFILE if pauses[7:] else errno.EMFILE),
+        )
+        await sleep(0)
+
+    monkeypatch.setattr(spool, "settle", next_outcome)
+    monkeypatch.setattr(records.files, "settled", settled)
+    monkeypatch.setattr(asyncio, "sleep", paused)
+    ended = ((KEY, Exit(0, stdout_bytes=2)),)
+    assert asyncio.run(records.settled(ended)) == ended
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, SHORT_PAUSE_S_MAX, SHORT_PAUSE_S_MAX, 1.0]
+    assert (outcomes, records.waiting) == ([], 0)
 
 
 def test_output_that_came_with_the_result_is_on_disk_before_the_result_is_recorded(
