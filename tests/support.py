@@ -37,6 +37,13 @@ PATIENCE_S = 60.0
 """A busy machine stands still for longer than one would think; what is waited for for less than this is a matter of luck."""
 
 
+class PutEvents(list[Any]):
+    """An `EventSink` that is the list of the events that were put."""
+
+    def put(self, event: object) -> None:
+        self.append(event)
+
+
 def wait_until(predicate: Callable[[], object], timeout_s: float = PATIENCE_S, what: str = "") -> None:
     """Return as soon as ``predicate()`` is true; fail after ``timeout_s`` (at least PATIENCE_S) saying ``what`` was waited
     for."""

@@ -104,7 +104,6 @@ from peerload.agent.runtime import (
     RunState,
     TaskWatches,
     Workers,
-    call_in_loop,
     next_tick,
     trim_memory,
 )
@@ -117,7 +116,7 @@ from peerload.agent.sensors.processes import OwnUse
 from peerload.agent.stdin import StdinFetches, StdinForwarding, StdinServer, StdinStore
 from peerload.agent.store.disk_space import DiskSpace
 from peerload.agent.store.schema import DATABASE, state_gone
-from peerload.agent.store.store import Store
+from peerload.agent.store.store import LoopOwner, Store
 from peerload.agent.store.write_ahead import EventLog, Outbox, SecurityEvents
 from peerload.agent.systemd import HealthCheck, Service, ServiceManager, SettingsReload
 from peerload.agent.views.agent import (
@@ -259,7 +258,7 @@ class Daemon:
             self._open_durability(loop)
             trust = self._open_credentials(cluster, state)
             self.inbox = Inbox(config.inbox_max)
-            self.gpus = node_gpus(config, self.inbox.put, device_locks, self._gpu_library)
+            self.gpus = node_gpus(config, self.inbox, device_locks, self._gpu_library)
             await self.gpus.find()
             profile = profile_of(self.info, self.gpus.devices, is_issuer=self.tls.serves_joins)
             seed = secrets.randbits(recording.SEED_BITS)
@@ -314,10 +313,7 @@ class Daemon:
     def _open_durability(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the writer of the store, and build what hands rows and events to it."""
         run = self.run_state
-        self.store.start_writer(
-            functools.partial(call_in_loop, loop),
-            lambda error: call_in_loop(loop, [lambda: run.fail(f"the store failed: {error}")]),
-        )
+        self.store.start_writer(LoopOwner(loop, run))
         self.outbox = Outbox(self.store, run)
         self.event_log = EventLog(self.outbox, run)
         self.security = SecurityEvents(self.info.counters, self.event_log)
@@ -352,7 +348,7 @@ class Daemon:
                 state / "launcher", self._files_max, store.store_id, cores=config.cpus.enforce != "off"
             )
         )
-        self.launcher = launcher = LauncherLink(process, config.output_bytes_max, run.fail, enforce=config.cpus.enforce)
+        self.launcher = launcher = LauncherLink(process, config.output_bytes_max, run, enforce=config.cpus.enforce)
         self.keyring = keyring = Keyring(trust)
         local = LocalNode(info, cluster, keyring, node, inbox)
         enrollment = Enrollment(info, node, tls, trust)
@@ -374,9 +370,7 @@ class Daemon:
         caches = FileCacheSettings(state / "files", limit_bytes, disk.low_bytes, is_system, info.counters)
         files = AttemptFiles(caches, spool, launcher, links, inbox, node, event_log)
 
-        self.energy = energy = EnergySensors(
-            config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox.put
-        )
+        self.energy = energy = EnergySensors(config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox)
         self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
 
         self.mps = mps = MpsDaemons(config, node, launcher, inbox, event_log)
@@ -506,7 +500,7 @@ class Daemon:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, started: recording.Started) -> None:
         assert self.launcher is not None
-        launcher = self.launcher_events.without_own(await self.launcher.start(self.launcher_events.received))
+        launcher = self.launcher_events.without_own(await self.launcher.start(self.launcher_events))
         ended = await self.exits.settled(launcher.ended)  # nobody may rely on a result before its output is on disk
         try:
             await self._serve_clients_and_peers(loop, msgspec.structs.replace(launcher, ended=ended), started)
@@ -533,36 +527,36 @@ class Daemon:
         self._begin(kept, launcher)
         del kept  # this coroutine lives as long as the agent, and the rows of a million tasks are half a gigabyte
         if self.disk.state != "ok":
-            self._disk_changed(self.disk.state, "at the agent's start")
+            self.disk.report("at the agent's start", self.inbox, self.event_log)
         async with asyncio.TaskGroup() as group:
             link = self.launcher
             assert link is not None
-            own_use = OwnUse(lambda: (link.pid, link.run), lambda: bool(self.node.ledger.running))
+            own_use = OwnUse(link, self.node.ledger)
             work = [
                 consumer.run(self.inbox),
-                HostSensors(self.inbox.put, own_use.seconds, self.energy).run(),
+                HostSensors(self.inbox, own_use, self.energy).run(),
                 self.energy.command.run(),
                 self.mps.run(),
-                self.gpus.run(self.node.ledger, self._gpu_changed),
-                self.disk.watch(self._disk_changed, self.run_state),
+                self.gpus.run(self.node.ledger, self.event_log),
+                self.disk.watch(self.inbox, self.event_log, self.run_state),
                 self.renewal.run(),
                 self.retention.run(),
                 self.jobs.run(),
                 self.node_hooks.run(),
                 self.address_watch.run(),
                 watch_memory(self.node),
-                PriceFeed(self.config.energy.price_file, self.inbox.put, self.event_log).run(),
+                PriceFeed(self.config.energy.price_file, self.inbox, self.event_log).run(),
                 PowerDown(
                     loader.sleep_after_s(self.config.energy),
                     self.config.energy.suspend_cmd,
                     self.node,
-                    self.inbox.put,
+                    self.inbox,
                     self.event_log,
                 ).run(),
                 self.samples.run(),
             ]
             if speed_of(self.config) is None:
-                work.append(measure_speed(speed_file(self.config), self.inbox.put))
+                work.append(measure_speed(speed_file(self.config), self.inbox))
             if self.bus is not None:
                 work.append(self.bus.run())
             if self.publisher is not None:
@@ -607,14 +601,6 @@ class Daemon:
             "agent", "started", reason=f"peerload {__version__}, incarnation {self.info.identity.incarnation}"
         )
         return service
-
-    def _disk_changed(self, state: str, reason: str) -> None:
-        log.warning("disk state changed: directory=%s state=%s reason=%s", self.config.state, state, reason)
-        self.event_log.record("disk", state, reason=reason)
-        self.inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
-
-    def _gpu_changed(self, state: str, words: str) -> None:
-        self.event_log.record("gpu", state, reason=words)
 
     async def _recovered(self) -> events.AgentStarted:
         """Read what was durable, and whether the directories of waiting tasks are here now. A directory that cannot

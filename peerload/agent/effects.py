@@ -579,10 +579,10 @@ class AttemptStorage:
     _files: AttemptFiles
     _environments: Environments
 
-    def keep_only(self, knows: Callable[[str], bool]) -> None:
+    def keep_only(self, node: Node) -> None:
         """Remove staged files and environments of all attempts but those that the node knows."""
-        self._files.keep_only(knows)
-        self._environments.keep_only(knows)
+        self._files.keep_only_known()
+        self._environments.keep_only(node)
 
     def forget(self, action: actions.ForgetTask) -> None:
         """Remove what is kept of an attempt that has ended."""
@@ -613,7 +613,7 @@ class TaskEffects:
     def adopt(self, *, is_first: bool) -> None:
         """Continue to forward input to what runs, after a launcher was listed; ``is_first``: this agent has just been started."""
         if is_first:
-            self.storage.keep_only(self._node.knows)
+            self.storage.keep_only(self._node)
         self._stdin.adopt(is_first=is_first)
 
     def forget(self, action: actions.ForgetTask) -> None:

@@ -33,10 +33,10 @@ from peerload.security.private_files import write_private
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from peerload.agent.runtime import EventSink
     from peerload.agent.store.write_ahead import EventLog
     from peerload.core.node import Node
     from peerload.model.config import EnergySettings
-    from peerload.model.events import Event
     from peerload.model.resources import Profile
 
 
@@ -330,13 +330,13 @@ class PowerDown:
     """Suspends this machine after ``sleep_after_s`` without work."""
 
     def __init__(
-        self, sleep_after_s: float, suspend_cmd: str, node: Node, put: Callable[[Event], None], event_log: EventLog
+        self, sleep_after_s: float, suspend_cmd: str, node: Node, inbox: EventSink, event_log: EventLog
     ) -> None:
         """sleep_after_s: 0 = never."""
         self._sleep_after_s = sleep_after_s
         self._suspend_cmd = suspend_cmd
         self._node = node
-        self._put = put
+        self._inbox = inbox
         self._event_log = event_log
         self._idle_since_s = time.monotonic()
         self._factor = 1
@@ -353,7 +353,7 @@ class PowerDown:
 
     async def sleep(self) -> None:
         """Tell the peers, suspend, and tell them again when the machine is back."""
-        self._put(MachineSleeping(is_suspended=True))
+        self._inbox.put(MachineSleeping(is_suspended=True))
         await asyncio.sleep(TELL_S)
         if not self._node.state.is_asleep:  # work came
             return
@@ -374,7 +374,7 @@ class PowerDown:
                 self._event_log.record("energy", "awake", reason=f"after {slept_s:.0f} s")
                 log.info("awake: slept_s=%.1f command_s=%.1f", slept_s, time.monotonic() - began_s)
         finally:
-            self._put(MachineWoke())
+            self._inbox.put(MachineWoke())
 
     async def _suspend(self) -> tuple[int, float]:
         """Run the command → its exit code, and for how long the machine slept (0: it did not). While it sleeps nothing runs, so
@@ -411,11 +411,11 @@ PRICES_EVERY_S = 10.0
 class PriceFeed:
     """Puts the prices of one file, again when it has changed. A file that cannot be used leaves those in force."""
 
-    def __init__(self, path: str, put: Callable[[PricesRead], None], event_log: EventLog) -> None:
+    def __init__(self, path: str, inbox: EventSink, event_log: EventLog) -> None:
         """path: "" = there is none."""
         self._path = Path(path)
         self._is_given = bool(path)
-        self._put = put
+        self._inbox = inbox
         self._event_log = event_log
         self._seen: object = ()
 
@@ -442,4 +442,4 @@ class PriceFeed:
             self._event_log.record("energy", "prices refused", reason=f"{error}{error.why and f' ({error.why})'}")
             return
         self._event_log.record("energy", "prices read", reason=f"{len(prices) - 2} rows of {self._path}")
-        self._put(PricesRead(prices))
+        self._inbox.put(PricesRead(prices))

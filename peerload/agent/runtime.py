@@ -208,6 +208,13 @@ class RunState:
 # -- inbox -------------------------------------------------------------------------------------------------------------
 
 
+class EventSink(Protocol):
+    """Takes events of the core, from the loop's thread: the `Inbox`."""
+
+    def put(self, event: Event, /) -> None:
+        """Queue an event."""
+
+
 class Inbox:
     """The events of one agent, in order. Its one consumer takes them a `turn` at a time.
 

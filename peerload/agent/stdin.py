@@ -38,7 +38,7 @@ from peerload.model.task import TaskState, execution_key
 from peerload.security.private_files import write_private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from peerload.agent.launcher.client import LauncherLink
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.core.work import HomeTask, RemoteTask
     from peerload.model.actions import SpawnTask, TaskChanged
-    from peerload.model.messages import Message
     from peerload.model.task import TaskRecord
 
 
@@ -626,13 +625,11 @@ class ServedStdin:
         link: PeerConnection,
         node: str,
         request: InputRequest,
-        say: Callable[[Message], None],
     ) -> None:
         self._server = server
         self._link = link
         self._node = node
         self.request = request
-        self._say = say
         self._sent = request.have
         self._window: tuple[int, int] | None = None
         self.asked: asyncio.Event | None = None
@@ -642,7 +639,7 @@ class ServedStdin:
         """Send what is asked for as it comes, then the end."""
         task = self._task()
         if task is None:
-            self._say(InputEnd(gone=True))
+            self._link.send(InputEnd(gone=True))
             await self._link.drain()
             return
         source = self._server.inputs.get(task.record.input)
@@ -672,19 +669,19 @@ class ServedStdin:
             self._server.forwarding.cut_if_due(task.uid, source)
             if source.window is not None and source.window != self._window:
                 self._window = source.window
-                self._say(InputWindow(*source.window))
+                self._link.send(InputWindow(*source.window))
             while self._sent < min(source.size_bytes, self.request.up_to):
                 size = min(source.size_bytes, self.request.up_to) - self._sent
                 data = os.pread(file, min(size, PIECE_BYTES_MAX), self._sent)
-                self._say(InputChunk(self._sent, data))
+                self._link.send(InputChunk(self._sent, data))
                 self._sent += len(data)
                 await self._link.drain()
             if source.has_ended and self._sent == source.size_bytes and not has_ended:
                 has_ended = True
-                self._say(InputEnd(source.size_bytes))
+                self._link.send(InputEnd(source.size_bytes))
             await self._link.drain()
             await changed.wait()
-        self._say(InputEnd(gone=True))
+        self._link.send(InputEnd(gone=True))
         await self._link.drain()
 
 
@@ -698,11 +695,11 @@ class StdinServer:
         self._background = BackgroundTasks(run)
         self._served: dict[PeerConnection, ServedStdin] = {}
 
-    def received(self, link: PeerConnection, node: str, message: InputRequest, say: Callable[[Message], None]) -> None:
-        """A node asks for the input of an attempt, or for more of it; ``say`` answers."""
+    def received(self, link: PeerConnection, node: str, message: InputRequest, /) -> None:
+        """A node asks for the input of an attempt, or for more of it."""
         served = self._served.get(link)
         if served is None:
-            served = self._served[link] = ServedStdin(self, link, node, message, say)
+            served = self._served[link] = ServedStdin(self, link, node, message)
             served.work = self._background.start(self._run(served, link))
             return
         known = served.request

@@ -27,7 +27,7 @@ def fill(state: Path, node: str, count: int, *, in_one_array: bool = False, aged
     state.chmod(0o700)
     store = Store(state / "peerload.db", node)
     store.open()
-    store.start_writer(_done, _failed)
+    store.start_writer(Owner())
     spec = TaskSpec(argv=(b"convert", b"in.png", b"out.png"), directory=b"/tmp", environment=ENVIRONMENT)
     now = time.time() - aged_s
     first = now - count / 100
@@ -67,10 +67,12 @@ def _keep(store: Store, rows: list[PutSubmission | PutTask]) -> None:
     kept.wait()
 
 
-def _done(calls: list[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
+class Owner:
+    """Does all in the writer's thread."""
 
+    def committed(self, done: list[Callable[[], None]]) -> None:
+        for call in done:
+            call()
 
-def _failed(error: Exception) -> None:
-    raise SystemExit(str(error))
+    def failed(self, error: Exception) -> None:
+        raise SystemExit(str(error))

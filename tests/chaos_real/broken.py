@@ -19,8 +19,10 @@ from tests.integration.cluster import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.agent.launcher.client import LauncherOwner
     from peerload.agent.store.maintenance import MaintenanceRow
     from peerload.model.actions import Row
+    from peerload.model.events import LauncherReady
 
 SLOW_COMMIT_S = 0.03
 
@@ -63,8 +65,8 @@ def no_adopt() -> None:
     """R8: a restarted agent takes what runs for dead."""
     start = LauncherLink.start
 
-    async def patched(self: LauncherLink, put: Any) -> Any:
-        return msgspec.structs.replace(await start(self, put), running=(), frozen=())
+    async def patched(self: LauncherLink, owner: LauncherOwner) -> LauncherReady:
+        return msgspec.structs.replace(await start(self, owner), running=(), frozen=())
 
     LauncherLink.start = patched  # type: ignore[method-assign]
 

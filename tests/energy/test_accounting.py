@@ -25,6 +25,7 @@ from peerload.model.task import Exit, Usage
 from tests.core.given import Given
 from tests.each import each
 from tests.fakes.power_tree import PowerTree
+from tests.support import PutEvents
 
 SAMPLE_S = 2.0
 CORES = 8
@@ -49,7 +50,7 @@ class Machine:
         self.x.node.own_profile.change(power=curve)
         self.is_silent = False
         self.own_before_s = 0.0  # own cores are counted from the start of an agent
-        self.put: list[Any] = []
+        self.put = PutEvents()
         self.start()
 
     def start(self, mode: Literal["user", "system"] = "user") -> None:
@@ -60,7 +61,7 @@ class Machine:
         config = AgentConfig(node="n1", state=str(self.root), socket="s", mode=mode, energy=settings)
         store = EnergyStore(self.root / "energy.db")
         clock = lambda: Instant(self.at_s, 1e9 + self.at_s)  # noqa: E731 -- short
-        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put.append, clock)
+        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put, clock)
 
     async def usage(self, keys: Sequence[str], *, brief: bool, counters: bool) -> UsageEvent | None:
         assert brief

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from peerload.agent.launcher.client import LauncherLink
+from peerload.agent.runtime import RunState
 from peerload.launcher.cgroup_limits import CPU, NO_WEIGHT, CgroupLimits
 from peerload.launcher.containment import Cgroup2, own_cgroup
 from peerload.model import actions, events, messages
@@ -131,7 +132,7 @@ def test_a_task_gets_its_share_and_its_bound_in_its_cgroup_of_version_2(tmp_path
 def test_a_node_enforces_nothing_or_shares_or_bounds(enforce: str, bounds: list[tuple[float, float]]) -> None:
     """Of a task that does not overcommit, and of one that does, which is never given more than its request."""
     process: Any = SimpleNamespace(directory=Path("/nowhere"), serves_node="")
-    link, asked = LauncherLink(process, 1 << 20, enforce=enforce), list[Any]()
+    link, asked = LauncherLink(process, 1 << 20, RunState(), enforce=enforce), list[Any]()
     link._request = asked.append  # type: ignore[method-assign, assignment]
     for overcommit in (False, True):
         task = spec(request=ResourceRequest(2.0, overcommit=overcommit))

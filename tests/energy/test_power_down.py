@@ -219,7 +219,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def suspends(node: IdleNode, command: str) -> list[str]:
     events_kept: Any = Log()
     machine: Any = node
-    asyncio.run(PowerDown(1.0, command, machine, node.put, events_kept).sleep())
+    asyncio.run(PowerDown(1.0, command, machine, node, events_kept).sleep())
     return list(events_kept.states)
 
 

@@ -12,7 +12,7 @@ from peerload.agent.energy import PriceFeed
 from peerload.config.loader import mistakes_in
 from peerload.energy.price import read_prices
 from peerload.model.errors import ConfigError
-from peerload.model.events import PricesRead
+from tests.support import PutEvents
 
 DAY = """start,end,value
 2030-01-31T06:00Z,2030-01-31T07:00:00+00:00,420
@@ -66,8 +66,8 @@ class Log:
 
 
 def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
-    path, put, events = tmp_path / "prices.csv", list[PricesRead](), Log()
-    feed = PriceFeed(str(path), put.append, events)  # type: ignore[arg-type]
+    path, put, events = tmp_path / "prices.csv", PutEvents(), Log()
+    feed = PriceFeed(str(path), put, events)  # type: ignore[arg-type]
 
     def look(text: str | None) -> int:
         if text is not None:

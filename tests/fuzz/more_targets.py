@@ -249,11 +249,11 @@ def launcher_event(raw: bytes) -> object:
 
     async def story() -> None:
         link = LauncherLink.__new__(LauncherLink)
-        link._put = lambda _event: None
+        link._owner = cast("Any", SimpleNamespace(received=lambda _event: None))
         frames = EventFrames()
         frames.connection_made(cast("Any", SimpleNamespace(close=lambda: None)))
         link._heartbeat = cast("Any", SimpleNamespace(received=lambda: None))
-        frames.deliver_to(link._events)
+        frames.deliver_to(link)
         frames.data_received(raw)
         frames.connection_lost(None)
         if not isinstance(frames.lost.result(), LOST):

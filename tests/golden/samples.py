@@ -18,6 +18,7 @@ from msgspec import inspect
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.process import LauncherProcess
 from peerload.agent.mqtt import Topics
+from peerload.agent.runtime import RunState
 from peerload.launcher.protocol import Request, encode
 from peerload.model import gossip as gossip_model
 from peerload.model import messages
@@ -157,7 +158,7 @@ class _Noted(LauncherLink):
     """The agent's end of a launcher that is not there: keeps what would be sent."""
 
     def __init__(self) -> None:
-        super().__init__(LauncherProcess(Path("/nowhere")), 1 << 20)
+        super().__init__(LauncherProcess(Path("/nowhere")), 1 << 20, RunState())
         self.requests: list[bytes] = []
 
     def _request(self, request: Request) -> None:

@@ -19,6 +19,7 @@ import uvloop
 from peerload.agent.launcher import client
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.process import LauncherProcess
+from peerload.agent.runtime import RunState
 from peerload.launcher.protocol import ALREADY_RUNS, StdinFed
 from peerload.model.actions import SpawnTask
 from peerload.model.events import Event, LauncherLost, LauncherReady, TaskEnded, TaskStarted
@@ -39,9 +40,9 @@ class Node:
         self.link = self.new_link()
 
     def new_link(self) -> LauncherLink:
-        return LauncherLink(LauncherProcess(self.directory / "launcher"), 1 << 20)
+        return LauncherLink(LauncherProcess(self.directory / "launcher"), 1 << 20, RunState())
 
-    def put(self, event: Event | StdinFed) -> None:
+    def received(self, event: Event | StdinFed) -> None:
         assert not isinstance(event, StdinFed)
         self.events.append(event)
         self._more.set()
@@ -96,7 +97,7 @@ def _run(
 @pytest.mark.parametrize("loop_factory", LOOPS)
 def test_a_task_from_start_to_end(loop_factory: Callable[[], asyncio.AbstractEventLoop], directory: Path) -> None:
     async def story(node: Node) -> None:
-        assert await node.link.start(node.put) == LauncherReady()
+        assert await node.link.start(node) == LauncherReady()
         node.spawn("a", b"sh", b"-c", b"echo $A $B; exit 5")
         end = await node.ended("a")
         assert end.exit.exit_code == 5
@@ -108,7 +109,7 @@ def test_a_task_from_start_to_end(loop_factory: Callable[[], asyncio.AbstractEve
 
 def test_many_at_once_and_each_once(directory: Path) -> None:
     async def story(node: Node) -> None:
-        await node.link.start(node.put)
+        await node.link.start(node)
         for number in range(200):
             node.spawn(f"k{number}", b"sh", b"-c", b"exit $1", b"x" * 20_000, str(number % 7).encode())
         for number in range(200):
@@ -126,7 +127,7 @@ def test_many_at_once_and_each_once(directory: Path) -> None:
 
 def test_a_new_agent_finds_what_the_old_one_left(directory: Path) -> None:
     async def story(node: Node) -> None:
-        await node.link.start(node.put)
+        await node.link.start(node)
         node.spawn("ended", b"sh", b"-c", b"exit 4")
         node.spawn("runs", b"sleep", b"1000")
         await node.started("runs")
@@ -134,7 +135,7 @@ def test_a_new_agent_finds_what_the_old_one_left(directory: Path) -> None:
         pid = node.link.pid
         await node.link.close()
         node.link = node.new_link()
-        ready = await node.link.start(node.put)
+        ready = await node.link.start(node)
         assert node.link.pid == pid
         assert [key for key, *_ in ready.running] == ["runs"]
         assert [(key, exit_.exit_code) for key, exit_ in ready.ended] == [("ended", 4)]
@@ -150,7 +151,7 @@ def test_a_lost_launcher_is_replaced_and_its_tasks_are_in_neither_list(
     loop_factory: Callable[[], asyncio.AbstractEventLoop], directory: Path
 ) -> None:
     async def story(node: Node) -> None:
-        await node.link.start(node.put)
+        await node.link.start(node)
         node.spawn("ended", b"true")
         await node.ended("ended")
         node.spawn("runs", b"sleep", b"1000")
@@ -177,7 +178,7 @@ def test_a_long_directory_is_no_obstacle(directory: Path) -> None:
         node.directory = directory / ("d" * 100)
         node.directory.mkdir()
         node.link = node.new_link()
-        await node.link.start(node.put)
+        await node.link.start(node)
         node.spawn("a", b"true")
         assert (await node.ended("a")).exit.exit_code == 0
 
@@ -193,7 +194,7 @@ def test_a_launcher_that_does_not_answer_yet_is_waited_for(directory: Path, monk
     async def story(node: Node) -> None:
         with (place / "launcher.lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            starting = asyncio.get_running_loop().create_task(node.link.start(node.put))
+            starting = asyncio.get_running_loop().create_task(node.link.start(node))
             while node.link._process.exit_code() is None:  # noqa: ASYNC110 -- no event tells
                 await asyncio.sleep(0.01)
             assert node.link._process.exit_code() == ALREADY_RUNS

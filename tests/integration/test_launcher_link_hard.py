@@ -17,6 +17,7 @@ import uvloop
 from peerload.agent.launcher import client
 from peerload.agent.launcher.client import LauncherError, LauncherLink
 from peerload.agent.launcher.process import LauncherProcess
+from peerload.agent.runtime import RunState
 from peerload.launcher.protocol import VERSION_MIN, StopRequest
 from peerload.model.actions import SpawnTask
 from peerload.model.events import LauncherLost, LauncherReady, TaskEnded, TaskLost, TaskStarted
@@ -27,13 +28,12 @@ from tests.support import wait_until
 from tests.wording import Says
 
 if TYPE_CHECKING:
-    from peerload.launcher.protocol import StdinFed
-    from peerload.model.events import Event
+    pass
 
 
 def test_a_killed_launcher_is_replaced_each_time(directory: Path) -> None:
     async def story(node: Node) -> None:
-        await node.link.start(node.put)
+        await node.link.start(node)
         for _ in range(3):
             node.events.clear()
             os.kill(node.link.pid, signal.SIGKILL)
@@ -46,7 +46,7 @@ def test_a_killed_launcher_is_replaced_each_time(directory: Path) -> None:
 
 def test_what_was_ordered_of_a_lost_launcher_is_not_done_by_the_next(directory: Path) -> None:
     async def story(node: Node) -> None:
-        await node.link.start(node.put)
+        await node.link.start(node)
         os.kill(node.link.pid, signal.SIGKILL)
         node.spawn("late", b"true")
         await node.until(lambda event: isinstance(event, LauncherReady))
@@ -61,7 +61,7 @@ def test_what_was_ordered_of_a_lost_launcher_is_not_done_by_the_next(directory: 
 
 def test_stopping_while_a_new_launcher_is_on_its_way_leaves_nothing(directory: Path) -> None:
     async def story(node: Node) -> None:
-        await node.link.start(node.put)
+        await node.link.start(node)
         node.spawn("runs", b"sh", b"-c", b"echo $$; exec sleep 1000")
         await node.started("runs")
         out = directory / "runs.out"
@@ -78,7 +78,7 @@ def test_stopping_while_a_new_launcher_is_on_its_way_leaves_nothing(directory: P
 
 def test_an_agent_that_starts_while_the_launcher_stops_gets_a_new_one(directory: Path) -> None:
     async def story(node: Node) -> None:
-        await node.link.start(node.put)
+        await node.link.start(node)
         node.spawn("stubborn", b"sh", b"-c", b"trap '' TERM; echo; while :; do sleep 1000; done")
         await node.started("stubborn")
         out = directory / "stubborn.out"
@@ -87,7 +87,7 @@ def test_an_agent_that_starts_while_the_launcher_stops_gets_a_new_one(directory:
         node.link._request(StopRequest())
         await node.link.close()
         node.link = node.new_link()
-        await node.link.start(node.put)
+        await node.link.start(node)
         await node.until(lambda event: isinstance(event, LauncherReady))
         node.link.resume()
         assert node.link.pid != old
@@ -99,7 +99,7 @@ def test_an_agent_that_starts_while_the_launcher_stops_gets_a_new_one(directory:
 
 def test_an_environment_that_cannot_be_read_ends_the_task_alone(directory: Path) -> None:
     async def story(node: Node) -> None:
-        await node.link.start(node.put)
+        await node.link.start(node)
         for number, environment in enumerate((b"\xc1", b"\x01", b"\x81\x01\x02", b"")):
             spec = TaskSpec(argv=(b"true",), directory=b"/tmp", environment=environment)
             key = f"k{number}"
@@ -121,11 +121,11 @@ def test_what_is_not_a_launcher_is_an_error_with_a_reason(directory: Path, answe
 
         (directory / "launcher").mkdir()
         server = await asyncio.start_unix_server(serve, directory / "launcher/launcher.sock")
-        events: list[Event | StdinFed] = []
-        link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20)
+        events = Received()
+        link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20, RunState())
         try:
             with pytest.raises(LauncherError, match=Says.NO_REPLY()):
-                await link.start(events.append)
+                await link.start(events)
         finally:
             await link.close()
             server.close()
@@ -133,6 +133,13 @@ def test_what_is_not_a_launcher_is_an_error_with_a_reason(directory: Path, answe
         assert events == []
 
     asyncio.run(story())
+
+
+class Received(list[Any]):
+    """A `LauncherOwner` that is the list of the events that came."""
+
+    def received(self, event: object) -> None:
+        self.append(event)
 
 
 NEWEST = {
@@ -168,7 +175,7 @@ def test_a_launcher_of_another_version_is_of_use(directory: Path) -> None:
         (directory / "launcher").mkdir()
         server = await asyncio.start_unix_server(serve, directory / "launcher/launcher.sock")
         try:
-            assert await node.link.start(node.put) == LauncherReady((("a-1", 5.0, 7.5),))
+            assert await node.link.start(node) == LauncherReady((("a-1", 5.0, 7.5),))
             assert (node.link.units, bool(node.link.unenforced)) == ("jails", True)
             assert node.link.memory == "scales"
             node.link.set_lease("a-1", 9.0, 8.0)
@@ -199,10 +206,10 @@ def test_a_launcher_that_is_too_old_is_an_error_that_says_so(directory: Path) ->
     async def story() -> None:
         (directory / "launcher").mkdir()
         server = await asyncio.start_unix_server(serve, directory / "launcher/launcher.sock")
-        link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20)
+        link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20, RunState())
         try:
             with pytest.raises(LauncherError, match="earlier version") as error:
-                await link.start(lambda _event: None)
+                await link.start(Received())
             assert "kill 77" in error.value.hint
         finally:
             await link.close()
@@ -217,7 +224,7 @@ def test_a_launcher_that_hangs_is_an_error(directory: Path, monkeypatch: pytest.
 
     async def story(node: Node) -> None:
         monkeypatch.setattr(client, "START_S_MAX", 60.0)
-        await node.link.start(node.put)
+        await node.link.start(node)
         pid = node.link.pid
         await node.link.close()
         os.kill(pid, signal.SIGSTOP)
@@ -225,11 +232,11 @@ def test_a_launcher_that_hangs_is_an_error(directory: Path, monkeypatch: pytest.
         try:
             node.link = node.new_link()
             with pytest.raises(LauncherError):
-                await node.link.start(node.put)
+                await node.link.start(node)
         finally:
             os.kill(pid, signal.SIGCONT)
         monkeypatch.setattr(client, "START_S_MAX", 60.0)
-        await node.link.start(node.put)
+        await node.link.start(node)
         assert node.link.pid == pid
 
     _run(asyncio.new_event_loop, directory, story)
@@ -239,9 +246,9 @@ def test_a_directory_that_cannot_be_used_is_an_error_that_says_why(directory: Pa
     async def story() -> None:
         (directory / "launcher").mkdir()
         (directory / "launcher/exits.log").mkdir()  # the launcher cannot open its log
-        link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20)
+        link = LauncherLink(LauncherProcess(directory / "launcher"), 1 << 20, RunState())
         with pytest.raises(LauncherError) as caught:
-            await link.start(lambda event: None)
+            await link.start(Received())
         await link.close()
         assert "Is a directory" in caught.value.why
 

@@ -18,7 +18,7 @@ import hashlib
 import os
 import time
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -452,6 +452,15 @@ class _Used:
         self.output_at_s = -COUNTED_EVERY_S
 
 
+class PausableClient(Protocol):
+    """A client that can be kept from sending requests."""
+
+    caller: Principal
+
+    def pause_requests(self, seconds: float) -> None:
+        """Stop reading its requests for this time."""
+
+
 class Quotas:
     """Quotas of all users of one agent."""
 
@@ -496,11 +505,12 @@ class Quotas:
         tokens_max = self._config.user_requests_per_s
         return self._of(caller.counted_as).requests.take(min(tokens, tokens_max), self._clock())
 
-    def check_rate(self, caller: Principal, request: control.Request, rest: Callable[[float], object]) -> None:
-        """Take the tokens of a request. Raises SlowDown if there are none, after ``rest(seconds)`` has stopped reading the client."""
+    def check_rate(self, client: PausableClient, request: control.Request) -> None:
+        """Take the tokens of a request. Raises SlowDown if there are none; the client is not read for a while then."""
+        caller = client.caller
         wait_s = self.take_tokens(caller, REQUEST_COSTS.get(type(request), 1))
         if wait_s:
-            rest(wait_s)
+            client.pause_requests(wait_s)
             self._security.report("L3", caller.user or f"uid {caller.uid}", "asks too often")
             why = f"at most {self._config.user_requests_per_s:g} a second; a long list counts as several"
             raise SlowDown("too many requests of one user", why=why, retry_after_s=round(wait_s, 3))

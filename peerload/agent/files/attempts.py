@@ -751,9 +751,9 @@ class AttemptFiles:
             self._is_more_dropped = False
             await self.caches.in_slow_thread(self._spool.remove_dropped)
 
-    def keep_only(self, knows: Callable[[str], bool]) -> None:
-        """Forget what earlier agents have left of other attempts."""
-        for key in [key for key in self._notes if not knows(key)]:
+    def keep_only_known(self) -> None:
+        """Forget what earlier agents have left of attempts that this node does not know."""
+        for key in [key for key in self._notes if not self._node.knows(key)]:
             self.forget(key)
         self._remove_dropped()
 

@@ -33,7 +33,7 @@ from peerload.model.messages import Staging
 from peerload.model.task import SCRATCH, Exit, TaskSpec, how_it_ended, variables_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Coroutine, Mapping
     from collections.abc import Set as AbstractSet
 
     from peerload.agent.accounts import TaskUser
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.runtime import Inbox
     from peerload.agent.store.write_ahead import EventLog
+    from peerload.core.node import Node
     from peerload.environments.builders import Plan
     from peerload.model.actions import StageFiles
     from peerload.model.config import AgentConfig
@@ -394,10 +395,10 @@ class Environments:
         if self._uses.pop(attempt, None) is not None:
             (self._noted / attempt).unlink(missing_ok=True)
 
-    def keep_only(self, knows: Callable[[str], bool]) -> None:
-        """Forget attempts that are not known any more, and what an earlier agent has not built to the end."""
+    def keep_only(self, node: Node) -> None:
+        """Forget attempts that this node does not know any more, and what an earlier agent has not built to the end."""
         self._loop = asyncio.get_running_loop()
-        for attempt in [attempt for attempt in self._uses if not knows(attempt)]:
+        for attempt in [attempt for attempt in self._uses if not node.knows(attempt)]:
             self.forget(attempt)
         for path in self._root.iterdir():
             if path != self._noted and not (path / "built").exists():

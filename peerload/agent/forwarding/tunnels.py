@@ -26,7 +26,7 @@ from peerload.wire import control
 from peerload.wire.frame import CONTROL_BYTES_MAX, HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Coroutine
 
     from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.connection import Server
@@ -398,13 +398,11 @@ class ForwardServer:
         self._access = access
         self._clients: dict[PeerConnection, ForwardedClient] = {}
 
-    def received(
-        self, link: PeerConnection, node: str, message: Forward | ForwardStop, send: Callable[[Forwarded], None]
-    ) -> None:
-        """Take a message of one tunnel of that node; ``send`` sends a response."""
+    def received(self, link: PeerConnection, node: str, message: Forward | ForwardStop, /) -> None:
+        """Take a message of one tunnel of that node."""
         client = self._clients.get(link)
         if client is None:
-            client = ForwardedClient(self._server, link, node, send)
+            client = ForwardedClient(self._server, link, node)
             if Counter(known.from_node for known in self._clients.values())[node] >= FORWARDS_MAX:
                 self._server.refused(client, metrics.FORWARDS_REFUSED, rules.PEERS_LIMITED, "too many clients at once")
                 client.close_with(
@@ -443,11 +441,10 @@ class ForwardServer:
 class ForwardedClient(Connection):
     """A client of another node. Its requests are carried out as its principal at this node."""
 
-    def __init__(self, server: Server, link: PeerConnection, node: str, send: Callable[[Forwarded], None]) -> None:
+    def __init__(self, server: Server, link: PeerConnection, node: str) -> None:
         super().__init__(server)
         self.from_node = node
         self._link = link
-        self._send = send
         self._size = 0
         self._pending_bytes = 0
         self._work_of: dict[int, asyncio.Task[None]] = {}
@@ -480,7 +477,7 @@ class ForwardedClient(Connection):
         body = memoryview(raw)[HEADER_BYTES:]
         for first in range(0, len(body), FORWARDED_PART_BYTES_MAX):
             after = first + FORWARDED_PART_BYTES_MAX
-            self._send(Forwarded(bytes(body[first:after]), continues=after < len(body)))
+            self._link.send(Forwarded(bytes(body[first:after]), continues=after < len(body)))
 
     async def drain(self) -> None:
         """Wait until the other node has read most of what was written; its client may be slow."""

@@ -16,7 +16,7 @@ import os
 import re
 import signal
 import time
-from typing import TYPE_CHECKING, Any, assert_never, cast
+from typing import TYPE_CHECKING, Any, Protocol, assert_never, cast
 
 import msgpack
 import msgspec
@@ -71,10 +71,11 @@ from peerload.model.resources import GPU, MIB, Device, DeviceMode
 from peerload.model.task import Exit, Guarantee
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from peerload.agent.launcher.process import LauncherProcess
+    from peerload.agent.runtime import RunState
     from peerload.core.resources.devices import DeviceLedger
     from peerload.launcher.protocol import ExitRecord, LauncherEvent, Request, UserRequest
     from peerload.model.actions import SpawnTask
@@ -104,6 +105,20 @@ class LauncherError(PeerloadError):
     code = "launcher"
 
 
+class FrameReceiver(Protocol):
+    """Receiver of what a launcher reports, frame by frame."""
+
+    def events_received(self, events: list[LauncherEvent], /) -> None:
+        """Take the events of one frame. What it raises ends the connection."""
+
+
+class LauncherOwner(Protocol):
+    """Receiver of what comes of a launcher and its tasks."""
+
+    def received(self, event: Event | StdinFed, /) -> None:
+        """Take TaskStarted, TaskEnded, TaskLost, TaskFrozen, LauncherLost, LauncherSilent, LauncherReady or StdinFed."""
+
+
 class EventFrames(asyncio.Protocol):
     """A connection to a launcher. `next_frame` takes the events of each frame; they are delivered in order.
     ``lost`` is its end."""
@@ -113,7 +128,7 @@ class EventFrames(asyncio.Protocol):
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._arrived = asyncio.Event()
-        self._deliver: Callable[[list[LauncherEvent]], None] | None = None
+        self._receiver: FrameReceiver | None = None
         self.lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         """Why no more events can come: what is in LOST, or a bug."""
 
@@ -128,12 +143,12 @@ class EventFrames(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Deliver the events of whole frames."""
         self._buffer += data
-        if self._deliver is None:
+        if self._receiver is None:
             self._arrived.set()
             return
         try:
             while not self.lost.done() and (events := self._next()) is not None:
-                self._deliver(events)
+                self._receiver.events_received(events)
         except Exception as error:  # noqa: BLE001 -- whoever waits for ``lost`` gets it, a bug too
             self._end(error)
 
@@ -166,9 +181,9 @@ class EventFrames(asyncio.Protocol):
             await self._arrived.wait()
         return events
 
-    def deliver_to(self, deliver: Callable[[list[LauncherEvent]], None]) -> None:
-        """Call this with the events of each frame from now on."""
-        self._deliver = deliver
+    def deliver_to(self, receiver: FrameReceiver) -> None:
+        """Deliver the events of each frame from now on."""
+        self._receiver = receiver
         self.data_received(b"")
 
 
@@ -207,14 +222,14 @@ async def _open(directory: Path) -> EventFrames:
     return frames
 
 
-async def fetch_list(launcher: EventFrames, met: Callable[[ListedEvent], None]) -> LauncherReady:
-    """Get the list of everything the launcher knows; ``met`` gets its last part, which describes the launcher."""
+async def fetch_list(launcher: EventFrames) -> tuple[LauncherReady, ListedEvent]:
+    """Get the list of everything the launcher knows → it, and its last part, which describes the launcher."""
     launcher.transport.write(frame([encode(ListRequest())]))
     running: list[tuple[str, float, float]] = []
     ended: list[tuple[str, Exit]] = []
     frozen: list[str] = []
-    more = True
-    while more:
+    last: ListedEvent | None = None
+    while last is None:
         async with asyncio.timeout(START_S_MAX):
             try:
                 events = await launcher.next_frame()
@@ -223,14 +238,13 @@ async def fetch_list(launcher: EventFrames, met: Callable[[ListedEvent], None]) 
                 raise LauncherError("the launcher is of an earlier version", why=str(error), hint=hint) from None
         for event in events:
             if isinstance(event, ListedEvent):
-                more = event.more
                 for task in event.running:
                     running.append((task.key, began_at(task.started_at, task.ran_s), task.ts))
                     frozen += [task.key] * task.is_frozen
                 ended += [(key, exit_of(record)) for key, record in event.ended]
-                if not more:
-                    met(event)
-    return LauncherReady(tuple(running), tuple(ended), tuple(frozen))
+                if not event.more:
+                    last = event
+    return LauncherReady(tuple(running), tuple(ended), tuple(frozen)), last
 
 
 def began_at(started_at: float, ran_s: float) -> float:
@@ -274,26 +288,19 @@ NO_CORES = (
 
 
 class LauncherLink:
-    """The connection to the launcher of ``process``. failed(why): called if no more events can come. Requests of one turn of
-    the loop go in one frame."""
+    """The connection to the launcher of ``process``. Requests of one turn of the loop go in one frame. The agent stops if no more
+    events can come."""
 
-    _put: Callable[[Event | StdinFed], None]
+    _owner: LauncherOwner
 
-    def __init__(
-        self,
-        process: LauncherProcess,
-        output_bytes_max: int,
-        failed: Callable[[str], None] | None = None,
-        heartbeat: Callable[[Callable[[], None], Callable[[bool], None]], Heartbeat] = Heartbeat,
-        enforce: str = "off",
-    ) -> None:
+    def __init__(self, process: LauncherProcess, output_bytes_max: int, run: RunState, *, enforce: str = "off") -> None:
         self._process = process
         self._directory = process.directory
         self._service_of = process.serves_node
         self._numbers = itertools.count(1)
         self._replies: dict[int, asyncio.Future[str]] = {}
         self._usages: dict[int, asyncio.Future[UsageEvent]] = {}
-        self._failed = failed
+        self._run_state = run
         self._output_bytes_max = output_bytes_max
         self._pid = 0
         self._run = ""
@@ -313,9 +320,7 @@ class LauncherLink:
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
         self._paused = False
-        self._heartbeat = heartbeat(
-            lambda: self._request(PingRequest()), lambda silent: self._put(LauncherSilent(silent))
-        )
+        self._heartbeat = Heartbeat(self)
 
     @property
     def pid(self) -> int:
@@ -331,10 +336,10 @@ class LauncherLink:
         """True if the launcher answers a ping within so many seconds."""
         return bool(self._pid) and await self._heartbeat.answers(within_s)
 
-    async def start(self, put: Callable[[Event | StdinFed], None]) -> LauncherReady:
-        """Find the launcher or start one. put: gets TaskStarted, TaskEnded, LauncherLost, LauncherReady and StdinFed.
+    async def start(self, owner: LauncherOwner) -> LauncherReady:
+        """Find the launcher or start one. owner: receives what comes of it; it needs this link itself, to end and feed tasks.
         → running tasks, exit records, and which tasks are frozen. Raises LauncherError."""
-        self._put = put
+        self._owner = owner
         if not self._service_of:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         frames, listing = await self._connect_again()
@@ -347,8 +352,7 @@ class LauncherLink:
         """Stop the agent after a bug in the reader: without events no task would ever end."""
         if not reading.cancelled() and (error := reading.exception()) is not None:
             log.error("a bug", exc_info=error)
-            if self._failed is not None:
-                self._failed(f"the launcher's events are lost: {error!r}")
+            self._run_state.fail(f"the launcher's events are lost: {error!r}")
 
     def log_facts(self) -> None:
         """Log which launcher this is, and what it cannot enforce. The caller decides when: an agent that fails to start
@@ -549,7 +553,8 @@ class LauncherLink:
         """Connect, starting the launcher if nobody answers, and get the list."""
         frames = await open_or_start(self._process)
         try:
-            listing = await fetch_list(frames, self._note_facts)
+            listing, facts = await fetch_list(frames)
+            self._note_facts(facts)
         except BaseException:
             frames.transport.close()
             raise
@@ -585,7 +590,7 @@ class LauncherLink:
     async def _read(self, frames: EventFrames) -> None:
         """Have events delivered until the launcher is lost; then reconnect, for ever."""
         while True:
-            frames.deliver_to(self._events)
+            frames.deliver_to(self)
             lost = await frames.lost
             if self._closing:
                 return
@@ -602,13 +607,22 @@ class LauncherLink:
             for answer in self._replies.values():
                 if not answer.done():
                     answer.set_exception(LauncherError("the launcher went away"))
-            self._put(LauncherLost(CONNECTION_BROKEN) if is_there else LauncherLost())
+            self._owner.received(LauncherLost(CONNECTION_BROKEN) if is_there else LauncherLost())
             frames, ready = await self._reconnect()
             self.log_facts()
-            self._put(ready)
+            self._owner.received(ready)
             self._heartbeat.start()
 
-    def _events(self, events: list[LauncherEvent]) -> None:
+    def ping(self) -> None:
+        """See `HeartbeatOwner`."""
+        self._request(PingRequest())
+
+    def silence_changed(self, *, silent: bool) -> None:
+        """See `HeartbeatOwner`."""
+        self._owner.received(LauncherSilent(silent))
+
+    def events_received(self, events: list[LauncherEvent], /) -> None:
+        """See `FrameReceiver`."""
         self._heartbeat.received()
         for event in events:
             self._event(event)
@@ -625,11 +639,11 @@ class LauncherLink:
     def _event(self, event: LauncherEvent) -> None:  # noqa: C901 -- one case for each event
         match event:
             case StartedEvent(key, _, started_at):
-                self._put(TaskStarted(key, started_at))
+                self._owner.received(TaskStarted(key, started_at))
             case ExpiredEvent(key, reason, never_started, shortage):
-                self._put(TaskLost(key, reason, never_started=never_started, shortage=shortage))
+                self._owner.received(TaskLost(key, reason, never_started=never_started, shortage=shortage))
             case EndedEvent(key, record, with_start):
-                self._put(TaskEnded(key, exit_of(record), with_start))
+                self._owner.received(TaskEnded(key, exit_of(record), with_start))
             case UserReply(number, why):
                 answer = self._replies.get(number)
                 if answer is not None and not answer.done():
@@ -639,11 +653,11 @@ class LauncherLink:
                 if measured is not None and not measured.done():
                     measured.set_result(event)
             case StdinFed():
-                self._put(event)
+                self._owner.received(event)
             case FrozenEvent(key):
-                self._put(TaskFrozen(key, frozen=True))
+                self._owner.received(TaskFrozen(key, frozen=True))
             case ThawedEvent(key):
-                self._put(TaskFrozen(key, frozen=False))
+                self._owner.received(TaskFrozen(key, frozen=False))
             case PongEvent() | ListedEvent():
                 pass  # the heartbeat has noticed it; the list is read before the events
             case _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from peerload.agent.runtime import coalesced_s
 
@@ -20,19 +20,21 @@ LATE_S = 0.5
 again."""
 
 
-class Heartbeat:
-    """ping(): sends a ping, one at a time. changed(is_silent): called when nothing was received for ``within_s`` after
-    a ping, and when something is received again."""
+class HeartbeatOwner(Protocol):
+    """The end of a connection whose other end has to answer pings."""
 
-    def __init__(
-        self,
-        ping: Callable[[], None],
-        changed: Callable[[bool], None],
-        every_s: float = ASK_EVERY_S,
-        within_s: float = ANSWERS_WITHIN_S,
-    ) -> None:
-        self._ping = ping
-        self._changed = changed
+    def ping(self) -> None:
+        """Send a ping."""
+
+    def silence_changed(self, *, silent: bool) -> None:
+        """Nothing was received in time after a ping, or something is received again."""
+
+
+class Heartbeat:
+    """The heartbeat of one connection: a ping every ``every_s``, one at a time, to be answered within ``within_s``."""
+
+    def __init__(self, owner: HeartbeatOwner, every_s: float = ASK_EVERY_S, within_s: float = ANSWERS_WITHIN_S) -> None:
+        self._owner = owner
         self._every_s = every_s
         self._within_s = within_s
         self._timer: asyncio.TimerHandle | None = None
@@ -59,7 +61,7 @@ class Heartbeat:
         if len(self._waiting) >= WAITING_MAX:
             return False
         self._waiting.append(waiting)
-        self._ping()
+        self._owner.ping()
         try:
             async with asyncio.timeout(within_s):
                 return bool(await waiting)
@@ -78,7 +80,7 @@ class Heartbeat:
         self._waiting.clear()
         if self.is_silent:
             self.is_silent = False
-            self._changed(False)
+            self._owner.silence_changed(silent=False)
             self._schedule(self._every_s, self._send_ping)
 
     def _schedule(self, seconds: float, call: Callable[[], None]) -> None:
@@ -89,7 +91,7 @@ class Heartbeat:
 
     def _send_ping(self) -> None:
         self._is_asked = True
-        self._ping()
+        self._owner.ping()
         self._schedule(self._within_s, self._check)
 
     def _check(self) -> None:
@@ -99,4 +101,4 @@ class Heartbeat:
             self._schedule(self._within_s, self._check)
         else:
             self.is_silent = True
-            self._changed(True)
+            self._owner.silence_changed(silent=True)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.peers.links import LinkOwner, PeerLinks
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.runtime import AgentInfo, Inbox
+    from peerload.agent.runtime import AgentInfo, EventSink, Inbox
     from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.core.node import Node
     from peerload.model.actions import SendGossip
@@ -112,9 +112,7 @@ class Members:
             loopback_only=local.cluster.is_local,
         )
         preset = node.state.config.gossip
-        self._lag = LagWatch(
-            preset.lag_s, 1.1 * preset.probe_s, lambda lag_s: inbox.put(events.LoopLagged(lag_s))
-        )  # a healthy node probes once in probe_s
+        self._lag = LagWatch(preset.lag_s, 1.1 * preset.probe_s, inbox)  # a healthy node probes once in probe_s
         self._write_timer: asyncio.TimerHandle | None = None
         self._sources: BoundedDict[str, _Source] = BoundedDict(SOURCES_MAX)
         self._facts: BoundedDict[str, PeerFacts] = BoundedDict(FACTS_MAX)
@@ -439,15 +437,15 @@ class GossipSocket(Generic[Sent, Received]):
 
 class LagWatch:
     """Reports when the event loop did not run for longer than ``lag_s``: the machine was asleep, the process was stopped, or
-    the loop was busy. ``lagged`` is called with the duration in s.
+    the loop was busy.
 
     It watches for ``span_s`` after each datagram: a node without peers does not wake up for it, nor does one that has
     datagrams more often. A stall is reported too short by at most ``span_s``."""
 
-    def __init__(self, lag_s: float, span_s: float, lagged: Callable[[float], None]) -> None:
+    def __init__(self, lag_s: float, span_s: float, inbox: EventSink) -> None:
         self._lag_s = lag_s
         self._span_s = span_s
-        self._lagged = lagged
+        self._inbox = inbox
         self._due_s = 0.0
         self._handle: asyncio.TimerHandle | None = None
 
@@ -456,7 +454,7 @@ class LagWatch:
         late_s = _boot_s() - self._due_s
         if late_s > self._lag_s and self._handle is not None:
             self.close()
-            self._lagged(late_s)
+            self._inbox.put(events.LoopLagged(late_s))
 
     def watch(self) -> None:
         """Watch for ``span_s`` from now on."""

@@ -84,10 +84,9 @@ class StreamServer(Protocol):
         link: PeerConnection,
         node: str,
         message: Any,  # noqa: ANN401 -- of the kinds that it serves, which differ
-        reply: Callable[[Any], None],
         /,
     ) -> None:
-        """A message came over a stream of this node; ``reply`` sends one back."""
+        """A message of this node came over a stream."""
 
     def closed(self, link: PeerConnection, /) -> None:
         """The stream is closed."""
@@ -166,7 +165,7 @@ class Streams:
             if connection not in self._servers and server is self._forwards:
                 connection.allow_stall(FORWARD_STALLED_S)
             self._servers[connection] = server
-            server.received(connection, node, message, connection.send)
+            server.received(connection, node, message)
             return
         is_taken = connection in self._servers or self.served.get(connection) is not None
         source = self._pieces.get(type(message))

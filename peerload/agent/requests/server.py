@@ -101,7 +101,7 @@ class RequestServer:
         """Begin to serve a request, unless its client or its user asks too often."""
         try:
             connection.check_pending()
-            self._checks.quotas.check_rate(connection.caller, request, connection.pause_requests)
+            self._checks.quotas.check_rate(connection, request)
         except Exception as error:  # noqa: BLE001 -- `report_failure` tells errors from bugs
             connection.report_failure(request.id, error)
         else:

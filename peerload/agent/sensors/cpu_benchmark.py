@@ -25,7 +25,7 @@ from peerload.model.events import SpeedMeasured
 from peerload.security.private_files import write_private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from peerload.agent.runtime import EventSink
 
 log = logging.getLogger("peerload.agent")
 
@@ -60,7 +60,7 @@ def stored_speed(path: Path) -> float | None:
         return None
 
 
-async def measure_speed(path: Path, put: Callable[[SpeedMeasured], None], after_s: float = MEASURE_AFTER_S) -> None:
+async def measure_speed(path: Path, inbox: EventSink, after_s: float = MEASURE_AFTER_S) -> None:
     """Measure, store and put the speed. Without it the node counts as the reference machine."""
     await asyncio.sleep(after_s)
     try:
@@ -86,7 +86,7 @@ async def measure_speed(path: Path, put: Callable[[SpeedMeasured], None], after_
     except OSError as error:
         log.warning("cannot store the speed: path=%s error=%s", path, error.strerror)
     log.info("speed measured: speed=%.2f (reference machine: 1)", speed)
-    put(SpeedMeasured(speed))
+    inbox.put(SpeedMeasured(speed))
 
 
 def _start() -> subprocess.Popen[bytes]:

@@ -53,6 +53,7 @@ from peerload.security.private_files import machine_boot_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from peerload.agent.runtime import EventSink
     from peerload.agent.sensors.gpus import Gpus
     from peerload.core.node import Node
     from peerload.launcher.powercap import Reading
@@ -181,11 +182,11 @@ class EnergySensors:
         gpus: Gpus,
         launcher: UsageSource,
         store: EnergyStore,
-        put: Callable[[PowerMeasured], None],
+        inbox: EventSink,
         clock: Callable[[], Instant] = now,
     ) -> None:
         self._now = clock
-        self._put = put
+        self._inbox = inbox
         self._counted = [0.0, 0.0]
         self._divided: dict[tuple[str, Quality], float] = {}
         """Joules since the agent's start; gap_s likewise."""
@@ -408,7 +409,7 @@ class EnergySensors:
                 log.warning(
                     "power profile is stale: measured power drifts from it; measure again: peerload power profile"
                 )
-                self._put(PowerMeasured(msgspec.structs.replace(curve, quality=Quality.ESTIMATED)))
+                self._inbox.put(PowerMeasured(msgspec.structs.replace(curve, quality=Quality.ESTIMATED)))
             return curve.watts[0]
         idle = self._checkpoint.idle.setdefault(self._active.scope, IdlePower())
         if known_s > 0 and joules > 0:
@@ -558,5 +559,5 @@ class EnergySensors:
         except OSError as error:
             raise StoreError("the power profile cannot be kept", why=str(error.strerror)) from None
         self.is_stale, self._drift = False, Drift()
-        self._put(PowerMeasured(curve_of(profile, self._config.energy)))
+        self._inbox.put(PowerMeasured(curve_of(profile, self._config.energy)))
         return dict(msgspec.to_builtins(profile))

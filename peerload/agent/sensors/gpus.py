@@ -48,9 +48,10 @@ from peerload.security.private_files import machine_boot_id
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.agent.runtime import EventSink
+    from peerload.agent.store.write_ahead import EventLog
     from peerload.core.resources.admission import Ledger
     from peerload.model.config import AgentConfig
-    from peerload.model.events import Event
 
 
 log = logging.getLogger("peerload.gpus")
@@ -220,18 +221,18 @@ class Gpus:
     """
 
     _ledger: Ledger
-    _note: Callable[[str, str], None]
+    _event_log: EventLog
 
     def __init__(
         self,
-        put: Callable[[Event], None],
+        inbox: EventSink,
         library: Any = None,  # noqa: ANN401 -- a module without types
         others: tuple[Device, ...] = (),
         usable: Callable[[tuple[Device, ...]], tuple[Device, ...]] = lambda devices: devices,
         faults: GpuFaults | None = None,
         owners: ProcessOwners | None = None,
     ) -> None:
-        self._put = put
+        self._inbox = inbox
         self._library = library
         self._others = others
         self._usable = usable
@@ -299,10 +300,9 @@ class Gpus:
         self._wanted.set()
         await asyncio.wait((over,), timeout=READ_S_MAX)
 
-    async def run(self, ledger: Ledger, report: Callable[[str, str], None]) -> None:
-        """Run for ever, for the tasks of this ledger. report(state, words): notes that a GPU was found, or that its health has
-        changed."""
-        self._ledger, self._note = ledger, report
+    async def run(self, ledger: Ledger, event_log: EventLog) -> None:
+        """Run for ever, for the tasks of this ledger. event_log: gets an event when a GPU is found, and when its health changes."""
+        self._ledger, self._event_log = ledger, event_log
         while True:
             await self._wait()
             if not self._gpus or self._is_away:
@@ -390,7 +390,7 @@ class Gpus:
         if was_away and not self._gpus:  # what is away stays known: its tasks may still hold it
             return
         if self.devices != before:
-            self._put(DevicesFound(self.devices))
+            self._inbox.put(DevicesFound(self.devices))
 
     async def _look_for_more(self) -> None:
         """Search again: cards of other agents may be free, missing ones may be back."""
@@ -418,7 +418,7 @@ class Gpus:
         self._take((*gpus, *missing), why_none)
         self._note_seen(gpus)
         if self.devices != before:
-            self._put(DevicesFound(self.devices))
+            self._inbox.put(DevicesFound(self.devices))
 
     def _take(self, gpus: tuple[Device, ...], why: str) -> None:
         self._note_seen(gpus)
@@ -538,7 +538,7 @@ class Gpus:
         for reading in readings:
             self._note_health(self._reported.get(reading.id), reading)
         self._reported = {reading.id: reading for reading in readings}
-        self._put(DevicesSampled(read_s, readings))
+        self._inbox.put(DevicesSampled(read_s, readings))
 
     def _note_health(self, before: DeviceReading | None, now: DeviceReading) -> None:
         if before is not None and before.health is now.health and (before.why == now.why or now.health.is_usable):
@@ -546,7 +546,7 @@ class Gpus:
         device = next(device for device in self.devices if device.id == now.id)
         words = f"GPU {device.index} ({device.model})" + (f": {now.why}" if now.why else "")
         is_new = before is None and now.health is Health.OK
-        self._note("found" if is_new else now.health.name.lower(), words)
+        self._event_log.record("gpu", "found" if is_new else now.health.name.lower(), reason=words)
 
     def _report_unknown(self, why: str) -> None:
         unknown = tuple(
@@ -571,7 +571,7 @@ def _has_changed(last: DeviceReading | None, now: DeviceReading) -> bool:
 
 def node_gpus(
     config: AgentConfig,
-    put: Callable[[Event], None],
+    inbox: EventSink,
     claims: DeviceLocks,
     library: Any = None,  # noqa: ANN401 -- a module without types
 ) -> Gpus:
@@ -585,4 +585,4 @@ def node_gpus(
         return claims.claim(left) if library is None else left
 
     faults = GpuFaults(machine_boot_id(), Path(config.state) / FAULTS_FILE)
-    return Gpus(put, library, configured_devices(config.device), usable, faults)
+    return Gpus(inbox, library, configured_devices(config.device), usable, faults)

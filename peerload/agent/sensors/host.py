@@ -8,7 +8,7 @@ import os
 import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from peerload.agent.runtime import next_tick
 from peerload.agent.sensors.processes import read_text_of
@@ -17,6 +17,7 @@ from peerload.model.events import LoadSampled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.agent.runtime import EventSink
     from peerload.agent.sensors.energy import EnergySensors
 
 log = logging.getLogger("peerload.agent")
@@ -62,23 +63,30 @@ class KernelFile:
         return os.pread(self._fd, READ_BYTES_MAX, 0)
 
 
+class OwnTime(Protocol):
+    """The processor time of this node's own work."""
+
+    def seconds(self) -> float | None:
+        """Processor seconds so far, None if unknown."""
+
+
 class HostSensors:
     """Puts a LoadSampled whenever the readings have changed noticeably.
 
     cpus_busy: cores in use by anybody, averaged over AVERAGE_S. cpus_busy_foreign: the same without our own work,
-    averaged over FOREIGN_AVERAGE_S. ``own_s()``: processor seconds of our own work so far, None if unknown. A period in
-    which that is not known, or decreases, does not count for foreign load.
+    averaged over FOREIGN_AVERAGE_S. A period in which the time of our own work is not known, or decreases, does not count for
+    foreign load.
     """
 
     def __init__(
         self,
-        put: Callable[[LoadSampled], None],
-        own_s: Callable[[], float | None],
+        inbox: EventSink,
+        own_use: OwnTime,
         energy: EnergySensors | None = None,
         root: Path = Path("/"),
     ) -> None:
-        self._put = put
-        self._own_s = own_s
+        self._inbox = inbox
+        self._own_use = own_use
         self._energy = energy
         self._all_busy_s = 0.0
         self._cores = Cores(root)
@@ -87,7 +95,7 @@ class HostSensors:
         self._mem_pressure = KernelFile(root / "proc/pressure/memory")
         self._average: float | None = None
         self._foreign = 0.0
-        self._before = own_s()
+        self._before = own_use.seconds()
         self._busy_s = self._passed_s = 0.0
         self._reported = LoadSampled(-1.0, 0.0, 0)
         self._can_read = True
@@ -127,7 +135,7 @@ class HostSensors:
         )
         if self._has_changed(sampled, mem_bytes):
             self._reported = sampled
-            self._put(sampled)
+            self._inbox.put(sampled)
 
     def _sample_foreign(self, busy_s: float, passed_s: float) -> None:
         """Update the average of foreign load. The two clocks never tick at the same moment, so single periods may be
@@ -136,7 +144,7 @@ class HostSensors:
         self._passed_s += passed_s
         if self._passed_s < FOREIGN_EVERY_S:
             return
-        before, now = self._before, self._own_s()
+        before, now = self._before, self._own_use.seconds()
         if before is not None and now is not None and now >= before:
             foreign = max((self._busy_s - (now - before)) / self._passed_s, -1.0)
             self._foreign += _weight(self._passed_s, FOREIGN_AVERAGE_S) * (foreign - self._foreign)

@@ -16,7 +16,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from peerload.launcher.containment import ROOT_PREFIX
 from peerload.launcher.record_log import process_fields
@@ -24,6 +24,8 @@ from peerload.model.bounded import BoundedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from peerload.core.resources.admission import Ledger
 
 
 ANCESTORS_MAX = 64
@@ -148,21 +150,31 @@ CGROUP_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
 """Mount points of cgroups of version 2: alone, or beside version 1 ("hybrid")."""
 
 
-class OwnUse:
-    """launcher: its pid (0: there is none) and the name of its run. runs_tasks: whether any task runs; while none does,
-    only one process is read."""
+class LauncherIdentity(Protocol):
+    """The launcher that runs now."""
 
-    def __init__(
-        self, launcher: Callable[[], tuple[int, str]], runs_tasks: Callable[[], bool], root: Path = Path("/")
-    ) -> None:
+    @property
+    def pid(self) -> int:
+        """The pid of the launcher, 0 while there is none."""
+
+    @property
+    def run(self) -> str:
+        """The name of its run."""
+
+
+class OwnUse:
+    """Processor time of this node's own work: of the agent, the launcher and the tasks. While no task runs by the ledger, only one
+    process is read."""
+
+    def __init__(self, launcher: LauncherIdentity, ledger: Ledger, root: Path = Path("/")) -> None:
         self._launcher = launcher
-        self._runs_tasks = runs_tasks
+        self._ledger = ledger
         self._root = root
 
     def seconds(self) -> float | None:
         """Processor seconds so far, None if unknown. May decrease: after another launcher was started, or after a
         process ended that nobody waited for."""
-        pid, run = self._launcher()
+        pid, run = self._launcher.pid, self._launcher.run
         launcher = process_fields(pid) if pid and run else []
         if not launcher:
             return None
@@ -170,7 +182,7 @@ class OwnUse:
         if counted_s is not None:
             return counted_s + _sum_s([launcher[_USED]]) + time.process_time()
         used = [launcher[_USED_WITH_CHILDREN]]
-        if self._runs_tasks():
+        if self._ledger.running:
             used += self._processes(pid)
         return _sum_s(used) + time.process_time()
 

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 from peerload.agent.runtime import SHORT_OF, next_tick
 from peerload.agent.store.schema import state_gone
 from peerload.model.errors import DiskFull
+from peerload.model.events import DiskRoomChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from peerload.agent.runtime import RunState
+    from peerload.agent.runtime import EventSink, RunState
+    from peerload.agent.store.write_ahead import EventLog
 
 log = logging.getLogger("peerload.agent")
 
@@ -171,28 +172,35 @@ class DiskSpace:
                 hint=f"make room, then {then}:  peerload clean --outputs --older 1d        running tasks go on, and their results are kept",
             )
 
-    async def watch(self, changed: Callable[[str, str], None], run: RunState) -> None:
-        """Look every LOOK_EVERY_S, until cancelled, and call ``changed(state, reason)``. The reserve is filled in a thread of its own: some disks take their
+    async def watch(self, inbox: EventSink, event_log: EventLog, run: RunState) -> None:
+        """Look every LOOK_EVERY_S, until cancelled, and report changes. The reserve is filled in a thread: some disks take their
         time to find that much room."""
         while True:
             try:
                 if self.reserve.size_bytes < self.reserve.wanted_bytes:
                     await asyncio.to_thread(self.refill)
-                self.look(changed)
+                self.look(inbox, event_log)
             except OSError as error:
                 if error.errno not in SHORT_OF:
                     run.fail(f"the disk of {self._directory} cannot be looked at: {error.strerror}")
                     return
             await next_tick(LOOK_EVERY_S)
 
-    def look(self, changed: Callable[[str, str], None]) -> None:
-        """Look at it now."""
+    def look(self, inbox: EventSink, event_log: EventLog) -> None:
+        """Look at it now, and report a change of its state."""
         now = self._judged()
         if now != self.state:
             self.state = now
             free = f"{_mib(self.free_bytes())} of {_mib(self.total_bytes)}"
             files = f", {self.free_files()} of {self.total_files} inodes" if self.total_files else ""
-            changed(now, f"{free}{files} are free")
+            self.report(f"{free}{files} are free", inbox, event_log)
+
+    def report(self, reason: str, inbox: EventSink, event_log: EventLog) -> None:
+        """Report the state of the disk to the core and to people."""
+        state = self.state
+        log.warning("disk state changed: directory=%s state=%s reason=%s", self._directory, state, reason)
+        event_log.record("disk", state, reason=reason)
+        inbox.put(DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
 
     def refill(self) -> None:
         """Take what is missing of the reserve, if there is room enough for that and for more. From any thread; it may

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -25,11 +26,11 @@ import sqlite3
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from peerload.agent.runtime import Histogram
+from peerload.agent.runtime import Histogram, call_in_loop
 from peerload.agent.store import schema
 from peerload.agent.store.backup import back_up
 from peerload.agent.store.disk_space import is_full
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from peerload.agent.runtime import RunState
     from peerload.agent.store.disk_space import DiskReserve
     from peerload.model.actions import Row
     from peerload.model.task import TaskRecord
@@ -235,6 +237,32 @@ class TrustedDate:
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
+class WriterOwner(Protocol):
+    """Learns what became of rows, from the writer's thread."""
+
+    def committed(self, done: list[Callable[[], None]], /) -> None:
+        """Rows are durable: call these functions, in order."""
+
+    def failed(self, error: StoreError, /) -> None:
+        """A commit has failed; nothing is kept any more."""
+
+
+class LoopOwner:
+    """The `WriterOwner` of an agent: all is done in the loop's thread, and a commit that has failed stops the agent."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, run: RunState) -> None:
+        self._loop = loop
+        self._run = run
+
+    def committed(self, done: list[Callable[[], None]], /) -> None:
+        """See `WriterOwner`."""
+        call_in_loop(self._loop, done)
+
+    def failed(self, error: StoreError, /) -> None:
+        """See `WriterOwner`."""
+        call_in_loop(self._loop, [functools.partial(self._run.fail, f"the store failed: {error}")])
+
+
 class Store(StoreRecovery):
     """Database of one node. Call `open`, then `start_writer`; reads are for the agent's own thread."""
 
@@ -255,8 +283,7 @@ class Store(StoreRecovery):
             queue.SimpleQueue()
         )
         self._failed = False
-        self._notify: Callable[[list[Callable[[], None]]], None]
-        self._on_error: Callable[[Exception], None]
+        self._owner: WriterOwner
         self._closing = threading.Event()
         self._new_events = 0
         self._making: set[int] = set()
@@ -490,11 +517,9 @@ class Store(StoreRecovery):
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def start_writer(
-        self, notify: Callable[[list[Callable[[], None]]], None], on_error: Callable[[Exception], None]
-    ) -> None:
-        """Start the writer thread. ``notify(done)`` and ``on_error`` are called from it."""
-        self._notify, self._on_error = notify, on_error
+    def start_writer(self, owner: WriterOwner) -> None:
+        """Start the writer thread."""
+        self._owner = owner
         self._start_thread()
 
     def _start_thread(self) -> bool:
@@ -511,7 +536,7 @@ class Store(StoreRecovery):
         return True
 
     def persist(self, rows: Sequence[Row | MaintenanceRow], done: Callable[[], None]) -> None:
-        """Make rows durable, all or none; ``done`` comes back through ``notify`` afterwards, in order."""
+        """Make rows durable, all or none; ``done`` goes to `WriterOwner.committed` afterwards, in order."""
         if self._queue.qsize() > BATCHES_WAITING_MAX:
             raise StoreError("the disk does not keep up", why=f"{BATCHES_WAITING_MAX} commits are waiting")
         self._queue.put((rows, done))
@@ -539,10 +564,10 @@ class Store(StoreRecovery):
                 self._commit_with_room([row for rows, _ in batches for row in rows])
             except Exception as error:  # noqa: BLE001 -- whatever it was, these rows are not kept and the agent must know
                 self._failed = True
-                self._on_error(StoreError("a commit failed", why=str(error)))
+                self._owner.failed(StoreError("a commit failed", why=str(error)))
             else:
                 self._high_water.write(self._mark())
-                self._notify([done for _, done in batches])
+                self._owner.committed([done for _, done in batches])
         return None not in waiting
 
     def _commit_with_room(self, rows: list[Row | MaintenanceRow]) -> None:

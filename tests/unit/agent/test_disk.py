@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from peerload.agent.store.disk_space import ADMIT_BYTES, SLICE_BYTES, DiskReserv
 from peerload.agent.store.reader import Criteria, StoreReader
 from peerload.agent.store.schema import DATABASE
 from peerload.model.errors import DiskFull, StoreError
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, PutEvents
 from tests.wording import Says
 
 MIB = 1 << 20
@@ -33,11 +34,17 @@ class Small(DiskSpace):
         self.without_reserve = int(free_mib * MIB)
         self.told: list[str] = []
 
-    def changed(self, state: str, _reason: str) -> None:
+    def record(self, what: str, state: str, *, reason: str) -> None:
+        """As the event log does."""
+        assert (what, bool(reason)) == ("disk", True)
         self.told.append(state)
 
+    @property
+    def event_log(self) -> Any:
+        return self
+
     def look_again(self) -> None:
-        self.look(self.changed)
+        self.look(PutEvents(), self.event_log)
 
     def free_bytes(self) -> int:
         return max(self.without_reserve - self.reserve.size_bytes, 0)
@@ -134,7 +141,7 @@ def test_others_have_their_turn_while_the_reserve_is_filled(tmp_path: Path, monk
 
     async def watched() -> None:
         small = Small(tmp_path, 100)
-        watch = asyncio.create_task(small.watch(small.changed, RunState()))
+        watch = asyncio.create_task(small.watch(PutEvents(), small.event_log, RunState()))
         async with asyncio.timeout(PATIENCE_S):
             while not began.is_set():  # noqa: ASYNC110 -- it is for the loop to run meanwhile
                 await asyncio.sleep(0)
@@ -163,7 +170,7 @@ def test_the_disk_is_looked_at_again_when_descriptors_were_short(
             fill(self)
 
         monkeypatch.setattr(DiskSpace, "refill", refill)
-        watch = asyncio.create_task(small.watch(small.changed, run))
+        watch = asyncio.create_task(small.watch(PutEvents(), small.event_log, run))
         async with asyncio.timeout(PATIENCE_S):
             while small.reserve.size_bytes != 4 * MIB:  # noqa: ASYNC110 -- as above
                 await asyncio.sleep(0)

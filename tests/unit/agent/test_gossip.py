@@ -10,6 +10,8 @@ import uvloop
 
 from peerload.agent.peers import membership
 from peerload.agent.peers.membership import BATCH_MAX, LOOKUPS_MAX, GossipSocket, LagWatch
+from peerload.agent.runtime import Inbox
+from peerload.model import events
 from peerload.model.errors import BadMessage, ConfigError
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.wire.seal import KEY_BYTES, Sealer
@@ -257,29 +259,24 @@ def test_a_stall_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def test() -> None:
         nonlocal now_s
-        told: list[float] = []
-        second = asyncio.Event()
-
-        def lagged(lag_s: float) -> None:
-            told.append(lag_s)
-            if len(told) == 2:
-                second.set()
-
-        watch = LagWatch(0.1, 0.2, lagged)
+        inbox = Inbox(3)
+        watch = LagWatch(0.1, 0.2, inbox)
         watch.watch()
         watch.check()
-        assert told == []
+        assert not inbox
         now_s += 0.2 + 0.3
         watch.check()
         watch.check()
-        assert told == [pytest.approx(0.3)]
+        (stall,) = await inbox.turn()
+        assert isinstance(stall, events.LoopLagged)
+        assert stall.lag_s == pytest.approx(0.3)
         watch.watch()
         now_s += 0.2 + 0.3
         async with asyncio.timeout(PATIENCE_S):
-            await second.wait()  # its own timer sees it, too
+            await inbox.turn()  # its own timer sees it, too
         watch.watch()
         watch.close()
         watch.check()
-        assert len(told) == 2
+        assert not inbox
 
     play(test, uvloop.new_event_loop)

@@ -17,17 +17,17 @@ class Launcher:
 
     def __init__(self) -> None:
         self.answers = True
-        self.asked = 0
-        self.said: list[bool] = []
+        self.pings = 0
+        self.changes: list[bool] = []
         self._more = asyncio.Event()
-        self.heartbeat = Heartbeat(self._ask, self._say, 0.02, 0.02)
+        self.heartbeat = Heartbeat(self, 0.02, 0.02)
 
-    def _say(self, is_silent: bool, /) -> None:
-        self.said.append(is_silent)
+    def silence_changed(self, *, silent: bool) -> None:
+        self.changes.append(silent)
         self._more.set()
 
-    def _ask(self) -> None:
-        self.asked += 1
+    def ping(self) -> None:
+        self.pings += 1
         self._more.set()
         if self.answers:
             asyncio.get_running_loop().call_soon(self.heartbeat.received)
@@ -53,8 +53,8 @@ def run(story: Callable[[Launcher], Coroutine[Any, Any, None]]) -> None:
 
 def test_one_that_answers_is_never_called_silent() -> None:
     async def story(launcher: Launcher) -> None:
-        await launcher.until(lambda: launcher.asked > 5)
-        assert launcher.said == []
+        await launcher.until(lambda: launcher.pings > 5)
+        assert launcher.changes == []
 
     run(story)
 
@@ -62,26 +62,26 @@ def test_one_that_answers_is_never_called_silent() -> None:
 def test_one_that_says_nothing_is_silent_until_it_does() -> None:
     async def story(launcher: Launcher) -> None:
         launcher.answers = False
-        await launcher.until(lambda: launcher.said == [True])
-        asked = launcher.asked
+        await launcher.until(lambda: launcher.changes == [True])
+        pings = launcher.pings
         launcher.answers = True
         launcher.heartbeat.received()
-        assert launcher.said == [True, False]
-        await launcher.until(lambda: launcher.asked > asked + 2)
-        assert launcher.said == [True, False]
+        assert launcher.changes == [True, False]
+        await launcher.until(lambda: launcher.pings > pings + 2)
+        assert launcher.changes == [True, False]
 
     run(story)
 
 
 def test_an_agent_that_did_not_run_itself_waits_again() -> None:
     async def story(launcher: Launcher) -> None:
-        await launcher.until(lambda: launcher.asked > 0)
+        await launcher.until(lambda: launcher.pings > 0)
         launcher.answers = False
-        asked = launcher.asked
-        await launcher.until(lambda: launcher.asked > asked)
+        pings = launcher.pings
+        await launcher.until(lambda: launcher.pings > pings)
         threading.Event().wait(heartbeat.LATE_S + 0.2)  # the loop stands still
         asyncio.get_running_loop().call_later(0.001, launcher.heartbeat.received)  # its answer lay unread
-        await launcher.until(lambda: launcher.asked > asked + 1)
-        assert launcher.said == []
+        await launcher.until(lambda: launcher.pings > pings + 1)
+        assert launcher.changes == []
 
     run(story)

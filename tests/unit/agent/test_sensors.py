@@ -7,19 +7,27 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from peerload.agent.sensors import host as sensors
 from peerload.agent.sensors.host import HostSensors, machine_facts
 from peerload.agent.sensors.processes import OwnUse
-from peerload.model.events import LoadSampled
+from tests.support import PutEvents
 
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else on this machine takes memory, or gives it back."""
     monkeypatch.setattr(sensors, "_memory", lambda _meminfo: (8 << 30, 4 << 30))
+
+
+def own_use(pid: int, run: str, root: Path, *, runs: bool) -> OwnUse:
+    launcher: Any = SimpleNamespace(pid=pid, run=run)
+    ledger: Any = SimpleNamespace(running={"a-1": None} if runs else {})
+    return OwnUse(launcher, ledger, root)
 
 
 def _write(path: Path, text: str) -> None:
@@ -59,14 +67,18 @@ class Clock:
 
     def __init__(self, root: Path, cpus: int = 2, quota: str = "max 100000") -> None:
         self.root = root
-        self.told: list[LoadSampled] = []
+        self.told = PutEvents()
         self.own_s: float | None = 0.0
         self.ticks = [[0] * 8 for _ in range(cpus)]
         self.used_s = 0.0
         _write(root / "proc/self/cgroup", "0::/a\n")
         _write(root / "sys/fs/cgroup/a/cpu.max", quota)
         self._write()
-        self.sensors = HostSensors(self.told.append, lambda: self.own_s, root=root)
+        self.sensors = HostSensors(self.told, self, root=root)
+
+    def seconds(self) -> float | None:
+        """Of the tasks of this node."""
+        return self.own_s
 
     def _write(self) -> None:
         lines = [f"cpu{n} {' '.join(map(str, ticks))} 0 0" for n, ticks in enumerate(self.ticks)]
@@ -84,7 +96,7 @@ class Clock:
 
     @property
     def foreign(self) -> float:
-        return self.told[-1].cpus_busy_foreign
+        return float(self.told[-1].cpus_busy_foreign)
 
 
 IDLE, IOWAIT, STEAL = 3, 4, 7
@@ -194,11 +206,11 @@ def test_what_the_kernel_counts_of_all_tasks_together(tmp_path: Path, mount: str
     _write(tmp_path / f"proc/{me}/cgroup", "3:cpu:/\n0::/user.slice/me\n")
     stat = tmp_path / mount / "user.slice/me/peerload.ab12/cpu.stat"
     _write(stat, "usage_usec 2000000000\nuser_usec 2000000\nsystem_usec 500000\n")
-    before_s = OwnUse(lambda: (me, "ab12"), lambda: True, tmp_path).seconds()
+    before_s = own_use(me, "ab12", tmp_path, runs=True).seconds()
     assert before_s is not None
     assert before_s > 2000.0
-    assert OwnUse(lambda: (0, "ab12"), lambda: True, tmp_path).seconds() is None, "there is no launcher"
-    assert OwnUse(lambda: (me, ""), lambda: True, tmp_path).seconds() is None
+    assert own_use(0, "ab12", tmp_path, runs=True).seconds() is None, "there is no launcher"
+    assert own_use(me, "", tmp_path, runs=True).seconds() is None
 
 
 BUSY = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"
@@ -227,9 +239,9 @@ subprocess.run(["kill", *[one[0] for one in tree]])
     ) as process:
         assert process.stdout is not None
         used_s = float(process.stdout.readline())
-        told_s = OwnUse(lambda: (process.pid, "ab12"), lambda: True, tmp_path).seconds()
+        told_s = own_use(process.pid, "ab12", tmp_path, runs=True).seconds()
         before_s = time.process_time()
-        at_rest_s = OwnUse(lambda: (process.pid, "ab12"), lambda: False, tmp_path).seconds()
+        at_rest_s = own_use(process.pid, "ab12", tmp_path, runs=False).seconds()
         process.communicate()
     assert told_s is not None
     assert at_rest_s is not None

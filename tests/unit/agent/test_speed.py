@@ -12,7 +12,7 @@ import pytest
 from peerload.agent.sensors import cpu_benchmark
 from peerload.model.events import SpeedMeasured
 from tests.each import each
-from tests.support import wait_until
+from tests.support import PutEvents, wait_until
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, code: str) -> list[subprocess.Popen[bytes]]:
@@ -38,8 +38,8 @@ def test_the_measurement_is_a_process_that_prints_a_number(monkeypatch: pytest.M
     monkeypatch.setattr(
         cpu_benchmark, "MEASURE_S_MAX", 600.0
     )  # it has the lowest priority, and this machine may be busy
-    told: list[SpeedMeasured] = []
-    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told.append, after_s=0.0))
+    told = PutEvents()
+    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told, after_s=0.0))
     (event,) = told
     assert 0.01 < event.speed < 100.0
     assert cpu_benchmark.stored_speed(tmp_path / "speed") == pytest.approx(event.speed, abs=0.001)
@@ -50,8 +50,8 @@ def test_what_was_found_is_kept_and_told(
     printed: str, found: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     quick(monkeypatch, f"print({printed!r})")
-    told: list[SpeedMeasured] = []
-    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told.append, after_s=0.0))
+    told = PutEvents()
+    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told, after_s=0.0))
     assert told == [SpeedMeasured(found)]
     assert cpu_benchmark.stored_speed(tmp_path / "speed") == found
     assert [path.name for path in tmp_path.iterdir()] == ["speed"]
@@ -62,8 +62,8 @@ def test_a_measurement_that_fails_changes_nothing(
     code: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     quick(monkeypatch, code)
-    told: list[SpeedMeasured] = []
-    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told.append, after_s=0.0))
+    told = PutEvents()
+    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told, after_s=0.0))
     assert told == []
     assert not list(tmp_path.iterdir())
     assert len(caplog.records) == 1
@@ -73,8 +73,8 @@ def test_a_directory_that_cannot_be_written_costs_only_the_keeping(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     quick(monkeypatch, "print(2)")
-    told: list[SpeedMeasured] = []
-    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "none" / "speed", told.append, after_s=0.0))
+    told = PutEvents()
+    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "none" / "speed", told, after_s=0.0))
     assert told == [SpeedMeasured(2.0)]
     assert len(caplog.records) == 1
 
@@ -83,7 +83,7 @@ def test_an_agent_that_stops_ends_the_measurement(monkeypatch: pytest.MonkeyPatc
     started = quick(monkeypatch, "import time; time.sleep(60)")
 
     async def stopped() -> None:
-        measuring = asyncio.create_task(cpu_benchmark.measure_speed(tmp_path / "speed", print, after_s=0.0))
+        measuring = asyncio.create_task(cpu_benchmark.measure_speed(tmp_path / "speed", PutEvents(), after_s=0.0))
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # two turns: it has slept for no time, and started
         assert started
@@ -118,8 +118,8 @@ def test_a_measurement_that_cannot_be_waited_for_does_not_end_the_agent(
 
     started = quick(monkeypatch, "pass")
     monkeypatch.setattr(cpu_benchmark, "_read_output", refused)
-    told: list[SpeedMeasured] = []
-    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told.append, after_s=0.0))
+    told = PutEvents()
+    asyncio.run(cpu_benchmark.measure_speed(tmp_path / "speed", told, after_s=0.0))
     with started[0]:
         assert told == []
         assert not (tmp_path / "speed").exists()

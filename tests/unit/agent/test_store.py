@@ -79,9 +79,12 @@ class Opened:
         self.store.open()
         self.errors: list[Exception] = []
         self.batches: list[int] = []
-        self.store.start_writer(self._notify, self.errors.append)
+        self.store.start_writer(self)
 
-    def _notify(self, done: list[Callable[[], None]]) -> None:
+    def failed(self, error: Exception) -> None:
+        self.errors.append(error)
+
+    def committed(self, done: list[Callable[[], None]]) -> None:
         self.batches.append(len(done))
         for call in done:
             call()

@@ -192,7 +192,7 @@ async def _listed(ran_s: float = 0.0) -> tuple[str, float, float]:
     transport: Any = SimpleNamespace(write=lambda _frame: None)
     frames.connection_made(transport)
     frames.data_received(body)
-    ready = await client.fetch_list(frames, lambda _event: None)
+    ready, _ = await client.fetch_list(frames)
     (running,) = ready.running
     return running
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -94,8 +95,9 @@ def test_the_store_keeps_rows_without_a_thread_of_its_own(tmp_path: Path, limit:
     store.open()
     done: list[str] = []
     failed: list[Exception] = []
+    owner: Any = SimpleNamespace(committed=lambda calls: [call() for call in calls].clear(), failed=failed.append)
     try:
-        store.start_writer(lambda calls: [call() for call in calls].clear(), failed.append)
+        store.start_writer(owner)
         store.persist([CommitProbe(1.0)], lambda: done.append("in the caller's"))
         assert done == ["in the caller's"]
         limit.left = 1

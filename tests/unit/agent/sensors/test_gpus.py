@@ -19,7 +19,7 @@ from peerload.agent.sensors.nvml import WAS_LOST
 from peerload.model.events import DevicesFound, DevicesSampled
 from peerload.model.resources import Device, DeviceReading, Health
 from tests.fakes.nvml import GIB, Machine, load
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, PutEvents
 
 MIB = 1 << 20
 KEY = "ab12-1"
@@ -42,13 +42,13 @@ class Bench:
     """One `Gpus` under test, with what it has put."""
 
     def __init__(self, library: object, *, wants_gpus: bool = True, **more: Any) -> None:
-        self.events: list[DevicesFound | DevicesSampled] = []
+        self.events = PutEvents()
         self.owners = FakeOwners()
         self.granted: dict[str, tuple[str, ...]] = {}
         self.happened: list[tuple[str, str]] = []
         self.waits_for_devices = wants_gpus
         self.gpus = Gpus(
-            self.events.append,  # type: ignore[arg-type]
+            self.events,
             library,
             owners=self.owners,  # type: ignore[arg-type]
             **more,
@@ -75,13 +75,19 @@ class Bench:
     def devices(self) -> SimpleNamespace:
         return SimpleNamespace(holding=self.granted)
 
-    def gpu_changed(self, state: str, words: str) -> None:
-        self.happened.append((state, words))
+    @property
+    def event_log(self) -> Any:
+        return self
+
+    def record(self, what: str, state: str, *, reason: str) -> None:
+        """As the event log does."""
+        assert what == "gpu"
+        self.happened.append((state, reason))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         await self.gpus.find()
-        task = asyncio.create_task(self.gpus.run(self.ledger, self.gpu_changed))
+        task = asyncio.create_task(self.gpus.run(self.ledger, self.event_log))
         try:
             yield
         finally:
@@ -212,7 +218,7 @@ def test_gpus_that_were_late_at_the_start_are_told_when_they_come(machine: Machi
     async def test() -> None:
         bench = Bench(pynvml)
         assert await bench.gpus.find(0.05) == ()
-        task = asyncio.create_task(bench.gpus.run(bench.ledger, bench.gpu_changed))
+        task = asyncio.create_task(bench.gpus.run(bench.ledger, bench.event_log))
         await until(lambda: bench.rounds)
         assert bench.events == []
         machine.unsay("hang")
