@@ -1,10 +1,10 @@
-"""Accounting of energy: joules from what sensors tell, and tasks + other + idle = node. Pure.
+"""Accounting of energy: joules from sensor readings, and tasks + other + idle = node. Pure.
 
-What is not known is a gap, never zero and never a guess: a counter that went faster than anything the machine can draw, one
-that may have wrapped more than once, one that began anew.
+Unknown energy is a gap, never zero and never a guess: a counter that went faster than the machine can draw, that may have wrapped
+more than once, or that was reset.
 
-The idle joules of a window are those that the machine would have drawn anyway. The rest is divided by processor time: of the
-tasks by what their processes used, of everything else together as ``other``; the joules of a GPU by who holds it.
+The idle joules of a window are those that the machine would have drawn anyway. The rest is divided by processor time, among the
+tasks and ``other``, which is everything else; the joules of a GPU by the processes on it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 JUMP_TDPS = 2.0
 """A counter that goes faster than this multiple of the rated power has jumped."""
 WATTS_MAX = 1000.0
-"""Taken for the rated power of a zone that does not tell it: no processor package draws more."""
+"""Assumed rated power of a zone without one: no processor package draws more."""
 HOLD_S = 35.0
 """A reading of power holds no longer than this; then it is not known."""
 IDLE_NEAR = 0.02
-"""Loads this close to the lowest that was seen count as idle, too."""
+"""Loads this close to the lowest observed one count as idle, too."""
 IDLE_WEIGHT = 0.05
 DRIFT_MAX = 0.10
 DRIFT_S = 600.0
@@ -42,14 +42,14 @@ class EnergyDelta(NamedTuple):
 
 
 class Counter(msgspec.Struct):
-    """Counter of joules. value_j: its last reading, at ``at_s`` by a clock that never steps; None: there is none yet."""
+    """Counter of joules. value_j: its last reading, at ``at_s`` by a clock that never steps; None before the first."""
 
     value_j: float | None = None
     at_s: float = 0.0
 
     def take(self, at_s: float, value_j: float | None, range_j: float = 0.0, tdp_w: float = 0.0) -> EnergyDelta:
-        """Take a reading. value_j: None where it cannot be read, which the next one makes up for; range_j: it wraps
-        there, 0 = never; tdp_w: rated power, 0 = not known."""
+        """Take a reading. value_j: None if it cannot be read; the next one compensates; range_j: value at which it wraps, 0 = never;
+        tdp_w: rated power, 0 = not known."""
         if value_j is None or not math.isfinite(value_j) or value_j < 0:
             return EnergyDelta()
         before_j, passed_s = self.value_j, at_s - self.at_s
@@ -58,7 +58,7 @@ class Counter(msgspec.Struct):
             return EnergyDelta()
         joules = value_j - before_j
         if joules < 0:
-            if not before_j < range_j:  # it has no end, or another one by now: it began anew
+            if not before_j < range_j:  # it never wraps, or the range has changed: it was reset
                 return EnergyDelta(gap_s=passed_s)
             joules += range_j
         rated_w = tdp_w or WATTS_MAX
@@ -99,8 +99,8 @@ class Integral(msgspec.Struct):
 
 
 class IdlePower(msgspec.Struct):
-    """Power of an idle machine of which no curve was measured: what it drew at the lowest load that was seen, less what a
-    typical machine draws for that load. share: that load, 0 … 1."""
+    """Idle power of a machine without a measured curve: its power at the lowest observed load, less that of a typical machine for
+    that load. share: that load, 0 … 1."""
 
     watts: float = 0.0
     share: float = math.inf
@@ -115,7 +115,7 @@ class IdlePower(msgspec.Struct):
 
 
 class Drift(msgspec.Struct):
-    """Drift of measured power from a power curve: the ratio of both over DRIFT_EVERY_S, and for how long it was more than
+    """Drift of measured power from a power curve: the ratio of both over DRIFT_EVERY_S, and the time for which it was more than
     DRIFT_MAX off."""
 
     measured_j: float = 0.0
@@ -137,13 +137,13 @@ class Drift(msgspec.Struct):
 
 BUCKET_S = 60.0
 ENDED_KEPT_MAX = 256
-"""Ended attempts whose joules are remembered, since an exit is told again after a restart."""
+"""Ended attempts whose joules are kept, since exits are reported again after a restart."""
 JOULES_PER_WH = 3600.0
 
 
 class DomainEnergy(NamedTuple):
-    """Joules of one power domain (the host, or a GPU) in a window. used: processor seconds of each attempt, or its share of a device;
-    busy: of everybody; idle_w: what it draws anyway; gap_s: seconds whose energy is not known."""
+    """Joules of one power domain (the host, or a GPU) in a window. used: processor seconds of each attempt, or its share of a
+    device; busy: of all processes; idle_w: idle power; gap_s: seconds of unknown energy."""
 
     scope: str
     source: str
@@ -155,7 +155,7 @@ class DomainEnergy(NamedTuple):
     busy: float
 
     def known_s(self, seconds: float) -> float:
-        """Seconds of the window of which the joules are. A longer gap is of a sensor that was silent before, beside others."""
+        """Seconds of the window with known energy. A gap longer than the window is that of a sensor that was silent before."""
         return seconds - self.gap_s if self.gap_s < seconds else seconds * (self.joules > 0)
 
 
@@ -186,8 +186,8 @@ class Totals(msgspec.Struct, omit_defaults=True):
 
 
 class TaskEnergy(msgspec.Struct, omit_defaults=True):
-    """Joules of an attempt so far, for so many processor seconds of it. device_w: of its devices in the last window;
-    is_known: whether there was any window with joules."""
+    """Joules of an attempt so far, for ``cpu_s`` processor seconds. device_w: power of its devices in the last window; is_known: a
+    window had joules."""
 
     cpu_s: float = 0.0
     joules: float = 0.0
@@ -198,8 +198,8 @@ class TaskEnergy(msgspec.Struct, omit_defaults=True):
 
 
 class EnergyAccount(msgspec.Struct):
-    """Account of one node, which is kept as it is over restarts. rate: joules for a processor second in the last window;
-    owed: processor seconds of ended attempts that no window has had."""
+    """Account of one node, which survives restarts. rate: joules for a processor second in the last window; owed: processor seconds of
+    ended attempts that no window has counted yet."""
 
     rate: float | None = None
     scope: str = ""
@@ -210,8 +210,8 @@ class EnergyAccount(msgspec.Struct):
     owed: dict[str, float] = {}
 
     def used_since(self, cpu_s: Mapping[str, float]) -> dict[str, float]:
-        """Processor seconds of each attempt since the last window: of running ones from their totals so far, which
-        never fall, and what is owed for ended ones."""
+        """Processor seconds of each attempt since the last window: of running ones from their totals,
+        which never fall, and the owed ones of ended attempts."""
         used = dict(self.owed)
         for key, now_s in cpu_s.items():
             task = self.tasks.setdefault(key, TaskEnergy())
@@ -257,8 +257,8 @@ class EnergyAccount(msgspec.Struct):
         return total
 
     def finish(self, key: str, cpu_s: float, at_s: float, rate_else: float) -> TaskEnergy | None:
-        """The joules of an attempt that has ended, with so many processor seconds in all; None if they are not known.
-        What no window has had yet counts as in the last one; rate_else: where there was none."""
+        """Joules of an ended attempt with ``cpu_s`` processor seconds in all; None if they are not known. Seconds that no window has
+        counted yet count at the last rate; rate_else: the rate without a window."""
         if (known := self.ended.get(key)) is not None:
             return known
         task = self.tasks.pop(key, None) or TaskEnergy(

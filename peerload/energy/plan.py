@@ -88,8 +88,8 @@ class Candidate(NamedTuple):
 
     @classmethod
     def of(cls, profile: Profile, told: LoadReport | None, busy: float, cpus: float, price: float | None) -> Candidate:
-        """Node for a task that asks for ``cpus``; where it has told no curve a guess is taken. told: its newest report, None
-        for this node; busy: cores that are busy there; price: where it has told none."""
+        """Candidate for a task that requests ``cpus``, with a guessed curve if the node reports none. told: its newest report, None for
+        this node; busy: its busy cores; price: used if it reports none."""
         curve = profile.power or estimated_curve(round(profile.cpus))
         is_asleep = told is not None and told.is_asleep
         price = price if told is None or told.price is None else told.price
@@ -105,14 +105,12 @@ class Candidate(NamedTuple):
         return 1.0 if self.price is None else self.price
 
     def finish_s(self, work_s: float, cpus: float) -> float:
-        """Time until a task with this work would end here; of one with unknown work (0): of one second, on a node that
-        is awake."""
+        """Time until a task with this work would end here; with unknown work (0): one second of work on an awake node."""
         rate = self.speed * self.curve.thread_rate(self.busy + cpus)
         return work_s / rate + self.wake_s if work_s else 1.0 / rate
 
     def marginal_j(self, work_s: float, cpus: float) -> float:
-        """The published rule: difference of the watts, times the duration; from all threads busy on that of the last
-        threads."""
+        """Joules by the published rule: difference of the watts times the duration; once all threads are busy, that of the last ones."""
         top = min(self.busy + cpus, float(self.curve.threads))
         return (self.curve.watts_at(top) - self.curve.watts_at(top - cpus)) * (work_s or 1.0) / self.speed
 
@@ -218,9 +216,9 @@ def _exact(candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable
 def _improved(
     candidates: Sequence[Candidate], tasks: int, costs: Sequence[Callable[[int], float]], best: list[int]
 ) -> list[int]:
-    """The cheapest plan, found by Lagrangian relaxation: at the price of a task at which the convex hulls of all costs hold just
-    so many tasks, each node has a least cost, and a plan costs the sum of these and of what each node is above its least. So of
-    each node only the counts less above it than the known plan in all are tried, and of those so far the STATES_MAX cheapest."""
+    """The cheapest plan, by Lagrangian relaxation: at the price of a task at which the convex hulls of all costs hold this many tasks,
+    each node has a least cost, and a plan costs the sum of these and of each node's excess. So only counts with a smaller excess
+    than the whole known plan are tried, and of the partial plans the STATES_MAX cheapest."""
     owns = [
         [cost(count) for count in range(min(one.room, tasks) + 1)] for one, cost in zip(candidates, costs, strict=True)
     ]
@@ -257,7 +255,7 @@ def _between(own: Sequence[float], one: int, other: int) -> float:
 
 
 def _cheapest_within(above: Sequence[Sequence[float]], tasks: int, within: float) -> list[int]:
-    """The cheapest plan at most so much above the sum of the least; [] if none is found."""
+    """The cheapest plan with at most this excess; [] if none is found."""
     allowed = [[(count, more) for count, more in enumerate(extra) if more <= within] for extra in above]
     order = sorted(range(len(above)), key=lambda number: len(allowed[number]))
     so_far, choices = {0: 0.0}, []

@@ -46,7 +46,7 @@ VALUE_MAX = 1e12
 
 
 def read_prices(text: str, now_s: float, file: str) -> tuple[tuple[float, float], ...]:
-    """Prices as `PricesRead` has them: what is before and after the rows is not known (infinite). Raises ConfigError with the
+    """Prices as in `PricesRead`; infinite (unknown) before and after the rows. Raises ConfigError with the
     line of the first mistake."""
     rows = csv.reader(text.splitlines())
     found: list[tuple[float, float]] = []

@@ -1,4 +1,4 @@
-"""Power profile of a node: levels to measure, the curve through what was measured, and reasons to refuse one. Pure."""
+"""Power profile of a node: levels to measure, the curve through the measurements, and reasons to refuse one. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Level(NamedTuple):
 
 
 class PowerProfile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Power profile of a machine, as it is stored: its curve, what was measured, and of what machine. date: Unix s."""
+    """Stored power profile: the curve, the measurements, and the machine. date: Unix s."""
 
     curve: PowerCurve
     cpu: str

@@ -1,7 +1,7 @@
 """A process of a user that works with the files of one task, for an agent that serves all users of a machine.
 
 The launcher starts it in the user's directory, without any rights but the user's. Its standard input is a socket to the
-agent, which says what is to be done, and gives and takes blocks; frames as in `launcher/protocol.py`, each a list.
+agent, which sends orders, and sends and receives blocks; frames as in `launcher/protocol.py`, each a list.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Ask(Protocol):
 
 
 class Snapshot(NamedTuple):
-    """A tree that the agent has. id: of its manifest; sent_bytes: what it lacked before."""
+    """A tree that the agent has. id: of its manifest; sent_bytes: bytes that it lacked before."""
 
     id: bytes
     manifest: Manifest
@@ -43,7 +43,7 @@ class Snapshot(NamedTuple):
 
 
 class _Sender:
-    """Sends the agent what it lacks, in batches: while one is on its way, the next is read."""
+    """Sends missing blocks to the agent, in batches: while one is on its way, the next is read."""
 
     def __init__(self, ask: Ask, progress: Callable[[int], None]) -> None:
         self._ask = ask
@@ -68,7 +68,7 @@ class _Sender:
         return list(self._ask(have=digests)["missing"])
 
     def send(self) -> None:
-        """Send what was taken, when the batch before it has been kept. Raises PeerloadError, of that one too."""
+        """Send the batch when the one before it has been stored. Raises PeerloadError, also for that one."""
         blocks = self._blocks
         self.await_kept()
         self.sent.update(blocks)
@@ -87,7 +87,7 @@ class _Sender:
             self._error = error
 
     def await_kept(self) -> None:
-        """Wait until the agent has kept what was sent. Raises PeerloadError."""
+        """Wait until the agent has stored all batches. Raises PeerloadError."""
         if self._under_way is not None:
             self._under_way.join()
             self._under_way = None

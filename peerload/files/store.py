@@ -51,7 +51,7 @@ class NoRoom(StagingFailed):
 
 
 class Damaged(StagingFailed):
-    """A block has another content than its name says; it is not kept, and may be had from elsewhere."""
+    """A block whose content does not match its digest; it is not stored, and may be fetched elsewhere."""
 
 
 class StoreUsage(NamedTuple):
@@ -209,8 +209,7 @@ class BlockStore:
         return self.read_some([digest])[0]
 
     def read_some(self, digests: Sequence[bytes], bytes_max: int = 1 << 62, *, verified: bool = True) -> list[bytes]:
-        """The first of these blocks, at least one, up to this many bytes together. verified: False where somebody
-        else verifies them. Raises StagingFailed if one is not here (any more), or damaged: then it is removed."""
+        """The first of these blocks, at least one, up to this many bytes together. verified: False if the caller verifies them. Raises StagingFailed if one is not here (any more), or damaged: then it is removed."""
         found: list[bytes] = []
         opened, fd, is_fresh = 0, -1, False
         try:

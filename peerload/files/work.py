@@ -179,7 +179,7 @@ class OutputMerge:
             self._own[entry.path] = digest_of(b"".join(entry.blocks))
 
     def _was_changed(self, parent: int, name: str, path: str, found: os.stat_result) -> bool:
-        """True if somebody else has changed this file since the submission."""
+        """True if another program has changed this file since the submission."""
         own, before = self._own.get(path), self._before.get(path)
         if own is not None and digest_of(b"".join(_digests(parent, name))) == own:
             return False
@@ -276,8 +276,8 @@ def place(
     since: float,
     mark: str,
 ) -> tuple[list[str], dict[str, bytes]]:
-    """Place the outputs of a task among what its user has → the paths of those that are kept beside another, and what this task
-    has placed so far, as `OutputMerge` has it. Raises StagingFailed, OSError."""
+    """Place the outputs of a task among its user's files → the paths of those that are kept beside another, and all that this task has
+    placed so far, as in `OutputMerge`. Raises StagingFailed, OSError."""
     try:
         known = manifests.decode(before, blocks.read)
     except StagingFailed:  # it is not kept any more: then nothing at home counts as unchanged

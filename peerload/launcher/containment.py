@@ -112,7 +112,7 @@ class MemoryLimits:
         raise NotImplementedError
 
     def is_out_of_memory(self, key: str) -> bool:  # noqa: ARG002 -- as `Cgroup1Memory` has it
-        """True if a process of it was killed for want of memory, so that the others have to be."""
+        """True if a process of it was killed for lack of memory, so that the others have to be."""
         return False
 
     def used(self, key: str) -> MemoryUse:
@@ -185,8 +185,7 @@ def read_short(path: str) -> bytes:
 ROOT_PREFIX = "peerload."
 FREEZE_LOOKS_MAX = 20
 FREEZE_LOOK_S = 0.0005
-"""A cgroup is looked at this many times, this far apart, until it is frozen; what has forked ahead of that is found by the next
-call."""
+"""A cgroup is checked this many times, this far apart, until it is frozen; the next call finds processes that have forked meanwhile."""
 IDLE_MAX = 64
 """Empty directories kept for the next tasks."""
 OPEN_MAX = 12
@@ -395,8 +394,8 @@ class Cgroup2(Units):
         _set_frozen(self._paths[key], is_frozen=False)
 
     def kill(self, key: str) -> None:
-        """See `Units`. The directory is not used again: Linux 6.15 and later kill at birth what is cloned into a cgroup
-        that was killed more or less often than that of its parent."""
+        """See `Units`. The directory is not used again: Linux 6.15 and later kill processes at birth that are
+        cloned into a cgroup that was killed more or less often than that of their parent."""
         self._fresh.add(key)
         kill_cgroup(self._paths[key])
 
@@ -581,8 +580,7 @@ TRIAL_BYTES = 64 << 20
 
 
 class MemoryUse(Message):
-    """Memory use of an ended task. limit_bytes: 0 = none. peak_bytes: the most that all of it had at once, 0 = unknown.
-    kills: processes killed for want of memory. is_own: for the task's own limit."""
+    """Memory use of an ended task. limit_bytes: 0 = none. peak_bytes: peak of the whole task, 0 = unknown. kills: processes killed for lack of memory. is_own: by the task's own limit."""
 
     limit_bytes: int = 0
     peak_bytes: int = 0

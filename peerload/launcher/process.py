@@ -126,7 +126,7 @@ def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] 
     """Start a process in a session of its own and return its pid. reads: descriptor of its stdin; path of the terminal
     that is its stdin, stdout and stderr; "" for /dev/null.
 
-    fork: starts it in its cgroup; else nothing is forked, since the cost would grow with the launcher. Raises CannotStart, or OSError for what is in SHORTAGES.
+    fork: starts it in its cgroup; else nothing is forked, since the cost would grow with the launcher. Raises CannotStart, or OSError with a number in SHORTAGES.
     """
     argv, environment, umask = request.argv, request.environment, request.umask
     captures = [request.stdout, request.stderr]
@@ -161,7 +161,7 @@ def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] 
 
 
 def enter_directory(directory: bytes) -> None:
-    """Make this the working directory. Raises CannotStart, or OSError for what is in SHORTAGES."""
+    """Make this the working directory. Raises CannotStart, or OSError with a number in SHORTAGES."""
     try:
         os.chdir(directory)
     except (OSError, ValueError) as error:
@@ -303,7 +303,7 @@ class SingleUser:
         own_children: set[int],  # noqa: ARG002
         kept: Collection[str],  # noqa: ARG002
     ) -> None:
-        """Begin. events: collects what the agent is told. root_name: of the cgroups of the units. own_children: pids of
+        """Begin. events: collects the events for the agent. root_name: of the cgroups of the units. own_children: pids of
         children that are not tasks, to be kept up to date. kept: ended attempts that the agent has not forgotten."""
         if self._wants_cores:
             from peerload.launcher.cgroup_limits import CPU, CgroupLimits  # noqa: PLC0415 -- only where it is wanted
@@ -317,7 +317,7 @@ class SingleUser:
             self._limits.remove()
 
     def admits(self, connection: socket.socket) -> bool:  # noqa: ARG002
-        """True if the agent is at the other end: here, whoever may open the directory."""
+        """True if the agent is at the other end; here any process that may open the directory."""
         return True
 
     def deferring(self, carry_out: Callable[[Request], None]) -> Callable[[Request], None]:
@@ -325,7 +325,7 @@ class SingleUser:
         return carry_out
 
     def carry_out(self, request: UserRequest) -> None:  # noqa: ARG002
-        """Do what is requested as a user. Raises LauncherProtocolError."""
+        """Carry out a request as a user. Raises LauncherProtocolError."""
         raise LauncherProtocolError("this launcher serves one user")
 
     def admit(self, request: SpawnRequest) -> SpawnRequest:
@@ -336,8 +336,7 @@ class SingleUser:
         """Raises SpawnRefused unless this attempt may run inside of that one."""
 
     def spawn(self, request: SpawnRequest, reads: int | str, fork: Callable[[], int] | None) -> int:
-        """Start the process of an admitted task, see `spawn` → its pid. Raises CannotStart, or OSError for what is in
-        SHORTAGES."""
+        """Start the process of an admitted task, see `spawn` → its pid. Raises CannotStart, or OSError with a number in SHORTAGES."""
         if self._limits is None or request.inside:
             return spawn(request, reads, fork)
         try:
@@ -362,7 +361,7 @@ class SingleUser:
         return []
 
     def ready(self, masks: dict[int, int]) -> None:
-        """Handle what epoll reported of children, and what is due."""
+        """Handle events of children that epoll reported, and timers that are due."""
 
     def due_at_s(self) -> list[float]:
         """Time by the monotonic clock at which `ready` has something to do."""
@@ -388,7 +387,7 @@ class Capture:
         self.seen_bytes = 0
 
     def limit(self, holes: HolePuncher) -> int:
-        """Free what is over the limit; returns the size in bytes (of a file that is gone, the last one)."""
+        """Free the bytes over the limit → the size (of a file that is gone, the last one)."""
         with self.access:
             return self._limit(holes)
 
@@ -547,7 +546,7 @@ class PseudoTerminal:
         return True
 
     def close(self) -> None:
-        """Close it: whoever still has it open is hung up."""
+        """Close it, which hangs up processes that still have it open."""
         os.close(self.slave)
         os.close(self.master)
         os.close(self.file)
@@ -593,7 +592,7 @@ class PseudoTerminals:
                 self._drop(terminal)
 
     def close(self, key: str) -> None:
-        """Copy what is left, and close the terminal of an ended task."""
+        """Copy the remaining output, and close the terminal of an ended task."""
         terminal = self._by_key.get(key)
         if terminal is not None:
             terminal.copy(DRAIN_BYTES_MAX)
@@ -680,8 +679,7 @@ def _enlarge(pipe: int) -> None:
 
 
 class LauncherStdin:
-    """Standard input of all tasks: nothing, a pipe that is fed from a file, or a terminal. ``events`` collects what the
-    agent is told; ``access``: credentials for the agent's files.
+    """Standard input of all tasks: nothing, a pipe that is fed from a file, or a terminal. ``events`` collects the events for the agent; ``access``: credentials for the agent's files.
 
     The file of an input grows while the agent writes to it; the agent reports how far it has come, and whether that is
     all (`StdinRequest`). What the task has not read yet is copied as fast as it reads, and never further: the launcher
@@ -705,7 +703,7 @@ class LauncherStdin:
 
     def open(self, request: SpawnRequest) -> int | str:
         """Open the stdin of a task, as `spawn` takes it; the output of a terminal goes to the file of its stdout.
-        Raises CannotStart, or OSError for what is in SHORTAGES."""
+        Raises CannotStart, or OSError with a number in SHORTAGES."""
         with self._access:
             return self._open(request)
 
@@ -752,7 +750,7 @@ class LauncherStdin:
             os.close(reading)
 
     def grown(self, request: StdinRequest) -> None:
-        """Feed more; the agent is told how far it was fed."""
+        """Feed more, and report the offset to the agent."""
         key = request.key
         feed = self._by_key.get(key)
         if feed is None:
@@ -792,7 +790,7 @@ class LauncherStdin:
         self._terminals.close(key)
 
     def _pump(self, feed: StdinFeed) -> None:
-        """Copy what is there and is taken; poll the sink if it is full."""
+        """Copy the available bytes; poll the sink if it is full."""
         left = TURN_BYTES_MAX
         try:
             while left > 0 and (data := feed.read()):

@@ -773,7 +773,7 @@ class Launcher:
         return number == signal.SIGCONT and self._units.is_proc_scan and bool(task.frozen_at_s)
 
     def _signal(self, task: LaunchedTask, number: int) -> None:
-        """Signal its process group, and what has left that; SIGKILL goes to all of it for certain."""
+        """Signal its process group, and processes that have left it; SIGKILL reaches all of them."""
         if number == signal.SIGKILL:
             self._units.kill(task.key)
             return
@@ -857,7 +857,7 @@ def lock(directory: str) -> None:
 def main() -> None:
     """``--directory DIR [--units KIND] [--memory KIND] [--store ID] [--cores enforce]``: run the launcher of DIR until it is told to
     stop. Units are cgroup2 or bare; memory is limited by cgroup2, cgroup1 or rlimit; the default is the best that
-    works. ID: of the database that it starts tasks for."""
+    works. ID: of the database whose tasks it starts."""
     flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     known = {"--directory", "--units", "--memory", "--store", "--cores"}
     if len(sys.argv) % 2 == 0 or "--directory" not in flags or flags.keys() - known:

@@ -1,4 +1,4 @@
-"""Tasks of the launcher, from the start to the exit record: a `LaunchedTask` for each process, and what happens to all of them.
+"""Tasks of the launcher, from the start to the exit record: a `LaunchedTask` for each process.
 
 `Spawner` starts the process of a task in its unit. `LeaseTimers` freeze a task at its deadline. `Reaper` reports a task when nothing is
 left of it, neither background processes nor its unit. `with_shortage` finds out whether it ended for want of memory; `usage_of` tells
@@ -42,7 +42,7 @@ FROZEN_S_MAX = 86_400.0
 DATE_SET_S = 1.0
 """A larger difference between date and boot clock over the life of a task means that the date was set."""
 CLOSE_S_MIN, CLOSE_S_MAX = 0.001, 0.05
-"""First and longest pause between two looks at what is left of an ended task; it doubles in between."""
+"""First and longest pause between two checks for remaining processes of an ended task; it doubles in between."""
 
 
 def boot_s() -> float:
@@ -118,7 +118,7 @@ class LaunchedTask:
         return began_at if abs(began_at - self.started_at) > DATE_SET_S else self.started_at
 
     def reap(self, holes: HolePuncher) -> ExitRecord:
-        """Reap the leader of a task of which nothing else is left → the exit record."""
+        """Reap the leader of a task without other processes → the exit record."""
         _, status, usage = os.wait4(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         started_at = self._start_date()
@@ -273,7 +273,7 @@ CHECK_S = 0.5
 
 
 class LeaseTimers:
-    """The leases of the launcher's tasks. ``events`` collects what the agent is told."""
+    """The leases of the launcher's tasks. ``events`` collects the events for the agent."""
 
     def __init__(self, tasks: dict[str, LaunchedTask], units: Units, events: list[LauncherEvent]) -> None:
         self._tasks = tasks
@@ -353,8 +353,7 @@ _GIVES_UP = {0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP}
 
 
 def with_shortage(record: ExitRecord, use: MemoryUse, node: str, stderr: str) -> ExitRecord:
-    """An exit record with the peak memory of the whole task, as far as it is known, and with the shortage if it ended
-    for want of memory on ``node``. stderr: the file of its captured stderr."""
+    """An exit record with the peak memory of the whole task, as far as it is known, and with the shortage if it ended for lack of memory on ``node``. stderr: the file of its captured stderr."""
     assert record.usage is not None
     if use.peak_bytes:
         record = record.replace(usage=record.usage.replace(memory_bytes_max=use.peak_bytes))
@@ -432,7 +431,7 @@ class Reaper:
         return [task.close_due_s for task in self._awaiting_close + self._unkillable]
 
     def reap_closed(self) -> None:
-        """End the tasks of which nothing is left; kill what is left of the others."""
+        """End the tasks without processes; kill the remaining processes of the others."""
         if not (self._awaiting_close or self._unkillable):
             return
         now_s = time.monotonic()

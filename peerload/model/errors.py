@@ -4,7 +4,7 @@ PeerloadError
 ├── BadRequest          a user's mistake: what, why and the next command to type
 │   ├── NoSuchTask
 │   ├── NeverRunnable   no known node could ever run the request
-│   ├── NotAllowed      whoever asks may not
+│   ├── NotAllowed      the client is not authorized
 │   ├── SlowDown        a named bound is reached
 │   ├── StagingFailed   files of a task cannot be read, kept, fetched or written
 │   ├── SnapshotWanted  the working directory has to travel with the task
@@ -16,9 +16,9 @@ PeerloadError
 │   ├── BadMessage
 │   ├── NotAuthentic    sealed with another key, or changed on the way
 │   └── Replayed        sealed well, but seen before or too old to tell
-├── OutputIncomplete    not all that a task has written can be had
+├── OutputIncomplete    part of a task's output is missing
 ├── AgentUnavailable    no agent answers at the socket
-│   └── AgentSilent     one is there, and says nothing: it is stopped, or stuck
+│   └── AgentSilent     an agent has the socket and does not answer: it is stopped, or stuck
 ├── LinkUnavailable     a peer's agent cannot be reached, or its link broke
 ├── StoreError          the disk did not keep what it was given: the agent stops
 └── InvariantBroken     *our* bug: an impossible transition, with the task's story
@@ -43,7 +43,7 @@ class PeerloadError(Exception):
 
 
 class BadRequest(PeerloadError):
-    """The request cannot be carried out as it was asked; nothing was changed."""
+    """The request cannot be carried out; nothing was changed."""
 
     code = "bad-request"
 
@@ -55,7 +55,7 @@ class UsageError(PeerloadError):
 
 
 class NoSuchTask(BadRequest):
-    """The id names no task of this node (or none that the asker may see)."""
+    """The id names no task of this node (or none that the client may see)."""
 
     code = "no-such-task"
 
@@ -110,7 +110,7 @@ class SnapshotWanted(BadRequest):
 
 
 class DiskFull(BadRequest):
-    """The disk of this node has no room for what was asked (ENOSPC); nothing was changed."""
+    """The disk of this node has no room for the request (ENOSPC); nothing was changed."""
 
     code = "disk-full"
 
@@ -131,7 +131,7 @@ class ConfigError(PeerloadError):
 
 
 class ProtocolError(PeerloadError):
-    """Bytes from outside that do not say anything we understand."""
+    """Malformed bytes from outside."""
 
     code = "protocol"
 
@@ -154,13 +154,13 @@ class BadMessage(ProtocolError):
 
 
 class NotAuthentic(ProtocolError):
-    """A sealed message of another cluster, or one that was changed or cut on the way; nothing of it is believed."""
+    """A sealed message of another cluster, or one that was changed or cut on the way; it is ignored."""
 
     code = "not-authentic"
 
 
 class Replayed(ProtocolError):
-    """A sealed message that came before, or so far behind its sender's newest that this can no longer be told."""
+    """A sealed message that came before, or is too old to know."""
 
     code = "replayed"
 
@@ -172,14 +172,14 @@ class AgentUnavailable(PeerloadError):
 
 
 class AgentSilent(AgentUnavailable):
-    """An agent is there, and says nothing: it is stopped, or stuck. It has the socket, so another cannot be started."""
+    """An agent has the socket and does not answer: it is stopped, or stuck. Another one cannot be started."""
 
     code = "agent-silent"
 
 
 class LinkUnavailable(PeerloadError):
-    """The agent of ``node`` (or of an address, while its name is not known) cannot be reached, or the link broke. ``kind``: of what
-    kind that is, for other nodes, which are not told what this one sees of its network."""
+    """The agent of ``node`` (or of an address, while its name is not known) cannot be reached, or the link broke. kind: reason for other
+    nodes, without details of this node's network."""
 
     code = "link-unavailable"
 

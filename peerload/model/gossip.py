@@ -28,12 +28,12 @@ from peerload.model.resources import (
 )
 
 DATAGRAM_BYTES_MAX = 1400
-"""A sealed datagram that is larger is not looked at."""
+"""Bound on a sealed datagram; a larger one is dropped."""
 MESSAGES_BYTES_MAX = 1120
-"""Bound on the bytes of all messages of one datagram. With its head and its seal it stays below 1232 bytes, which is what
-fits through any network of IPv6 and any tunnel (1280 bytes) in one piece."""
+"""Bound on the bytes of all messages of one datagram. With its head and its seal it stays below 1232
+bytes, which pass any IPv6 network and any tunnel (MTU 1280 bytes) unfragmented."""
 ACCUSERS_MAX = 8
-"""Accusers that are told of; more would change nothing."""
+"""Bound on the accusers in an update; more would change nothing."""
 MESSAGES_MAX = 64
 """Messages in one datagram."""
 
@@ -42,10 +42,10 @@ DEVICES_GOSSIPED_MAX = 16
 
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 CLAIM_MAX = 1 << 40
-"""Numbers (incarnation, refutation) that others are believed to know of a node. Greater ones are believed from the node
-itself alone, so that it always has a number left that beats whatever was claimed of it."""
+"""Bound on numbers (incarnation, refutation) in claims about other nodes. Only the node itself may use greater ones, so that it can
+always outdo a claim."""
 OUTDO_MAX = 1 << 61
-"""A node beats what is claimed of itself up to this number; so its own never comes near the greatest that can be said."""
+"""Bound up to which a node outdoes claims about itself, so that its own number never comes near the greatest possible one."""
 Version = Annotated[int, Meta(ge=1, le=1000)]
 Age = Annotated[float, Meta(ge=0.0, le=1e12)]
 
@@ -59,11 +59,11 @@ class MemberStatus(enum.IntEnum):
     LEFT = 3
     FORGOTTEN = 4
     ASLEEP = 5
-    """Suspended, as it has said itself: weightier than DEAD."""
+    """Suspended, by its own announcement: outweighs DEAD."""
 
     @property
     def rank(self) -> int:
-        """Weight of this word beside others about the same."""
+        """Weight of this status against others about the same run."""
         return 2 * MemberStatus.DEAD + 1 if self is MemberStatus.ASLEEP else 2 * self
 
 
@@ -72,20 +72,21 @@ class _Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class GossipPing(_Message, frozen=True, tag="ping"):
-    """Are you there? ``to``: who is asked; anybody else at that address stays silent."""
+    """Liveness probe. to: the probed node; another one at that address does not answer."""
 
     sequence: Number
     to: NodeName
 
 
 class GossipAck(_Message, frozen=True, tag="ack"):
-    """I am; or, from a helper: it is."""
+    """Answer to a probe, or of a helper whose indirect probe was answered."""
 
     sequence: Number
 
 
 class GossipPingRequest(_Message, frozen=True, tag="ask"):
-    """Ping ``node`` for me: it does not answer me. Answered by an ack if it answers, and by a nack if it does not."""
+    """Request for an indirect probe of ``node``, which has not answered the sender. The helper answers with an ack if the node
+    answers, else with a nack."""
 
     sequence: Number
     node: NodeName
@@ -103,8 +104,9 @@ class MembershipUpdate(_Message, frozen=True, tag="rumour"):
     """Update about one run of a node's agent, by itself or by others.
 
     node … address: as in `Identity`; incarnation: the number of the run, which grows with every start; refutation:
-    grows with every word of the node about itself within a run; by: who says that it is suspect or dead, by name;
-    age_s: for how long this has been so (told in a `Sync` only).
+    grows with every
+    announcement of the node about itself within a run; by: names of the nodes that call it suspect or dead; age_s: age of the
+    status (in a `Sync` only).
     """
 
     node: NodeName
@@ -123,12 +125,12 @@ class MembershipUpdate(_Message, frozen=True, tag="rumour"):
 
     @property
     def weight(self) -> tuple[int, int, int, str]:
-        """The greatest wins: a later run, within a run a later word of the node itself, of words about the same the
-        graver. The boot id settles what cannot happen unless two agents share a name."""
+        """Precedence, the greatest wins: a later run, then a later announcement of the node itself, then the graver status. The boot id
+        breaks ties of two agents with one name."""
         return self.incarnation, self.refutation, self.standing.rank, self.boot
 
     def is_credible(self, believed: MembershipUpdate | None) -> bool:
-        """True if anybody but the node itself may say this, given what is believed of it."""
+        """True if a node other than the subject may claim this, given the known update."""
         if max(self.incarnation, self.refutation) <= CLAIM_MAX:
             return True
         numbers = self.incarnation, self.refutation
@@ -137,13 +139,13 @@ class MembershipUpdate(_Message, frozen=True, tag="rumour"):
 
 GOSSIPED = tuple(name for name in LoadReport.__struct_fields__ if name != "price")
 _gossiped = attrgetter(*GOSSIPED)
-"""Fields of a report that are gossiped: who needs a price asks."""
+"""Fields of a report that are gossiped; prices are requested when needed."""
 
 
 class Load(_Message, frozen=True, tag="load"):
-    """A node's load in few bytes; its fields are those of `LoadReport`, but for the price.
+    """A node's load in few bytes, with the fields of `LoadReport` except the price.
 
-    is_news: everybody is to know, so it is passed on; else the node mentions it by the way.
+    is_news: it is passed on to all nodes; else it only fills free space in a datagram.
     """
 
     node: NodeName
@@ -198,8 +200,8 @@ def size_bytes(message: GossipMessage) -> int:
 
 
 def merged(one: MembershipUpdate, other: MembershipUpdate) -> MembershipUpdate:
-    """The update that wins over another about the same node: the weightier; of two that weigh the same, with the accusers
-    of both (the first ACCUSERS_MAX by name). In whatever order rumours come, and however often, the end is the same."""
+    """Merge two updates about the same node: the one with more weight wins; of equal ones the accusers are united (the first
+    ACCUSERS_MAX by name). The result depends neither on the order of updates nor on repetitions."""
     one, other = sorted((one, other), key=_all_but_accusers)
     if one.weight != other.weight:
         return other
@@ -217,8 +219,8 @@ Few = Annotated[int, Meta(ge=0, le=1000)]
 
 
 class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
-    """Preset: how fast losses are noticed, and the cost of it. n: members that are alive, this node too; h: this node's local
-    health, 0 (well) … health_max, which stretches every time below that says so.
+    """Preset for the speed of failure detection, and its cost. n: live members, with this node; h: local health of this node, 0 (well)
+    … health_max, which stretches the times below that mention it.
 
     Sources: [SWIM02] for probing, suspicion and piggy-backing, [LIFEGUARD17] for local health, dynamic suspicion and
     nacks; defaults are set by measurement (docs/membership.md). A loss is known to all after about
@@ -227,61 +229,59 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     probe_s: Positive = 1.0
-    """One member is probed each probe_s·(h + 1). Less finds losses sooner; each probe is two datagrams, so a node that
-    idles handles 3 / probe_s events a second, whatever the number of members."""
+    """Interval of probes: one member each probe_s·(h + 1). Less finds losses sooner; each probe is two datagrams, so an idle node
+    handles 3 / probe_s events a second, with any number of members."""
     probe_timeout_s: Positive = 0.4
-    """A ping without an ack after probe_timeout_s·(h + 1) is given up, and helpers are asked. It should be above the
+    """Timeout of a ping, probe_timeout_s·(h + 1); then helpers are asked. It should be above the
     99th percentile of the round trip with a busy agent at the other end; less finds losses sooner and asks helpers
     more often."""
     indirect_timeout_s: Positive = 0.5
-    """Helpers, and the ping over the peer link, have indirect_timeout_s·(h + 1) more. Then the member is suspected."""
+    """Further timeout of helpers and of the ping over the peer link, indirect_timeout_s·(h + 1). Then the member is suspected."""
     helpers: Few = 3
     """Members asked to ping one that does not answer ([SWIM02] k). Each costs up to 4 datagrams per failed ping; 0
     leaves the ping over the peer link alone. With a share p of datagrams lost and no peer link, a healthy member is
     suspected with about (1 - (1-p)²)·(1 - (1-p)⁴)^helpers."""
     suspicion_mult: Positive = 1.8
-    """A suspect has at least suspicion_s(n) = suspicion_mult · max(1, log10 n) · probe_s to refute it. More is
-    proof against slow refutations; all of it is added to the time until a loss is known."""
+    """Time for a suspect to refute, at least suspicion_s(n) = suspicion_mult · max(1, log10 n) · probe_s. More tolerates slow
+    refutations; all of it is added to the time until a loss is known."""
     suspicion_max_mult: Positive = 4.0
-    """… and at most suspicion_max_mult times that, if nobody else confirms the suspicion. With c confirmations of the
+    """Longest such time, as a multiple of that: for a suspicion that no other node confirms. With c confirmations of the
     wanted k it is max - ln(c + 1) / ln(k + 1) · (max - min). 1 makes confirmations meaningless."""
     confirmations: Few = 3
-    """k: independent suspicions that bring the time down to its minimum; fewer where there are not so many others. 0:
-    the minimum at once, a single confused node may then call others dead."""
+    """k: independent suspicions that reduce the time to its minimum; fewer in small clusters. 0: the minimum at once, so that a single
+    confused node may call others dead."""
     corroborators: Few = 8
-    """Nodes that, on average, probe a suspect out of turn when they first hear of the suspicion, and so confirm it or
-    bring it the word to refute. Each costs 2 datagrams per suspicion (12 if it is dead); 0 leaves confirmation to the
+    """Nodes that, on average, probe a suspect out of turn when they first hear of the suspicion, and so confirm it or inform the suspect. Each costs 2 datagrams per suspicion (12 if it is dead); 0 leaves confirmation to the
     turns of probing, n·probe_s/k later."""
     spread_s: Positive = 0.1
-    """While there is news, a datagram of it goes to `fanout` members each spread_s; without news there are none. Less
-    spreads it sooner: it reaches all after about log_fanout(n) rounds."""
+    """Interval of datagrams with membership news, to `fanout` members; without news none are sent. Less spreads news sooner: it
+    reaches all after about log_fanout(n) rounds."""
     load_s: Positive = 1.0
-    """Loads ride on datagrams that are sent anyway, at most loads_max on each. While there are some to be passed on, one
-    datagram goes to one member for their sake each load_s: whatever loads do, that is one datagram and two events more
-    per node and load_s. Less spreads them sooner, which is the broker's and the peer links' part where there are any."""
+    """Interval of datagrams to one member for loads alone, while there are some to pass on. Otherwise loads are added to other
+    datagrams, at most loads_max to each. Less spreads them sooner, where no broker and no peer links do that."""
     loads_max: Few = 6
-    """Loads on one datagram, at about 60 bytes each; the newest that was sent least goes first. 0: no datagram has one."""
+    """Loads in one datagram, at about 60 bytes each; the newest that was sent least goes first. 0: none."""
     fanout: Annotated[int, Meta(ge=1, le=100)] = 3
-    """Members told in each round."""
+    """Members that get the news in each round."""
     retransmit_mult: Annotated[int, Meta(ge=1, le=100)] = 4
-    """Each piece of news is sent retransmit_mult · max(2, ceil(log10(n + 1))) times by each node. More survives more loss, at
-    that many datagrams' worth of bytes per node and news."""
+    """Repetitions of each update by each node: retransmit_mult · max(2, ceil(log10(n + 1))). More tolerates more loss, for that many
+    times the bytes."""
     health_max: Few = 7
     """The worst local health: a node that cannot trust its own probes waits up to health_max + 1 times longer. 0 turns
     local health off."""
     lag_s: Positive = 0.25
-    """A timer or the agent's own loop that is later than this: the node was not running. It abandons its probes, worsens
-    its health, and calls nobody dead before a fresh probe has had its answer, or its lack of one."""
+    """Event-loop lag from which a node counts as not running: it abandons its probes, worsens its health, and calls no member dead
+    before a fresh probe has ended."""
     sync_s: Positive = 30.0
-    """All that is known is exchanged with one member, over the peer link, each sync_s · s(n), s = ceil(log2 n - 5) + 1
-    above 32 members, else 1: about 150 bytes per member each way. It mends what datagrams have missed."""
+    """Interval of anti-entropy with one member over the peer link: sync_s · s(n), s = ceil(log2 n - 5) + 1 above 32 members, else 1;
+    about 150 bytes per member each way. It repairs lost datagrams."""
     reconnect_s: Positive = 30.0
     """A lost member or seed is tried again each reconnect_s / (share of members that are lost), for ever; so the
     cluster as a whole tries about once in reconnect_s for one lost member, and two halves find one another fast."""
     join_s: Positive = 1.0
-    """A node that knows nobody alive tries its contacts and seeds after this, doubling up to reconnect_s."""
+    """First pause before a node without live members tries its contacts and seeds; it doubles up to reconnect_s."""
     join_contacts: Annotated[int, Meta(ge=1, le=100)] = 3
-    """Members tried at a time then."""
+    """Members that it tries at a time."""
     tombstone_s: Positive = 86_400.0
     """Time that a member that left or was forgotten is remembered, so that late news does not bring it back."""
 

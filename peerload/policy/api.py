@@ -195,7 +195,7 @@ class NodeView(LoadView, Protocol):
 
     @property
     def cpus_started(self) -> float:
-        """Cores asked for by what runs here and by what is on its way here."""
+        """Cores requested by running and inbound tasks."""
 
     @property
     def backlog(self) -> int:
@@ -257,8 +257,8 @@ class Keep(msgspec.Struct, frozen=True, gc=False):
 
 class Broadcast(msgspec.Struct, frozen=True, gc=False):
     """Proposal to ask all nodes at once. Only nodes that accept answer, each after a short random pause, and the
-    policy is called again at each answer; to return this again is to wait for more of them. otherwise: what is done
-    when time is up for answers; None: the task stays."""
+    policy is called again at each answer; returning this again waits for more. otherwise: the decision when the time for answers
+    is over; None: the task stays."""
 
     otherwise: Transfer | None = None
 

@@ -89,7 +89,7 @@ def nash(services: Rates, arrivals: Rates, transfer: float = 0.0) -> Rows:
 
 
 def best_reply(free: list[float], arrival: float) -> list[float]:
-    """Flows of one home that make its own mean response least, given what is free at each node: x = a - c √a on the nodes with
+    """Flows of one home that make its own mean response least, given the free capacity of each node: x = a - c √a on the nodes with
     √a > c, the fastest."""
     used = sorted(range(len(free)), key=lambda node: -free[node])
     while True:

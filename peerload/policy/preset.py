@@ -502,7 +502,7 @@ class IdleNode:
         return iter(())
 
     def reporting(self, wanted: Reported) -> Sequence[str]:
-        """Return nobody."""
+        """Return an empty choice."""
         del wanted
         return ()
 

@@ -137,12 +137,12 @@ def _change(preset: str, table: dict[str, Any], base: Path, names: dict[str, str
 
 
 def read_preset(name: str) -> tuple[str, dict[str, Any], Path, PresetPlaces]:
-    """Arguments of `build_preset` for a preset by name or path. Raises ConfigError: there is none, or it is not TOML."""
+    """Arguments of `build_preset` for a preset by name or path. Raises ConfigError if it does not exist or is not TOML."""
     return preset_source(name).tables()
 
 
 def preset_source(name: str) -> PresetSource:
-    """Read a preset by name or path. Raises ConfigError: there is none, or it cannot be read."""
+    """Read a preset by name or path. Raises ConfigError if it does not exist or cannot be read."""
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():

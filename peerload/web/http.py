@@ -1,5 +1,5 @@
 """HTTP/1.1 for a few viewers: asyncio carries the bytes, h11 parses and frames them. Everything that a client sends is bounded in
-size, number and time; a client that does not read what it asked for is cut off."""
+size, number and time; a client that does not read its response is cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent behind the web server, and the live feed: what viewers see, as server-sent events. While somebody looks, the agent is asked for its overview once a second,
+"""The agent behind the web server, and the live feed of server-sent events. While somebody looks, the agent is asked for its overview once a second,
 however many look; what has changed is encoded once and sent to all.
 
 Each update has a number, which is its event id. A viewer that comes back with the last id that it saw gets the updates since;
@@ -184,7 +184,7 @@ class LiveFeed:
             self._poll = None
 
     async def _look(self) -> None:
-        """Ask the agent what has changed, and notify the viewers, unless another viewer just has. One request at a
+        """Ask the agent for changes, and notify the viewers, unless another viewer just has. One request at a
         time: each answer builds on the one before."""
         async with self._looking:
             if time.monotonic() - self._looked_at >= EVERY_S / 2:

@@ -36,7 +36,7 @@ _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 class Routes:
-    """Answers requests. ``port``: at which the web servers of other nodes are looked for by /http_sd; 0: there is none."""
+    """Answers requests. ``port``: of the web servers of other nodes, for /http_sd; 0: none."""
 
     def __init__(self, agent: AgentLink, access: Access, feed: LiveFeed, *, port: int, scheme: str) -> None:
         self._agent = agent

@@ -75,7 +75,7 @@ def _is_loopback(host: str) -> bool:
 
 
 async def serve(settings: ServerSettings, ready: Callable[[str, Access], None]) -> None:
-    """Serve until SIGTERM or SIGINT. ready: told the URL and the access control once it listens. Raises PeerloadError."""
+    """Serve until SIGTERM or SIGINT. ready: called with the URL and the access control once it listens. Raises PeerloadError."""
     tls = None
     if settings.certificate:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -153,7 +153,7 @@ async def _listen_unix(path: str, connected: Callable[..., object]) -> asyncio.S
 
 
 def run(settings: ServerSettings, told: Callable[[str], object]) -> int:
-    """Serve until told to stop. told: gets the URL of one visit, once."""
+    """Serve until told to stop. told: called once, with the URL of one visit."""
     logging.basicConfig(format="%(levelname)s %(message)s")
 
     def ready(where: str, access: Access) -> None:
@@ -164,8 +164,7 @@ def run(settings: ServerSettings, told: Callable[[str], object]) -> int:
 
 
 def running(tokens: Path) -> str:
-    """The URL of one visit to the server that runs with the secrets in this directory; "" if none does, or somebody else has its
-    port. Raises PeerloadError if they cannot be trusted."""
+    """The URL of one visit to the server that runs with the secrets in this directory; "" if none does, or another user has its port. Raises PeerloadError if they cannot be trusted."""
     try:
         owner = tokens.stat().st_uid
         with (tokens / ADDRESS).open(encoding="ascii", errors="replace") as file:

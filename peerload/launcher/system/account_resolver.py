@@ -255,7 +255,7 @@ class DeferredRequests:
     """Requests that wait for the account database. Each is carried out from its beginning once there is an answer; later
     requests about the same attempt follow it. ``carry_out`` raises AccountPending before it has done anything.
 
-    An agent that asks for the list has started anew: it takes what is not in the list for never started, so deferred
+    An agent that asks for the list has started anew: it considers attempts that are not in the list as never started, so deferred
     requests are dropped then.
     """
 
@@ -292,7 +292,7 @@ class DeferredRequests:
             self._waiting[key] = _Waiting(request, wait.question)
 
     def resume(self, answered: set[Question]) -> None:
-        """Carry out what has waited for these questions."""
+        """Carry out the requests that have waited for these questions."""
         if not answered:
             return
         for key in [key for key, waiting in self._waiting.items() if waiting.question in answered]:

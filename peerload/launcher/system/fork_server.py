@@ -336,7 +336,7 @@ class UserHelper:
 
 
 class UserHelpers:
-    """Starts helpers. ``events`` collects what the agent is told; ``pids``: of the helpers."""
+    """Starts helpers. ``events`` collects the events for the agent; ``pids``: of the helpers."""
 
     def __init__(
         self, epoll: select.epoll, events: list[LauncherEvent], fork_server: ForkServer, pids: set[int]

@@ -1,5 +1,5 @@
 """The service for all users of a machine: a launcher that runs as root decides which account each task runs as, starts
-it as that account, and acts as users for an agent that is none of them. Used by such a launcher alone.
+it as that account, and acts as users for an unprivileged agent. Used by such a launcher alone.
 
 The agent is trusted about whose task it is, and about nothing else: it names files with its own rights only.
 """
@@ -419,8 +419,8 @@ class MultiUserService(SingleUser):
 def _environment(
     given: dict[bytes, bytes], request: SpawnRequest, account: LauncherAccount, home: str
 ) -> dict[bytes, bytes]:
-    """The environment of a task: everything that was captured if it runs as its submitter, else what it needs and what
-    its submitter has named."""
+    """The environment of a task: all captured variables if it runs as its submitter, else the basic ones and those that its submitter
+    has named."""
     own = {b"HOME": os.fsencode(home), b"USER": account.name.encode(), b"LOGNAME": account.name.encode()}
     if not account.is_guest:
         own[b"SHELL"] = os.fsencode(account.shell)
