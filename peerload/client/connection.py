@@ -7,10 +7,10 @@
 'ws1'
 
 It is quick to import, since every command needs it. A driver sends what `Protocol.request` returns. It reads at most
-`wanted_bytes` bytes, which never reach beyond the answer that is on its way, and hands them to `receive_data` until `next_answer`
-returns that answer. So a socket that can be read means another answer. `AgentConnection` drives it with a blocking socket,
-`asynchronous.py` with asyncio. docs/wire.md describes the messages; the verbs and their fields are those of `peerload.wire.control`;
-a reply is a plain dict.
+`wanted_bytes` bytes, which never reach beyond the answer that is on its way, and hands them to `receive_data` until
+`next_answer` returns that answer. So a socket that can be read means another answer. `AgentConnection` drives it with a
+blocking socket, `asynchronous.py` with asyncio. docs/wire.md describes the messages; the verbs and their fields are those of
+`peerload.wire.control`; a reply is a plain dict.
 """
 
 from __future__ import annotations

@@ -510,12 +510,12 @@ class _Session:
 class Executor(concurrent.futures.Executor):
     """Runs functions as tasks.
 
-    ``wanted``: the resources and placement of each call, as for `peerload.Client.submit`: cpus, mem, gpus, node, labels, group,
-    retries, time_limit_s … ``python``: the interpreter on the nodes, which needs peerload and the same minor version (default: this
-    one; with ``env`` that of the environment). ``tasks_max``: bound of pending calls. ``keep``: tasks go on when this program ends; otherwise they are cancelled then,
-    even if it is killed. ``serializer``: how results come back. Unpickling a result runs code that the node put there, in this
-    program. With "json" nothing is unpickled here: results are JSON values (tuples come back as lists), and an exception comes back
-    as `RemoteError`.
+    ``wanted``: the resources and placement of each call, as for `peerload.Client.submit`: cpus, mem, gpus, node, labels,
+    group, retries, time_limit_s … ``python``: the interpreter on the nodes, which needs peerload and the same minor version
+    (default: this one; with ``env`` that of the environment). ``tasks_max``: bound of pending calls. ``keep``: tasks go on
+    when this program ends; otherwise they are cancelled then, even if it is killed. ``serializer``: how results come back.
+    Unpickling a result runs code that the node put there, in this program. With "json" nothing is unpickled here: results
+    are JSON values (tuples come back as lists), and an exception comes back as `RemoteError`.
 
     A call is pickled by cloudpickle: functions of `__main__`, lambdas and closures travel; modules must exist on the nodes, in the
     same directories or installed. Files (``in_``, ``out``, ``snapshot``) are read when the executor is made, which needs the agent

@@ -32,15 +32,16 @@ GPU_SHARES = ("auto", "exclusive", "time", "mps")
 
 
 class RunRequest(TypedDict, total=False):
-    """The options of a task, as the flags of `peerload submit`: cpus (1), mem (bytes, or ``"8G"``), gpus, gpu_mem (of each GPU),
-    gpu_prefer (numbers, names or patterns of models to take first), gpu_wait (``"schedule"`` or ``"queue"``), gpu_share (``"auto"``,
-    ``"exclusive"``, ``"time"`` or ``"mps"``), gpu_pct (of the multiprocessors, under MPS), time_limit_s, name, node (only this one), exclude (not these nodes), labels (only nodes that have
-    all of these), directory (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit`
-    sends), priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids),
-    retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel), snapshot
-    (the directory as it is now; without it: as the settings say), est_s (how long it will take), prefer (``"time"``,
-    ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest); env
-    (a lock file: the environment that it finds in PATH), overcommit (0.8 of its cores are enough).
+    """The options of a task, as the flags of `peerload submit`: cpus (1), mem (bytes, or ``"8G"``), gpus, gpu_mem (of each
+    GPU), gpu_prefer (numbers, names or patterns of models to take first), gpu_wait (``"schedule"`` or ``"queue"``),
+    gpu_share (``"auto"``, ``"exclusive"``, ``"time"`` or ``"mps"``), gpu_pct (of the multiprocessors, under MPS),
+    time_limit_s, name, node (only this one), exclude (not these nodes), labels (only nodes that have all of these),
+    directory (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit` sends),
+    priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids),
+    retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel),
+    snapshot (the directory as it is now; without it: as the settings say), est_s (how long it will take), prefer
+    (``"time"``, ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest); env (a
+    lock file: the environment that it finds in PATH), overcommit (0.8 of its cores are enough).
     """
 
     cpus: float

@@ -122,8 +122,8 @@ def take(
     ask: Ask,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Snapshot:
-    """Read these files, and have the agent keep them: ``ask`` makes its request `files`. Files that are as they were the last time are not read again, unless the
-    agent lacks them. Raises PeerloadError, OSError."""
+    """Read these files, and have the agent keep them: ``ask`` makes its request `files`. Files that are as they were the last
+    time are not read again, unless the agent lacks them. Raises PeerloadError, OSError."""
     known = _Known(directory)
     sender = _Sender(ask, progress)
     base = os.open(directory, DIRECTORY | os.O_CLOEXEC)

@@ -67,7 +67,8 @@ class BlockStore:
     """The store in one directory. All calls may come from any thread, and block."""
 
     def __init__(self, directory: Path, limit_bytes: int | Callable[[], int], free_bytes_min: int = 0) -> None:
-        """limit_bytes: a function where it depends on other stores; free_bytes_min: nothing is added that would leave less than this on the disk. Raises OSError, StoreError."""
+        """limit_bytes: a function where it depends on other stores; free_bytes_min: nothing is added that would leave less than
+        this on the disk. Raises OSError, StoreError."""
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._free_bytes_min = free_bytes_min
@@ -209,7 +210,8 @@ class BlockStore:
         return self.read_some([digest])[0]
 
     def read_some(self, digests: Sequence[bytes], bytes_max: int = 1 << 62, *, verified: bool = True) -> list[bytes]:
-        """The first of these blocks, at least one, up to this many bytes together. verified: False if the caller verifies them. Raises StagingFailed if one is not here (any more), or damaged: then it is removed."""
+        """The first of these blocks, at least one, up to this many bytes together. verified: False if the caller verifies them.
+        Raises StagingFailed if one is not here (any more), or damaged: then it is removed."""
         found: list[bytes] = []
         opened, fd, is_fresh = 0, -1, False
         try:

@@ -1,10 +1,11 @@
 """Containment: a unit holds all processes of one task, so that they can be frozen, thawed, killed and limited together, wherever
 they went.
 
-There is a backend for each way to do it, and the launcher takes the first that works: ``cgroup2``, where the kernel keeps the set,
-so that nothing leaves it by a session of its own, by the background or by forking fast; ``bare`` (proc_scan.py), which needs nothing
-and finds processes by scanning /proc. Both implement `Units` and pass one conformance suite. Each lists in ``unenforced`` what it
-cannot promise. The variable ``PEERLOAD_UNIT`` of a process names its unit: ``<launcher run>/peerload-<key>``.
+There is a backend for each way to do it, and the launcher takes the first that works: ``cgroup2``, where the kernel keeps
+the set, so that nothing leaves it by a session of its own, by the background or by forking fast; ``bare`` (proc_scan.py),
+which needs nothing and finds processes by scanning /proc. Both implement `Units` and pass one conformance suite. Each lists
+in ``unenforced`` what it cannot promise. The variable ``PEERLOAD_UNIT`` of a process names its unit: ``<launcher
+run>/peerload-<key>``.
 
 `MemoryLimits` has three backends. ``cgroup2``: the kernel limits the unit as a whole (swap excluded), and kills all of it.
 ``cgroup1``: the same by a cgroup in the memory hierarchy of version 1, whatever the unit is. ``rlimit``: each process by itself is
@@ -44,9 +45,9 @@ class Units:
         return set()
 
     def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", forks: bool = False) -> None:
-        """Put what the launcher starts from here on into the unit of this key, from its first instruction on.
-        is_fresh: the unit is not reused from, nor for, another task. inside: it is a part of that unit, where units
-        can have parts. forks: it is started by `fork`, where there is one. Raises OSError if there can be no such unit, or there is one already."""
+        """Put what the launcher starts from here on into the unit of this key, from its first instruction on. is_fresh: the
+        unit is not reused from, nor for, another task. inside: it is a part of that unit, where units can have parts. forks:
+        it is started by `fork`, where there is one. Raises OSError if there can be no such unit, or there is one already."""
 
     def leave(self) -> None:
         """End what `enter` began."""
@@ -580,7 +581,8 @@ TRIAL_BYTES = 64 << 20
 
 
 class MemoryUse(Message):
-    """Memory use of an ended task. limit_bytes: 0 = none. peak_bytes: peak of the whole task, 0 = unknown. kills: processes killed for lack of memory. is_own: by the task's own limit."""
+    """Memory use of an ended task. limit_bytes: 0 = none. peak_bytes: peak of the whole task, 0 = unknown. kills: processes
+    killed for lack of memory. is_own: by the task's own limit."""
 
     limit_bytes: int = 0
     peak_bytes: int = 0

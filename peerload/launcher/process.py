@@ -1,5 +1,5 @@
-"""The process of a task: `spawn` starts it, `LauncherStdin` feeds it from a file or a terminal, and `Capture` limits its output on disk.
-A launcher that runs as root opens the agent's files with `AgentCredentials`. The imports are few.
+"""The process of a task: `spawn` starts it, `LauncherStdin` feeds it from a file or a terminal, and `Capture` limits its output
+on disk. A launcher that runs as root opens the agent's files with `AgentCredentials`. The imports are few.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] 
     """Start a process in a session of its own and return its pid. reads: descriptor of its stdin; path of the terminal
     that is its stdin, stdout and stderr; "" for /dev/null.
 
-    fork: starts it in its cgroup; else nothing is forked, since the cost would grow with the launcher. Raises CannotStart, or OSError with a number in SHORTAGES.
+    fork: starts it in its cgroup; else nothing is forked, since the cost would grow with the launcher. Raises CannotStart,
+    or OSError with a number in SHORTAGES.
     """
     argv, environment, umask = request.argv, request.environment, request.umask
     captures = [request.stdout, request.stderr]
@@ -171,9 +172,10 @@ def enter_directory(directory: bytes) -> None:
 
 
 def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], NoReturn]) -> int:
-    """Fork a process that becomes a program, and wait until it has → its pid. ``become`` gets the signals that do not have their
-    default here. Raises OSError or ValueError if it has not. The builtins of `signal` are called, since its own functions make an enum of
-    each of 64 signals: nothing costs more before a fork, and in the child each page that is written to is copied."""
+    """Fork a process that becomes a program, and wait until it has → its pid. ``become`` gets the signals that do not have
+    their default here. Raises OSError or ValueError if it has not. The builtins of `signal` are called, since its own
+    functions make an enum of each of 64 signals: nothing costs more before a fork, and in the child each page that is
+    written to is copied."""
     changed = list(itertools.compress(SIGNALS_DEFAULT, map(_signal.getsignal, SIGNALS_DEFAULT)))  # SIG_DFL is 0
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
@@ -679,7 +681,8 @@ def _enlarge(pipe: int) -> None:
 
 
 class LauncherStdin:
-    """Standard input of all tasks: nothing, a pipe that is fed from a file, or a terminal. ``events`` collects the events for the agent; ``access``: credentials for the agent's files.
+    """Standard input of all tasks: nothing, a pipe that is fed from a file, or a terminal. ``events`` collects the events for
+    the agent; ``access``: credentials for the agent's files.
 
     The file of an input grows while the agent writes to it; the agent reports how far it has come, and whether that is
     all (`StdinRequest`). What the task has not read yet is copied as fast as it reads, and never further: the launcher

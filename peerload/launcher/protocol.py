@@ -178,9 +178,10 @@ class SpawnRequest(Message, tag="spawn"):
     environment: None if it cannot be read. deadline_s: CLOCK_BOOTTIME, 0 = none. ts: of the message that granted the lease.
     frozen_s_max: 0 = the launcher's own. once: its exit is on the disk before it is reported. input: the file that feeds its
     stdin. terminal: rows and columns. run: the run of the launcher that this was meant for. inside: key of the task whose
-    environment, directory and containment it shares. after: key of the attempt that has to end first. cpus, cpus_max: its share of the processors, and the most of them that it
-    gets (0 = no bound), where they are enforced. The rest is for a launcher that serves all users: user at the node home, with
-    this uid (-1: not known); kept: names of variables that a task of another user gets all the same.
+    environment, directory and containment it shares. after: key of the attempt that has to end first. cpus, cpus_max: its
+    share of the processors, and the most of them that it gets (0 = no bound), where they are enforced. The rest is for a
+    launcher that serves all users: user at the node home, with this uid (-1: not known); kept: names of variables that a
+    task of another user gets all the same.
     """
 
     key: str

@@ -1,8 +1,8 @@
 """Tasks of the launcher, from the start to the exit record: a `LaunchedTask` for each process.
 
-`Spawner` starts the process of a task in its unit. `LeaseTimers` freeze a task at its deadline. `Reaper` reports a task when nothing is
-left of it, neither background processes nor its unit. `with_shortage` finds out whether it ended for want of memory; `usage_of` tells
-what it uses while it runs. Used by the launcher alone; the imports are few.
+`Spawner` starts the process of a task in its unit. `LeaseTimers` freeze a task at its deadline. `Reaper` reports a task when
+nothing is left of it, neither background processes nor its unit. `with_shortage` finds out whether it ended for want of
+memory; `usage_of` tells what it uses while it runs. Used by the launcher alone; the imports are few.
 """
 
 from __future__ import annotations
@@ -353,7 +353,8 @@ _GIVES_UP = {0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP}
 
 
 def with_shortage(record: ExitRecord, use: MemoryUse, node: str, stderr: str) -> ExitRecord:
-    """An exit record with the peak memory of the whole task, as far as it is known, and with the shortage if it ended for lack of memory on ``node``. stderr: the file of its captured stderr."""
+    """An exit record with the peak memory of the whole task, as far as it is known, and with the shortage if it ended for lack
+    of memory on ``node``. stderr: the file of its captured stderr."""
     assert record.usage is not None
     if use.peak_bytes:
         record = record.replace(usage=record.usage.replace(memory_bytes_max=use.peak_bytes))

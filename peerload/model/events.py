@@ -125,17 +125,17 @@ that of the date as it is now: whatever date was set since, the time from then t
 class AgentStarted(_Event, frozen=True):
     """The first event: what was durable, and what the launcher still knows.
 
-    tasks: unfinished ones of this home, and members: those of them that are kept together; executions: attempts for other homes without a ResultAck; floors: per uid the
-    highest attempt never to be started (again), why, and the task's home; counter: the last task number used; running / ended: attempts
-    (by execution key) that the launcher has alive or has an exit record of; frozen: of those alive, the ones it holds
-    still. A START that is in neither has died.
-    past: the last runs of tasks of this home, the oldest first, from which durations are learned; drained: why this node
-    takes no tasks ("" is a reason, too), None if it does; known: members met before, where they were then; seeds:
-    addresses (HOST:PORT) at which a member may be. They are tried for ever. fates: what has become of tasks that others here
-    wait for; groups: those that a user has set; commits_lost: the database has lost its last commits, so that any of this
-    may have been overtaken; revoked: nodes that were ever shut out of the cluster, and when (Unix s). attempts_from: the
-    next attempt of a task of a submission up to attempts_up_to has at least this number, since a loss of commits has taken
-    what was known of the numbers below. wake_s: how long nodes took to wake, where that was learned; asleep: those that slept.
+    tasks: unfinished ones of this home, and members: those of them that are kept together; executions: attempts for other
+    homes without a ResultAck; floors: per uid the highest attempt never to be started (again), why, and the task's home;
+    counter: the last task number used; running / ended: attempts (by execution key) that the launcher has alive or has an
+    exit record of; frozen: of those alive, the ones it holds still. A START that is in neither has died. past: the last runs
+    of tasks of this home, the oldest first, from which durations are learned; drained: why this node takes no tasks ("" is a
+    reason, too), None if it does; known: members met before, where they were then; seeds: addresses (HOST:PORT) at which a
+    member may be. They are tried for ever. fates: what has become of tasks that others here wait for; groups: those that a
+    user has set; commits_lost: the database has lost its last commits, so that any of this may have been overtaken; revoked:
+    nodes that were ever shut out of the cluster, and when (Unix s). attempts_from: the next attempt of a task of a
+    submission up to attempts_up_to has at least this number, since a loss of commits has taken what was known of the numbers
+    below. wake_s: how long nodes took to wake, where that was learned; asleep: those that slept.
     """
 
     tasks: tuple[TaskRow, ...] = ()

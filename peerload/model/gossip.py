@@ -251,8 +251,9 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     """k: independent suspicions that reduce the time to its minimum; fewer in small clusters. 0: the minimum at once, so that a single
     confused node may call others dead."""
     corroborators: Few = 8
-    """Nodes that, on average, probe a suspect out of turn when they first hear of the suspicion, and so confirm it or inform the suspect. Each costs 2 datagrams per suspicion (12 if it is dead); 0 leaves confirmation to the
-    turns of probing, n·probe_s/k later."""
+    """Nodes that, on average, probe a suspect out of turn when they first hear of the suspicion, and so confirm it or inform
+    the suspect. Each costs 2 datagrams per suspicion (12 if it is dead); 0 leaves confirmation to the turns of probing,
+    n·probe_s/k later."""
     spread_s: Positive = 0.1
     """Interval of datagrams with membership news, to `fanout` members; without news none are sent. Less spreads news sooner: it
     reaches all after about log_fanout(n) rounds."""

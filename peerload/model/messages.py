@@ -607,8 +607,9 @@ class InputEnd(_Message, frozen=True, tag="input-end"):
 
 class BlocksRequest(_Message, frozen=True, tag="blocks-request"):
     """any → any: request for the blocks with these BLAKE3 digests. A node that knows a digest may have its block. verify: the
-    receiver checks that they are intact, since one was not. A node that serves all users of its machine looks among the files of one user: of the task
-    with the uid ``task`` that needs them, if it is between both nodes, else of who has ``manifest``, which names them."""
+    receiver checks that they are intact, since one was not. A node that serves all users of its machine looks among the
+    files of one user: of the task with the uid ``task`` that needs them, if it is between both nodes, else of who has
+    ``manifest``, which names them."""
 
     digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=BLOCKS_MAX)]
     verify: bool = False

@@ -39,9 +39,9 @@ class Quality(enum.StrEnum):
 
 
 class TaskCost(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """Joules that a task would take on a node as its power curve has it; of a task of unknown duration, for one second of
-    work. price: of a kWh there now, None = not known; wake_s: time that the node takes to wake; wake_joules: what it draws meanwhile,
-    not counted in joules."""
+    """Joules that a task would take on a node as its power curve has it; of a task of unknown duration, for one second of work.
+    price: of a kWh there now, None = not known; wake_s: time that the node takes to wake; wake_joules: what it draws
+    meanwhile, not counted in joules."""
 
     node: str
     joules: float

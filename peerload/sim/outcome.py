@@ -104,9 +104,9 @@ def runs_interval(mean: float, runs: Sequence[Sequence[float]], independent: flo
 
 
 def independent_tasks(tasks: int, load: float, mean_response: float) -> float:
-    """Number of independent responses that say as much about their mean as those of so many tasks in turn. In M/M/1 one takes
-    4 load / (1 - load)² tasks, the time in which a queue forgets; where nodes share work, fewer, as the mean response (in mean service
-    times) is below that of M/M/1. Infinite where theory knows nothing of it: the load is not between 0 and 1."""
+    """Number of independent responses that say as much about their mean as those of so many tasks in turn. In M/M/1 one takes 4
+    load / (1 - load)² tasks, the time in which a queue forgets; where nodes share work, fewer, as the mean response (in mean
+    service times) is below that of M/M/1. Infinite where theory knows nothing of it: the load is not between 0 and 1."""
     return tasks * (1 - load) / (4 * load * max(mean_response, 1.0)) if 0 < load < 1 else math.inf
 
 
@@ -155,9 +155,10 @@ def intervals(samples: Sequence[Sample], independent: float = math.inf) -> dict[
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """is_stable: None where it cannot be judged, since a trace comes to an end or a run was too short; warnings: what a reader of the numbers
-    must know; homes: the mean response of the tasks of each home node, None where there were none; executed_at_origin,
-    executed_remotely: measured tasks of each class, in all replications; one_queue, no_sharing: mean responses from queueing theory, None where it has no formula for this."""
+    """is_stable: None where it cannot be judged, since a trace comes to an end or a run was too short; warnings: what a reader
+    of the numbers must know; homes: the mean response of the tasks of each home node, None where there were none;
+    executed_at_origin, executed_remotely: measured tasks of each class, in all replications; one_queue, no_sharing: mean
+    responses from queueing theory, None where it has no formula for this."""
 
     metrics: dict[str, Interval]
     is_stable: bool | None

@@ -44,12 +44,12 @@ ANSWERS_LATE = 1.01
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Times are in simulated seconds: without a trace the mean service time is one second.
 
-    policy: a preset by name or file; changes: parameters of it with
-    other values; varied: what else differs between compared scenarios, for their labels; slots, gpus: of each node; load: offered work per slot of speed 1 and second, None =
-    as recorded; hot: number of nodes that get arrivals (0: all); trace: recorded arrivals; service: how long tasks take,
-    None = as recorded; durations: what tasks of a Poisson stream take is drawn from these; modulation: of its rate;
-    classes: a mix of tasks in it; speeds: one a node; head_s, head_down: what a head node takes for a message, when it fails and for how long;
-    is_live: with the timings of an agent and all of its preset, instead of the reference model's; tasks: of a
+    policy: a preset by name or file; changes: parameters of it with other values; varied: what else differs between compared
+    scenarios, for their labels; slots, gpus: of each node; load: offered work per slot of speed 1 and second, None = as
+    recorded; hot: number of nodes that get arrivals (0: all); trace: recorded arrivals; service: how long tasks take, None =
+    as recorded; durations: what tasks of a Poisson stream take is drawn from these; modulation: of its rate; classes: a mix
+    of tasks in it; speeds: one a node; head_s, head_down: what a head node takes for a message, when it fails and for how
+    long; is_live: with the timings of an agent and all of its preset, instead of the reference model's; tasks: of a
     replication, the warm-up included.
     """
 

@@ -61,9 +61,9 @@ def table(
 ) -> list[str]:
     """Lines of aligned columns, each cell made `printable`; those named in ``right`` are aligned to the right.
 
-    columns: the width of the terminal (0: unlimited). If the table is wider, the columns in ``gives_way`` are shortened, the first one
-    first, one with a number down to that width; then those in ``left_out`` are dropped, the first one first; at last the widest ones
-    are shortened, so that no row wraps. paint: for a heading, the colour of a cell by its first word.
+    columns: the width of the terminal (0: unlimited). If the table is wider, the columns in ``gives_way`` are shortened, the
+    first one first, one with a number down to that width; then those in ``left_out`` are dropped, the first one first; at
+    last the widest ones are shortened, so that no row wraps. paint: for a heading, the colour of a cell by its first word.
     """
     cells = [tuple(headings), *(tuple(map(printable, row)) for row in rows)]
     plain = [all(map(str.isascii, row)) for row in cells]

@@ -1,5 +1,5 @@
-"""The agent behind the web server, and the live feed of server-sent events. While somebody looks, the agent is asked for its overview once a second,
-however many look; what has changed is encoded once and sent to all.
+"""The agent behind the web server, and the live feed of server-sent events. While somebody looks, the agent is asked for its
+overview once a second, however many look; what has changed is encoded once and sent to all.
 
 Each update has a number, which is its event id. A viewer that comes back with the last id that it saw gets the updates since;
 if these are not kept any more, a snapshot of everything. No queue is kept for a viewer: it reads on from its own number.

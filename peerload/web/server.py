@@ -164,7 +164,8 @@ def run(settings: ServerSettings, told: Callable[[str], object]) -> int:
 
 
 def running(tokens: Path) -> str:
-    """The URL of one visit to the server that runs with the secrets in this directory; "" if none does, or another user has its port. Raises PeerloadError if they cannot be trusted."""
+    """The URL of one visit to the server that runs with the secrets in this directory; "" if none does, or another user has its
+    port. Raises PeerloadError if they cannot be trusted."""
     try:
         owner = tokens.stat().st_uid
         with (tokens / ADDRESS).open(encoding="ascii", errors="replace") as file:

@@ -108,13 +108,14 @@ class _Selecting(_Request, frozen=True):
 
 
 class TasksRequest(_Selecting, frozen=True, tag="tasks"):
-    """List → tasks: unfinished ones, and those that ended within the last ``ended_within_s``, oldest first; at most
-    ``limit``, ``truncated`` tells: those that a node has come first, then as many of those that wait (who is next) as of
-    those that ended (who was last). unfinished: where it is truncated, how many there are in each state. damaged: those
-    that cannot be read (id, why). cluster: those of all nodes, in no order, at most ``limit`` of each; missing: which nodes
-    did not answer (node state why). gathered: members of an array that are held, queued, done or cancelled, and many that failed
-    or are unknown, are one task of the list for each of these states, and the limit counts it as one: that of the first with ``members``: spans (the first of
-    their ranges) count nodes (how many), and started_at, ended_at, exit_code and reason as of all of them."""
+    """List → tasks: unfinished ones, and those that ended within the last ``ended_within_s``, oldest first; at most ``limit``,
+    ``truncated`` tells: those that a node has come first, then as many of those that wait (who is next) as of those that
+    ended (who was last). unfinished: where it is truncated, how many there are in each state. damaged: those that cannot be
+    read (id, why). cluster: those of all nodes, in no order, at most ``limit`` of each; missing: which nodes did not answer
+    (node state why). gathered: members of an array that are held, queued, done or cancelled, and many that failed or are
+    unknown, are one task of the list for each of these states, and the limit counts it as one: that of the first with
+    ``members``: spans (the first of their ranges) count nodes (how many), and started_at, ended_at, exit_code and reason as
+    of all of them."""
 
     ended_within_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 86_400.0
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
@@ -350,9 +351,9 @@ class Detach(_Request, frozen=True, tag="detach"):
 
 
 class Clean(_Request, frozen=True, tag="clean"):
-    """Drop ended tasks and their outputs → ``more`` {tasks (ids)} any number of times, then ok {removed, outputs
-    (numbers), output_bytes, in_use (number kept because a client follows or waits for them)}. older_s, states, tasks and keep (all but the
-    newest so many) narrow the selection. outputs_only: the tasks themselves stay. dry_run: drop nothing, with the same
+    """Drop ended tasks and their outputs → ``more`` {tasks (ids)} any number of times, then ok {removed, outputs (numbers),
+    output_bytes, in_use (number kept because a client follows or waits for them)}. older_s, states, tasks and keep (all but
+    the newest so many) narrow the selection. outputs_only: the tasks themselves stay. dry_run: drop nothing, with the same
     answer."""
 
     tasks: Annotated[tuple[TaskRef, ...], Meta(max_length=TASKS_NAMED_MAX)] = ()
@@ -430,12 +431,12 @@ class ReadSamples(_Request, frozen=True, tag="samples"):
 
 
 class Checkup(_Request, frozen=True, tag="checkup"):
-    """Health of the agent, for `doctor` → node python event_loop launcher (pid units memory unenforced silent)
-    disk (state free_bytes total_bytes low_bytes reserve_bytes reserve_bytes_max stalled) broker (null, or urls url why)
-    peers (node state address linked met_s datagram_age_s clock_ahead_s) clashes ({name: address}: agents that were refused
-    since their name is taken) damaged (id why) lost (null, or text about data
-    that the database has lost) removed_early (null, or tasks at why: removed within a day of their end for lack of room) frozen (frozen tasks of other homes) trouble certificate_until issuer (it
-    has the CA's key) revoked (its certificate was)."""
+    """Health of the agent, for `doctor` → node python event_loop launcher (pid units memory unenforced silent) disk (state
+    free_bytes total_bytes low_bytes reserve_bytes reserve_bytes_max stalled) broker (null, or urls url why) peers (node
+    state address linked met_s datagram_age_s clock_ahead_s) clashes ({name: address}: agents that were refused since their
+    name is taken) damaged (id why) lost (null, or text about data that the database has lost) removed_early (null, or tasks
+    at why: removed within a day of their end for lack of room) frozen (frozen tasks of other homes) trouble
+    certificate_until issuer (it has the CA's key) revoked (its certificate was)."""
 
 
 class Settings(_Request, frozen=True, tag="settings"):

@@ -1,7 +1,8 @@
 # ruff: noqa: PTH109, PTH110, PTH111, PTH113, PTH117, PTH118, PTH119
 # os.path, since pathlib would cost every command its quick start.
-"""Submission: from the flags of `run`, `submit` and `map` to the request, with the files that travel along, the messages about its
-reply, and hints about likely mistakes. The bounds are those of peerload.model, which is not imported: that would slow down every submit."""
+"""Submission: from the flags of `run`, `submit` and `map` to the request, with the files that travel along, the messages about
+its reply, and hints about likely mistakes. The bounds are those of peerload.model, which is not imported: that would slow
+down every submit."""
 
 from __future__ import annotations
 
@@ -236,9 +237,9 @@ def submit(
     input_comes: bool = False,
     **more: object,
 ) -> dict[str, Any]:
-    """Queue the task, or an array of tasks, and return the agent's reply. ``token``: of a submission that the user can repeat (default: a
-    new one); ``more``: the other fields of `Submit` (docs/wire.md), of which False, None and empty ones are left out; ``input_comes``:
-    it reads more than this."""
+    """Queue the task, or an array of tasks, and return the agent's reply. ``token``: of a submission that the user can repeat
+    (default: a new one); ``more``: the other fields of `Submit` (docs/wire.md), of which False, None and empty ones are left
+    out; ``input_comes``: it reads more than this."""
     fields = {key: value for key, value in more.items() if value} | ({"input_ends": False} if input_comes else {})
     repeat = repeat_hint(token) if token else "see:  peerload up        peerload ls"
     token = token or new_token()

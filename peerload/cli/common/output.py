@@ -37,9 +37,9 @@ def followed(client: AgentConnection, parts: Iterable[dict[str, Any]], stdout: i
 class OutputWriter:
     """Writes pieces of output unbuffered to the descriptors 1 and 2.
 
-    A gap between two pieces was cut out by the capture limit; stderr says so. raw: bytes are written as they are; without it, output
-    to a terminal is sanitized (`SanitizedOutput`), and output to pipes and files is not changed. is_whole: as for `OutputGaps`.
-    is_json: each piece is printed as an object. Raises BrokenPipeError if the reader has gone.
+    A gap between two pieces was cut out by the capture limit; stderr says so. raw: bytes are written as they are; without
+    it, output to a terminal is sanitized (`SanitizedOutput`), and output to pipes and files is not changed. is_whole: as for
+    `OutputGaps`. is_json: each piece is printed as an object. Raises BrokenPipeError if the reader has gone.
     """
 
     def __init__(self, *, raw: bool = True, is_whole: bool = True, is_json: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Follows one task to its end, for `run`, `attach` and `exec`: its output comes here; our input and our signals go there; the terminal
 goes raw for a task that has one.
 
-One loop waits for the agent, for our stdin and for signals. A signal handler does nothing but note which one came, so that nothing is
-ever sent in the middle of something else.
+One loop waits for the agent, for our stdin and for signals. A signal handler does nothing but note which one came, so that
+nothing is ever sent in the middle of something else.
 """
 
 from __future__ import annotations
@@ -284,10 +284,10 @@ class TaskSession:
     r"""Hands the output of a task to ``write``, and passes signals on while its context is open.
 
     Ctrl-C: the task gets SIGINT; again within 2 s: it is cancelled (SIGTERM, SIGKILL after 10 s); once more: we stop
-    following. SIGTERM is passed on alike if the task ends with us, else it ends us alone. A task that has not started yet is cancelled at once. Ctrl-\ detaches, Ctrl-Z
-    stops the task and us. ``attends``: the task is cancelled when we are gone; ``stdin``: what it reads, if it does;
-    ``has_terminal``: it has a terminal of its own, and ours goes raw for it; ``is_source``: its input ends with us;
-    ``tail_lines``: number of earlier lines of its output that are shown.
+    following. SIGTERM is passed on alike if the task ends with us, else it ends us alone. A task that has not started yet is
+    cancelled at once. Ctrl-\ detaches, Ctrl-Z stops the task and us. ``attends``: the task is cancelled when we are gone;
+    ``stdin``: what it reads, if it does; ``has_terminal``: it has a terminal of its own, and ours goes raw for it;
+    ``is_source``: its input ends with us; ``tail_lines``: number of earlier lines of its output that are shown.
     """
 
     DETACHES = True

@@ -1,8 +1,8 @@
 """`peerload demo`: three agents and a broker on this machine, which share real commands with known answers; the account at the end.
 
-Base of the demonstrations (`Demo`): real agents of one temporary directory, whose processes are found and ended whatever happens. The
-directory's name is in the environment of everything that is started (`MARK`), so that agents, launchers, broker and tasks can be found
-in /proc and are gone when the demonstration ends, however it ends.
+Base of the demonstrations (`Demo`): real agents of one temporary directory, whose processes are found and ended whatever
+happens. The directory's name is in the environment of everything that is started (`MARK`), so that agents, launchers, broker
+and tasks can be found in /proc and are gone when the demonstration ends, however it ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The agent of `peerload demo gpu`: a normal agent with simulated GPUs, the functions of `pynvml` for a machine that a file describes.
 
-Arguments: that file, then the flags of `peerload agent`. No verb leads here. The file is JSON, read again at each call: ``{"gpus":
-[{"uuid", "name", "mem_bytes"}], "processes": DIRECTORY}``; ``"lost": true`` marks a GPU as lost. A process uses the GPUs that the file
-of its number in that directory names, one a line (``UUID BYTES PERCENT``), as long as it lives. Like the real library, it reports
-utilization late.
+Arguments: that file, then the flags of `peerload agent`. No verb leads here. The file is JSON, read again at each call:
+``{"gpus": [{"uuid", "name", "mem_bytes"}], "processes": DIRECTORY}``; ``"lost": true`` marks a GPU as lost. A process uses
+the GPUs that the file of its number in that directory names, one a line (``UUID BYTES PERCENT``), as long as it lives. Like
+the real library, it reports utilization late.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The command of each task of `map` and of `submit --param`: a template with placeholders, and the inputs that fill it.
 
-Inputs are words after `:::`, lines of files after `::::`, or lines of standard input. Several sources are combined: every value of one
-with every value of the next (the last changes fastest), or, after `:::+` and `::::+`, one with one. The first source is read as needed,
-so it may be of any length; the others are kept in memory, within a bound.
+Inputs are words after `:::`, lines of files after `::::`, or lines of standard input. Several sources are combined: every
+value of one with every value of the next (the last changes fastest), or, after `:::+` and `::::+`, one with one. The first
+source is read as needed, so it may be of any length; the others are kept in memory, within a bound.
 """
 
 from __future__ import annotations
@@ -246,9 +246,9 @@ SHELL = (b"/bin/sh", b"-c")
 class CommandTemplate:
     """A command line whose placeholders are filled for each task.
 
-    ``words``: the words of a command, or one line for /bin/sh (``is_shell``), in which inputs are quoted, so that each stays one word.
-    Inputs are appended to a command without placeholders. ``inputs``: the number of inputs of each task. Raises UsageError for a
-    placeholder that no input fills.
+    ``words``: the words of a command, or one line for /bin/sh (``is_shell``), in which inputs are quoted, so that each stays
+    one word. Inputs are appended to a command without placeholders. ``inputs``: the number of inputs of each task. Raises
+    UsageError for a placeholder that no input fills.
     """
 
     def __init__(self, words: Sequence[bytes], *, is_shell: bool, inputs: int = 1, verb: str = "map") -> None:

@@ -1,7 +1,7 @@
 # ruff: noqa: PTH118
 # os.path, since pathlib would cost every command its quick start.
-"""`peerload up`, `down` and `agent`: start and stop my agent, run one in the foreground. `peerload launcher --system`: the process that
-starts the tasks of all users of a machine, as root, for its agent, which is not root."""
+"""`peerload up`, `down` and `agent`: start and stop my agent, run one in the foreground. `peerload launcher --system`: the
+process that starts the tasks of all users of a machine, as root, for its agent, which is not root."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`peerload cancel`, `signal`, `hold`, `release`, `prio`, `group`, `retry`, `clean` and `files`: the verbs that change tasks, their groups,
-and what is kept of ended ones."""
+"""`peerload cancel`, `signal`, `hold`, `release`, `prio`, `group`, `retry`, `clean` and `files`: the verbs that change tasks,
+their groups, and what is kept of ended ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`peerload invite` and `join TOKEN`: let another machine into the cluster; make this machine a member of the cluster that made the token.
+"""`peerload invite` and `join TOKEN`: let another machine into the cluster; make this machine a member of the cluster that made
+the token.
 
 Both verbs write files that belong to the agent. If that agent serves the whole machine, they continue as its user; only root can.
 Root trusts nothing that an agent says of itself before it has become the agent's user. The kernel names that user with every
@@ -465,8 +466,8 @@ class InstallLine(NamedTuple):
 def install_lines(join: str, *, is_system: bool) -> list[InstallLine]:
     """The ways to install peerload on another machine and run ``join`` there; none if the origin of this peerload is not known.
 
-    Installers record the origin of a distribution (`direct_url.json`, PEP 610). One from an index has no such file. A source tree or
-    a file is on this machine only, so that line is typed here and copies it over ssh.
+    Installers record the origin of a distribution (`direct_url.json`, PEP 610). One from an index has no such file. A source
+    tree or a file is on this machine only, so that line is typed here and copies it over ssh.
     """
     import json
     from importlib.metadata import Distribution, packages_distributions

@@ -441,9 +441,10 @@ TRACE_DIGITS = 6
 class Trace:
     """A trace of ended tasks for the simulator, one line for each task in the order of submission.
 
-    Columns: ``arrival`` (seconds since the first submission in the trace), ``duration`` (seconds the process ran), ``cpus``, ``gpus``,
-    ``node`` (the home node). Tasks that never ran are left out. With ``--cluster`` it has the tasks of all homes, in the order of
-    submission by the clock of each home. ``written`` and ``left_out`` count tasks; ``missing``: nodes that did not answer.
+    Columns: ``arrival`` (seconds since the first submission in the trace), ``duration`` (seconds the process ran), ``cpus``,
+    ``gpus``, ``node`` (the home node). Tasks that never ran are left out. With ``--cluster`` it has the tasks of all homes,
+    in the order of submission by the clock of each home. ``written`` and ``left_out`` count tasks; ``missing``: nodes that
+    did not answer.
     """
 
     def __init__(self, out: TextIO, *, as_csv: bool) -> None:

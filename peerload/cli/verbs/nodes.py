@@ -1,4 +1,5 @@
-"""`peerload nodes`, `drain`, `undrain` and `top`: list the nodes and their GPUs, have one take no more tasks, watch nodes and tasks live."""
+"""`peerload nodes`, `drain`, `undrain` and `top`: list the nodes and their GPUs, have one take no more tasks, watch nodes and
+tasks live."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The account that a task runs as, where the launcher serves all users: a function of the node's own policy.
 
-`PolicyFiles` reads that policy from root's configuration files; those that others could have written are refused. Whatever it says, no
-task runs as uid 0 or as a system account. Accounts are looked up by name or by number; from then on only numbers count: a name made
-of digits is a name. Used by the launcher, and by the agent to predict the launcher's decision; the imports are few.
+`PolicyFiles` reads that policy from root's configuration files; those that others could have written are refused. Whatever
+it says, no task runs as uid 0 or as a system account. Accounts are looked up by name or by number; from then on only numbers
+count: a name made of digits is a name. Used by the launcher, and by the agent to predict the launcher's decision; the
+imports are few.
 """
 
 from __future__ import annotations

@@ -178,7 +178,8 @@ GPUS = ("nvidia", "dri", "kfd")
 
 
 def enter(kernel: Syscalls, bytes_max: int, hidden: tuple[str, ...], *, has_devices: bool, staged: str = "") -> None:
-    """Enter a sandbox with a bound on its temporary files. hidden: further directories to hide. has_devices: the guest has devices of this machine. staged: a directory with its files, which is SCRATCH there. Raises OSError."""
+    """Enter a sandbox with a bound on its temporary files. hidden: further directories to hide. has_devices: the guest has
+    devices of this machine. staged: a directory with its files, which is SCRATCH there. Raises OSError."""
     kernel.unshare(CLONE_NEWNS | CLONE_NEWIPC)
     kernel.mount("", "/", "", MS_REC | MS_SLAVE)
     kernel.make_read_only("/")
