@@ -34,7 +34,7 @@ GROUPS = {
     "Look at tasks": {
         "ls": "list my tasks: unfinished ones and those of the last 24 hours",
         "show": "show everything about tasks",
-        "why": "explain why a task waits, or why it went where it went",
+        "why": "explain why a task waits, or why it runs where it does",
         "trace": "show where the time of a task went, on all nodes that had it",
         "logs": "print the output of tasks",
         "history": "list ended tasks: when, how long, where, what they used",
@@ -57,7 +57,7 @@ GROUPS = {
         "up": "start an agent for me on this machine",
         "down": "stop my agent (--all: its running tasks too)",
         "nodes": "list the nodes: state, cores, memory, GPUs, tasks",
-        "power": "show what this node draws, and how that is known",
+        "power": "show the power of this node, and its sensors",
         "energy": "print the joules of nodes, tasks and users",
         "drain": "have a node take no more tasks",
         "undrain": "have a node take tasks again",
@@ -77,7 +77,7 @@ GROUPS = {
     "Policies": {
         "policy": "list and explain policies and presets; check a preset",
         "sim": "simulate what a policy does to response times",
-        "replay": "decide the recording of an agent again, and compare",
+        "replay": "repeat the decisions of a recorded agent, and compare",
     },
     "More": {
         "demo": "start three agents and a broker on this machine, and give them work",

@@ -59,7 +59,7 @@ KEYS = (
         hint="mark",
     ),
     Key(("U",), "U", "unmark", "remove all marks"),
-    Key(("w",), "w", "why", "why the task waits, or went where it went", hint="why"),
+    Key(("w",), "w", "why", "why the task waits, or runs where it does", hint="why"),
     Key(("l",), "l", "logs", "follow the output of the task", hint="logs"),
     Key(("c",), "c", "cancel", "cancel the task (asks)", changes=True, hint="cancel"),
     Key(("s",), "s and a letter", "signal", "send a signal to the task (asks)", changes=True, hint="signal"),

@@ -1,4 +1,4 @@
-"""`peerload power` and `energy`: what a node draws, how that is known, and its power profile; joules of nodes, tasks and users."""
+"""`peerload power` and `energy`: the power of a node, its sensors, and its power profile; joules of nodes, tasks and users."""
 
 from __future__ import annotations
 

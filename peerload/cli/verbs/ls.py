@@ -228,7 +228,7 @@ def why(words: list[str]) -> int:
         "why",
         "Explain why a task waits: for every known node whether it could ever run it, whether it has room now, and the reason;\n"
         "how old these facts are; and the smallest change that would let it start now. For a task that has started: where it\n"
-        "went and why. For an array: how many members wait for what, and all this for the next one to start.",
+        "runs and why. For an array: how many members wait for what, and all this for the next one to start.",
     )
     reader.add_argument("task", metavar="ID")
     flags = reader.read(words)

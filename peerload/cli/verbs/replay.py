@@ -27,7 +27,7 @@ def main(words: list[str]) -> int:
     """Run the verb: 0 if every action was decided again, 1 if not."""
     reader = Options(
         "replay",
-        "Decide the events of an agent that ran with --record again, and compare every action, byte for byte.",
+        "Repeat the decisions of an agent that ran with --record, and compare every action, byte for byte.",
         usage="[--events] FILE",
         json_says="print JSON, one object for each start of the agent",
     )
