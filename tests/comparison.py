@@ -36,7 +36,7 @@ from peerload.sim.scenario import Scenario
 from peerload.sim.utilization import UtilizationMonitor
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
-from tests.theory.replicate import REFERENCES, References
+from tests.theory.replicate import Companions
 
 ROOT = Path(__file__).resolve().parents[1]
 if TYPE_CHECKING:
@@ -146,10 +146,9 @@ def played(
 
 def over_one_queue(asked: Scenario, **others: Any) -> tuple[float, Any]:
     """Mean response over that of the same tasks in one queue for all slots."""
-    queue = References(asked.setup(), "exp", ())
+    queue = Companions(asked.setup(), SEED, ["one_queue"])
     _, sample = played(asked, seen=queue.seen, **others)
-    first, last = asked.warm_up + 1, asked.tasks + 1
-    return sample.values["mean_response"] / fmean(queue.responses[REFERENCES[0]][first:last]), sample
+    return sample.values["mean_response"] / fmean(queue.responses["one_queue"][asked.warm_up : asked.tasks]), sample
 
 
 def reaction(policy: str) -> float:

@@ -106,7 +106,7 @@ def test_a_control_variate_narrows_intervals_and_they_hold() -> None:
     held, halves, plain_halves, means = 0, 0.0, 0.0, []
     for _ in range(rounds):
         runs, controls = zip(*(queue(rng, 0.8, 500) for _ in range(3)), strict=True)
-        adjusted = controlled(runs, [[(error,) for error in errors] for errors in controls])
+        adjusted = controlled(runs, {"work": controls}).runs
         mean, half = fmean(value for run in adjusted for value in run), batch_half_width(adjusted)
         means.append(mean)
         held += abs(mean - exact) <= half
@@ -118,8 +118,8 @@ def test_a_control_variate_narrows_intervals_and_they_hold() -> None:
 
 
 def test_few_batches_are_left_alone() -> None:
-    assert controlled([[1.0, 2.0]], [[(3.0,), (4.0,)]]) == [[1.0, 2.0]]
-    assert controlled([[1.0], [2.0]], [[(3.0,)], [(4.0,)]]) == [[1.0], [2.0]]
+    assert controlled([[1.0, 2.0]], {"work": [[3.0, 4.0]]}).runs == [[1.0, 2.0]]
+    assert controlled([[1.0], [2.0]], {"work": [[3.0], [4.0]]}).runs == [[1.0], [2.0]]
 
 
 def sample_of(rng: random.Random, servers: int, load: float, tasks: int) -> Sample:

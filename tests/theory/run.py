@@ -2,9 +2,8 @@
 
 FILE holds ``{"cases": [{"id", "params", …}, …]}``; the result is ``{id: {metric: [value, 95 % half width]}}``. The
 budget is the time of the whole run; all processors work on it. Every case gets its share, and then those more whose
-intervals are nearest to narrow enough, until they are. What the arrivals
-explain of a mean is taken out, and what the same tasks would do in queues of which theory knows the mean (control variates). Cases that cannot be
-played yet are named, with the reason, and left out.
+intervals are nearest to narrow enough, until they are. Of each figure, what the arrivals and simple queues with the same tasks
+explain is taken out (control variates). Cases that cannot be played yet are named, with the reason, and left out.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import Any
 import msgspec
 
 from peerload.sim.outcome import (
-    NORMAL,
     Interval,
     batch_half_width,
     half_width,
@@ -34,9 +32,9 @@ from peerload.sim.outcome import (
     runs_interval,
 )
 from peerload.sim.replication import CONTROL, QUANTILES, WARM_UP_S, Sample, quantile
-from tests.theory.control_variates import NOTHING_NEW, controlled, slopes
+from tests.theory.control_variates import NOTHING_NEW, controlled
 from tests.theory.mapping import NotYet, Parameters, setup_of
-from tests.theory.replicate import BATCHES, ERRORS, REFERENCES, replicate
+from tests.theory.replicate import ALONE, BATCHES, CONTROLS, replicate
 
 SMALL_NODES_MAX = 100
 SMALL_TASKS_MAX, SMALL_REPLICATIONS_MAX = 200_000, 10
@@ -46,7 +44,15 @@ LARGE_WEIGHT = 3.0
 """A large case gets so many times the time of a small one: each of its tasks costs more, and it warms up slower."""
 FIRST_SHARE = 0.5
 """Of the time for the first replication of every case; the rest goes where the intervals are widest."""
-AIMS = {"mean_response": 0.02, "p95": 0.03, "p99": 0.08}
+AIMS = {
+    "mean_response": 0.02,
+    "p95": 0.03,
+    "p99": 0.08,
+    "transfers_per_task": 0.04,
+    "probes_per_task": 0.04,
+    "mean_response_executed_at_origin": 0.04,
+    "mean_response_executed_remotely": 0.04,
+}
 """A case is done when the half widths of these are within such a share of the value."""
 MORE, WIDE_MAX = 1.2, 30.0
 """More time than is probably lacking, since that is a guess; how much too wide an interval counts at most (it may be infinite)."""
@@ -56,6 +62,10 @@ REPLICATION_S_MIN = 3.0
 """With less time left no further replication is begun."""
 PLAYED_SHARE = 0.8
 """Of the wall time of a replication, for the tasks that were asked for: its process starts before, its last tasks end after."""
+LONG, LONGER_MAX = 2, 2.0
+"""Batches are merged by so many; a run with control variates counts at most as one so many times as long."""
+QUANTILE_STEPS = 3
+"""Steps in which a quantile is found."""
 METRICS_OF_THE_WHOLE = ("first_tenth_mean_response", "last_tenth_mean_response")
 
 
@@ -64,69 +74,91 @@ def combine(samples: list[Sample], load: float = 0.0) -> dict[str, list[float]]:
     the simulator. load: offered to a slot of speed 1; 0: no interval is refused for too few independent tasks."""
     combined: dict[str, list[float]] = {}
     independent = independent_of(samples, load)
-    for metric in (name for name in samples[0].values if name not in (CONTROL, *ERRORS)):
+    for metric in (name for name in samples[0].values if name != CONTROL):
         known = [sample for sample in samples if metric in sample.values]
         if metric in METRICS_OF_THE_WHOLE:
             values = [sample.values[metric] for sample in known]
             combined[metric] = [fmean(values), half_width(values)]
         elif metric in QUANTILES:
-            found = _quantile(samples, QUANTILES[metric])
-            combined[metric] = [found.value, math.inf if has_few_beyond(independent, QUANTILES[metric]) else found.half]
+            found = _quantile(samples, QUANTILES[metric], independent)
+            combined[metric] = [found.value, found.half]
         else:
-            shift, error, runs = _explained(
-                known, [sample.batches.get(metric) or [sample.values[metric]] for sample in known]
-            )
-            value = fmean(sample.values[metric] for sample in known) + shift
-            half = batch_half_width(runs)
+            mean = _mean(known, [sample.batches.get(metric) or [sample.values[metric]] for sample in known])
+            value = fmean(sample.values[metric] for sample in known) + mean.shift
+            half = batch_half_width(mean.runs)
             if half > NOTHING_NEW * value:  # else known queues explain all of it, however short the run
-                half = math.hypot(runs_interval(value, runs, independent).half, error)
+                half = math.hypot(runs_interval(value, mean.runs, independent * mean.longer).half, mean.error)
             combined[metric] = [value, half]
     combined["tasks"] = [float(sum(sample.tasks for sample in samples)), 0.0]
     combined["tasks_per_cpu_s"] = [combined["tasks"][0] / max(sum(sample.cpu_s for sample in samples), 1e-6), 0.0]
     return combined
 
 
-def _quantile(samples: list[Sample], share: float) -> Interval:
+def _quantile(samples: list[Sample], share: float, independent: float) -> Interval:
     """A quantile of all responses, and half its interval: the share of responses beyond a value is a mean over batches, from which
-    controls take chance out as from others, and the interval of that share leads to two other quantiles."""
+    controls take chance out as from others, and the interval of that share leads to two other quantiles. The value is that beyond which
+    just enough lies when chance is taken out."""
     ordered = sorted(chain.from_iterable(sample.responses for sample in samples))
-    value = quantile(ordered, share)
-    beyond = []
+    place, width = share, math.inf
+    for _ in range(QUANTILE_STEPS):
+        value = quantile(ordered, place)
+        mean = _mean(samples, [_beyond(sample, value) for sample in samples])
+        width = math.hypot(batch_half_width(mean.runs), mean.error)
+        step = fmean(chain.from_iterable(mean.runs)) - (1 - share) if mean.runs[0] else 0.0
+        if width >= min(place, 1 - place) or not 0 < place + step < 1:
+            return Interval(quantile(ordered, share), math.inf)
+        place += step
+    low, high = quantile(ordered, max(place - width, 0.0)), quantile(ordered, min(place + width, 1.0))
+    value = quantile(ordered, place)
+    is_short = has_few_beyond(independent, share) or place + width >= 1
+    return Interval(value, math.inf if is_short else max(high - value, value - low))
+
+
+def _beyond(sample: Sample, value: float) -> list[float]:
+    """Share of the responses beyond this value in each batch."""
+    run = sample.responses
+    edges = [len(run) * batch // BATCHES for batch in range(BATCHES + 1)] if sample.batches else []
+    return [sum(one > value for one in run[edge:to]) / (to - edge) for edge, to in pairwise(edges)]
+
+
+class _Mean(msgspec.Struct, frozen=True):
+    """What control variates leave of a metric: its batches, LONG times as long; by how much its mean changes; half the interval of
+    this change as far as means of the controls are estimates; the factor by which a run would be longer that is as exact without them."""
+
+    runs: list[list[float]]
+    shift: float = 0.0
+    error: float = 0.0
+    longer: float = 1.0
+
+
+def _mean(samples: list[Sample], batches: list[list[float]]) -> _Mean:
+    """Take out of a metric's batches what control variates explain."""
+    plain = _Mean([_merged(run) for run in batches])
+    names = [name for name in (CONTROL, *CONTROLS) if all(name in sample.batches for sample in samples)]
+    by_name = {name: [sample.batches[name] for sample in samples] for name in names}
+    if any(len(run) != len(other) for runs in by_name.values() for run, other in zip(batches, runs, strict=True)):
+        return plain
+    found = controlled(batches, by_name)
+    if not found.slopes:
+        return plain
+    runs = [_merged(run) for run in found.runs]
+    errors = []
     for sample in samples:
-        run = sample.responses
-        edges = [len(run) * batch // BATCHES for batch in range(BATCHES + 1)] if sample.batches else []
-        beyond.append([sum(one > value for one in run[edge:to]) / (to - edge) for edge, to in pairwise(edges)])
-    shift, error, runs = _explained(samples, beyond)
-    width = math.hypot(batch_half_width(runs), error)
-    middle = share + shift  # beyond the value lies more than it seems: the quantile is higher
-    if width >= min(middle, 1 - middle):
-        return Interval(value, math.inf)
-    value = quantile(ordered, middle)
-    return Interval(value, max(quantile(ordered, middle + width) - value, value - quantile(ordered, middle - width)))
-
-
-def _explained(samples: list[Sample], batches: list[list[float]]) -> tuple[float, float, list[list[float]]]:
-    """Take out of a metric's batches what control variates explain → by how much that changes the mean, half the interval of this
-    change as far as means of the controls are estimates, and the batches, twice as long."""
-    names = [name for name in (CONTROL, *REFERENCES) if all(name in sample.batches for sample in samples)]
-    errors = [list(zip(*(sample.batches[name] for name in names), strict=True)) for sample in samples]
-    if not names or any(len(run) != len(of_run) for run, of_run in zip(batches, errors, strict=True)):
-        return 0.0, 0.0, [_merged(run) for run in batches]
-    adjusted = controlled(batches, errors)
-    shift = fmean(chain.from_iterable(adjusted)) - fmean(chain.from_iterable(batches))
-    pairs = list(zip(chain.from_iterable(batches), chain.from_iterable(errors), strict=True))
-    fit = dict(zip(names, slopes(pairs), strict=True)) if shift else {}
-    variance = sum(
-        (fit.get(name, 0.0) * sample.values.get(error, 0.0) / len(samples)) ** 2
-        for sample in samples
-        for name, error in zip(REFERENCES, ERRORS, strict=True)
-    )
-    return shift, NORMAL * math.sqrt(variance), [_merged(run) for run in adjusted]
+        estimated = [(slope, sample.batches.get(name + ALONE, ())) for name, slope in found.slopes.items()]
+        parts = [[slope * value for value in values] for slope, values in estimated if values]
+        errors.append(batch_half_width([[sum(values) for values in zip(*parts, strict=True)]]) if parts else 0.0)
+    error = math.hypot(*errors) / len(samples)
+    half, whole = batch_half_width(plain.runs), math.hypot(batch_half_width(runs), error)
+    if whole >= half:
+        return plain
+    shift = fmean(chain.from_iterable(found.runs)) - fmean(chain.from_iterable(batches))
+    longer = min((half / whole) ** 2, LONGER_MAX) if whole and half < math.inf else LONGER_MAX
+    return _Mean(runs, shift, error, longer)
 
 
 def _merged(run: list[float]) -> list[float]:
-    """Batches twice as long: the fit of what the queues explain needs many, their independence needs long ones."""
-    return [fmean(run[place : place + 2]) for place in range(0, len(run), 2)]
+    """Batches LONG times as long: the fit of what the queues explain needs many, their independence needs long ones."""
+    return [fmean(run[place : place + LONG]) for place in range(0, len(run), LONG)]
 
 
 def weight(parameters: Parameters) -> float:
@@ -148,17 +180,15 @@ def load_of(parameters: Parameters) -> float:
     return sum(setup.rates) / sum(slots * speed for slots, speed in zip(setup.slots, speeds, strict=True))
 
 
-def need(samples: list[Sample], under_way: int, load: float) -> float:
-    """How many times too wide the widest interval is, and would be with those under way; not known before the first has
-    ended. Of what grows for ever no mean will ever be narrow: one replication has shown it."""
-    if not samples:
-        return 0.0
+def need(samples: list[Sample], load: float) -> float:
+    """How many times too wide the widest interval is. Of what grows for ever no mean will ever be narrow: one replication has shown
+    it."""
     found = combine(samples, load)
     has_settled = any(sample.batches for sample in samples)
     if has_settled and found["last_tenth_mean_response"][0] >= GROWS * found["first_tenth_mean_response"][0]:
         return 0.0
-    widest = max(found[metric][1] / (aim * found[metric][0]) for metric, aim in AIMS.items())
-    return widest * math.sqrt(len(samples) / (len(samples) + under_way))
+    wanted = [(found[metric], aim) for metric, aim in AIMS.items() if metric in found]
+    return max((half / (aim * value) for (value, half), aim in wanted if value > 0), default=0.0)
 
 
 def service_names(parameters: Parameters) -> dict[str, Any]:
@@ -212,6 +242,7 @@ class _Run:
 
     def __init__(self, cases: dict[str, Parameters], budget_s: float, seed: int) -> None:
         self.samples: dict[str, list[Sample]] = {case: [] for case in cases}
+        self._needs = dict.fromkeys(cases, 0.0)
         self._cases = cases
         self._workers = min(os.cpu_count() or 1, 64)
         weights = sum(map(weight, cases.values()))
@@ -240,8 +271,8 @@ class _Run:
     def _lacking_s(self, case: str) -> float:
         """Processor time that it probably takes until the intervals of a case are narrow enough: those that are nearest get theirs
         first, so that most cases have it in the end. 0: they are, or nothing is known yet."""
-        samples = self.samples[case]
-        wide = need(samples, self._begun[case] - len(samples), load_of(self._cases[case]))
+        count = len(self.samples[case])
+        wide = self._needs[case] * math.sqrt(count / max(self._begun[case], 1))  # less by those under way
         return max(min(wide, WIDE_MAX) ** 2 - 1, 0.0) * self._spent_s(case)
 
     def _spent_s(self, case: str) -> float:
@@ -253,6 +284,11 @@ class _Run:
         rate = sum(setup_of(self._cases[case]).rates)
         each_s = self._spent_s(case) / max(sum(sample.tasks for sample in samples), 1)
         return 4 * WARM_UP_S * rate * each_s / PLAYED_SHARE
+
+    def add(self, case: str, sample: Sample) -> None:
+        """Keep a replication, and find out what its case lacks now."""
+        self.samples[case].append(sample)
+        self._needs[case] = need(self.samples[case], load_of(self._cases[case]))
 
     def play(self) -> None:
         """As long as there is time and somebody needs it."""
@@ -267,7 +303,7 @@ class _Run:
                 done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
                 for future in done:
                     case, sample = future.result()
-                    self.samples[case].append(sample)
+                    self.add(case, sample)
                     sys.stderr.write(f"{case}: {sample.tasks} tasks in {sample.cpu_s:.1f} s\n")
 
 

@@ -25,8 +25,9 @@ from peerload.sim.replication import Replication, Sample, quantile
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.network import NetworkOptions
 from tests.theory import made
+from tests.theory.control_variates import controlled
 from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
-from tests.theory.replicate import ERRORS, REFERENCES, References, replicate
+from tests.theory.replicate import ALONE, alone, mmc_beyond, replicate
 from tests.theory.run import _with_looks, combine, service_names
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["cases"]
@@ -354,8 +355,14 @@ def test_a_run_too_short_for_batches_counts_the_probes_of_a_node_itself() -> Non
 def test_known_queues_narrow_the_interval_of_a_sharing_policy() -> None:
     parameters = {"N": 4, "rho": 0.8, "sender": "shortest", "T_send": 1, "L": 3}
     setup = setup_of(parameters)
-    plain = combine([replicate(setup, seed, tasks=4000, clock=time.process_time) for seed in (1, 2)])["mean_response"]
-    narrow = measured(parameters, replications=2)["mean_response"]
+    samples = [
+        replicate(setup, seed, tasks=4000, clock=time.process_time, **service_names(parameters)) for seed in (1, 2)
+    ]
+    without = [
+        msgspec.structs.replace(sample, batches={"mean_response": sample.batches["mean_response"]})
+        for sample in samples
+    ]
+    narrow, plain = combine(samples)["mean_response"], combine(without)["mean_response"]
     assert narrow[1] < plain[1] / 2
 
 
@@ -368,14 +375,32 @@ def test_quantiles_have_intervals_where_enough_responses_lie_beyond_them() -> No
     assert abs(value - 2 * math.log(100)) < half < value / 4
 
 
-def test_the_mean_of_one_queue_is_estimated_where_theory_does_not_know_it() -> None:
-    """One node is M/D/1, whose mean wait at load 0.8 is 2 service times (Pollaczek and Khinchine)."""
-    setup = setup_of({"N": 1, "c": 1, "rho": 0.8, "sender": "none", "service": "det"})
-    references = References(setup, "det", ())
-    references.estimate(setup, 1, 200_000, lambda: False)
-    mean, error = references.known[REFERENCES[0]], references.errors[ERRORS[0]]
-    assert 0 < error < 0.03
-    assert abs(mean - 3.0) < 4 * error
+def test_queues_alone_have_the_means_that_theory_knows() -> None:
+    """M/D/1, whose mean wait at load 0.8 is 2 service times (Pollaczek and Khinchine); M/M/4, with the shares beyond two values."""
+    of_one = alone(
+        setup_of({"N": 1, "rho": 0.8, "service": "det"}), 1, 120_000, {"one_queue": [9.0] * 3}, lambda: False
+    )
+    assert fmean(of_one["one_queue.mean"]) == pytest.approx(3.0, rel=0.05)
+    of_four = alone(setup_of({"N": 4, "rho": 0.7}), 1, 60_000, {"one_queue": [1.0, 4.0, 9.0]}, lambda: False)
+    assert fmean(of_four["one_queue.mean"]) == pytest.approx(mmc_response(4, 0.7), rel=0.03)
+    for name, at in (("one_queue.0.5", 1.0), ("one_queue.0.95", 4.0)):
+        assert fmean(of_four[name]) == pytest.approx(mmc_beyond(4, 0.7, at), rel=0.08)
+    assert mmc_beyond(1, 0.8, 5.0) == pytest.approx(math.exp(-1))
+    assert mmc_beyond(2, 0.5, 3.0) == pytest.approx(mmc_beyond(2, 0.5 + 1e-5, 3.0), rel=1e-4)
+
+
+def test_control_variates_explain_what_they_can_and_nothing_by_chance() -> None:
+    rng = random.Random(3)
+    noise = {name: [[rng.gauss(0, 1) for _ in range(40)] for _ in range(2)] for name in ("a", "b", "c", "d")}
+    runs = [[7 + 2 * one + 0.1 * rng.gauss(0, 1) for one in run] for run in noise["b"]]
+    found = controlled(runs, noise)
+    assert list(found.slopes) == ["b"]
+    assert found.slopes["b"] == pytest.approx(2.0, rel=0.05)
+    assert all(abs(value - 7) < 0.5 for run in found.runs for value in run)
+    alone_ = controlled(noise["a"], {name: noise[name] for name in ("c", "d")})
+    left = [fmean(value * value for run in runs for value in run) for runs in (alone_.runs, noise["a"])]
+    assert left[0] > 0.9 * left[1]
+    assert controlled([[1.0] * 40], {"b": noise["b"][:1]}).slopes == {}
 
 
 def test_an_estimated_mean_widens_the_interval_that_it_narrows() -> None:
@@ -384,7 +409,15 @@ def test_an_estimated_mean_widens_the_interval_that_it_narrows() -> None:
     sample = replicate(setup, 1, tasks=6000, clock=time.process_time, **service_names(parameters))
     plain = combine([msgspec.structs.replace(sample, batches={"mean_response": sample.batches["mean_response"]})])
     narrow = combine([sample])
-    certain = combine([msgspec.structs.replace(sample, values=sample.values | dict.fromkeys(ERRORS, 0.0))])
+    exact = {name: values for name, values in sample.batches.items() if not name.endswith(ALONE)}
+    certain = combine([msgspec.structs.replace(sample, batches=exact)])
     halves = [found["mean_response"][1] for found in (certain, narrow, plain)]
     assert halves == sorted(halves)
     assert halves[0] < halves[1] < halves[2] / 1.5
+
+
+def test_a_queue_that_cannot_be_stable_is_no_control() -> None:
+    spot = {"N": 4, "lam_spec": [[1, 2.0], [3, 0.0]], "sender": "jsqd", "L": 3}
+    names = {name.split(".")[0] for name in replicate(setup_of(spot), 1, tasks=4000, clock=time.process_time).batches}
+    assert "one_queue" in names
+    assert not names & {"no_sharing", "asks_two"}
