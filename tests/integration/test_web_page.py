@@ -183,6 +183,26 @@ def test_a_viewer_sees_what_happens(agents: list[Agent], browser: Browser) -> No
         n1.call("cancel", tasks=[task], force=True)
 
 
+def test_a_node_that_is_drained_on_its_page_is_shown_as_drained_there(agents: list[Agent], browser: Browser) -> None:
+    process, url = serve(agents[0])
+    with ended(process):
+        browser.open(url)
+        wait_until(lambda: browser.script("return document.querySelectorAll('.tile').length") == 2)
+        browser.script("[...document.querySelectorAll('.tile')].find(one => one.innerText.startsWith('n2')).click()")
+        state = (
+            "return [document.getElementById('d-sub').innerText, document.querySelector('#d-actions button').innerText]"
+        )
+        for before, after in (
+            (["alive", "Drain"], ["alive, drained", "Undrain"]),
+            (["alive, drained", "Undrain"], ["alive", "Drain"]),
+        ):
+            wait_until(lambda before=before: browser.script(state) == before)  # type: ignore[misc]
+            for _ in range(2):  # it asks again
+                browser.script("document.querySelector('#d-actions button').click()")
+            wait_until(lambda after=after: browser.script(state) == after, what="the new state on the open page")  # type: ignore[misc]
+        browser.script("document.getElementById('detail').close()")
+
+
 def test_a_page_shows_what_is_queued_elsewhere_and_follows_a_task_to_its_end(
     agents: list[Agent], browser: Browser
 ) -> None:
