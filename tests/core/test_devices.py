@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from peerload.core.resources.admission import has_room, why_never
@@ -27,6 +28,7 @@ from peerload.model.resources import (
     Profile,
     ResourceRequest,
 )
+from peerload.model.task import Exit
 from tests.core.given import ACCEPTS, SENDER, UID, WALL_S, Given, offer, spec
 from tests.wording import Says
 
@@ -765,3 +767,25 @@ def test_a_card_elsewhere_that_is_not_crowded_is_taken_before_a_crowded_one_here
     assert "ProbeRequest to y" in x.submit(spec(request=asked(gib=1)))
     x.hear("y", messages.ProbeReply(x.sent(messages.ProbeRequest).search, accepts=False, report=ACCEPTS))
     assert spawned(x) == ["x/4"]
+
+
+def test_a_preferred_card_elsewhere_is_asked_for_again_when_a_task_on_it_has_ended() -> None:
+    x = with_a100_elsewhere(FREE_A100)
+    x.submit(spec(request=PREFERS))
+    x.hear("y", messages.ProbeReply(x.sent(messages.ProbeRequest).search, accepts=True, report=ACCEPTS))
+    first = x.task(1)
+    x.hear("y", messages.Accept(first.task, first.uid, 1, 77, 5.0))
+    busy = DeviceLoad(A100.mark, DeviceMode.EXCLUSIVE, tasks=1)
+    report = LoadReport(slots=8, gpus=1, cpus_free=8.0, devices=(busy,), incarnation=1, sequence=3)
+    x.hear("y", messages.Pong(2, report))
+    x.submit(spec(request=PREFERS))
+    assert spawned(x) == ["x/2"], "it is known to be taken"
+    x.end(x.task(2).key)
+    x.after(0.1).hear("y", messages.Result(first.task, first.uid, 1, Exit(0), inline=True))
+    assert "ProbeRequest to y" in x.submit(spec(request=PREFERS))
+    report = msgspec.structs.replace(report, sequence=4)
+    x.after(0.1).hear("y", messages.ProbeReply(x.sent(messages.ProbeRequest).search, accepts=False, report=report))
+    assert spawned(x) == ["x/3"], "another task has it by now"
+    x.end(x.task(3).key)
+    x.submit(spec(request=PREFERS))
+    assert spawned(x) == ["x/4"], "which is known"

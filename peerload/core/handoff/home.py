@@ -347,7 +347,7 @@ class HomeHandoff:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
         if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
-            self._membership.circuit_breaker.ended(src, task.spec, message.exit)
+            self._membership.task_ended(src, task.spec, message.exit)
         why = self._why_over(task, message)
         if why is None:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))

@@ -342,6 +342,7 @@ class Membership:
         self._reports = ReportTable()
         self._eligible: dict[Need, NamesWithout] = {}
         self._declined: dict[tuple[str, str, bytes], float] = {}
+        self._devices_freed_s: BoundedDict[str, float] = BoundedDict(NODES_MAX)
         self._back: list[str] = []
         self.has_bus = False
         self._told_itself = state.profile.version, state.identity.boot
@@ -380,6 +381,18 @@ class Membership:
             return None
         age_s = self._state.now.boot_s - heard.at_s
         return KnownReport(heard.report, age_s) if age_s <= self._believed_s else None
+
+    def task_ended(self, node: str, spec: TaskSpec, exit_: Exit) -> None:
+        """Record that a task of this home has ended on a peer: what the peer told of its devices before may be no longer true."""
+        self.circuit_breaker.ended(node, spec, exit_)
+        if spec.request.takes_devices:
+            self._devices_freed_s[node] = self._state.now.boot_s
+
+    def report_of_devices(self, node: str) -> LoadReport | None:
+        """The newest report of a peer, if what it tells of its devices may be believed."""
+        known = self.report(node)
+        told_s = self._state.now.boot_s - known.age_s if known is not None else 0.0
+        return known.report if known is not None and told_s > self._devices_freed_s.get(node, -math.inf) else None
 
     def _newest(self, node: str) -> HeardReport | None:
         heard, announced = self._reports.by_name.get(node), self._announced.by_name.get(node)

@@ -451,8 +451,8 @@ class Sender:
             return []
         if self._ledger.has_good_devices(self._asked_here(task)):
             return []
-        known = ((node, self._membership.report(node)) for node in self._candidates(task))
-        return [node for node, told in known if self._has_good_gpus(node, task, told.report if told else None)]
+        report = self._membership.report_of_devices
+        return [node for node in self._candidates(task) if self._has_good_gpus(node, task, report(node))]
 
     def _has_good_gpus(self, node: str, task: HomeTask, report: LoadReport | None) -> bool:
         peer = self._membership.get(node)
