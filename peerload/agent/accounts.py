@@ -227,8 +227,8 @@ class DirectoryQueries:
         self._links = links
         self._freezes = freezes
         self._fresh_until_s: BoundedDict[tuple[str, bytes, str], float] = BoundedDict(ANSWERS_KEPT_MAX)
-        self._asked: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
-        self._told: BoundedDict[tuple[str, bytes, str], DirectoryTold] = BoundedDict(ANSWERS_KEPT_MAX)
+        self._awaited: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
+        self._answers: BoundedDict[tuple[str, bytes, str], DirectoryTold] = BoundedDict(ANSWERS_KEPT_MAX)
 
     async def ask(self, nodes: Sequence[str], directory: bytes, user: str) -> None:
         """Ask those of these nodes whose answer is not fresh. Returns when all have answered, after ANSWER_S_MAX at
@@ -239,13 +239,13 @@ class DirectoryQueries:
         keys = [(node, directory, user) for node in nodes[:NODES_ASKED_MAX]]
         for key in keys:
             if self._fresh_until_s.get(key, 0.0) <= now_s:
-                self._asked.setdefault(key, asyncio.get_running_loop().create_future())
+                self._awaited.setdefault(key, asyncio.get_running_loop().create_future())
                 self._keep(key, MISSING_S)
                 self._links.send(key[0], DirectoryRequest(directory, user))
-        if waits_for := [self._asked[key] for key in keys if key in self._asked]:
+        if waits_for := [self._awaited[key] for key in keys if key in self._awaited]:
             await asyncio.wait(waits_for, timeout=ANSWER_S_MAX)
             for key in keys:  # who is silent is not waited for again
-                self._asked.pop(key, None)
+                self._awaited.pop(key, None)
 
     def answer(self, node: str, answer: DirectoryTold) -> None:
         self._links.send(node, answer)
@@ -256,17 +256,17 @@ class DirectoryQueries:
         if key not in self._fresh_until_s:
             return False
         self._keep(key, MISSING_S if answer.code else HERE_S)
-        self._told[key] = answer
-        if (asked := self._asked.pop(key, None)) is not None:
-            asked.set_result(None)
+        self._answers[key] = answer
+        if (awaited := self._awaited.pop(key, None)) is not None:
+            awaited.set_result(None)
         return True
 
     def check_same(self, nodes: Sequence[str], spec: TaskSpec, identity: str) -> None:
         """Check the working directory of a task that could run on these nodes. identity: of the directory here. Raises
         SnapshotWanted if it is to travel where it differs, and one of the nodes has said that it does."""
         for node in nodes[:NODES_ASKED_MAX] if self._freezes and spec.directory != SCRATCH else ():
-            told = self._told.get((node, spec.directory, spec.user))
-            if told is not None and (told.code == "directory" or ("" != told.identity != identity != "")):
+            answer = self._answers.get((node, spec.directory, spec.user))
+            if answer is not None and (answer.code == "directory" or ("" != answer.identity != identity != "")):
                 why = f"{node} does not have {spec.directory.decode(errors='replace')} of this machine"
                 raise SnapshotWanted("the working directory has to travel", why=why, hint="--snapshot")
 
@@ -302,7 +302,7 @@ class UserServices:
         self._security = security
         self.is_system = info.config.mode == "system"
         self._checks = WritableChecks()
-        self._told: dict[tuple[TaskUser, bytes], tuple[float, str]] = {}
+        self._answers: dict[tuple[TaskUser, bytes], tuple[float, str]] = {}
 
     def submitter(self, spec: TaskSpec, terms: SubmitOptions) -> TaskUser:
         return TaskUser(self._info.config.node, spec.user, terms.owner)
@@ -310,7 +310,7 @@ class UserServices:
     def seen_lately(self, whose: TaskUser, directory: bytes) -> bool:
         if not self.is_system:
             return self._directories.seen_lately(directory)
-        found = self._told.get((whose, directory))
+        found = self._answers.get((whose, directory))
         return found is not None and not found[1] and time.monotonic() - found[0] < ANSWER_KEPT_S
 
     async def objection(self, whose: TaskUser, directory: bytes) -> tuple[str, bool]:
@@ -319,14 +319,14 @@ class UserServices:
         answer."""
         if not self.is_system:
             return "", await self._directories.look(directory)
-        found = self._told.get((whose, directory))
+        found = self._answers.get((whose, directory))
         if found is None or time.monotonic() - found[0] >= ANSWER_KEPT_S:
             why = await self._launcher.ask(DirectoryCheck(directory, *whose))
             if why.startswith(BUSY):
                 raise SlowDown("the working directory cannot be looked at now", why=why.removeprefix(BUSY))
-            if len(self._told) >= USER_ANSWERS_KEPT_MAX:
-                self._told.clear()
-            found = self._told[whose, directory] = time.monotonic(), why
+            if len(self._answers) >= USER_ANSWERS_KEPT_MAX:
+                self._answers.clear()
+            found = self._answers[whose, directory] = time.monotonic(), why
             if why.startswith(POLICY) and whose.home != self._info.config.node:
                 self._security.report("X1", f"{whose.user}@{whose.home}", why.removeprefix(POLICY))
         why = found[1]

@@ -490,8 +490,8 @@ class Daemon:
         settings = self.config.energy
         try:
             if controls.are_wanted(settings):
-                for words in await _within_patience(functools.partial(controls.start, settings)):
-                    self.event_log.record("energy", "control failed", reason=words)
+                for failure in await _within_patience(functools.partial(controls.start, settings)):
+                    self.event_log.record("energy", "control failed", reason=failure)
             await serve
         finally:
             serve.close()
@@ -693,12 +693,12 @@ class Daemon:
 async def _within_patience(control: Callable[[], list[str]]) -> list[str]:
     """Do this in a thread, since a driver may hang. → what could not be done, which is logged."""
     try:
-        said = await asyncio.wait_for(asyncio.to_thread(control), CONTROLS_S_MAX)
+        failures = await asyncio.wait_for(asyncio.to_thread(control), CONTROLS_S_MAX)
     except TimeoutError:
-        said = ["a driver does not answer"]
-    for words in said:
-        log.warning("power control failed: %s", words)
-    return said
+        failures = ["a driver does not answer"]
+    for failure in failures:
+        log.warning("power control failed: error=%s", failure)
+    return failures
 
 
 def _core_config(config: AgentConfig) -> CoreConfig:
@@ -719,14 +719,14 @@ def _core_config(config: AgentConfig) -> CoreConfig:
 def _write_exit_reason(socket: str, error: PeerloadError) -> None:
     """Write why the agent ends into a file beside its socket, for whoever types the next command. If it cannot be written, the log
     alone has the reason."""
-    said = str(error.says if isinstance(error, ConfigError) else error)
-    words = " ".join(said.split()) + "\n" + " ".join(error.hint.split()) + "\n"
+    what = str(error.says if isinstance(error, ConfigError) else error)
+    text = " ".join(what.split()) + "\n" + " ".join(error.hint.split()) + "\n"
     with contextlib.suppress(OSError):
         path = _exit_reason_path(socket)
         path.unlink(missing_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with os.fdopen(fd, "wb") as file:
-            file.write(words.encode("utf-8", "replace")[:LAST_WORDS_BYTES_MAX])
+            file.write(text.encode("utf-8", "replace")[:LAST_WORDS_BYTES_MAX])
 
 
 def _remove_exit_reason(socket: str) -> None:

@@ -71,9 +71,9 @@ class PowerControls:
 
     def start(self, settings: EnergySettings) -> list[str]:
         """Put back what an earlier start has left, then apply the settings. → what could not be done."""
-        said = self.restore()
+        failures = self.restore()
         with self._lock:
-            return said + self._apply(settings)
+            return failures + self._apply(settings)
 
     def restore(self) -> list[str]:
         """Put all back. → what could not be; it is kept, and tried again."""
@@ -88,19 +88,19 @@ class PowerControls:
         if not changed:
             return []
         with self._session(any(one.kind.startswith("gpu") for one in changed)):
-            left, said = [], []
+            left, failures = [], []
             for one in reversed(changed):
                 if why := self._set(one.kind, one.target, one.before):
                     left.append(one)
-                    said.append(f"{one.kind} of {one.target} is not put back to {one.before}: {why}")
+                    failures.append(f"{one.kind} of {one.target} is not put back to {one.before}: {why}")
         try:
             self._keep(left[::-1])
         except OSError as error:
-            said.append(f"{self._file} cannot be written: {error.strerror}")
-        return said
+            failures.append(f"{self._file} cannot be written: {error.strerror}")
+        return failures
 
     def _apply(self, settings: EnergySettings) -> list[str]:
-        said: list[str] = []
+        failures: list[str] = []
         try:
             changed = self._changed()
         except ValueError:  # `restore` has said it; a change now would be taken for what was in force before
@@ -108,8 +108,8 @@ class PowerControls:
         wants_gpus = bool(settings.gpu_power_w or settings.gpu_clock_mhz)
         with self._session(wants_gpus):
             if wants_gpus and self._nvml is None:
-                said.append("the power of GPUs is not limited: there is no NVIDIA driver that works")
-            for kind, target, value in [*_cpu_changes(settings), *self._gpu_changes(settings, said)]:
+                failures.append("the power of GPUs is not limited: there is no NVIDIA driver that works")
+            for kind, target, value in [*_cpu_changes(settings), *self._gpu_changes(settings, failures)]:
                 before, why = self._before(kind, target, value)
                 if not why and before != value:
                     # Noted ahead of the change: who dies in between has changed nothing that is not noted.
@@ -122,23 +122,23 @@ class PowerControls:
                         changed = noted
                         why = self._set(kind, target, value)
                 if why:
-                    said.append(f"{kind} of {target} is not set to {value}: {why}")
-        return said
+                    failures.append(f"{kind} of {target} is not set to {value}: {why}")
+        return failures
 
     # -- what is to be set -----------------------------------------------------------------------------------------------
 
-    def _gpu_changes(self, settings: EnergySettings, said: list[str]) -> Iterator[tuple[str, str, str]]:
+    def _gpu_changes(self, settings: EnergySettings, failures: list[str]) -> Iterator[tuple[str, str, str]]:
         nvml = self._nvml
         try:
             count = nvml.nvmlDeviceGetCount() if nvml is not None else 0
         except self._errors as error:
-            said.append(f"the power of GPUs is not limited: {_why(error)}")
+            failures.append(f"the power of GPUs is not limited: {_why(error)}")
             return
         for index in range(count):
             try:
                 uuid = text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
             except self._errors as error:
-                said.append(f"the power of GPU {index} is not limited: {_why(error)}")
+                failures.append(f"the power of GPU {index} is not limited: {_why(error)}")
                 continue
             if settings.gpu_power_w:
                 yield GPU_LIMIT, uuid, f"{round(settings.gpu_power_w * 1000)}"

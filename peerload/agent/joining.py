@@ -535,7 +535,7 @@ class TrustDistribution:
 
 REQUESTS_PER_S = 1.0
 """Certificates made for one member; more requests are refused."""
-ASKED_MAX = 4
+ISSUERS_ASKED_MAX = 4
 """Members that are asked for a certificate where none is known to make them."""
 
 
@@ -570,13 +570,13 @@ class CertificateRenewal:
         other may be wrong."""
         peers = list(self._node.membership)
         issuers = [peer.identity.node for peer in peers if peer.profile.issuer and peer.state is PeerState.ALIVE]
-        asked = random.sample(issuers, min(1, len(issuers)))
+        chosen = random.sample(issuers, min(1, len(issuers)))
         if not issuers:
             self._counters[metrics.CERTIFICATE_ISSUER_MISSING] += 1
             _trust_log.warning("certificate is due, and no node with the CA's key is known to be alive")
             alive = [peer.identity.node for peer in peers if peer.state in (PeerState.ALIVE, PeerState.SUSPECT)]
-            asked = random.sample(alive, min(ASKED_MAX, len(alive)))
-        for node in asked:
+            chosen = random.sample(alive, min(ISSUERS_ASKED_MAX, len(alive)))
+        for node in chosen:
             self._links.send(node, messages.CertificateRequest())
 
     def requested(self, src: str) -> None:

@@ -51,7 +51,7 @@ ORIGIN_FILE = "origin"
 MACHINE_ID = Path("/etc/machine-id")
 ID_DIGITS = 32
 LINE_BYTES_MAX = 200
-TOLD_MAX = 100
+DAMAGED_LOGGED_MAX = 100
 """Damaged rows that are named one by one at a start; `ls` has all of them."""
 JUMP = 1_000_000
 """Lowest number at which ids continue if the earlier ones are not known."""
@@ -259,11 +259,11 @@ def report_damage(notices: list[str], store: Store, journal: EventLog) -> list[s
     notices, damaged, unreadable = list(notices), store.damaged, store.unreadable
     for notice in notices:
         journal.record("store", "lost", reason=notice)
-    for damage in damaged[:TOLD_MAX]:
+    for damage in damaged[:DAMAGED_LOGGED_MAX]:
         log.error("task is damaged and is not served: task=%s reason=%s", damage.task, damage.why)
         task, reason = (damage.task, damage.why) if is_id(damage.task) else ("", f"{damage.task}: {damage.why}")
         journal.note(PutEvent(time.time(), "store", "damaged", task=task, reason=reason))
-    for reason in unreadable[:TOLD_MAX]:
+    for reason in unreadable[:DAMAGED_LOGGED_MAX]:
         log.error("database row cannot be read: reason=%s", reason)
         journal.record("store", "damaged", reason=reason)
     if damaged:

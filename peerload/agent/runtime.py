@@ -521,7 +521,7 @@ async def done_within(answer: asyncio.Future[Any], seconds: float) -> bool:
 
 
 async def run_command(
-    words: Sequence[str],
+    command: Sequence[str],
     within_s: float,
     environment: Mapping[str, str] | None = None,
     *,
@@ -533,7 +533,7 @@ async def run_command(
     that it has started, because it took longer; OSError if it cannot be started."""
     null = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        *words, env=environment, cwd=directory, start_new_session=True,
+        *command, env=environment, cwd=directory, start_new_session=True,
         stdin=null, stdout=asyncio.subprocess.PIPE if output_bytes_max else null, stderr=null,
     )  # fmt: skip
     output, has_ended = b"", False

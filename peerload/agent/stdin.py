@@ -339,24 +339,24 @@ RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
 class StdinFetch:
     """The input of one attempt. size_bytes: fetched so far; fed_bytes: read by its task."""
 
-    def __init__(self, launcher: LauncherLink, links: PeerLinks, path: Path, guest: RemoteTask) -> None:
+    def __init__(self, launcher: LauncherLink, links: PeerLinks, path: Path, remote: RemoteTask) -> None:
         self._launcher = launcher
         self._links = links
-        self.guest = guest
+        self.remote = remote
         self._file = opened(path)
         self.path = path
         self.size_bytes = os.fstat(self._file).st_size
         self.fed_bytes = 0
         self.has_ended = False
         self.is_closed = False
-        self._told_bytes = self._asked_bytes = 0
+        self._reported_bytes = self._requested_bytes = 0
         self._punched_bytes = 0
         self._holes = HolePuncher()
         self._link: PeerConnection | None = None
         self.work: asyncio.Task[None] | None = None
 
     def feed(self) -> None:
-        self._launcher.feed(self.guest.key, self.size_bytes, has_ended=self.has_ended)
+        self._launcher.feed(self.remote.key, self.size_bytes, has_ended=self.has_ended)
 
     async def run(self) -> None:
         """Fetch until the end has come, or the home knows that no more is read. A broken stream is continued."""
@@ -370,27 +370,27 @@ class StdinFetch:
             except (PeerloadError, OSError, TimeoutError) as error:
                 why = str(error)
             wait_s = RETRY_S_MIN if self.size_bytes > before else min(wait_s * 2, RETRY_S_MAX)
-            log.info("cannot fetch standard input: task=%s error=%s", self.guest.task, why)
+            log.info("cannot fetch standard input: task=%s error=%s", self.remote.task, why)
             await asyncio.sleep(wait_s)
 
     async def _fetch(self) -> bool:
         """Fetch over one stream. → True if that was all; False if the home knows no such attempt."""
-        guest = self.guest
-        reader, link = await self._links.open_stream(guest.home, (InputChunk, InputEnd, InputWindow))
+        remote = self.remote
+        reader, link = await self._links.open_stream(remote.home, (InputChunk, InputEnd, InputWindow))
         self._link = link
         try:
             self._report_progress()
             while not self.is_closed:
-                message = await reader.next(link, f"the input of {guest.task}")
+                message = await reader.next(link, f"the input of {remote.task}")
                 if isinstance(message, InputChunk):
                     self._take(message)
                 elif isinstance(message, InputWindow):
-                    self._launcher.resize(guest.key, message.rows, message.columns)
+                    self._launcher.resize(remote.key, message.rows, message.columns)
                 elif isinstance(message, InputEnd):
                     if message.gone:
                         return False
                     self._end(message)
-                    if guest.spec.terminal is None:
+                    if remote.spec.terminal is None:
                         return True
             return True
         finally:
@@ -398,9 +398,9 @@ class StdinFetch:
             link.close("the input is no longer wanted")
 
     def _take(self, piece: InputChunk) -> None:
-        if piece.offset != self.size_bytes or piece.offset + len(piece.data) > self._asked_bytes:
+        if piece.offset != self.size_bytes or piece.offset + len(piece.data) > self._requested_bytes:
             why = f"{self.size_bytes} bytes are here, and it begins at {piece.offset}"
-            raise PeerloadError(f"a piece of the input of {self.guest.task} is out of place", why=why)
+            raise PeerloadError(f"a piece of the input of {self.remote.task} is out of place", why=why)
         try:
             data = memoryview(piece.data)
             while data:
@@ -414,7 +414,7 @@ class StdinFetch:
     def _end(self, message: InputEnd) -> None:
         if message.size_bytes != self.size_bytes:
             why = f"{self.size_bytes} bytes are here, of {message.size_bytes}"
-            raise PeerloadError(f"the input of {self.guest.task} ends elsewhere", why=why)
+            raise PeerloadError(f"the input of {self.remote.task} ends elsewhere", why=why)
         self.has_ended = True
         self.feed()
 
@@ -423,12 +423,12 @@ class StdinFetch:
         self.fed_bytes = max(self.fed_bytes, offset)
         if self.fed_bytes - self._punched_bytes >= PUNCH_BYTES:
             self._punch()
-        if is_closed and not self.is_closed and not (self.has_ended and self.guest.spec.terminal is not None):
+        if is_closed and not self.is_closed and not (self.has_ended and self.remote.spec.terminal is not None):
             self.is_closed = True
             if self._link is not None and self.work is not None:  # else the next one tells it first of all
                 self._report_progress()
                 self.work.cancel()
-        elif self.fed_bytes - self._told_bytes >= REPORT_EVERY_BYTES:
+        elif self.fed_bytes - self._reported_bytes >= REPORT_EVERY_BYTES:
             self._report_progress()
 
     def _punch(self) -> None:
@@ -439,11 +439,11 @@ class StdinFetch:
         """Tell the home how much was read: it may drop that, and send on."""
         if self._link is None:
             return
-        self._told_bytes = self.fed_bytes
-        self._asked_bytes = self.fed_bytes + FETCHED_AHEAD_BYTES_MAX
-        guest = self.guest
+        self._reported_bytes = self.fed_bytes
+        self._requested_bytes = self.fed_bytes + FETCHED_AHEAD_BYTES_MAX
+        remote = self.remote
         request = InputRequest(
-            guest.task, guest.uid, guest.attempt, self.size_bytes, self._asked_bytes, is_closed=self.is_closed
+            remote.task, remote.uid, remote.attempt, self.size_bytes, self._requested_bytes, is_closed=self.is_closed
         )
         self._link.send(request)
 
@@ -463,13 +463,13 @@ class StdinFetches:
         self._background = BackgroundTasks(run)
         self._fetches: dict[str, StdinFetch] = {}
 
-    def begin(self, guest: RemoteTask) -> None:
+    def begin(self, remote: RemoteTask) -> None:
         """Fetch for an attempt that runs here, if that is not done already; tell the launcher what is here. Raises
         OSError."""
-        fetch = self._fetches.get(guest.key)
+        fetch = self._fetches.get(remote.key)
         if fetch is None:
-            fetch = StdinFetch(self._launcher, self._links, self._spool.input_path(guest.key), guest)
-            self._fetches[guest.key] = fetch
+            fetch = StdinFetch(self._launcher, self._links, self._spool.input_path(remote.key), remote)
+            self._fetches[remote.key] = fetch
             fetch.work = self._background.start(fetch.run())
         fetch.feed()
 
@@ -505,7 +505,7 @@ class StdinForwarding:
     _fetches: StdinFetches
     _here: dict[str, StoredStdin] = field(default_factory=dict, init=False)
     _commands: set[str] = field(default_factory=set, init=False)
-    _asked_to_cut: set[bytes] = field(default_factory=set, init=False)
+    _cuts_requested: set[bytes] = field(default_factory=set, init=False)
 
     def source(self, action: SpawnTask) -> str:
         """The file that the stdin of an attempt that takes input is to be fed from; "" = /dev/null. `begin` when it was
@@ -529,9 +529,9 @@ class StdinForwarding:
                     source.began(key)
                 self.grown(key, source)
             return
-        guest = self._node.executor.guests.get(key)
-        if guest is not None and guest.spec.takes_input and guest.phase is RemotePhase.HERE:
-            self._fetches.begin(guest)
+        remote = self._node.executor.guests.get(key)
+        if remote is not None and remote.spec.takes_input and remote.phase is RemotePhase.HERE:
+            self._fetches.begin(remote)
 
     def begin_command(self, key: str, source: StoredStdin) -> None:
         """The launcher was told to start this command of `exec`, which reads from there, or runs it still."""
@@ -556,9 +556,9 @@ class StdinForwarding:
         for task in list(node.home.tasks.values()):
             if task.phase is HomePhase.HERE and task.record.input:
                 self.begin(task.key)
-        for guest in list(node.executor.guests.values()):
-            if guest.phase is RemotePhase.HERE and guest.spec.takes_input:
-                self.begin(guest.key)
+        for remote in list(node.executor.guests.values()):
+            if remote.phase is RemotePhase.HERE and remote.spec.takes_input:
+                self.begin(remote.key)
         for key in sorted(self._commands):
             self.grown(key, self._here[key])
 
@@ -580,8 +580,8 @@ class StdinForwarding:
 
     def cut_if_due(self, uid: bytes, source: StoredStdin) -> None:
         """Have the beginning of what is too large dropped: that is durable before it is done."""
-        if source.is_too_large and uid not in self._asked_to_cut:
-            self._asked_to_cut.add(uid)
+        if source.is_too_large and uid not in self._cuts_requested:
+            self._cuts_requested.add(uid)
             self._inbox.put(InputCut(uid))
 
     def fed(self, key: str, offset: int, *, is_closed: bool) -> None:
@@ -601,7 +601,7 @@ class StdinForwarding:
         """A task of this home with an input has another record: what was fed is over if it does not run here any more."""
         record = action.record
         if record.state.is_final:
-            self._asked_to_cut.discard(record.uid)
+            self._cuts_requested.discard(record.uid)
             self._inputs.drop(record.input)
         else:
             source = self._inputs.get(record.input)
@@ -632,7 +632,7 @@ class ServedStdin:
         self.request = request
         self._sent = request.have
         self._window: tuple[int, int] | None = None
-        self.asked: asyncio.Event | None = None
+        self.request_changed: asyncio.Event | None = None
         self.work: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -647,7 +647,7 @@ class ServedStdin:
         file = os.open(source.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             with source.watched() as changed:
-                self.asked = changed
+                self.request_changed = changed
                 await self._send_all(task, source, file, changed)
         finally:
             os.close(file)
@@ -707,8 +707,8 @@ class StdinServer:
             link.close("another input on one stream")
             return
         served.request = message
-        if served.asked is not None:
-            served.asked.set()
+        if served.request_changed is not None:
+            served.request_changed.set()
 
     async def _run(self, served: ServedStdin, link: PeerConnection) -> None:
         try:

@@ -38,7 +38,7 @@ class WebServer:
 
     def _command_line(self) -> list[str]:
         config = self._info.config
-        words = [
+        command = [
             sys.executable,
             "-P",
             "-m",
@@ -49,10 +49,10 @@ class WebServer:
             "--listen",
             config.web.listen,
         ]
-        words += ["--tokens", os.path.join(config.state, "web")]  # noqa: PTH118
+        command += ["--tokens", os.path.join(config.state, "web")]  # noqa: PTH118
         for flag, value in (("--tls-cert", config.web.tls_cert), ("--tls-key", config.web.tls_key)):
-            words += [flag, value] if value else []
-        return words + [word for name in config.web.host for word in ("--host", name)]
+            command += [flag, value] if value else []
+        return command + [part for name in config.web.host for part in ("--host", name)]
 
     async def run(self) -> None:
         """Keep one running, until cancelled."""

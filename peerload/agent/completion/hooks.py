@@ -57,7 +57,7 @@ PAUSE_S = 2.0
 """Pause before the second try; it doubles."""
 TIME_S_MAX = 60.0
 """Time limit of a try; then it is killed."""
-SAID_BYTES_MAX, PRINTED_BYTES_MAX = 400, 64 << 10
+KEPT_BYTES_MAX, PRINTED_BYTES_MAX = 400, 64 << 10
 DELIVER = (sys.executable, "-E", "-P", "-m", "peerload.notification")
 PREFIX = "notify-"
 NOTICE_S_MAX = 300.0
@@ -70,11 +70,11 @@ SIGKILL = 9
 
 def outcome_of(record: TaskRecord) -> dict[str, str]:
     """The outcome of a task as PEERLOAD_… variables."""
-    told = {"NODE": record.node, "REASON": record.reason[:1000], "STATE": record.state.value}
-    told |= {"STARTED_AT": f"{record.started_at:.3f}", "ENDED_AT": f"{record.ended_at:.3f}"}
+    facts = {"NODE": record.node, "REASON": record.reason[:1000], "STATE": record.state.value}
+    facts |= {"STARTED_AT": f"{record.started_at:.3f}", "ENDED_AT": f"{record.ended_at:.3f}"}
     if record.exit is not None:
-        told |= {"EXIT_CODE": str(record.exit.exit_code), "SIGNAL": str(record.exit.signal or "")}
-    return told
+        facts |= {"EXIT_CODE": str(record.exit.exit_code), "SIGNAL": str(record.exit.signal or "")}
+    return facts
 
 
 def delivery_variables(settings: HooksSettings, target: str, *, signs: bool = True) -> dict[str, str]:
@@ -151,24 +151,24 @@ class NodeHooks:
         while True:
             hook, target, facts = await self._waiting.get()
             self._is_full = self._is_full and not self._waiting.empty()
-            code, said = await self._deliver(target, facts)
+            code, output = await self._deliver(target, facts)
             self._count("failed" if code else "delivered")
             if code:
-                self._report("failed", hook, target, facts, said or f"exit code {code}")
+                self._report("failed", hook, target, facts, output or f"exit code {code}")
 
     async def _deliver(self, target: str, facts: dict[str, str]) -> tuple[int, str]:
         """Deliver one, in some tries → 0, or the exit code of the last, and what it printed."""
-        code, said = 0, ""
+        code, output = 0, ""
         for tries in range(TRIES_MAX):
             if tries:
                 await asyncio.sleep(PAUSE_S * 2.0 ** (tries - 1))
             try:
-                code, said = await self._try(target, self._variables(target, facts))
+                code, output = await self._try(target, self._variables(target, facts))
             except OSError as error:
-                code, said = notification.LATER, f"cannot be started: {error.strerror}"
+                code, output = notification.LATER, f"cannot be started: {error.strerror}"
             if code != notification.LATER:
                 break
-        return code, said
+        return code, output
 
     def _variables(self, target: str, facts: dict[str, str]) -> dict[str, str]:
         config, own = self._info.config, child_environment()
@@ -182,13 +182,15 @@ class NodeHooks:
         return own | delivery_variables(config.hooks, target)
 
     async def _try(self, target: str, variables: dict[str, str]) -> tuple[int, str]:
-        words = DELIVER if notification.kind_of(target) else ("/bin/sh", "-c", target)
-        printed_max = PRINTED_BYTES_MAX if words is DELIVER else 0
+        command = DELIVER if notification.kind_of(target) else ("/bin/sh", "-c", target)
+        printed_max = PRINTED_BYTES_MAX if command is DELIVER else 0
         try:
-            code, said = await run_command(words, TIME_S_MAX, variables, directory="/", output_bytes_max=printed_max)
+            code, output = await run_command(
+                command, TIME_S_MAX, variables, directory="/", output_bytes_max=printed_max
+            )
         except TimeoutError:
             return notification.LATER, f"killed after {TIME_S_MAX:g} s"
-        return code, said[:SAID_BYTES_MAX].decode("utf-8", "backslashreplace").strip().partition(": ")[2]
+        return code, output[:KEPT_BYTES_MAX].decode("utf-8", "backslashreplace").strip().partition(": ")[2]
 
 
 # -- of users ----------------------------------------------------------------------------------------------------------
@@ -284,12 +286,12 @@ class NotifyHooks:
         last = self._spool.read_tail(key, 2, TAIL_BYTES) or self._spool.read_tail(key, 1, TAIL_BYTES)
         self._let_go(key)
         how = late or how_it_ended(exit_)
-        said = last.decode("utf-8", "backslashreplace").strip()
+        output = last.decode("utf-8", "backslashreplace").strip()
         if notification.kind_of(self._store.terms(job.counter).notify.decode("utf-8", "replace")):
             if late or exit_.exit_code == notification.LATER:
-                raise NotificationLost(said or how)
-            return "abandoned" if exit_.exit_code else "notified", f"the notice: {said or how}"
-        return "notified", f"the notice: {how}" + (f"; it said: {said}" if said else "")
+                raise NotificationLost(output or how)
+            return "abandoned" if exit_.exit_code else "notified", f"the notice: {output or how}"
+        return "notified", f"the notice: {how}" + (f"; it said: {output}" if output else "")
 
     async def _await_end(self, key: str, ended: asyncio.Future[Exit]) -> tuple[Exit, str]:
         try:
@@ -346,14 +348,14 @@ class NotifyHooks:
             (job.counter, worst.value),
         )
         records = store.page(job.counter, members[0][0] - 1, members[0][0], 1) if members else []
-        told = {"STATE": worst.value, "EXIT_CODE": "", "SIGNAL": "", "NODE": "", "REASON": ""}
+        facts = {"STATE": worst.value, "EXIT_CODE": "", "SIGNAL": "", "NODE": "", "REASON": ""}
         if records:
-            told |= outcome_of(records[0])
+            facts |= outcome_of(records[0])
         total = sum(counts.values())
         if total > 1 or (members and members[0][0] != SINGLE):
-            told["MEMBERS"] = str(total)
-            told |= {state.upper(): str(counts.get(state, 0)) for state in ("done", "failed", "cancelled")}
-        return told
+            facts["MEMBERS"] = str(total)
+            facts |= {state.upper(): str(counts.get(state, 0)) for state in ("done", "failed", "cancelled")}
+        return facts
 
 
 def _key(number: int, tries: int) -> str:

@@ -61,7 +61,7 @@ DATE_KEPT_EVERY_S = 900.0
 """The trusted date is written down this often at most."""
 EARLY_S = 86_400.0
 """A task removed for want of room so soon after its end is reported as unusual."""
-OF_TOLD_MAX = 3
+SUBMISSIONS_NAMED_MAX = 3
 """Submissions that are named where something went."""
 REASON = "retention"
 
@@ -118,11 +118,11 @@ class TaskRemover:
         enough: int | None = None,
         surplus: dict[int, int] | None = None,
         is_tried: bool = False,
-        told: Callable[[Removed], Any] | None = None,
+        report_progress: Callable[[Removed], Any] | None = None,
     ) -> Removed:
         """Remove those wanted, or their outputs alone; until ``enough`` of them, or bytes of output, have gone; of each
-        submission no more than its ``surplus``, if there is one. With ``is_tried`` only count them. ``told`` is called
-        after each part."""
+        submission no more than its ``surplus``, if there is one. With ``is_tried`` only count them. ``report_progress`` is
+        called after each part."""
         removed = Removed()
         now = self._store.date.now()
         after: EndedTask | None = None
@@ -140,9 +140,9 @@ class TaskRemover:
                 free = _up_to(free, left, surplus, outputs_only=outputs_only)
             if free and not is_tried:
                 await self._remove(free, outputs_only=outputs_only, why=why)
-            removed.add(free, [self._name(task) for task in free] if told is not None else (), now - EARLY_S)
-            if told is not None:
-                await told(removed)
+            removed.add(free, [self._name(task) for task in free] if report_progress is not None else (), now - EARLY_S)
+            if report_progress is not None:
+                await report_progress(removed)
             await asyncio.sleep(0 if is_tried else PAUSE_S)
         return removed
 
@@ -152,8 +152,8 @@ class TaskRemover:
 
     async def _remove(self, tasks: list[EndedTask], *, outputs_only: bool, why: str) -> None:
         """The rows, then the files, then the names of these."""
-        gone = tuple(tasks)
-        await self.keep(RemoveOutputs(gone, time.time(), why) if outputs_only else RemoveTasks(gone))
+        removed = tuple(tasks)
+        await self.keep(RemoveOutputs(removed, time.time(), why) if outputs_only else RemoveTasks(removed))
         keys = [key for task in tasks for key in keys_of(task)]
         await self._drop_files(keys)
 
@@ -245,8 +245,8 @@ class Retention:
             return
         config = self._info.config
         oldest = self._store.date.now() - config.ended_kept_s
-        gone = await self._remover.remove(RemovalCriteria(before=oldest))
-        self._report_removal(gone, f"they ended more than {config.ended_kept_s / 86_400:g} days ago")
+        removed = await self._remover.remove(RemovalCriteria(before=oldest))
+        self._report_removal(removed, f"they ended more than {config.ended_kept_s / 86_400:g} days ago")
         await self._enforce_number()
         await self._enforce_size()
         await self._output.cut_old(self._store.date.now())
@@ -259,9 +259,9 @@ class Retention:
         if excess <= 0:
             return
         why = f"more than {most} ended tasks were kept"
-        gone = await self._trim(excess, most, outputs_only=False)
-        self._report_removal(gone, f"{why}, and of these submissions more than others have")
-        if gone.tasks < excess:
+        removed = await self._trim(excess, most, outputs_only=False)
+        self._report_removal(removed, f"{why}, and of these submissions more than others have")
+        if removed.tasks < excess:
             self._report_removal(await self._remover.remove(RemovalCriteria(keep=most)), why)
 
     async def _enforce_size(self) -> None:
@@ -270,12 +270,12 @@ class Retention:
         if excess <= 0:
             return
         why = f"the outputs of ended tasks took more than {most} bytes"
-        gone = await self._trim(excess, most, outputs_only=True)
-        self._report_removal(gone, f"{why}, those of these submissions more than others", outputs_only=True)
-        if gone.output_bytes < excess:
-            left = excess - gone.output_bytes
-            gone = await self._remover.remove(RemovalCriteria(with_output=True), outputs_only=True, enough=left)
-            self._report_removal(gone, why, outputs_only=True)
+        removed = await self._trim(excess, most, outputs_only=True)
+        self._report_removal(removed, f"{why}, those of these submissions more than others", outputs_only=True)
+        if removed.output_bytes < excess:
+            left = excess - removed.output_bytes
+            removed = await self._remover.remove(RemovalCriteria(with_output=True), outputs_only=True, enough=left)
+            self._report_removal(removed, why, outputs_only=True)
 
     async def _trim(self, excess: int, most: int, *, outputs_only: bool) -> Removed:
         """Take the oldest tasks of the largest submissions, each down to the level at which all fit (max-min fairness), and none
@@ -295,26 +295,29 @@ class Retention:
             await self._remover.keep(KeepDate(anchor.packed()))
             self._date_kept = anchor
 
-    def _report_removal(self, gone: Removed, why: str, *, outputs_only: bool = False) -> None:
+    def _report_removal(self, removed: Removed, why: str, *, outputs_only: bool = False) -> None:
         """Say what has gone; what went soon after its end is more than is usual, and `doctor` tells of it, too."""
-        if not gone.tasks:
+        if not removed.tasks:
             return
         of = ", ".join(
-            f"{self._info.config.node}/{counter} ({count})" for counter, count in gone.of.most_common(OF_TOLD_MAX)
+            f"{self._info.config.node}/{counter} ({count})"
+            for counter, count in removed.of.most_common(SUBMISSIONS_NAMED_MAX)
         )
         what = (
-            f"the outputs of {counted(gone.tasks, 'ended task')}, {gone.output_bytes} bytes"
+            f"the outputs of {counted(removed.tasks, 'ended task')}, {removed.output_bytes} bytes"
             if outputs_only
-            else f"{counted(gone.tasks, 'ended task')} with {gone.output_bytes} bytes of output"
+            else f"{counted(removed.tasks, 'ended task')} with {removed.output_bytes} bytes of output"
         )
         what += f", of {of}" + (
-            f" and {len(gone.of) - OF_TOLD_MAX} other submissions" if len(gone.of) > OF_TOLD_MAX else ""
+            f" and {len(removed.of) - SUBMISSIONS_NAMED_MAX} other submissions"
+            if len(removed.of) > SUBMISSIONS_NAMED_MAX
+            else ""
         )
-        if gone.early:
-            what += f"; {gone.early} of them had ended within a day"
-            self.early += gone.early
+        if removed.early:
+            what += f"; {removed.early} of them had ended within a day"
+            self.early += removed.early
             self.early_at, self.early_why = time.time(), why
-        log.log(logging.WARNING if gone.early else logging.INFO, "removed: %s, since %s", what, why)
+        log.log(logging.WARNING if removed.early else logging.INFO, "removed: %s, since %s", what, why)
         self._journal.record("store", "removed", reason=f"{what}: {why}")
 
     async def _prune(self, oldest: float) -> None:

@@ -303,7 +303,7 @@ class Authorization:
                 counters[ref] = int(parsed["counter"])
             elif isinstance(request, control.Submit) and not caller.node:
                 continue  # its home checks
-            elif (request.at or caller.node) and not self.sees_guest_named(caller, ref):
+            elif (request.at or caller.node) and not self.sees_remote_named(caller, ref):
                 self._names.resolve(ref)  # raises: it is not of this home
         owners = self._store.owners_of(counters.values())
         for ref, counter in counters.items():
@@ -327,19 +327,19 @@ class Authorization:
         """True if the caller may see this unfinished task of this home."""
         return caller.sees_all or owner_key(task.terms.owner, task.spec.user) == caller.who
 
-    def sees_guest(self, caller: Principal, guest: RemoteTask) -> bool:
+    def sees_remote(self, caller: Principal, remote: RemoteTask) -> bool:
         """True if the caller may see this task of another home: its user there is this account here."""
         if caller.sees_all:
             return True
-        account = self.mapped(guest.home, guest.spec.user) if guest.spec.user else None
+        account = self.mapped(remote.home, remote.spec.user) if remote.spec.user else None
         if account is not None and str(account.uid) == caller.who:
             return True
-        return caller.node == guest.home and caller.who == f"{guest.home}:{guest.spec.user}"
+        return caller.node == remote.home and caller.who == f"{remote.home}:{remote.spec.user}"
 
-    def sees_guest_named(self, caller: Principal, name: str) -> bool:
+    def sees_remote_named(self, caller: Principal, name: str) -> bool:
         """True if a task of another home with this id is here, and the caller may see it."""
-        guests = self._executor.guests.values()
-        return any(guest.task == name and self.sees_guest(caller, guest) for guest in guests)
+        remotes = self._executor.guests.values()
+        return any(remote.task == name and self.sees_remote(caller, remote) for remote in remotes)
 
     def store(self, caller: Principal) -> StoreReader:
         """The store as far as this caller may see it."""

@@ -55,7 +55,7 @@ UNREAD_BYTES_MAX = 8 << 20
 """A client with more unread bytes than this is not read until it has caught up."""
 PART_BYTES = 1 << 20
 """Size of the parts in which longer lists are sent."""
-REST_S_MAX = 1.0
+PAUSE_S_MAX = 1.0
 """Bound on the pause of a client that is over its rate."""
 REQUESTS_PENDING_MAX = 1024
 """Unanswered requests of one client at a time."""
@@ -124,9 +124,9 @@ class Connection:
         """Undo one `hold_requests`."""
 
     def pause_requests(self, seconds: float) -> None:
-        """Stop reading requests for this time, at most REST_S_MAX."""
+        """Stop reading requests for this time, at most PAUSE_S_MAX."""
         self.hold_requests()
-        asyncio.get_running_loop().call_later(min(seconds, REST_S_MAX), self.release_requests)
+        asyncio.get_running_loop().call_later(min(seconds, PAUSE_S_MAX), self.release_requests)
 
     def check_pending(self) -> None:
         """Raises SlowDown if too many requests of this client are unanswered."""

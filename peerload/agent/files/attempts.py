@@ -167,11 +167,11 @@ class UserWork:
             listener.listen(1)
             loop = asyncio.get_running_loop()
             job = FilesJob(str(path), key, directory, makes, *whose)
-            asked = asyncio.ensure_future(self._launcher.ask(job, WORK_S_MAX))
-            opened.callback(asked.cancel)
+            reply = asyncio.ensure_future(self._launcher.ask(job, WORK_S_MAX))
+            opened.callback(reply.cancel)
             accepted = asyncio.ensure_future(loop.sock_accept(listener))
             opened.callback(accepted.cancel)
-            await asyncio.wait({asked, accepted}, timeout=START_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reply, accepted}, timeout=START_S_MAX, return_when=asyncio.FIRST_COMPLETED)
             if accepted.done():
                 reader, writer = await asyncio.open_unix_connection(sock=accepted.result()[0], limit=MESSAGE_BYTES_MAX)
                 try:
@@ -185,7 +185,7 @@ class UserWork:
                     writer.close()
             try:
                 async with asyncio.timeout(REASON_S_MAX):
-                    why = await asyncio.shield(asked)
+                    why = await asyncio.shield(reply)
             except (LauncherError, TimeoutError) as error:
                 raise WorkLost("no process can work with the files", why=str(error)) from None
             if why.startswith(BUSY):
@@ -502,10 +502,10 @@ class AttemptFiles:
         note.in_s = time.monotonic() - began_s
         note.is_ready, note.run = True, self._run
         self._note(key, note)
-        came = (
+        summary = (
             f"{size_text(note.in_bytes)} fetched, {size_text(note.files.size_bytes)} in place after {note.in_s:.1f} s"
         )
-        self._event_log.record("files", "staged", task=note.task, reason=came)
+        self._event_log.record("files", "staged", task=note.task, reason=summary)
 
     async def _fetch(
         self, key: str, cache: FileCache, note: AttemptNote, sources: Sequence[str], attempt: int
@@ -717,15 +717,15 @@ class AttemptFiles:
             return str(error), 0, ""
         finally:
             self._placing.remove(outputs)
-        came = f"{counted(root.files, 'file')} of {size_text(root.size_bytes)} in {time.monotonic() - began_s:.1f} s"
+        summary = f"{counted(root.files, 'file')} of {size_text(root.size_bytes)} in {time.monotonic() - began_s:.1f} s"
         conflicts = list(map(printable, conflicts))
         for path in conflicts[:CONFLICTS_LOGGED_MAX]:
             log.info("output kept beside a file that was changed: task=%s path=%s", task, path)
         if conflicts:
             more = len(conflicts) - CONFLICTS_NAMED_MAX
             named = ", ".join(conflicts[:CONFLICTS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
-            came += f"; kept beside what was changed meanwhile: {named}"
-        return "", len(conflicts), came
+            summary += f"; kept beside what was changed meanwhile: {named}"
+        return "", len(conflicts), summary
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

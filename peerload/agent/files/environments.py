@@ -67,10 +67,10 @@ TELL_EVERY_S = 1.0
 DEFAULT_PATH = b"/usr/local/bin:/usr/bin:/bin"
 
 
-def last_lines(said: bytes) -> str:
+def last_lines(output: bytes) -> str:
     """The last whole lines of a builder's output. Warnings are left out if there is anything else: pip ends a failure to reach
     its index with one long warning for each try, before the error."""
-    lines = [line.strip() for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
     lines = [line for line in lines if not line.lower().startswith("warning")] or lines
     last = lines[-LAST_LINES:]
     while len(last) > 1 and len("; ".join(last)) > LAST_CHARACTERS:
@@ -281,7 +281,7 @@ class Environments:
             directory.mkdir(mode=0o700)
             await self._files.do("prepare", user, key, place, lock.manifest, _modules())
             exit_, late = await self._run(key, plan, place, user, action)
-            said = self._spool.read_tail(key, 2, LAST_BYTES) or self._spool.read_tail(key, 1, LAST_BYTES)
+            output = self._spool.read_tail(key, 2, LAST_BYTES) or self._spool.read_tail(key, 1, LAST_BYTES)
             if not late and not exit_.exit_code:
                 measured = await self._files.do("measure", user, key, place)
         finally:
@@ -290,7 +290,7 @@ class Environments:
             self._spool.drop(key)
         took_s = time.monotonic() - began_s
         if late or exit_.exit_code:
-            last = last_lines(said)
+            last = last_lines(output)
             why = f"{lock.name} cannot be built ({late or how_it_ended(exit_)})" + (f": {last}" if last else "")
             self._failed[plan.key] = time.monotonic(), why
             self._event_log.record("environment", "failed", task=action.task, reason=why)
@@ -351,14 +351,14 @@ class Environments:
         """End the builders of an earlier agent."""
         for key in self._ends.keys() - running:
             self.event_received(TaskEnded(key, ended[key]) if key in ended else TaskLost(key, "the launcher went away"))
-        gone = (running | ended.keys()) - self._ends.keys()
+        orphans = (running | ended.keys()) - self._ends.keys()
         for path in self._root.glob("*/built") if self._is_system else ():
             builder = _read(path).builder
             if builder in ended:
-                gone.discard(builder)
+                orphans.discard(builder)
             else:  # and its directory with it
                 path.unlink()
-        for key in gone:
+        for key in orphans:
             self._launcher.signal(key, SIGKILL)
             self._launcher.forget(key)
             self._spool.drop(key)

@@ -112,13 +112,13 @@ class Fetch:
 
 
 class FileTransfer:
-    """The transfers of one agent. room: makes room for so many bytes in the store."""
+    """The transfers of one agent. make_room: makes room for so many bytes in the store."""
 
     def __init__(
         self,
         store: BlockStore,
         links: PeerLinks,
-        room: Callable[[int], None],
+        make_room: Callable[[int], None],
         counters: Counter[str],
         threads: tuple[Workers, Workers] | None = None,
     ) -> None:
@@ -126,7 +126,7 @@ class FileTransfer:
         self._store = store
         self._counters = counters
         self._links = links
-        self._room = room
+        self._make_room = make_room
         self._fetches: dict[bytes, Fetch] = {}
         self._inputs, self._outputs = asyncio.Semaphore(FETCHES_MAX), asyncio.Semaphore(FETCHES_MAX)
         self._served = asyncio.Semaphore(PIECES_MAX)
@@ -208,7 +208,7 @@ class FileTransfer:
                     root = decode_root(await self.in_thread(self._store.read, manifest))
                     if not fetch.size_bytes:
                         fetch.size_bytes = root.size_bytes
-                        await self.in_thread(self._room, fetch.size_bytes)
+                        await self.in_thread(self._make_room, fetch.size_bytes)
                     if lacking[0] not in root.parts:
                         fetch.begin(lacking)
                 before = fetch.done_bytes
@@ -301,7 +301,7 @@ class FileTransfer:
         """False if they are not the wanted ones. Raises StagingFailed, OSError."""
         size = sum(map(len, blocks))
         if self._store.needs_room(size):
-            self._room(size)
+            self._make_room(size)
         try:
             self._store.put(blocks, wanted)
         except Damaged:

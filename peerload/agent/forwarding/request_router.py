@@ -151,8 +151,8 @@ class RequestRouter:
             if parsed is not None and parsed["home"] not in (None, self._own):
                 awaited.setdefault(parsed["home"], []).append(ref)
         for home, refs in awaited.items():
-            asked = control.Events(tasks=tuple(dict.fromkeys(refs)), limit=0)
-            async with contextlib.aclosing(self._answers(connection, home, asked)) as frames:
+            query = control.Events(tasks=tuple(dict.fromkeys(refs)), limit=0)
+            async with contextlib.aclosing(self._answers(connection, home, query)) as frames:
                 async for kind, body in frames:
                     if kind == "error":
                         raise RefusedElsewhere(body)
@@ -302,7 +302,7 @@ class RequestRouter:
         if not isinstance(request, control.Show | control.ReadOutput):
             return False
         return all(
-            find_remote(self._node, name) is not None and (caller.sees_all or access.sees_guest_named(caller, name))
+            find_remote(self._node, name) is not None and (caller.sees_all or access.sees_remote_named(caller, name))
             for name in names
         )
 
@@ -415,7 +415,7 @@ async def _merge_streams(
     silent_s_max: float | None = None,
 ) -> AsyncGenerator[tuple[str, str, dict[str, Any]], None]:
     """(node, kind, body) of the response frames of several nodes as they arrive; the last of each is "ok" or "error"."""
-    came: asyncio.Queue[tuple[str, str, dict[str, Any]]] = asyncio.Queue(FRAMES_AHEAD_MAX)
+    arrived: asyncio.Queue[tuple[str, str, dict[str, Any]]] = asyncio.Queue(FRAMES_AHEAD_MAX)
     at_once = asyncio.Semaphore(CLUSTER_AT_ONCE)
 
     loop = asyncio.get_running_loop()
@@ -431,22 +431,22 @@ async def _merge_streams(
                         kind, body = await anext(frames)
                     waited_s += loop.time() - began_s
                     _check_total_wait(node, waited_s, silent_s_max)
-                    await came.put((node, kind, body))
+                    await arrived.put((node, kind, body))
                     if kind != "more":
                         return
         except TimeoutError:
             why = f"no data for {silent_s_max:g} s"
-            await came.put((node, "error", error_object(LinkUnavailable(node, f"{node} does not answer", why=why))))
+            await arrived.put((node, "error", error_object(LinkUnavailable(node, f"{node} does not answer", why=why))))
         except Exception as error:  # noqa: BLE001 -- a bug is raised below, where it is told from errors
             if not isinstance(error, PeerloadError):
                 bugs.append(error)
-            await came.put((node, "error", error_object(error)))
+            await arrived.put((node, "error", error_object(error)))
 
     work = [loop.create_task(one(node, share)) for node, share in shares.items()]
     try:
         left = len(shares)
         while left:
-            frame = await came.get()
+            frame = await arrived.get()
             if bugs:
                 raise bugs[0]
             left -= frame[1] != "more"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-ASK_EVERY_S = 10.0
+PING_EVERY_S = 10.0
 ANSWERS_WITHIN_S = 5.0
 WAITING_MAX = 16
 """Bound on concurrent callers of `answers`."""
@@ -33,13 +33,15 @@ class HeartbeatOwner(Protocol):
 class Heartbeat:
     """The heartbeat of one connection: a ping every ``every_s``, one at a time, to be answered within ``within_s``."""
 
-    def __init__(self, owner: HeartbeatOwner, every_s: float = ASK_EVERY_S, within_s: float = ANSWERS_WITHIN_S) -> None:
+    def __init__(
+        self, owner: HeartbeatOwner, every_s: float = PING_EVERY_S, within_s: float = ANSWERS_WITHIN_S
+    ) -> None:
         self._owner = owner
         self._every_s = every_s
         self._within_s = within_s
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = 0.0
-        self._is_asked = False
+        self._is_ping_pending = False
         self.is_silent = False
         self._waiting: list[asyncio.Future[bool]] = []
 
@@ -53,7 +55,7 @@ class Heartbeat:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
-        self._is_asked = self.is_silent = False
+        self._is_ping_pending = self.is_silent = False
 
     async def answers(self, within_s: float) -> bool:
         """Ping now → whether anything is received within so many seconds."""
@@ -73,7 +75,7 @@ class Heartbeat:
 
     def received(self) -> None:
         """Record that something was received."""
-        self._is_asked = False
+        self._is_ping_pending = False
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(True)
@@ -90,12 +92,12 @@ class Heartbeat:
         self._timer = loop.call_later(seconds, call)
 
     def _send_ping(self) -> None:
-        self._is_asked = True
+        self._is_ping_pending = True
         self._owner.ping()
         self._schedule(self._within_s, self._check)
 
     def _check(self) -> None:
-        if not self._is_asked:
+        if not self._is_ping_pending:
             self._schedule(max(self._every_s - self._within_s, 0.0), self._send_ping)
         elif asyncio.get_running_loop().time() - self._due_s > LATE_S:
             self._schedule(self._within_s, self._check)

@@ -70,7 +70,7 @@ class KeeperState(msgspec.Struct, frozen=True):
     why: Annotated[str, Meta(max_length=300)] = ""
 
 
-NOTHING_TOLD = KeeperState("")
+NO_STATUS = KeeperState("")
 
 
 class _Daemon:
@@ -81,7 +81,7 @@ class _Daemon:
         self.ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.used_s = time.monotonic()
         self.faults = 0
-        self.told = NOTHING_TOLD
+        self.status = NO_STATUS
 
 
 class MpsDaemons:
@@ -128,7 +128,7 @@ class MpsDaemons:
     def is_awaited(self, key: str) -> bool:
         """True if an attempt is to run under MPS, and its daemon does not run yet."""
         daemon = self._of(key)
-        return self._held(key) is not None and (daemon is None or not daemon.told.places)
+        return self._held(key) is not None and (daemon is None or not daemon.status.places)
 
     async def start(self, action: SpawnTask) -> str:
         """Start the daemon for an attempt, or wait for it → why the attempt cannot start now, "" if it can."""
@@ -181,7 +181,7 @@ class MpsDaemons:
     def variables(self, key: str) -> dict[str, str]:
         """The variables with which an attempt finds its daemon; {} without."""
         daemon = self._of(key)
-        return {str(name): place for name, place in daemon.told.places.items()} if daemon is not None else {}
+        return {str(name): place for name, place in daemon.status.places.items()} if daemon is not None else {}
 
     # -- while it runs -------------------------------------------------------------------------------------------------
 
@@ -195,26 +195,26 @@ class MpsDaemons:
                 if not waits and daemon.ready.done():
                     self._check(daemon)
 
-    def _told(self, key: str) -> KeeperState:
-        """The state that a keeper has told; NOTHING_TOLD also while it is being written."""
+    def _read_status(self, key: str) -> KeeperState:
+        """The state in the file of a keeper; NO_STATUS also while it is being written."""
         try:
             with self._file(key).open("rb") as file:
                 return _decoder.decode(file.read(STATE_BYTES_MAX))
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return NOTHING_TOLD
+            return NO_STATUS
 
     def _read(self, daemon: _Daemon) -> None:
-        told = self._told(daemon.key)
-        if told is NOTHING_TOLD:
+        status = self._read_status(daemon.key)
+        if status is NO_STATUS:
             return
-        daemon.told = told
-        if told.why:
-            self._failed(daemon, told.why, is_fault=daemon.ready.done())
-        elif told.places and not daemon.ready.done():
+        daemon.status = status
+        if status.why:
+            self._failed(daemon, status.why, is_fault=daemon.ready.done())
+        elif status.places and not daemon.ready.done():
             self._event_log.record("gpu", "mps", reason=f"daemon of {self._name(daemon)} is up")
             daemon.ready.set_result("")
-        if told.faults > daemon.faults:
-            daemon.faults = told.faults
+        if status.faults > daemon.faults:
+            daemon.faults = status.faults
             if self._grants(daemon):
                 self._failed(daemon, "its server has ended, or failed", is_fault=True)
                 self._stop(daemon)
@@ -237,7 +237,7 @@ class MpsDaemons:
             return
         state = self._node.ledger.devices.states.get(daemon.device)
         seen = dict(state.reading.ours) if state is not None else {}
-        clients = {self._owners.key_of(pid) for pid in daemon.told.clients}
+        clients = {self._owners.key_of(pid) for pid in daemon.status.clients}
         for key in keys:
             if key in clients or key not in seen or clients & {"", None}:  # of some nobody can tell whose they are
                 self._without[key] = 0
@@ -255,7 +255,7 @@ class MpsDaemons:
         daemon, now_s = self._of(key), time.clock_gettime(time.CLOCK_BOOTTIME)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S_MAX):
-                while daemon is not None and daemon is self._of(key) and daemon.told.at <= now_s:
+                while daemon is not None and daemon is self._of(key) and daemon.status.at <= now_s:
                     await asyncio.sleep(POLL_S)
                     self._read(daemon)
 
@@ -305,8 +305,8 @@ class MpsDaemons:
             if daemon.key not in running:
                 self.event_received(TaskLost(daemon.key, "the launcher went away"))
         for key in running - {daemon.key for daemon in self._by_device.values()}:
-            told = self._told(key)
-            daemon = _Daemon(key, told.device, told.owner)
+            status = self._read_status(key)
+            daemon = _Daemon(key, status.device, status.owner)
             if daemon.device and daemon.device not in self._by_device:
                 self._by_device[daemon.device] = daemon
             else:

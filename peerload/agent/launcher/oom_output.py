@@ -65,7 +65,7 @@ def _without_room(spool: Spool, key: str, exit_: Exit, full: str) -> Exit:
         reason = f"{how}; the disk of {full} was full then: what it wrote may be missing"
         return msgspec.structs.replace(exit_, reason=reason)
     if exit_.exit_code and not exit_.signal and exit_.stderr_bytes:
-        said = _NO_ROOM.search(spool.read_tail(key, STDERR, TAIL_BYTES_MAX))
-        if said is not None:
-            return msgspec.structs.replace(exit_, reason=f'{how}; its last words: "{said[0].decode()}"')
+        match = _NO_ROOM.search(spool.read_tail(key, STDERR, TAIL_BYTES_MAX))
+        if match is not None:
+            return msgspec.structs.replace(exit_, reason=f'{how}; its last words: "{match[0].decode()}"')
     return exit_

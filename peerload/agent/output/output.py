@@ -258,8 +258,8 @@ class TaskOutputs:
     def remote_attempts_gone(self) -> None:
         """End the outputs of attempts of other homes that are gone without an end of their own (they died or were
         given back)."""
-        guests = self._node.executor.guests
-        for key in [key for key in self.served if key not in guests and key not in self._ends]:
+        remotes = self._node.executor.guests
+        for key in [key for key in self.served if key not in remotes and key not in self._ends]:
             self.ended(key, *self._spool.sizes(key))
 
     # -- to its home ---------------------------------------------------------------------------------------------------
@@ -268,12 +268,12 @@ class TaskOutputs:
         """The output of a remote task, for its home alone. It ends without OutputEnd if this agent is short of
         descriptors or memory: its home asks again."""
         key = execution_key(request.uid, request.attempt)
-        guest = self._node.executor.guests.get(key)
-        if guest is None or guest.home != src or guest.phase is RemotePhase.RESERVED:
+        remote = self._node.executor.guests.get(key)
+        if remote is None or remote.home != src or remote.phase is RemotePhase.RESERVED:
             yield OutputEnd(gone=True)
             return
-        if guest.exit is not None:
-            self._ends.setdefault(key, (guest.exit.stdout_bytes, guest.exit.stderr_bytes))
+        if remote.exit is not None:
+            self._ends.setdefault(key, (remote.exit.stdout_bytes, remote.exit.stderr_bytes))
         end = None if request.follow else self._spool.sizes(key)
         self.served[key] += 1
         try:
@@ -353,8 +353,8 @@ class TaskOutputs:
             return cannot_write(error), (0, 0)
         except PeerloadError as error:
             return str(error), (0, 0)
-        came = self._spool.sizes(action.key)
-        here = min(came[0], action.stdout_bytes), min(came[1], action.stderr_bytes)
+        sizes = self._spool.sizes(action.key)
+        here = min(sizes[0], action.stdout_bytes), min(sizes[1], action.stderr_bytes)
         self.ended(action.key, *here)
         missing = action.stdout_bytes - here[0], action.stderr_bytes - here[1]
         if any(missing):

@@ -176,7 +176,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._turn = asyncio.Lock()
         self._stalled_s = STALLED_S
         self.ready: asyncio.Future[None] = self._loop.create_future()
-        self.gone: asyncio.Future[None] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
 
     # -- the transport's side ----------------------------------------------------------------------------------------
 
@@ -299,8 +299,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._drained.set()
         self._buffer, self._filled = bytearray(), 0
         self._transport = None  # with its buffers, which are as large as a frame: not only when garbage is collected
-        if not self.gone.done():
-            self.gone.set_result(None)
+        if not self.ended.done():
+            self.ended.set_result(None)
         self.owner.closed(self, self.reason)
 
     # -- frames in ---------------------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ class ConnectionRegistry:
         except (ConfigError, UnicodeError) as error:
             raise LinkUnavailable(who, what, why=str(error)) from None
         try:
-            await asyncio.wait([connection.ready, connection.gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([connection.ready, connection.ended], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             connection.abort("no longer wanted")
             raise

@@ -267,13 +267,13 @@ class PeerLinks:
         connections = list(self._open)
         for connection in connections:
             connection.close("this agent stops")
-        gone = [connection.gone for connection in connections]
-        if gone:
-            await asyncio.wait(gone, timeout=CLOSE_S)
+        ended = [connection.ended for connection in connections]
+        if ended:
+            await asyncio.wait(ended, timeout=CLOSE_S)
         for connection in connections:
             connection.abort("this agent stops")
-        if gone:
-            await asyncio.wait(gone, timeout=CLOSE_S)  # a transport that never reports its end must not block the agent
+        if ended:
+            await asyncio.wait(ended, timeout=CLOSE_S)  # a transport may never report its end
         for peer in self._table.entries.values():
             self._fail(peer.node, peer.take_all())
 

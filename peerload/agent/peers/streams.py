@@ -289,7 +289,7 @@ async def write_output(connection: PeerConnection, pieces: AsyncIterator[Message
             del piece  # it is in the transport's buffer now
             await connection.drain()
             if is_last:
-                await asyncio.wait([connection.gone], timeout=STREAM_STALLED_S)
+                await asyncio.wait([connection.ended], timeout=STREAM_STALLED_S)
                 break
     except ConnectionError:
         return  # the reader is gone, and can go on from where it was

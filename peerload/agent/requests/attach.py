@@ -313,8 +313,8 @@ class ExecRequests:
             self._forwarding.end_command(key)
             self._stdin.drop(key)
             self.commands.finish(key)
-        told = {"exit_code": exit_.exit_code, "signal": exit_.signal, "reason": exit_.reason}
-        connection.ok(request.id, told)
+        outcome = {"exit_code": exit_.exit_code, "signal": exit_.signal, "reason": exit_.reason}
+        connection.ok(request.id, outcome)
 
     def _order(self, request: control.Exec) -> tuple[str, SpawnTask, int]:
         """The key of the attempt, the command for the launcher, and the uid of the task's user here. Raises BadRequest."""
@@ -322,9 +322,9 @@ class ExecRequests:
         key, task = running_here(node, self._task_ids, request.task)
         if not key:
             raise BadRequest(f"{task} does not run on {here}", hint=f"where it is:  peerload show {task}")
-        guest = node.executor.guests.get(key)
-        own = node.home.by_id[task] if guest is None else None
-        spec, home = (guest.spec, guest.home) if guest is not None else (node.home.by_id[task].spec, here)
+        remote = node.executor.guests.get(key)
+        own = node.home.by_id[task] if remote is None else None
+        spec, home = (remote.spec, remote.home) if remote is not None else (node.home.by_id[task].spec, here)
         command = TaskSpec(
             request.argv,
             b"/",

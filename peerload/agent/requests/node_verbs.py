@@ -79,14 +79,14 @@ class NodeCommands:
 
     def _suffering(self, here: str) -> list[str]:
         """Consequences of leaving for the current tasks, in words."""
-        guests = len(self._node.executor.guests)
+        remotes = len(self._node.executor.guests)
         unfinished = self._node.home.tasks.values()
         leased = [task for task in unfinished if task.record.state is TaskState.LEASED]
         away = sum(task.record.node != here for task in leased)
         running = len(leased) - away
         waiting = self._node.home.number - len(leased)
         counts = (
-            (guests, "of other nodes here: they are frozen at the end of their leases, and run elsewhere"),
+            (remotes, "of other nodes here: they are frozen at the end of their leases, and run elsewhere"),
             (away, "of its own at other nodes: their results come when it is back"),
             (running, "of its own running here: they run on, and their results are kept"),
             (waiting, "of its own waiting: they are kept, and wait until an agent is started here again"),
@@ -142,16 +142,16 @@ class ClusterCommands:
                 f"no node called {request.node} is known here",
                 hint="the nodes known:  peerload nodes        all the same:  peerload revoke --force NODE",
             )
-        told = _saved(lambda: self._trust.revoke(request.node))
+        notified = _saved(lambda: self._trust.revoke(request.node))
         was = known.state.value if known is not None else None
         can_invite = bool(known is not None and known.profile.issuer)
-        connection.ok(request.id, {"node": request.node, "was": was, "told": told, "was_issuer": can_invite})
+        connection.ok(request.id, {"node": request.node, "was": was, "told": notified, "was_issuer": can_invite})
 
     def rotate(self, connection: Connection, request: control.Rotate) -> None:
         self._enrollment.check_issuer("cluster rotate", "change no key")
-        told = _saved(self._trust.rotate)
+        notified = _saved(self._trust.rotate)
         number = self._trust.trust.number
-        connection.ok(request.id, {"number": number, "told": told, "overlap_s": OVERLAP_S})
+        connection.ok(request.id, {"number": number, "told": notified, "overlap_s": OVERLAP_S})
 
 
 def _saved(make: Callable[[], int]) -> int:

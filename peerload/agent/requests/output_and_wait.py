@@ -101,28 +101,28 @@ class OutputSource:
         """Cut the output to what is kept of an ended task."""
         self._output.cut_soon(key)
 
-    async def send_remote(self, connection: Connection, request: control.ReadOutput, guest: RemoteTask) -> None:
+    async def send_remote(self, connection: Connection, request: control.ReadOutput, remote: RemoteTask) -> None:
         """Send the output of a task of another home that runs here; with ``follow`` until it has ended."""
         first = second = 0
-        sizes = self._spool.sizes(guest.key)
+        sizes = self._spool.sizes(remote.key)
         if request.tail_lines is not None:
-            first, second = await self.last_lines(guest.key, request.tail_lines, sizes)
-        elif request.tail_bytes is not None and (guest.exit is not None or not request.follow):
+            first, second = await self.last_lines(remote.key, request.tail_lines, sizes)
+        elif request.tail_bytes is not None and (remote.exit is not None or not request.follow):
             first, second = (max(size - request.tail_bytes, 0) for size in sizes)
         if request.follow and request.tells_start:
-            word = "running" if guest.exit is None else "ended"
-            connection.more(request.id, {word: {"node": self._node.state.node, "attempt": guest.attempt}})
-        asked = OutputRequest(guest.task, guest.uid, guest.attempt, first, second, follow=request.follow)
+            phase = "running" if remote.exit is None else "ended"
+            connection.more(request.id, {phase: {"node": self._node.state.node, "attempt": remote.attempt}})
+        output_request = OutputRequest(remote.task, remote.uid, remote.attempt, first, second, follow=request.follow)
         sizes = (0, 0)
-        async for piece in self._output.serve_output(guest.home, asked):
+        async for piece in self._output.serve_output(remote.home, output_request):
             if isinstance(piece, OutputEnd):
                 sizes = piece.stdout_bytes, piece.stderr_bytes
             elif piece.stream in request.streams:
                 await connection.stream(
                     request.id, {"stream": piece.stream, "offset": piece.offset, "data": piece.data}
                 )
-        told = views.ended_object(remote_record(self._node, guest))
-        connection.ok(request.id, {**told, "stdout_bytes": sizes[0], "stderr_bytes": sizes[1]})
+        fields = views.ended_object(remote_record(self._node, remote))
+        connection.ok(request.id, {**fields, "stdout_bytes": sizes[0], "stderr_bytes": sizes[1]})
 
 
 @dataclass(eq=False, repr=False)
@@ -137,8 +137,8 @@ class OutputRequests:
 
     async def output(self, connection: Connection, request: control.ReadOutput) -> None:
         store = await self._reads.durable()
-        if request.at and (guest := find_remote(self._node, request.task)) is not None:
-            await self._source.send_remote(connection, request, guest)
+        if request.at and (remote := find_remote(self._node, request.task)) is not None:
+            await self._source.send_remote(connection, request, remote)
             return
         record = self._task_ids.single(request.task)
         with self._watches.watch(record.task) as watch:  # no await since the store was read: no change is missed
@@ -264,12 +264,12 @@ class TaskEnds:
 
     def describe(self, record: TaskRecord, *, with_output: bool) -> dict[str, object]:
         """The object of an ended or unknown task, with the output if that is asked."""
-        told = views.ended_object(record)
+        fields = views.ended_object(record)
         if with_output:
-            told |= views.error_line(self._spool, record)
+            fields |= views.error_line(self._spool, record)
             if record.state.is_final:
-                told |= self._output(record)
-        return told
+                fields |= self._output(record)
+        return fields
 
     def has_files(self, record: TaskRecord) -> bool:
         """True if the output of a task is wanted in files."""
@@ -283,14 +283,14 @@ class TaskEnds:
     def _output(self, record: TaskRecord) -> dict[str, object]:
         exit_ = record.exit
         sizes = (exit_.stdout_bytes, exit_.stderr_bytes) if exit_ is not None else (0, 0)
-        told: dict[str, object] = {"started_at": record.started_at or None, "ended_at": record.ended_at or None}
-        told |= dict(zip(("stdout_bytes", "stderr_bytes"), sizes, strict=True))
+        fields: dict[str, object] = {"started_at": record.started_at or None, "ended_at": record.ended_at or None}
+        fields |= dict(zip(("stdout_bytes", "stderr_bytes"), sizes, strict=True))
         was_cut = max(sizes) > self._output_bytes_max  # the missing part would be read as zeros
         if was_cut or sum(sizes) > control.OUTPUT_TOLD_BYTES_MAX:
-            return told
+            return fields
         key = execution_key(record.uid, record.attempt)
         stdout, stderr = self._spool.read_small(key, *sizes) if any(sizes) else (b"", b"")
-        return told | {"stdout": stdout, "stderr": stderr} if (len(stdout), len(stderr)) == sizes else told
+        return fields | {"stdout": stdout, "stderr": stderr} if (len(stdout), len(stderr)) == sizes else fields
 
 
 @dataclass(eq=False, repr=False)
@@ -344,9 +344,9 @@ class WaitRequest:
                     return False
                 async with asyncio.timeout_at(until_s):
                     for record in self._to_be_saved:
-                        told = await self._ends.saved(record)
+                        fields = await self._ends.saved(record)
                         await self._connection.drain()
-                        self._connection.more(self._request.id, told)
+                        self._connection.more(self._request.id, fields)
         except TimeoutError:
             return False
         finally:
@@ -409,5 +409,5 @@ class WaitRequest:
     def _send_end(self, record: TaskRecord) -> None:
         if self._request.files and record.state.is_final and self._ends.has_files(record):
             self._to_be_saved.append(record)
-        told = self._ends.describe(record, with_output=self._request.outputs)
-        self._connection.more(self._request.id, told)
+        fields = self._ends.describe(record, with_output=self._request.outputs)
+        self._connection.more(self._request.id, fields)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 TASKS_SHOWN_MAX = 1000
 """Unfinished tasks of this home in a snapshot: placed ones first, then waiting ones, oldest first."""
-GUESTS_SHOWN_MAX = 1000
+REMOTES_SHOWN_MAX = 1000
 VIEWERS_KEPT_MAX = 64
 """Users with an overview of their own; the least recent one gets everything again."""
 GONE_KEPT_MAX = 10_000
@@ -52,7 +52,7 @@ AGENT_KEYS = (
 )
 
 _PLACED = (HomePhase.HERE, HomePhase.AWAY, HomePhase.COLLECTING, HomePhase.UNKNOWN)
-_GUEST_STATES = {
+_REMOTE_STATES = {
     RemotePhase.RESERVED: "promised",
     RemotePhase.WAITING: "queued",
     RemotePhase.HERE: "running",
@@ -143,7 +143,7 @@ class OverviewBuilder:
         self._number = 0
         self._nodes = RevisionIndex()
         self._tasks = RevisionIndex()
-        self._guests = RevisionIndex()
+        self._remotes = RevisionIndex()
 
     def build(self, request: control.Overview) -> dict[str, object]:
         """The changes since ``request.since``; everything, ``complete``, if that revision is not known here."""
@@ -153,16 +153,16 @@ class OverviewBuilder:
         since = self._since(request.since, boot)
         peers = {peer.identity.node: peer for peer in self._node.membership}
         tasks, counts = self._select_tasks()
-        guests = self._guests_here()
+        remotes = self._remotes_here()
         self._nodes.update(self._number, {name: self._node_mark(peer) for name, peer in peers.items()})
         self._tasks.update(self._number, {name: self._task_mark(task) for name, task in tasks.items()})
-        self._guests.update(self._number, {name: _guest_mark(guest) for name, guest in guests.items()})
-        tables = (self._nodes, self._tasks, self._guests)
+        self._remotes.update(self._number, {name: _remote_mark(remote) for name, remote in remotes.items()})
+        tables = (self._nodes, self._tasks, self._remotes)
         is_complete = since == 0 or any(since < table.whole_from for table in tables)
         if is_complete:
             since = 0
         agent = self._views.agent.info()
-        told: dict[str, object] = {
+        snapshot: dict[str, object] = {
             "revision": f"{boot}.{self._number}",
             "complete": is_complete,
             "agent": {key: agent[key] for key in AGENT_KEYS},
@@ -170,27 +170,27 @@ class OverviewBuilder:
             "nodes_gone": [] if is_complete else self._nodes.gone(since),
             "tasks": [self._task_object(tasks[name]) for name in self._tasks.changed(since)],
             "tasks_gone": [] if is_complete else self._tasks.gone(since),
-            "guests": [self._guest_object(guests[name]) for name in self._guests.changed(since)],
-            "guests_gone": [] if is_complete else self._guests.gone(since),
+            "guests": [self._remote_object(remotes[name]) for name in self._remotes.changed(since)],
+            "guests_gone": [] if is_complete else self._remotes.gone(since),
             "counts": counts,
             "events": self._events(request),
         }
-        return told | {"took_s": time.thread_time() - began_s}
+        return snapshot | {"took_s": time.thread_time() - began_s}
 
-    def _since(self, told: str, boot: str) -> int:
+    def _since(self, revision: str, boot: str) -> int:
         """The last revision of a viewer, 0 if it is of another start of the agent."""
-        start, _, number = told.rpartition(".")
+        start, _, number = revision.rpartition(".")
         known = start == boot and number.isascii() and number.isdigit()
         return int(number) if known and int(number) < self._number else 0
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _node_mark(self, peer: PeerInfo) -> object:
-        heard = self._node.membership.last_report(peer.identity.node)
-        heard_s = peer.heard_s if heard is None else heard.at_s
+        last = self._node.membership.last_report(peer.identity.node)
+        last_s = peer.heard_s if last is None else last.at_s
         is_revoked = self._views.cluster.is_peer_revoked(peer)
         declines = node_views.declines(self._node, peer)
-        return peer.state, peer.identity, peer.profile, heard_s, is_revoked, declines
+        return peer.state, peer.identity, peer.profile, last_s, is_revoked, declines
 
     # -- the tasks of this home ----------------------------------------------------------------------------------------
 
@@ -239,46 +239,46 @@ class OverviewBuilder:
 
     def _task_object(self, task: HomeTask) -> dict[str, object]:
         user = display_user(task.spec, self._user)
-        told = views.task_here(self._node, task.record, task.spec, user)
-        if told["state"] == "queued":
-            told["reason"] = views.why_waiting(self._node, task, task.record)
-        del told["argv"]  # it may be a megabyte
+        fields = views.task_here(self._node, task.record, task.spec, user)
+        if fields["state"] == "queued":
+            fields["reason"] = views.why_waiting(self._node, task, task.record)
+        del fields["argv"]  # it may be a megabyte
         return (
-            told | {"command": _command(task.spec.argv), "priority": task.spec.priority} | views.gpu_wishes(task.spec)
+            fields | {"command": _command(task.spec.argv), "priority": task.spec.priority} | views.gpu_wishes(task.spec)
         )
 
     # -- tasks of other homes -------------------------------------------------------------------------------------
 
-    def _guests_here(self) -> dict[str, RemoteTask]:
+    def _remotes_here(self) -> dict[str, RemoteTask]:
         found: dict[str, RemoteTask] = {}
-        for guest in self._node.executor.guests.values():
-            if len(found) >= GUESTS_SHOWN_MAX:
+        for remote in self._node.executor.guests.values():
+            if len(found) >= REMOTES_SHOWN_MAX:
                 break
-            if self._caller is not None and not self._access.sees_guest(self._caller, guest):
+            if self._caller is not None and not self._access.sees_remote(self._caller, remote):
                 continue
-            found[guest.task] = guest
+            found[remote.task] = remote
         return found
 
-    def _guest_object(self, guest: RemoteTask) -> dict[str, object]:
+    def _remote_object(self, remote: RemoteTask) -> dict[str, object]:
         node, moment = self._node, now()
-        spec = guest.spec
-        names = views.device_names(node, node.state.node, guest.devices)
+        spec = remote.spec
+        names = views.device_names(node, node.state.node, remote.devices)
         return {
-            "id": guest.task,
+            "id": remote.task,
             "name": spec.name or views.text(spec.argv[0]).rpartition("/")[2],
-            "home": guest.home,
+            "home": remote.home,
             "node": node.state.node,
-            "state": _GUEST_STATES[guest.phase],
+            "state": _REMOTE_STATES[remote.phase],
             "cpus": spec.request.cpus,
             "mem_bytes": spec.request.mem_bytes,
             "gpus": spec.request.gpus,
-            "attempt": guest.attempt,
-            "submitted_at": moment.wall_s - (moment.boot_s - guest.arrived_s),
-            "started_at": guest.running_at or None,
+            "attempt": remote.attempt,
+            "submitted_at": moment.wall_s - (moment.boot_s - remote.arrived_s),
+            "started_at": remote.running_at or None,
             "device_names": names,
             "command": _command(spec.argv),
-            "parked": guest.is_parked,
-            "reason": guest.killed_because or None,
+            "parked": remote.is_parked,
+            "reason": remote.killed_because or None,
             **views.gpu_wishes(spec),
         }
 
@@ -292,8 +292,8 @@ class OverviewBuilder:
         return [views.event_object(event) for event in found]
 
 
-def _guest_mark(guest: RemoteTask) -> object:
-    return guest.attempt, guest.phase, guest.running_at, guest.devices, guest.is_parked, guest.killed_because
+def _remote_mark(remote: RemoteTask) -> object:
+    return remote.attempt, remote.phase, remote.running_at, remote.devices, remote.is_parked, remote.killed_because
 
 
 def _command(argv: tuple[bytes, ...]) -> str:

@@ -442,8 +442,8 @@ class Submissions:
             spec = msgspec.structs.replace(spec, takes_input=False, terminal=None, followed=False)
         chosen = _to_retry(name, records, self._node.home.tasks, request)
         indices = tuple(int(record.task.rpartition(".")[2]) for record in chosen if "." in record.task)
-        asked = f"retry {name} {request.all}{' failed' if request.failed else ''}"
-        digest = hashlib.sha256(asked.encode()).digest()
+        description = f"retry {name} {request.all}{' failed' if request.failed else ''}"
+        digest = hashlib.sha256(description.encode()).digest()
         return SubmissionRequest(
             spec, store.terms(counter).again(), indices, each, digest, _size(spec, each), retry_of=name
         )
@@ -531,12 +531,12 @@ def with_whole_ids(task_ids: TaskIds, spec: TaskSpec, terms: SubmitOptions) -> S
 
 def submission_digest(request: control.Submit) -> bytes:
     """Digest that tells a repeated submission from another one with the same token."""
-    told: tuple[object, ...] = (request.spec, request.array)
+    parts: tuple[object, ...] = (request.spec, request.array)
     if request.each or request.terms != NO_TERMS:
-        told = (*told, request.each, request.terms)
+        parts = (*parts, request.each, request.terms)
     if request.spec.takes_input and request.input_ends:
-        told = (*told, hashlib.sha256(request.input).digest())
-    return hashlib.sha256(msgspec.msgpack.encode(told)).digest()
+        parts = (*parts, hashlib.sha256(request.input).digest())
+    return hashlib.sha256(msgspec.msgpack.encode(parts)).digest()
 
 
 def members(request: control.Submit) -> tuple[int, ...]:

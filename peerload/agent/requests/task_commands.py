@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from peerload.model.task import TaskRecord
 
 REASON = "peerload clean"
-ASK_EVERY_S = 5.0
+QUERY_EVERY_S = 5.0
 """Interval between two queries for the attempts that are left."""
 EXIT_REPORT_S = 1.0
 """Time after SIGKILL in which a process ends and its node reports it."""
@@ -84,7 +84,7 @@ class TaskCommands:
 
     def cancel_remote(self, connection: Connection, request: control.CancelRemote) -> None:
         """Kill tasks of other homes on this node. Raises NoSuchTask for the first that is not here."""
-        here = {name for guest in self._node.executor.guests.values() for name in (guest.task, guest.array)}
+        here = {name for remote in self._node.executor.guests.values() for name in (remote.task, remote.array)}
         for name in request.guests:
             if name not in here:
                 raise NoSuchTask(f"no task {name} of another home is here", hint="what is here:  peerload ls --remote")
@@ -158,17 +158,19 @@ class CleanRequests:
             names, removed.names = removed.names, []
             await connection.stream(request.id, {"tasks": names})
 
-        gone = await self._remover.remove(
-            wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=stream_names
+        removed = await self._remover.remove(
+            wanted,
+            outputs_only=request.outputs_only,
+            why=REASON,
+            is_tried=request.dry_run,
+            report_progress=stream_names,
         )
-        if gone.tasks and not request.dry_run:
+        if removed.tasks and not request.dry_run:
             what = "the outputs of" if request.outputs_only else ""
-            reason = (
-                f"{what} {counted(gone.tasks, 'ended task')}, {gone.output_bytes} bytes of output: {REASON}".strip()
-            )
+            reason = f"{what} {counted(removed.tasks, 'ended task')}, {removed.output_bytes} bytes of output: {REASON}".strip()
             self._reads.event_log.record("store", "removed", reason=reason)
-        counts = {"outputs": gone.outputs, "output_bytes": gone.output_bytes, "in_use": gone.in_use}
-        connection.ok(request.id, {"removed": gone.tasks, **counts})
+        counts = {"outputs": removed.outputs, "output_bytes": removed.output_bytes, "in_use": removed.in_use}
+        connection.ok(request.id, {"removed": removed.tasks, **counts})
 
 
 # -- cancel --wait -----------------------------------------------------------------------------------------------------
@@ -254,7 +256,7 @@ class _Wait:
     async def run(self, watch: CancelWatch) -> None:
         """Return when no attempt is left."""
         loop = asyncio.get_running_loop()
-        ask_s = loop.time()
+        query_at_s = loop.time()
         while True:
             watch.event.clear()
             for key in watch.keys & self._left.keys():
@@ -263,18 +265,18 @@ class _Wait:
             if not self._left:
                 return
             now_s = loop.time()
-            if now_s >= ask_s:
-                await self._ask_core(query=now_s >= self._query_s)
-                ask_s = loop.time() + ASK_EVERY_S
+            if now_s >= query_at_s:
+                await self._query_core(query=now_s >= self._query_s)
+                query_at_s = loop.time() + QUERY_EVERY_S
             if now_s >= self._report_s:
                 self._report_nodes()
-            next_s = min([ask_s, *(moment_s for moment_s in (self._query_s, self._report_s) if moment_s > now_s)])
+            next_s = min([query_at_s, *(moment_s for moment_s in (self._query_s, self._report_s) if moment_s > now_s)])
             if next_s == self._query_s:
-                ask_s = next_s
+                query_at_s = next_s
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(watch.event.wait(), max(next_s - loop.time(), 0.0))
 
-    async def _ask_core(self, *, query: bool) -> None:
+    async def _query_core(self, *, query: bool) -> None:
         """Have the core query again. Attempts at a node that was forgotten meanwhile count as ended."""
         membership = self._node.membership
         for node in {attempt.node for attempt in self._left.values()}:
@@ -296,8 +298,8 @@ class _Wait:
             peer = membership.get(node)
             state = PeerState.ALIVE if node == own else None if peer is None else peer.state
             waits_for.append({"node": node, "state": state, "tasks": tasks})
-        if [(told["node"], told["state"]) for told in waits_for] != [
-            (told["node"], told["state"]) for told in self._reported
+        if [(attempt["node"], attempt["state"]) for attempt in waits_for] != [
+            (attempt["node"], attempt["state"]) for attempt in self._reported
         ]:
             self._reported = waits_for
             self._connection.more(self._number, {"waits_for": waits_for})

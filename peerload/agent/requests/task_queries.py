@@ -254,7 +254,7 @@ class TaskQueries:
         shown = found[: request.limit]
         for first in range(0, len(shown), PAGE_TASKS):
             page = shown[first : first + PAGE_TASKS]
-            tasks = [remote_listed(self._node, guest, display_user(guest.spec, self._user)) for guest in page]
+            tasks = [remote_listed(self._node, remote, display_user(remote.spec, self._user)) for remote in page]
             await send_page(self._quotas, connection, request.id, tasks)
         connection.ok(request.id, {"tasks": [], "truncated": len(found) > len(shown)})
 
@@ -263,8 +263,8 @@ class TaskQueries:
         store = await self._reads.readable(connection, events=True)
         shown: list[dict[str, object]] = []
         for ref in request.tasks:
-            if request.at and (guest := find_remote(self._node, ref)) is not None:
-                shown.append(remote_shown(self._node, guest, display_user(guest.spec, self._user)))
+            if request.at and (remote := find_remote(self._node, ref)) is not None:
+                shown.append(remote_shown(self._node, remote, display_user(remote.spec, self._user)))
                 continue
             counter = self._task_ids.parse(ref).counter
             if not store.has(counter, None):
@@ -381,13 +381,13 @@ class WhyRequest:
 
     def _task(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
         task = self._node.home.by_id.get(record.task)
-        told = self._describe(record, spec)
+        fields = self._describe(record, spec)
         if task is not None and (task.phase is HomePhase.COLLECTING or uncollected_reason(task)):
-            told["says"] = uncollected_reason(task) or holding_reason(task)
+            fields["says"] = uncollected_reason(task) or holding_reason(task)
         if task is not None and self._environments.prepares(task.key):
-            told["says"] = f"its environment is being built on {self._node.state.node}"
-            told["staging"] = {"done_bytes": 0, "size_bytes": 0, "builds": True}
-        return told | self._waiting(task) if task is not None and is_waiting(task) else told
+            fields["says"] = f"its environment is being built on {self._node.state.node}"
+            fields["staging"] = {"done_bytes": 0, "size_bytes": 0, "builds": True}
+        return fields | self._waiting(task) if task is not None and is_waiting(task) else fields
 
     def _array(self, records: list[TaskRecord], spec: TaskSpec) -> dict[str, object]:
         """Explain an array: its members by state and reason, and the next member to start in full."""
@@ -403,8 +403,8 @@ class WhyRequest:
         home.touched(name, 1)
         waiting = [task for task in home.arrays.get(name, {}).values() if is_waiting(task)]
         next_one = min(waiting, key=lambda task: member_of(task.task), default=None)
-        told = self._describe(records[0] if next_one is None else next_one.record, spec)
-        told["array"] = {
+        fields = self._describe(records[0] if next_one is None else next_one.record, spec)
+        fields["array"] = {
             "id": name,
             "looked_at": len(records),
             "groups": [
@@ -413,7 +413,7 @@ class WhyRequest:
             ],
             "more_groups": max(len(groups) - GROUPS_MAX, 0),
         }
-        return told | self._waiting(next_one) if next_one is not None else told
+        return fields | self._waiting(next_one) if next_one is not None else fields
 
     def _describe(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
         shown = views.task_here(self._node, record, spec, "")
@@ -584,12 +584,12 @@ class LiveUsage:
     async def _read(self, keys: list[str]) -> None:
         if not keys:
             return
-        told = await self._launcher.usage(keys)
-        if told is None:
+        usage = await self._launcher.usage(keys)
+        if usage is None:
             return
-        for key, used in told.of.items():
+        for key, used in usage.of.items():
             before = self._last.get(key)
-            reading = UsageReading(told.at_s, *used)
+            reading = UsageReading(usage.at_s, *used)
             self._last[key] = reading._replace(cpus_busy=_busy(before, reading))
 
     def _object(self, task: str, key: str, reading: UsageReading) -> dict[str, Any]:
@@ -611,9 +611,9 @@ class LiveUsage:
 def running_here(node: Node, task_ids: TaskIds, ref: str) -> tuple[str, str]:
     """The key of the attempt of this task that runs here, "" if none does, and the whole id. Raises NoSuchTask or
     BadRequest for an unknown task of this home."""
-    guest = find_remote(node, ref)
-    if guest is not None:
-        return (guest.key if guest.phase is RemotePhase.HERE else ""), guest.task
+    remote = find_remote(node, ref)
+    if remote is not None:
+        return (remote.key if remote.phase is RemotePhase.HERE else ""), remote.task
     parsed = REF.fullmatch(ref)
     if parsed is not None and parsed["home"] not in (None, node.state.node):
         return "", ref

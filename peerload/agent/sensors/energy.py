@@ -204,7 +204,7 @@ class EnergySensors:
         self._sources: tuple[PowerSource, ...] = (self.command, self._hwmon, self._counters, self._model)
         self._active: PowerSource = self._model
         self._integrals: dict[str, Integral] = {}
-        self._told_s: dict[str, float] = {}
+        self._last_read_s: dict[str, float] = {}
         self._drift = Drift()
         self.is_stale = False
         self._checkpoint = self._restored()
@@ -269,16 +269,17 @@ class EnergySensors:
         readings: list[Reading] | None = None
         for first in range(0, len(keys) or is_root, USAGE_KEYS_MAX):
             counters = is_root and not first
-            told = await self._launcher.usage(keys[first : first + USAGE_KEYS_MAX], brief=True, counters=counters)
-            if told is None:
+            usage = await self._launcher.usage(keys[first : first + USAGE_KEYS_MAX], brief=True, counters=counters)
+            if usage is None:
                 return None, readings
-            found |= {key: used.cpu_s for key, used in told.of.items() if used.cpu_s >= 0}
-            readings = [(path, name, *rest) for path, name, *rest in told.counters] if counters else readings  # type: ignore[misc]
+            found |= {key: used.cpu_s for key, used in usage.of.items() if used.cpu_s >= 0}
+            if counters:
+                readings = [(path, name, *rest) for path, name, *rest in usage.counters]  # type: ignore[misc]
         return found, readings
 
     def _take_host(self, at_s: float, passed_s: float, readings: list[Reading], busy: float) -> None:
-        """Add what the best sensor that works has told."""
-        told = {
+        """Add what the best sensor that works has measured."""
+        deltas = {
             self.command: self.command.take(at_s),
             self._hwmon: self._hwmon.take(at_s),
             self._counters: self._counters.take(at_s, readings),
@@ -286,8 +287,8 @@ class EnergySensors:
         self._platform.take(at_s, readings)
         self._model.add_reading(at_s, self.curve.watts_at(busy) * passed_s, passed_s)
         before, self._active = self._active, next(one for one in self._sources if one.is_alive(at_s))
-        if self._active in told:
-            joules, gap_s = told[self._active]
+        if self._active in deltas:
+            joules, gap_s = deltas[self._active]
         else:
             joules, gap_s = self.curve.watts_at(busy) * passed_s, 0.0
         if before is not self._active:
@@ -305,7 +306,7 @@ class EnergySensors:
             self.watts, self.quality = self._active.watts, self._active.quality
 
     def _take_cards(self, at_s: float, passed_s: float) -> None:
-        """Add what the GPUs have told, and who held them. A slice of a card has a share of all of it."""
+        """Add the energy of the GPUs, and who held them. A slice of a card has a share of all of it."""
         holders: dict[str, dict[str, None]] = {}
         chips = self._hwmon.cards.power
         places = {
@@ -320,7 +321,7 @@ class EnergySensors:
             counted = self._card_counted(place, read_s, reading, at_s)
             if counted is None:
                 continue
-            told, quality = counted
+            delta, quality = counted
             held = holders.get(place, {})
             idle = self._checkpoint.idle.setdefault(place, IdlePower())
             if not held and not reading.foreign and reading.power_w is not None:
@@ -331,8 +332,8 @@ class EnergySensors:
             )
             self._cards[place] = before._replace(
                 quality=Quality.worst((before.quality, quality)),
-                joules=before.joules + told.joules,
-                gap_s=before.gap_s + told.gap_s,
+                joules=before.joules + delta.joules,
+                gap_s=before.gap_s + delta.gap_s,
                 idle_w=idle.watts,
                 used={**before.used, **{key: before.used.get(key, 0.0) + passed_s / len(held) for key in held}},
                 busy=before.busy + (passed_s if held or reading.foreign else 0.0),
@@ -346,23 +347,23 @@ class EnergySensors:
     def _card_counted(
         self, place: str, read_s: float, reading: DeviceReading, at_s: float
     ) -> tuple[EnergyDelta, Quality] | None:
-        """Joules of a card since the last sample; None if it has never told anything."""
-        told, quality = EnergyDelta(), Quality.MEASURED
+        """Joules of a card since the last sample; None if it was never measured."""
+        delta, quality = EnergyDelta(), Quality.MEASURED
         if reading.energy_j is not None:
-            told = self._checkpoint.cards.setdefault(place, Counter()).take(read_s, reading.energy_j)
+            delta = self._checkpoint.cards.setdefault(place, Counter()).take(read_s, reading.energy_j)
         elif reading.power_w is not None:
             integral = self._integrals.setdefault(place, Integral())
             integral.read(read_s, reading.power_w)
-            told, quality = integral.take(at_s), Quality.DERIVED
-        elif place not in self._told_s:
+            delta, quality = integral.take(at_s), Quality.DERIVED
+        elif place not in self._last_read_s:
             return None
         if reading.energy_j is not None or reading.power_w is not None:
-            self._told_s[place] = max(read_s, self._told_s.get(place, read_s))
-        if at_s - self._told_s[place] > CARD_SILENT_S:  # when it tells again it starts from nothing
-            told = EnergyDelta(gap_s=at_s - self._told_s[place])
-            self._told_s[place] = at_s
+            self._last_read_s[place] = max(read_s, self._last_read_s.get(place, read_s))
+        if at_s - self._last_read_s[place] > CARD_SILENT_S:  # its next reading starts from nothing
+            delta = EnergyDelta(gap_s=at_s - self._last_read_s[place])
+            self._last_read_s[place] = at_s
             self._checkpoint.cards.pop(place, None)
-        return told, quality
+        return delta, quality
 
     def _close_window(self, at_s: float, machine_s: float, own_s: float, cpu_s: Mapping[str, float]) -> None:
         checkpoint = self._checkpoint
@@ -471,12 +472,12 @@ class EnergySensors:
                 total = msgspec.structs.replace(one)
             else:
                 total.add(one)
-        told: dict[str, Any] = {"node": self._config.node, "since": since, "until": self._now().wall_s}
+        answer: dict[str, Any] = {"node": self._config.node, "since": since, "until": self._now().wall_s}
         if total is None:
             names = ("joules", "wh", "tasks_joules", "other_joules", "idle_joules", "quality", "scope", "source")
-            return told | dict.fromkeys(names) | {"gap_s": None}
-        told |= {name: getattr(total, name) for name in _COLUMNS.split(", ")}
-        return told | {"wh": total.joules / JOULES_PER_WH, "quality": total.quality.value}
+            return answer | dict.fromkeys(names) | {"gap_s": None}
+        answer |= {name: getattr(total, name) for name in _COLUMNS.split(", ")}
+        return answer | {"wh": total.joules / JOULES_PER_WH, "quality": total.quality.value}
 
     @property
     def measured_watts(self) -> float | None:
@@ -523,11 +524,11 @@ class EnergySensors:
 
     def counters(self) -> dict[str, float]:
         """Energy since the agent's start."""
-        told = {
+        joules_by_label = {
             labelled(metrics.ENERGY, of=name, quality=quality.value): joules
             for (name, quality), joules in self._divided.items()
         }
-        return told | {metrics.ENERGY_GAP: self._divided_gap_s}
+        return joules_by_label | {metrics.ENERGY_GAP: self._divided_gap_s}
 
     def gauges(self) -> dict[str, float]:
         """The power now; {} if it is not known."""

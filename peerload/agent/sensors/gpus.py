@@ -480,7 +480,7 @@ class Gpus:
     async def _read_all(self) -> None:
         assert self._thread is not None
         read_s, began_s = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic()
-        is_asked = began_s < self._look_until_s
+        is_wanted = began_s < self._look_until_s
         try:
             cards = await self._thread.do(self._read, READ_S_MAX)
         except TimeoutError:
@@ -508,7 +508,7 @@ class Gpus:
         readings = self._readings(cards, gap_s)
         places = {device.id: device.bdf or device.id for device in self.devices}
         self.power = {places[reading.id]: (read_s, reading) for reading in readings if reading.id in places}
-        if is_asked or any(_has_changed(self._reported.get(reading.id), reading) for reading in readings):
+        if is_wanted or any(_has_changed(self._reported.get(reading.id), reading) for reading in readings):
             self._report(read_s, readings)
 
     def _readings(self, cards: Read, gap_s: float) -> tuple[DeviceReading, ...]:
@@ -544,9 +544,9 @@ class Gpus:
         if before is not None and before.health is now.health and (before.why == now.why or now.health.is_usable):
             return
         device = next(device for device in self.devices if device.id == now.id)
-        words = f"GPU {device.index} ({device.model})" + (f": {now.why}" if now.why else "")
+        description = f"GPU {device.index} ({device.model})" + (f": {now.why}" if now.why else "")
         is_new = before is None and now.health is Health.OK
-        self._event_log.record("gpu", "found" if is_new else now.health.name.lower(), reason=words)
+        self._event_log.record("gpu", "found" if is_new else now.health.name.lower(), reason=description)
 
     def _report_unknown(self, why: str) -> None:
         unknown = tuple(

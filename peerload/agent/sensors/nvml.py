@@ -55,24 +55,24 @@ class Library:
         self.codes: set[int] = set()
         """Errors since this was last cleared, without those of CANNOT_TELL."""
 
-    def ask(self, name: str, *words: Any) -> Any:  # noqa: ANN401 -- the function's own type
+    def ask(self, name: str, *arguments: Any) -> Any:  # noqa: ANN401 -- the function's own type
         """Call the function of that name; None if this card, driver or module cannot. Raises SessionOver."""
         function = getattr(self._module, name, None)
         if function is None:
             return None
         try:
-            return function(*words)
+            return function(*arguments)
         except self._module.NVMLError as error:
             self._note(error)
         except (UnicodeDecodeError, self._too_old):  # a text that is none; a driver older than the module
             return None
         return None
 
-    def ask_newest(self, name: str, versions: tuple[str, ...], *words: Any) -> Any:  # noqa: ANN401 -- as above
+    def ask_newest(self, name: str, versions: tuple[str, ...], *arguments: Any) -> Any:  # noqa: ANN401 -- as above
         """Call the first of its versions that driver and module have. The functions without a version raise something
         else where the driver is older than the module."""
         for version in versions:
-            answer = self.ask(name + version, *words)
+            answer = self.ask(name + version, *arguments)
             if answer is not None:
                 return answer
         return None
@@ -368,7 +368,7 @@ class Nvml:
         self._cards: list[_Card] = []
         self._events: Any = None
         self._is_open = False
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._shapes: dict[str, tuple[object, Shape]] = {}
         self.unusable = 0
         """Number of cards that could not be used at the last search."""
@@ -406,9 +406,9 @@ class Nvml:
         if len(self._cards) > DEVICES_MAX:
             wrong.append(f"of {len(self._cards)} GPUs the first {DEVICES_MAX} are used")
         for words in wrong:
-            if words not in self._said:
+            if words not in self._logged:
                 log.warning("%s", words)
-        self._said = set(wrong)
+        self._logged = set(wrong)
         del self._cards[DEVICES_MAX:]
         for card in self._cards:
             card.clocks = clocks.get(card.device.id, card.clocks)
@@ -618,10 +618,10 @@ class Nvml:
     def _processes(self, handle: object) -> tuple[GpuProcess, ...] | None:
         """Processes on a card, each once, with its largest reported use; None if they cannot be listed."""
         found: dict[int, GpuProcess] = {}
-        can_tell = False
+        is_supported = False
         for name in LISTS:
             listed = self._library.ask_newest(name, ("_v3", "_v2"), handle)
-            can_tell = can_tell or (listed is not None and name == LISTS[0])
+            is_supported = is_supported or (listed is not None and name == LISTS[0])
             for entry in listed or ():
                 used = None if entry.usedGpuMemory is None else int(entry.usedGpuMemory)
                 before = found.get(entry.pid)
@@ -629,7 +629,7 @@ class Nvml:
                     found[entry.pid] = GpuProcess(entry.pid, used, name == GRAPHICS)
                 elif used is not None:
                     found[entry.pid] = GpuProcess(entry.pid, max(before.used_bytes or 0, used), before.is_graphics)
-        return tuple(found.values()) if can_tell or found else None
+        return tuple(found.values()) if is_supported or found else None
 
     # -- errors that cards report --------------------------------------------------------------------------------------
 

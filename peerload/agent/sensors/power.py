@@ -120,17 +120,17 @@ class PowerCommand(_OfReadings):
             await next_tick(COMMAND_EVERY_S)
 
     async def ask(self) -> None:
-        words = ("/bin/sh", "-c", self._command)
+        command = ("/bin/sh", "-c", self._command)
         try:
-            code, output = await run_command(words, COMMAND_S_MAX, output_bytes_max=OUTPUT_BYTES_MAX)
+            code, output = await run_command(command, COMMAND_S_MAX, output_bytes_max=OUTPUT_BYTES_MAX)
         except TimeoutError:
             self.why = f"it has not ended within {COMMAND_S_MAX:g} s"
             return
         except OSError as error:
             self.why = str(error.strerror or error)
             return
-        has_told = not code or len(output) > OUTPUT_BYTES_MAX
-        watts = watts_of(output) if has_told else f"it ended with exit code {code}"
+        has_answered = not code or len(output) > OUTPUT_BYTES_MAX
+        watts = watts_of(output) if has_answered else f"it ended with exit code {code}"
         if isinstance(watts, float):
             self.has_read(time.clock_gettime(time.CLOCK_BOOTTIME), watts)
         else:
@@ -257,18 +257,18 @@ class PowercapCounters(PowerSource):
         super().__init__("platform" if is_platform else "package", "there are no energy counters")
         self._is_platform = is_platform
         self.counters: dict[str, Counter] = {}
-        self._asked_s = 0.0
+        self._sampled_s = 0.0
 
     def take(self, at_s: float, readings: Iterable[Reading]) -> EnergyDelta:
         zones = [reading for reading in readings if (reading[1] == "psys") is self._is_platform]
-        is_told = any(value >= 0 for _, _, value, _, _ in zones)
-        if is_told:
+        is_read = any(value >= 0 for _, _, value, _, _ in zones)
+        if is_read:
             self.scope = (
                 "platform"
                 if self._is_platform
                 else "+".join(sorted({name.partition("-")[0] for _, name, *_ in zones}, reverse=True))
             )
-        before_s, self._asked_s = self._asked_s, at_s
+        before_s, self._sampled_s = self._sampled_s, at_s
         if before_s - self.known_s > SILENT_S:
             self.counters = {}
         joules = gap_s = 0.0
@@ -277,10 +277,10 @@ class PowercapCounters(PowerSource):
             part = counter.take(at_s, value / 1e6 if value >= 0 else None, most / 1e6, rated / 1e6)
             joules, gap_s = joules + part.joules, max(gap_s, part.gap_s)
         for path, counter in list(self.counters.items()):
-            if is_told and min(before_s, at_s) - counter.at_s > SILENT_S:  # without this zone the sum is not known
+            if is_read and min(before_s, at_s) - counter.at_s > SILENT_S:  # without this zone the sum is not known
                 gap_s = max(gap_s, at_s - counter.at_s)
                 del self.counters[path]
-        if is_told:
+        if is_read:
             self.add_reading(at_s, joules, at_s - before_s if joules else 0.0)
         elif zones:
             self.why = FORBIDDEN_TEXT if any(value == FORBIDDEN for _, _, value, _, _ in zones) else "it cannot be read"

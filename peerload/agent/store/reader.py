@@ -78,7 +78,7 @@ TOGETHER = (TaskState.HELD, TaskState.QUEUED, TaskState.DONE, TaskState.CANCELLE
 TOGETHER_IF_MANY = (TaskState.FAILED, TaskState.UNKNOWN)
 """The members of an array in one of these states are one row if there are more than SINGLE_MAX of them; each other task has its own."""
 SINGLE_MAX = 20
-SPANS_TOLD_MAX = 4
+SPANS_LISTED_MAX = 4
 FIRSTS_AT_A_TIME = 250
 _GROUPS = (
     "t.counter, t.state, count(*), min(t.member), max(t.member), count(DISTINCT nullif(t.node, '')), max(t.node),"
@@ -658,7 +658,7 @@ def _references(spans: list[tuple[int, int]]) -> Iterator[str]:
 
 
 class ArrayRow(msgspec.Struct, frozen=True):
-    """The first of the members of one array in one state, and what they have together. spans: at most SPANS_TOLD_MAX of their
+    """The first of the members of one array in one state, and what they have together. spans: at most SPANS_LISTED_MAX of their
     ranges; nodes: on how many they are or were; started_at: of the first that was, 0.0 = none; has_reason: it is that of all."""
 
     first: Found
@@ -756,7 +756,7 @@ def _spans(
     for (member,) in members:
         if spans and member == spans[-1][1] + 1:
             spans[-1] = (spans[-1][0], member)
-        elif len(spans) == SPANS_TOLD_MAX:
+        elif len(spans) == SPANS_LISTED_MAX:
             break
         else:
             spans.append((member, member))

@@ -57,9 +57,9 @@ NAMED_MAX = 8
 log = logging.getLogger("peerload.agent")
 
 REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
-DAMAGED_TOLD_MAX = 100
-FROZEN_TOLD_MAX = 100
-GPUS_TOLD_MAX = 8
+DAMAGED_LISTED_MAX = 100
+FROZEN_LISTED_MAX = 100
+GPUS_LISTED_MAX = 8
 """GPUs of a node that are told of."""
 LABEL_VALUES_MAX = 8
 """Label values of one counter that are told of; the others, the rarest, are added up as `other`."""
@@ -106,7 +106,7 @@ class ClusterView:
             "issuer": cluster.is_issuer,
             "seal_key": trust.number,
             "certificate_ends_at": facts.valid_until.timestamp() if facts is not None else None,
-            "revoked": sorted({word.node for word in trust.revocations}),
+            "revoked": sorted({statement.node for statement in trust.revocations}),
         }
 
     def checkup(self) -> dict[str, object]:
@@ -173,21 +173,21 @@ class PeerLinksView:
         }
 
     def gauges(self) -> dict[str, float]:
-        told: dict[str, float] = {metrics.PEER_LINKS: len(self._links.linked())}
-        return told if self._bus is None else told | {metrics.MQTT_CONNECTED: int(self._bus.connected)}
+        gauges: dict[str, float] = {metrics.PEER_LINKS: len(self._links.linked())}
+        return gauges if self._bus is None else gauges | {metrics.MQTT_CONNECTED: int(self._bus.connected)}
 
     def _broker(self) -> dict[str, object] | None:
         if self._bus is None:
             return None
         urls = [without_password(url) for url in self._info.config.mqtt]
-        told = {"urls": urls, "url": self._bus.url, "why": self._bus.unavailable_because or None}
-        return told | {"heard": self._bus.is_echoed}
+        broker = {"urls": urls, "url": self._bus.url, "why": self._bus.unavailable_because or None}
+        return broker | {"heard": self._bus.is_echoed}
 
     def _peer(self, peer: PeerInfo, linked: set[str]) -> dict[str, object]:
         name = peer.identity.node
         fact, now_s = self._members.facts_of(name), time.monotonic()
         heard_s = fact.datagram_s if fact is not None else None
-        way, way_why = self._links.reachability.route(name)
+        route, route_reason = self._links.reachability.route(name)
         return {
             "node": name,
             "state": peer.state.value,
@@ -197,8 +197,8 @@ class PeerLinksView:
             "datagram_age_s": now_s - heard_s if heard_s is not None else None,
             "revoked": self._cluster.is_peer_revoked(peer),
             "clock_ahead_s": fact.clock_ahead_s if fact is not None else None,
-            "way": way,
-            "way_why": way_why or None,
+            "way": route,
+            "way_why": route_reason or None,
             "dials_back": self._links.reachability.dials_back(name),
         }
 
@@ -267,15 +267,15 @@ class StorageView:
 
     def gauges(self) -> dict[str, float]:
         """Gauges of disk and database; without those of a disk that cannot be looked at."""
-        told: dict[str, float] = {metrics.COMMITS_STALLED: int(self._store.is_stalled)}
+        gauges: dict[str, float] = {metrics.COMMITS_STALLED: int(self._store.is_stalled)}
         with contextlib.suppress(OSError):
-            told[metrics.DISK_FREE] = self._disk.free_bytes()
-            told[metrics.DISK_SIZE] = self._disk.total_bytes
-        return told
+            gauges[metrics.DISK_FREE] = self._disk.free_bytes()
+            gauges[metrics.DISK_SIZE] = self._disk.total_bytes
+        return gauges
 
     def checkup(self) -> dict[str, object]:
         disk, store, retention = self._disk, self._store, self._retention
-        listing = store.list_tasks(ended_after=now().wall_s, limit=DAMAGED_TOLD_MAX)
+        listing = store.list_tasks(ended_after=now().wall_s, limit=DAMAGED_LISTED_MAX)
         removed_early: dict[str, object] | None = None
         lost = [*self._lost, *([store.lost.message(self._node)] if store.lost is not None else [])]
         if retention.early:
@@ -309,13 +309,15 @@ class DiagnosticsView:
 
     def gauges(self) -> dict[str, float]:
         expiry = self._cluster.info()["certificate_ends_at"]
-        told = {metrics.LAUNCHER_UP: int(not self._launcher.is_silent)} | self._storage.gauges() | self._links.gauges()
-        return told | {metrics.CERTIFICATE_EXPIRY: expiry} if isinstance(expiry, float) else told
+        gauges = (
+            {metrics.LAUNCHER_UP: int(not self._launcher.is_silent)} | self._storage.gauges() | self._links.gauges()
+        )
+        return gauges | {metrics.CERTIFICATE_EXPIRY: expiry} if isinstance(expiry, float) else gauges
 
     def checkup(self, caller: Principal) -> dict[str, object]:
         """The answer to `checkup`; damaged tasks only for those who may see all tasks."""
         node, launcher, exits = self._node, self._launcher, self._exits
-        frozen = islice(node.runs.frozen, FROZEN_TOLD_MAX)
+        frozen = islice(node.runs.frozen, FROZEN_LISTED_MAX)
         return {
             "node": node.state.node,
             "python": platform.python_version(),
@@ -408,13 +410,13 @@ class MetricsView:
         }
 
     def _of_gpus(self) -> dict[str, float]:
-        told: dict[str, float] = {}
-        for state in self._node.ledger.devices.of_kind(GPU)[:GPUS_TOLD_MAX]:
+        gauges: dict[str, float] = {}
+        for state in self._node.ledger.devices.of_kind(GPU)[:GPUS_LISTED_MAX]:
             if not state.device.is_read:
                 continue
             gpu, reading = str(state.device.index), state.reading
             others = reading.mem_foreign_bytes
-            told |= {
+            gauges |= {
                 labelled(metrics.GPU_UTILIZATION, gpu=gpu): reading.busy,
                 labelled(metrics.GPU_MEMORY, gpu=gpu): state.device.mem_bytes,
                 labelled(metrics.GPU_MEMORY_USED, gpu=gpu, by="others"): others,
@@ -424,8 +426,8 @@ class MetricsView:
                 labelled(metrics.GPU_HEALTHY, gpu=gpu): int(reading.health is Health.OK),
             }
             if reading.power_w is not None:
-                told[labelled(metrics.GPU_POWER, gpu=gpu)] = reading.power_w
-        return told
+                gauges[labelled(metrics.GPU_POWER, gpu=gpu)] = reading.power_w
+        return gauges
 
 
 def _merged(*sources: Mapping[str, int]) -> dict[str, int]:
@@ -436,15 +438,15 @@ def _merged(*sources: Mapping[str, int]) -> dict[str, int]:
             plain, _, labels = name.partition("{")
             of_name = values.setdefault(plain, {})
             of_name[labels] = of_name.get(labels, 0) + count
-    told: dict[str, int] = {}
+    merged: dict[str, int] = {}
     for plain, of_name in values.items():
         most = sorted(of_name.items(), key=lambda item: (-item[1], item[0]))
         for labels, count in most[:LABEL_VALUES_MAX]:
-            told[f"{plain}{{{labels}" if labels else plain] = count
-        if rest := most[LABEL_VALUES_MAX:]:
-            key = rest[0][0].partition("=")[0]
-            told[labelled(plain, **{key: "other"})] = sum(count for _, count in rest)
-    return told
+            merged[f"{plain}{{{labels}" if labels else plain] = count
+        if others := most[LABEL_VALUES_MAX:]:
+            key = others[0][0].partition("=")[0]
+            merged[labelled(plain, **{key: "other"})] = sum(count for _, count in others)
+    return merged
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------
@@ -484,8 +486,8 @@ class Samples:
         known: list[tuple[Profile, LoadReport | None]] = [(node.state.profile, node.sharing.shown())]
         for peer in node.membership:
             if peer.state is PeerState.ALIVE:
-                heard = node.membership.last_report(peer.identity.node)
-                known.append((peer.profile, None if heard is None else heard.report))
+                last = node.membership.last_report(peer.identity.node)
+                known.append((peer.profile, None if last is None else last.report))
         sums = dict.fromkeys(KEYS, 0.0)
         memory = used = 0
         for profile, report in known:

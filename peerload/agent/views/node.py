@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from peerload.model.task import TaskRecord
 
 
-DECLINES_TOLD_MAX = 8
+DECLINES_LISTED_MAX = 8
 """Missing directories that are listed for one node."""
 _MODES = tuple(mode.name.lower() for mode in DeviceMode)
 _HEALTHS = tuple(health.name.lower() for health in Health)
@@ -89,10 +89,10 @@ def _own_object(node: Node) -> dict[str, object]:
 
 
 def _peer_object(node: Node, peer: PeerInfo) -> dict[str, object]:
-    heard = node.membership.last_report(peer.identity.node)
-    age_s = max(node.state.now.boot_s - (heard.at_s if heard is not None else peer.heard_s), 0.0)
+    last = node.membership.last_report(peer.identity.node)
+    age_s = max(node.state.now.boot_s - (last.at_s if last is not None else peer.heard_s), 0.0)
     is_there = peer.state in (PeerState.ALIVE, PeerState.SUSPECT)  # an old load report of a dead node means nothing
-    return _node_object(peer.profile, heard.report if heard is not None and is_there else None, age_s) | {
+    return _node_object(peer.profile, last.report if last is not None and is_there else None, age_s) | {
         "state": peer.state.value,
         "incarnation": peer.identity.incarnation,
         "address": peer.identity.address,
@@ -106,8 +106,8 @@ def _peer_object(node: Node, peer: PeerInfo) -> dict[str, object]:
 def declines(node: Node, peer: PeerInfo) -> list[str]:
     """Reasons why a peer declines some tasks of this home. In system mode no directory is named."""
     missing = node.membership.missing_directories(peer.identity.node)
-    words = [f"no directory {text(directory)}" if not user else "no directory" for directory, user in missing]
-    return list(dict.fromkeys(words))[:DECLINES_TOLD_MAX]
+    reasons = [f"no directory {text(directory)}" if not user else "no directory" for directory, user in missing]
+    return list(dict.fromkeys(reasons))[:DECLINES_LISTED_MAX]
 
 
 class NodesView:
@@ -137,7 +137,7 @@ class NodesView:
 
 
 def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> dict[str, object]:
-    told: dict[str, object] = dict.fromkeys(
+    fields: dict[str, object] = dict.fromkeys(
         (
             "load",
             "region",
@@ -154,7 +154,7 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
         )
     )
     if report is not None:
-        told = {
+        fields = {
             "load": report.load,
             "region": report.region.name.lower(),
             "cpus_busy": report.cpus_busy,
@@ -167,12 +167,12 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
             "tasks_queued": report.waiting,
             **_watts(profile.power, report),
         }
-    return told | {
+    return fields | {
         "node": profile.node,
         "slots": profile.slots,
         "cpus": profile.cpus,
         "mem_bytes": profile.mem_bytes,
-        "gpus": _gpus_told(profile, report),
+        "gpus": _gpus_reported(profile, report),
         "devices": _counted(profile),
         "age_s": age_s,
         "drained": profile.drained,
@@ -194,7 +194,7 @@ def _watts(curve: PowerCurve | None, report: LoadReport) -> dict[str, object]:
     return {"watts": watts, "watts_quality": Quality.ESTIMATED.value}
 
 
-def _gpus_told(profile: Profile, report: LoadReport | None) -> list[dict[str, object]]:
+def _gpus_reported(profile: Profile, report: LoadReport | None) -> list[dict[str, object]]:
     """The GPUs of a peer, from its profile and load report. `top` needs thousands of these each second."""
     loads = {} if report is None else {load.mark: load for load in report.devices}
     found: list[dict[str, object]] = []
@@ -266,9 +266,9 @@ class StatePublisher:
         self._store = store
         self._bus = bus
         self._user = user
-        self._told: dict[str, TaskRecord] = {}
+        self._published: dict[str, TaskRecord] = {}
         self._changed: BoundedDict[str, TaskRecord] = BoundedDict(TASKS_MAX)
-        self._node_told: dict[str, object] = {}
+        self._node_published: dict[str, object] = {}
         self._connects = 0
 
     def changed(self, action: TaskChanged) -> None:
@@ -283,23 +283,27 @@ class StatePublisher:
     def _publish(self, *, is_of_node: bool) -> None:
         if self._bus.connects != self._connects:  # the broker may have forgotten everything
             is_first = self._connects == 0
-            self._connects, self._node_told, is_of_node = self._bus.connects, {}, True
-            waiting = [task.record for task in self._node.home.some(TASKS_MAX)] if is_first else self._told.values()
+            self._connects, self._node_published, is_of_node = self._bus.connects, {}, True
+            waiting = (
+                [task.record for task in self._node.home.some(TASKS_MAX)] if is_first else self._published.values()
+            )
             for record in [*waiting, *self._changed.values()]:
                 self._changed[record.task] = record
         for name in list(itertools.islice(self._changed, AT_ONCE_MAX)):
             if not self._bus.publish_json(_topic(name), self._task(self._changed[name])):
                 return
-            self._told.pop(name, None)
-            self._told[name] = self._changed.pop(name)
-            if len(self._told) > TASKS_MAX:
-                oldest = next(iter(self._told))
-                del self._told[oldest]
+            self._published.pop(name, None)
+            self._published[name] = self._changed.pop(name)
+            if len(self._published) > TASKS_MAX:
+                oldest = next(iter(self._published))
+                del self._published[oldest]
                 self._bus.publish_json(_topic(oldest), b"")
         if is_of_node:
-            told = {key: value for key, value in nodes(self._node)[0].items() if key not in NOT_PUBLISHED}
-            if told != self._node_told and self._bus.publish_json("node", _encoded(told | {"version": __version__})):
-                self._node_told = told
+            fields = {key: value for key, value in nodes(self._node)[0].items() if key not in NOT_PUBLISHED}
+            if fields != self._node_published and self._bus.publish_json(
+                "node", _encoded(fields | {"version": __version__})
+            ):
+                self._node_published = fields
 
     def _task(self, record: TaskRecord) -> bytes:
         """The payload of a task; empty if it was removed meanwhile."""
@@ -308,17 +312,19 @@ class StatePublisher:
             spec = task.spec if task is not None else self._store.spec(order_of(record.task)[0])
         except PeerloadError:
             return b""
-        told = task_here(self._node, record, spec, display_user(spec, self._user))
-        return _encoded({key: value for key, value in told.items() if key not in NOT_PUBLISHED})
+        fields = task_here(self._node, record, spec, display_user(spec, self._user))
+        return _encoded({key: value for key, value in fields.items() if key not in NOT_PUBLISHED})
 
 
 def _topic(task: str) -> str:
     return "task/" + task.partition("/")[2]
 
 
-def _encoded(told: dict[str, object]) -> bytes:
-    raw = msgspec.json.encode({"v": 1, "at": time.time()} | told)
+def _encoded(fields: dict[str, object]) -> bytes:
+    raw = msgspec.json.encode({"v": 1, "at": time.time()} | fields)
     if len(raw) > BYTES_MAX:  # the broker takes no more: what has no bound of its own goes
-        told = {key: value for key, value in told.items() if key not in ("gpus", "devices", "labels", "device_names")}
-        raw = msgspec.json.encode({"v": 1, "at": time.time()} | told)
+        fields = {
+            key: value for key, value in fields.items() if key not in ("gpus", "devices", "labels", "device_names")
+        }
+        raw = msgspec.json.encode({"v": 1, "at": time.time()} | fields)
     return raw

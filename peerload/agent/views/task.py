@@ -84,9 +84,9 @@ def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict
     """A task of this home, as `ls` lists it, with its live state: whether it runs, and on which devices."""
     task = node.home.tasks.get(record.uid)
     names = device_names(node, record.node, devices_of(node, record))
-    told = task_object(record, spec, user, running_at=running_since(task, record), devices=names)
+    fields = task_object(record, spec, user, running_at=running_since(task, record), devices=names)
     waits = uncollected_reason(task) or deferral_text(node, task) if task is not None else ""
-    return told | {"reason": waits} if waits else told
+    return fields | {"reason": waits} if waits else fields
 
 
 def deferral_text(node: Node, task: HomeTask) -> str:
@@ -410,63 +410,63 @@ def completion_object(
 def find_remote(node: Node, name: str) -> RemoteTask | None:
     """The newest attempt here of the task with this whole id; None if there is none."""
     found = [
-        guest
-        for guest in node.executor.guests.values()
-        if guest.task == name and guest.phase is not RemotePhase.RESERVED
+        remote
+        for remote in node.executor.guests.values()
+        if remote.task == name and remote.phase is not RemotePhase.RESERVED
     ]
-    return max(found, key=lambda guest: guest.attempt, default=None)
+    return max(found, key=lambda remote: remote.attempt, default=None)
 
 
 def remote_tasks_seen_by(node: Node, access: Authorization, caller: Principal) -> list[RemoteTask]:
-    guests = node.executor.guests.values()
-    return [g for g in guests if g.phase is not RemotePhase.RESERVED and access.sees_guest(caller, g)]
+    remotes = node.executor.guests.values()
+    return [g for g in remotes if g.phase is not RemotePhase.RESERVED and access.sees_remote(caller, g)]
 
 
-def remote_listed(node: Node, guest: RemoteTask, user: str) -> dict[str, object]:
+def remote_listed(node: Node, remote: RemoteTask, user: str) -> dict[str, object]:
     """The task as `ls` lists tasks; submitted_at: when it came to this node."""
-    record, moment = remote_record(node, guest), now()
-    names = device_names(node, record.node, guest.devices)
-    task = task_object(record, guest.spec, user, running_at=guest.running_at, devices=names)
-    arrived_at = moment.wall_s - (moment.boot_s - guest.arrived_s)
-    return task | {"submitted_at": arrived_at, "reason": _remote_reason(node, guest)}
+    record, moment = remote_record(node, remote), now()
+    names = device_names(node, record.node, remote.devices)
+    task = task_object(record, remote.spec, user, running_at=remote.running_at, devices=names)
+    arrived_at = moment.wall_s - (moment.boot_s - remote.arrived_s)
+    return task | {"submitted_at": arrived_at, "reason": _remote_reason(node, remote)}
 
 
-def _remote_reason(node: Node, guest: RemoteTask) -> str:
-    if guest.phase is RemotePhase.ENDED:
-        return f"{guest.home} has not taken its result yet"
-    if guest.killed_because:
-        return guest.killed_because
-    if guest.key in node.runs.frozen:
-        return f"frozen: {guest.home} is silent"
-    if guest.is_parked:
-        return f"{guest.home} is away, and lets it run on"
-    return "waits for room here" if guest.phase is RemotePhase.WAITING else ""
+def _remote_reason(node: Node, remote: RemoteTask) -> str:
+    if remote.phase is RemotePhase.ENDED:
+        return f"{remote.home} has not taken its result yet"
+    if remote.killed_because:
+        return remote.killed_because
+    if remote.key in node.runs.frozen:
+        return f"frozen: {remote.home} is silent"
+    if remote.is_parked:
+        return f"{remote.home} is away, and lets it run on"
+    return "waits for room here" if remote.phase is RemotePhase.WAITING else ""
 
 
-def remote_shown(node: Node, guest: RemoteTask, user: str) -> dict[str, object]:
+def remote_shown(node: Node, remote: RemoteTask, user: str) -> dict[str, object]:
     """The task as `show` shows tasks; what only its home knows is missing."""
-    record = remote_record(node, guest)
-    names = device_names(node, record.node, guest.devices)
-    task = task_object(record, guest.spec, user, running_at=guest.running_at, devices=names)
-    task["reason"] = f"told by {record.node}, where it is: its home {guest.home} knows more"
-    return task | detail_object(guest.spec, record, guest.devices) | {"history": [], "decision": None}
+    record = remote_record(node, remote)
+    names = device_names(node, record.node, remote.devices)
+    task = task_object(record, remote.spec, user, running_at=remote.running_at, devices=names)
+    task["reason"] = f"told by {record.node}, where it is: its home {remote.home} knows more"
+    return task | detail_object(remote.spec, record, remote.devices) | {"history": [], "decision": None}
 
 
-def remote_record(node: Node, guest: RemoteTask) -> TaskRecord:
+def remote_record(node: Node, remote: RemoteTask) -> TaskRecord:
     """The record that its home would have, as far as it is known here."""
     state = TaskState.LEASED
-    exit_ = guest.exit
+    exit_ = remote.exit
     if exit_ is not None:
         state = TaskState.DONE if exit_.exit_code == 0 and not exit_.signal else TaskState.FAILED
     return TaskRecord(
-        guest.task,
-        guest.uid,
+        remote.task,
+        remote.uid,
         state,
         0.0,
-        attempt=guest.attempt,
+        attempt=remote.attempt,
         node=node.state.node,
-        migrations=guest.migrations,
-        started_at=exit_.started_at if exit_ is not None else guest.running_at,
+        migrations=remote.migrations,
+        started_at=exit_.started_at if exit_ is not None else remote.running_at,
         ended_at=exit_.ended_at if exit_ is not None else 0.0,
         exit=exit_,
     )

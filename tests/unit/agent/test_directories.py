@@ -216,7 +216,7 @@ def test_an_answer_to_no_question_is_not_believed_and_few_are_kept() -> None:
         for number in range(ANSWERS_KEPT_MAX // 2 + 1):
             await others.about(b"/%d" % number)
         assert len(others.nodes._fresh_until_s) == ANSWERS_KEPT_MAX
-        assert not others.nodes._asked
+        assert not others.nodes._awaited
 
     asyncio.run(story())
 
