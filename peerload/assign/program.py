@@ -58,7 +58,6 @@ class Program(NamedTuple):
         return execution, sum(cost for (one, other), cost in self.apart.items() if places[one] != places[other])
 
     def fits(self, places: tuple[int, ...] | list[int]) -> bool:
-        """True if each node can hold and run its tasks."""
         for node, limit in enumerate(self.limits):
             here = [task for task, place in zip(self.tasks, places, strict=True) if place == node]
             if len(here) > limit.tasks or sum(task.mem_bytes for task in here) > limit.mem_bytes:

@@ -323,7 +323,6 @@ class _Session:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor to poll before `receive`."""
         return self._client.fileno()
 
     @property
@@ -336,7 +335,6 @@ class _Session:
         return ended
 
     def submit(self, made: PendingCall) -> None:
-        """Submit a call as soon as there is room."""
         made.session = self
         self.calls += 1
         self._waiting.append(made)

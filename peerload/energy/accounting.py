@@ -78,7 +78,6 @@ class Integral(msgspec.Struct):
     gap_s: float = 0.0
 
     def read(self, at_s: float, watts: float) -> None:
-        """Take a reading of the sensor."""
         self._advance(at_s)
         self.watts, self.read_s = watts, at_s
 

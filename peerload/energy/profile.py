@@ -99,7 +99,6 @@ def _never_falling(values: Sequence[float]) -> list[float]:
 
 
 def _between(at: Sequence[float], values: Sequence[float], where: float) -> float:
-    """Linear interpolation."""
     for number in range(1, len(at)):
         if where <= at[number] or number == len(at) - 1:
             width = at[number] - at[number - 1]

@@ -63,7 +63,6 @@ class Plan(NamedTuple):
 
 
 def kinds() -> tuple[str, ...]:
-    """The kinds of locks that this node can build."""
     has_uv = shutil.which("uv") is not None
     has_pip = all(importlib.util.find_spec(name) is not None for name in ("venv", "ensurepip"))
     has_conda = any(shutil.which(name) for name in CONDAS)

@@ -43,7 +43,6 @@ class FileEntry(NamedTuple):
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
-        """The size of each block."""
         whole, rest = divmod(self.size_bytes, BLOCK_BYTES)
         return self.sizes or (BLOCK_BYTES,) * whole + (rest,) * (rest > 0)
 
@@ -57,7 +56,6 @@ class Manifest(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files."""
         return sum(entry.size_bytes for entry in self.files)
 
     def blocks(self) -> Iterator[bytes]:

@@ -352,7 +352,6 @@ class BlockStore:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all blocks."""
         return self._size_bytes
 
     def needs_room(self, size_bytes: int) -> bool:
@@ -408,7 +407,6 @@ class BlockStore:
         return sum(size for (size,) in self._find("size", list(digests)))
 
     def usage(self) -> StoreUsage:
-        """Contents of the store."""
         with self._lock:
             ((blocks,),) = self._execute("SELECT count(*) FROM blocks")
             rows = self._execute("SELECT id, size, count, used_at FROM manifests ORDER BY used_at DESC LIMIT 1000")

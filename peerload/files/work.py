@@ -44,7 +44,6 @@ class ReadSome(Protocol):
     """Gives the first of these blocks, at least one, up to this many bytes together."""
 
     def __call__(self, digests: Sequence[bytes], bytes_max: int, /) -> list[bytes]:
-        """Read them."""
         raise NotImplementedError
 
 
@@ -227,7 +226,6 @@ class BlockAccess(Protocol):
     """The blocks of one user's files, as `BlockStore` has them."""
 
     def read(self, digest: bytes, /) -> bytes:
-        """One block."""
         raise NotImplementedError
 
     def read_some(self, digests: Sequence[bytes], bytes_max: int, /) -> list[bytes]:
@@ -235,7 +233,6 @@ class BlockAccess(Protocol):
         raise NotImplementedError
 
     def put(self, blocks: Sequence[bytes], /) -> list[bytes]:
-        """Keep these blocks → their digests."""
         raise NotImplementedError
 
 

@@ -100,7 +100,6 @@ class CgroupLimits:
         return self._made
 
     def leave(self) -> None:
-        """End what `enter` began."""
         while self._inside:
             os.write(self._homes[self._inside.pop()], b"0")
 

@@ -63,7 +63,6 @@ class Units:
         """Freeze again what a user has thawed of these; for backends where that is possible."""
 
     def thaw(self, key: str) -> None:
-        """Resume all its processes."""
         raise NotImplementedError
 
     def kill(self, key: str) -> None:
@@ -71,7 +70,6 @@ class Units:
         raise NotImplementedError
 
     def processes(self, key: str) -> list[int]:
-        """Pids of its live processes."""
         raise NotImplementedError
 
     def processes_of(self, keys: list[str]) -> dict[str, list[int]]:
@@ -144,7 +142,6 @@ def kill_one(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def write(path: str, raw: bytes) -> None:
-    """Write to a file of the kernel."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, raw)

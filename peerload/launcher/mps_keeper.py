@@ -123,7 +123,6 @@ class Keeper:
                 self._gone_clients[pid] = is_gone
 
     def _gone(self, pid: int) -> None:
-        """A server has ended."""
         if (descriptor := self._servers.pop(pid)) >= 0:
             os.close(descriptor)
         self._faults += pid in self._busy
@@ -139,7 +138,6 @@ class Keeper:
             self._gone(pid)
 
     def write_state(self) -> None:
-        """Write the state."""
         self.state["faults"] = self._faults
         self.state["at"] = time.clock_gettime(time.CLOCK_BOOTTIME)
         line = f"{json.dumps(self.state)}\n".encode()

@@ -195,7 +195,6 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def size_bytes(message: GossipMessage) -> int:
-    """Bytes of a message in a datagram."""
     return len(_encoder.encode(message))
 
 

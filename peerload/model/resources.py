@@ -93,7 +93,6 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, cach
         return self.watts_doing(self.rate(max(threads, 0.0)))
 
     def watts_doing(self, rate: float) -> float:
-        """Power of the node at this work rate."""
         last = len(self.watts) - 1
         at = min(rate / self.rate(self.threads), 1.0) * last
         step = min(int(at), last - 1)

@@ -262,7 +262,6 @@ class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def awaits(self) -> bool:
-        """True if its tasks wait for others."""
         return bool(self.after or self.after_ok)
 
     @property
@@ -275,7 +274,6 @@ class SubmitOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return msgspec.structs.replace(self, after=(), after_ok=())
 
     def completion_jobs(self) -> tuple[CompletionJob, ...]:
-        """The completion jobs of a task that ends."""
         files = (CompletionJob.FILES,) if self.output_file or self.error_file else ()
         return (*files, CompletionJob.NOTIFY) if self.notify else files
 
@@ -546,7 +544,6 @@ def is_id(name: str) -> bool:
 
 
 def task_name(node: str, counter: object, member: object) -> str:
-    """The id of a task of this home, as its row has it."""
     return f"{node}/{counter}" + (f".{member}" if member != SINGLE else "")
 
 

@@ -492,7 +492,6 @@ def valid_partner(answer: object) -> str | None:
 
 
 def valid_answer(answer: object) -> bool:
-    """Validate a Boolean answer."""
     if not isinstance(answer, bool):
         raise TypeError(f"a {type(answer).__name__} is neither yes nor no")
     return answer

@@ -241,7 +241,6 @@ class PresetPlaces(msgspec.Struct, frozen=True):
     table: str = ""
 
     def mistake(self, path: tuple[str, ...], what: str, *, why: str = "", hint: str = "") -> ConfigError:
-        """Make the error about the key at this path."""
         key = ".".join((self.table, *path) if self.table else path)
         return ConfigError(key, what, why=why, hint=hint, file=self.file)
 
@@ -497,12 +496,10 @@ class IdleNode:
         return None
 
     def reports(self, age_s_max: float = math.inf) -> Iterator[tuple[str, LoadReport]]:
-        """Return nothing."""
         del age_s_max
         return iter(())
 
     def reporting(self, wanted: Reported) -> Sequence[str]:
-        """Return an empty choice."""
         del wanted
         return ()
 

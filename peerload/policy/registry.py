@@ -50,7 +50,6 @@ DEFAULTS = {
 
 
 def policies() -> dict[str, list[str]]:
-    """Names of the registered policies by kind, sorted."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for registered in _registered():
         kind, _, name = registered.rpartition(".")
@@ -66,7 +65,6 @@ def _registered() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def presets() -> list[str]:
-    """Names of the shipped presets, sorted."""
     directory = importlib.resources.files("peerload_policies") / "presets"
     return sorted(entry.name.removesuffix(".toml") for entry in directory.iterdir() if entry.name.endswith(".toml"))
 

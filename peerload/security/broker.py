@@ -279,7 +279,6 @@ async def secured(sock: socket.socket, url: BrokerUrl, tls: BrokerTls) -> Secure
 
 
 async def _ready(add: Callable[..., Any], remove: Callable[[int], Any], descriptor: int) -> None:
-    """Wait until the socket is ready."""
     event = asyncio.Event()
     add(descriptor, event.set)
     try:

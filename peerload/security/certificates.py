@@ -196,7 +196,6 @@ def _public_key(found: x509.Certificate) -> CertificatePublicKeyTypes:
 
 
 def key_fingerprint(key: Ed25519PublicKey) -> str:
-    """SHA-256 of a key, hexadecimal."""
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 

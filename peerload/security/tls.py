@@ -108,7 +108,6 @@ class Credentials:
 
     @property
     def certificate(self) -> bytes:
-        """This node's certificate (DER)."""
         return certificates.der_of(self._path.read_bytes())
 
     def refuses(self, facts: CertificateInfo) -> bool:

@@ -27,7 +27,6 @@ class Table(list[dict[str, Any]]):
     """Rows with the same keys: one for each policy and load."""
 
     def _repr_html_(self) -> str:
-        """Table of a notebook."""
         rows = [[*self[0]]] + [[*row.values()] for row in self] if self else []
         cells = (
             "".join(f"<td>{html.escape(f'{cell:.4g}' if isinstance(cell, float) else str(cell))}</td>" for cell in row)
@@ -36,7 +35,6 @@ class Table(list[dict[str, Any]]):
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
     def to_csv(self) -> str:
-        """Text of a CSV file."""
         written = io.StringIO()
         writer = csv.DictWriter(written, [*self[0]] if self else [], lineterminator="\n")
         writer.writeheader()

@@ -107,7 +107,6 @@ class CaseRun(_Part, frozen=True):
 
     @property
     def gpu_limit(self) -> int:
-        """Tasks on one GPU at a time."""
         return 1 if self.gpu_share == "exclusive" else self.gpu_tasks_max or 10
 
 
@@ -170,7 +169,6 @@ def read_cases(text: bytes, source: str) -> tuple[Case, ...]:
 
 
 def jobs_of(case: Case) -> list[Job]:
-    """All tasks of a case."""
     jobs: list[Job] = []
     for task in case.tasks:
         if task.each:
@@ -219,7 +217,6 @@ def _could_run(node: CaseNode, run: CaseRun, job: Job) -> bool:
 
 
 def slots_of(node: CaseNode, run: CaseRun) -> int:
-    """Tasks that a node takes at a time."""
     return run.slots or int((node.threads or node.cores) / run.guarantee + 1e-9) if node.cores else 0
 
 

@@ -173,7 +173,6 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def mean_response(self) -> Interval:
-        """Mean response in simulated seconds."""
         return self.metrics["mean_response"]
 
     @property
@@ -247,7 +246,6 @@ def _too_short(scenario: Scenario, mean_response_s: float) -> list[str]:
 
 
 def _rounded_up(tasks: float) -> int:
-    """Round up to two digits."""
     digits: int = 10 ** max(int(math.log10(tasks)) - 1, 0)
     return math.ceil(tasks / digits) * digits
 

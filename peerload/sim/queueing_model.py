@@ -131,12 +131,10 @@ class CompletedTask(NamedTuple):
 
     @property
     def home(self) -> str:
-        """The node where it arrived."""
         return self.arrival.node
 
     @property
     def response_s(self) -> float:
-        """Time from the arrival at the home node to the end."""
         return self.ended_s - self.arrival.at_s
 
 
@@ -326,7 +324,6 @@ class QueueingModel:
 
     @property
     def unfinished(self) -> int:
-        """Tasks that have arrived and not ended."""
         return len(self._unfinished)
 
     def waiting(self) -> Iterator[tuple[int, Arrival]]:

@@ -52,7 +52,6 @@ class TaskTrace(msgspec.Struct, frozen=True):
     """Text about the lines that were left out, with reasons."""
 
     def __len__(self) -> int:
-        """Number of tasks."""
         return len(self.arrivals)
 
     @property
@@ -63,7 +62,6 @@ class TaskTrace(msgspec.Struct, frozen=True):
 
     @property
     def work_s(self) -> float:
-        """Total work in slot seconds."""
         return sum(duration * max(math.ceil(cpus), 1) for duration, cpus in zip(self.durations, self.cpus, strict=True))
 
 
@@ -246,7 +244,6 @@ class PublicTrace:
         self.left: dict[str, list[int]] = {}
 
     def rows(self) -> Iterator[Public]:
-        """The tasks of the trace."""
         for line, (arrival, duration, cpus, gpus) in self._read():
             if cpus > self._slots or gpus > self._gpus:
                 self._leave(line, "wider than a node")

@@ -171,7 +171,6 @@ class Replication:
             yield arrival
 
     def play(self, tasks: int) -> None:
-        """Run this many more arrivals."""
         self._room_for(tasks)
         self._left += tasks
         self.last += tasks
@@ -221,7 +220,6 @@ class Replication:
             after += step
 
     def _is_any_waiting(self) -> bool:
-        """True if a measured task has not begun yet."""
         return any(number <= self.last for number, _ in self.cluster.waiting())
 
     def drain(self) -> None:
@@ -229,7 +227,6 @@ class Replication:
         self.cluster.drain()
 
     def counts(self) -> dict[str, float]:
-        """All counters and areas so far."""
         counts: dict[str, float] = {**self.cluster.counts(), "messages": self.cluster.messages}
         counts |= {"work": self._work_s, "offered": self._offered * self.cluster.now_s}
         if self.watch is not None:

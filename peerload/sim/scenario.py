@@ -96,7 +96,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_service_s(self) -> float:
-        """Mean service time of a task on a node of speed 1."""
         if self.durations:
             return fmean(self.durations)
         if self.classes:

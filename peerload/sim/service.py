@@ -99,7 +99,6 @@ class Modulation(msgspec.Struct, frozen=True):
 
     @property
     def largest(self) -> float:
-        """Largest factor on the mean rate."""
         first = self.parameters[0]
         return 2 * first / (1 + first) if self.name == "mmpp" else 1 + first
 

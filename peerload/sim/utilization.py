@@ -43,7 +43,6 @@ class UtilizationMonitor:
         self._slots_now = 0
 
     def add(self, name: str, slots: int) -> None:
-        """Add a node, idle so far."""
         self._free[name] = slots
         self._free_now += slots
         self._slots_now += slots

@@ -227,7 +227,6 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Text for people on stdout."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 

@@ -133,7 +133,6 @@ def command_text(argv: object) -> str:
 
 
 def _is_plain(word: object) -> bool:
-    """True if a shell needs no quotes for this word."""
     return (
         isinstance(word, str) and len(word) <= COMMAND_WIDTH_MAX and word.isascii() and word.replace("-", "").isalnum()
     )

@@ -178,7 +178,6 @@ ON_TASKS = {"cancel": cancel, "hold": hold, "release": release}
 
 
 def send(rows: Sequence[dict[str, Any]], name: str) -> Action | ActionRefused:
-    """Send the signal of this name to running tasks."""
     if not rows:
         return ActionRefused(NOTHING_CHOSEN)
     running = tuple(task for row in rows for task in view_state.running(row))
@@ -235,7 +234,6 @@ def drain(node: NodeModel | None, asked: str) -> Action | ActionRefused:
 
 
 def outcome(verb: str, replies: Sequence[dict[str, Any]]) -> str:
-    """The replies in a few words."""
     reply = replies[0] if replies else {}
     match verb:
         case "cancel":

@@ -107,7 +107,6 @@ def fitted(line: Iterable[Span], width: int) -> Line:
 
 
 def restyled(line: Iterable[Span], style: str) -> Line:
-    """Add a style to every span."""
     return [(text, f"{own} {style}" if own else style) for text, own in line]
 
 

@@ -113,7 +113,6 @@ def at(node: str) -> dict[str, str]:
 
 
 def is_ending(event: dict[str, Any]) -> bool:
-    """True if a task of this home ended with it."""
     return event.get("what") == "task" and event.get("state") in ENDINGS
 
 
@@ -175,7 +174,6 @@ class NodeModel:
         return number(self.facts.get("age_s")) + max(now - self.told_at, 0.0)
 
     def is_stale(self, now: float) -> bool:
-        """True if its facts may be outdated."""
         return self.state not in HERE_STATES or self.age_s(now) > STALE_S
 
     def remember(self) -> None:

@@ -277,7 +277,6 @@ def elapsed_s(task: dict[str, Any], now: float) -> float | None:
 
 
 def _cpu_used(look: ViewState, task: dict[str, Any]) -> Span:
-    """Cores in use, in percent of one core."""
     cpus, _ = look.world.usage(view_state.running(task))
     return ("-", "faint") if cpus is None else (percent(cpus), "")
 

@@ -34,7 +34,6 @@ def gathered(tasks: Iterable[dict[str, Any]], here: str) -> list[tuple[dict[str,
 
 
 def number_in(task: dict[str, Any]) -> int:
-    """Number of tasks of a row."""
     counts = task.get("array")
     return sum(counts.values()) if isinstance(counts, dict) else number_of(task)
 
@@ -46,7 +45,6 @@ def refs(task: dict[str, Any]) -> tuple[str, ...]:
 
 
 def running(task: dict[str, Any]) -> tuple[str, ...]:
-    """Running tasks of a row."""
     if task.get("array"):
         return tuple(task.get("members_running") or ())
     return (str(task.get("id")),) if task.get("state") == "running" else ()
@@ -65,7 +63,6 @@ def counts_text(counts: dict[str, int], *, partial: bool = False) -> str:
 
 
 def is_over(task: dict[str, Any]) -> bool:
-    """True if all tasks of a row have ended."""
     return task.get("state") in OVER
 
 
@@ -431,5 +428,4 @@ def _state_rank(task: dict[str, Any]) -> int:
 
 
 def _ended_last(task: dict[str, Any]) -> float:
-    """Sort key of ended tasks: the last ended first."""
     return -number(task.get("ended_at"))

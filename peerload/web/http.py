@@ -42,7 +42,6 @@ class Request(NamedTuple):
 
     @property
     def host(self) -> str:
-        """The name in its Host header, without the port."""
         name = self.headers.get("host", "").lower()
         return name[: name.index("]") + 1] if name.startswith("[") and "]" in name else name.partition(":")[0]
 

@@ -42,7 +42,6 @@ class AgentLink:
         return await self._client.call(Call(verb, fields, joined))
 
     async def one_task(self, task: str) -> dict[str, Any]:
-        """Everything about one task. Raises PeerloadError."""
         found: list[dict[str, Any]] = (await self.ask("show", tasks=[task]))["tasks"]
         if not found:
             raise NoSuchTask(f"no task {task}")

@@ -242,5 +242,4 @@ def _status_of(error: PeerloadError) -> int:
 
 
 def _refusal(error: PeerloadError) -> Response:
-    """The answer where the agent refuses, or is away."""
     return error_response(_status_of(error), error.what, error.why, error.hint)

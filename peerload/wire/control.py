@@ -535,7 +535,6 @@ def decode_request(raw: bytes) -> Request:
 
 
 def encode(body: object) -> bytes:
-    """Encode one frame for a client."""
     raw = msgspec.msgpack.encode(body)
     return len(raw).to_bytes(4, "big") + raw
 

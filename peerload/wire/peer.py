@@ -40,7 +40,6 @@ class Envelopes:
         self._sequence = 0
 
     def make(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
-        """Put a message into an envelope."""
         self._sequence += 1
         return Envelope(PROTOCOL_MAX, *self._sender, self._sequence, message, dst, dst_boot)
 
@@ -97,7 +96,6 @@ KNOWN_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in GossipMessage
 
 
 def encode_datagram(messages: Sequence[GossipMessage]) -> bytes:
-    """Encode the plaintext of a datagram."""
     return _encoder.encode((PROTOCOL_MIN, PROTOCOL_MAX, tuple(messages)))
 
 
@@ -116,7 +114,6 @@ def decode_datagram(raw: bytes) -> Datagram:
 
 
 def _is_known(raw: msgspec.Raw) -> bool:
-    """True if this version knows the type of a message."""
     parts = _tags.decode(raw)
     if not parts:
         raise BadMessage("not a datagram of gossip", why="an empty message")

@@ -79,19 +79,16 @@ _events = msgspec.msgpack.Decoder(Event)
 
 
 def encode(entry: Entry) -> bytes:
-    """Encode one frame."""
     raw = _encoder.encode(entry)
     return len(raw).to_bytes(HEADER_BYTES, "big") + raw
 
 
 def encode_handled(now: Instant, event: Event, actions: Sequence[Action], failure: str = "") -> bytes:
-    """Encode the frame of a `Handled`."""
     raw_event = msgspec.Raw(_encoder.encode(event))
     return encode(Handled(now, raw_event, msgspec.Raw(encode_actions(actions)), failure))
 
 
 def encode_actions(actions: Sequence[Action]) -> bytes:
-    """Encode actions for `Handled.actions`."""
     return _encoder.encode(actions)
 
 
@@ -110,7 +107,6 @@ _anything: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 
 
 def encode_plain(value: Any) -> bytes:  # noqa: ANN401 -- what `plain` gave
-    """Encode the result of `plain` again."""
     return _encoder.encode(value)
 
 

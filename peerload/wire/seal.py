@@ -59,7 +59,6 @@ class _Sender:
         return behind < 0 or (behind < WINDOW_MESSAGES and not self.seen >> behind & 1)
 
     def add(self, counter: int) -> None:
-        """Remember a counter that is new."""
         ahead = counter - self.newest
         if ahead > 0:
             self.seen = (self.seen << ahead) & ((1 << WINDOW_MESSAGES) - 1) if ahead < WINDOW_MESSAGES else 0
@@ -96,7 +95,6 @@ class Sealer:
 
     @property
     def node(self) -> str:
-        """Name of the node that seals."""
         return self._own[0]
 
     def use(self, keys: Sequence[bytes]) -> None:

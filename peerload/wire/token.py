@@ -45,7 +45,6 @@ class Token(NamedTuple):
         return f"Token({self.id.hex()})"
 
     def text(self) -> str:
-        """Text of the token, one word."""
         body = bytes((FORMAT,)) + self.fingerprint + self.id + self.secret + _prefixed(self.node)
         body += bytes((len(self.addresses),)) + b"".join(map(_prefixed, self.addresses))
         return PREFIX + base64.b32encode(body + _checksum(body)).decode().rstrip("=").lower()

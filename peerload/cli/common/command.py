@@ -544,7 +544,6 @@ def add_device_flags(reader: Options) -> None:
 
 
 def gpus(text: str) -> float:
-    """A number of GPUs, or a fraction of one."""
     try:
         number = float(text)
     except ValueError:
@@ -560,7 +559,6 @@ PERCENT = 100
 
 
 def gpu_percent(text: str) -> int:
-    """A whole number from 1 to 100."""
     if not text.isdecimal() or not 1 <= int(text) <= PERCENT:
         raise invalid(f"{text!r} is not a whole number from 1 to 100")
     return int(text)
@@ -686,7 +684,6 @@ PROGRESS_BYTES = 64 << 20
 
 
 def add_file_flags(reader: Options) -> None:
-    """The flags about files that travel."""
     reader.flag(
         "--in",
         dest="inputs",

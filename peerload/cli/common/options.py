@@ -308,7 +308,6 @@ def whole(low: int, high: int) -> Any:  # noqa: ANN401 -- what argparse takes as
 
 
 def cpus(text: str) -> float:
-    """A number of cores, perhaps a fraction."""
     try:
         number = float(text)
     except ValueError:
@@ -347,7 +346,6 @@ def speed(text: str) -> float:
 
 
 def signal_number(text: str) -> int:
-    """A signal by name (``INT``, ``SIGINT``) or number."""
     import signal
 
     if text.isdecimal() and 1 <= int(text) <= 64:  # noqa: PLR2004 -- Linux has 64

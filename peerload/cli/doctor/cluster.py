@@ -144,7 +144,6 @@ def datagrams(facts: DoctorInput) -> Finding:
 
 
 def peers(facts: DoctorInput) -> Finding:
-    """Check that configured peers are found."""
     if not facts.info:
         return Finding(SKIP, "no agent runs")
     sought = facts.info.get("sought") or {}
@@ -237,7 +236,6 @@ def clocks(facts: DoctorInput) -> Finding:
 
 
 def drained(facts: DoctorInput) -> Finding:
-    """Check that this node takes tasks."""
     if not facts.me:
         return Finding(SKIP, "no agent runs")
     if facts.me.get("drained"):

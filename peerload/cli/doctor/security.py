@@ -120,7 +120,6 @@ def cluster_directory(facts: DoctorInput) -> Path | None:
 
 
 def cluster(facts: DoctorInput) -> Finding:
-    """Check the modes of the cluster directory."""
     place, owner = cluster_directory(facts), owner_of(facts)
     if facts.cluster_error is not None and not facts.info:
         return Finding(FAIL, str(facts.cluster_error), facts.cluster_error.hint or "peerload cluster show")

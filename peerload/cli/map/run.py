@@ -136,7 +136,6 @@ class Joblog:
         )
 
     def _lines(self) -> Iterator[bytes]:
-        """The whole lines of the file, with their ends."""
         os.lseek(self._file, 0, os.SEEK_SET)
         rest = b""
         while data := os.read(self._file, 1 << 20):

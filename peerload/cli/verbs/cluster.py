@@ -160,7 +160,6 @@ def _say_in_use(agent: dict[str, Any] | None, shown_id: str) -> None:
 
 
 def _facts(found: ClusterDirectory) -> dict[str, Any]:
-    """The public facts of a cluster: no keys."""
     return {
         "name": found.name,
         "id": found.id,
