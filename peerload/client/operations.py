@@ -386,11 +386,7 @@ def submit(argv: Sequence[Word] | str, *, shell: bool = False, **wanted: Unpack[
 
 
 def submit_array(
-    argv: Sequence[Word] | str,
-    indices: Iterable[int],
-    *,
-    shell: bool = False,
-    **wanted: Unpack[RunRequest],
+    argv: Sequence[Word] | str, indices: Iterable[int], *, shell: bool = False, **wanted: Unpack[RunRequest]
 ) -> Call[list[str]]:
     """Queue it once for each number, which the task finds in PEERLOAD_ARRAY_INDEX."""
     numbers = sorted(set(indices))

@@ -223,11 +223,7 @@ def send(
     except OSError as error:
         where = printable(error.filename or terms["files_home"])
         raise StagingFailed(f"{where} cannot be read", why=str(error.strerror)) from None
-    spec["files"] |= {
-        "manifest": taken.id,
-        "size_bytes": taken.manifest.size_bytes,
-        "count": len(taken.manifest.files),
-    }
+    spec["files"] |= {"manifest": taken.id, "size_bytes": taken.manifest.size_bytes, "count": len(taken.manifest.files)}
 
 
 def size_of(found: Sequence[Found]) -> int:

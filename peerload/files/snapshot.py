@@ -117,10 +117,7 @@ def look(directory: bytes, paths: Sequence[str], *, everything: bool, files_max:
 
 
 def take(
-    directory: bytes,
-    found: Sequence[tree.Found],
-    ask: Ask,
-    progress: Callable[[int], None] = lambda _: None,
+    directory: bytes, found: Sequence[tree.Found], ask: Ask, progress: Callable[[int], None] = lambda _: None
 ) -> Snapshot:
     """Read these files, and have the agent keep them: ``ask`` makes its request `files`. Files that are as they were the last
     time are not read again, unless the agent lacks them. Raises PeerloadError, OSError."""

@@ -265,13 +265,7 @@ def collect(directory: bytes, blocks: BlockAccess, manifest: bytes, globs: Seque
 
 
 def place(
-    directory: bytes,
-    blocks: BlockAccess,
-    before: bytes,
-    outputs: bytes,
-    own: dict[str, bytes],
-    since: float,
-    mark: str,
+    directory: bytes, blocks: BlockAccess, before: bytes, outputs: bytes, own: dict[str, bytes], since: float, mark: str
 ) -> tuple[list[str], dict[str, bytes]]:
     """Place the outputs of a task among its user's files → the paths of those that are kept beside another, and all that this task has
     placed so far, as in `OutputMerge`. Raises StagingFailed, OSError."""

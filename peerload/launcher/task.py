@@ -16,14 +16,7 @@ import time
 from peerload.launcher.containment import PREFIX, Cgroup2, read
 from peerload.launcher.orphan_cleanup import SPAWNS_NAME
 from peerload.launcher.process import NOT_EXECUTABLE, CannotStart
-from peerload.launcher.protocol import (
-    ExitRecord,
-    FrozenEvent,
-    ResourceUsage,
-    TaskUsage,
-    ThawedEvent,
-    UsageEvent,
-)
+from peerload.launcher.protocol import ExitRecord, FrozenEvent, ResourceUsage, TaskUsage, ThawedEvent, UsageEvent
 from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, log_line, machine_boot, process_fields, process_start
 
 TYPE_CHECKING = False

@@ -407,10 +407,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Programs that tasks of other nodes may be, such as "/usr/bin/*" (system mode); (): any."""
     guest_uids: tuple[
         Annotated[int, Meta(ge=1000, lt=(1 << 32) - 1)], Annotated[int, Meta(ge=1000, lt=(1 << 32) - 1)]
-    ] = (
-        61_184,
-        65_519,
-    )
+    ] = (61_184, 65_519)
     """Least and greatest uid for guests (system mode); each task has one of its own."""
     guest_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 1 << 30
     """Bytes that a guest may have in its temporary files, which are kept in memory (system mode)."""

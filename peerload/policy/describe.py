@@ -142,9 +142,7 @@ def find_policy(name: str) -> PolicyDescription:
         raise ConfigError("policy", f"more than one kind has a {name!r}", hint=f"which is meant?  {full}")
     names = [*registry.presets(), *dict.fromkeys(one for of_kind in every.values() for one in of_kind)]
     raise ConfigError(
-        "policy",
-        f"no preset and no policy named {name!r}",
-        hint=near(name, names, "all of them:  peerload policy ls"),
+        "policy", f"no preset and no policy named {name!r}", hint=near(name, names, "all of them:  peerload policy ls")
     )
 
 

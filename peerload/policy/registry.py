@@ -180,12 +180,7 @@ def _text(raw: bytes) -> str:
 
 
 def build_preset(
-    name: str,
-    table: dict[str, Any],
-    base: Path = Path(),
-    places: PresetPlaces = NOWHERE,
-    *,
-    is_reference: bool = False,
+    name: str, table: dict[str, Any], base: Path = Path(), places: PresetPlaces = NOWHERE, *, is_reference: bool = False
 ) -> PolicySet:
     """Build a preset from its tables (as TOML gives them); ``base``: directory of a policy's own file. Raises
     ConfigError with the first mistake in it."""
@@ -196,12 +191,7 @@ def build_preset(
 
 
 def try_preset(
-    name: str,
-    table: dict[str, Any],
-    base: Path = Path(),
-    places: PresetPlaces = NOWHERE,
-    *,
-    is_reference: bool = False,
+    name: str, table: dict[str, Any], base: Path = Path(), places: PresetPlaces = NOWHERE, *, is_reference: bool = False
 ) -> tuple[PolicySet | None, list[ConfigError]]:
     """Build a preset from its tables → the preset, None if there is a mistake, and all mistakes."""
     tables = {key: value for key, value in table.items() if key != REFERENCE}

@@ -272,11 +272,7 @@ def private_key_pem(pem: bytes) -> bytes:
 
 
 def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: Ed25519PublicKey,
-    valid_from: datetime,
-    valid_until: datetime,
+    subject: x509.Name, issuer: x509.Name, key: Ed25519PublicKey, valid_from: datetime, valid_until: datetime
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()

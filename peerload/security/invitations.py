@@ -128,12 +128,7 @@ class Invitations:
         return token_id, secret
 
     def redeem(
-        self,
-        request: join.JoinRequest,
-        certificate: bytes,
-        nonce: bytes,
-        now: float,
-        objection: Objection,
+        self, request: join.JoinRequest, certificate: bytes, nonce: bytes, now: float, objection: Objection
     ) -> tuple[Invitation, Ed25519PublicKey]:
         """Use an invitation → (the invitation, the key to certify), once the use is written.
 

@@ -73,7 +73,7 @@ WITHOUT_MEANING = frozenset(
         actions.AttemptGone,
         actions.SendGossip,
         actions.LookAtDevices,
-    ),
+    )
 )
 """Actions that change nothing where everything is durable, known and kept for ever."""
 

@@ -258,9 +258,7 @@ def submit(
         raise AgentSilent(error.what, why=why, hint=f"{repeat}        {error.hint}") from None
     except AgentUnavailable as error:
         raise AgentUnavailable(
-            f"the agent disconnected before it answered: {NOT_KNOWN}",
-            why=error.why,
-            hint=repeat,
+            f"the agent disconnected before it answered: {NOT_KNOWN}", why=error.why, hint=repeat
         ) from None
 
 
@@ -530,11 +528,7 @@ def add_device_flags(reader: Options) -> None:
     reader.flag(
         "--gpu-share", help="how it shares its GPUs with other tasks", choices=("auto", "exclusive", "time", "mps")
     )
-    reader.flag(
-        "--gpu-pct P",
-        help="percent of the GPU's multiprocessors that it may use under MPS",
-        type=gpu_percent,
-    )
+    reader.flag("--gpu-pct P", help="percent of the GPU's multiprocessors that it may use under MPS", type=gpu_percent)
     reader.flag(
         "--gpu-oom-retries N",
         help="retries with more GPU memory after it ran out of that (default 2, 0: never)",

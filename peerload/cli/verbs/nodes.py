@@ -361,12 +361,7 @@ def top_lines(shown: dict[str, Any], now: float, *, wide: bool = False) -> list[
         drawn += [
             "",
             *table(
-                tasks.HEADINGS,
-                rows,
-                ("TIME",),
-                columns=columns,
-                gives_way=gives_way,
-                left_out=tasks.LEFT_OUT_FIRST,
+                tasks.HEADINGS, rows, ("TIME",), columns=columns, gives_way=gives_way, left_out=tasks.LEFT_OUT_FIRST
             ),
         ]
     return drawn

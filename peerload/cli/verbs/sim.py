@@ -177,10 +177,7 @@ class _Runs:
     all results so far after each new one."""
 
     def __init__(
-        self,
-        flags: Namespace,
-        scenarios: list[Scenario],
-        changed: Callable[[list[tuple[Scenario, Outcome]]], None],
+        self, flags: Namespace, scenarios: list[Scenario], changed: Callable[[list[tuple[Scenario, Outcome]]], None]
     ) -> None:
         self.found: dict[int, tuple[Scenario, Outcome]] = {}
         self._flags, self._scenarios, self._changed = flags, scenarios, changed

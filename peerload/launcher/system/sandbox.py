@@ -55,13 +55,7 @@ class Syscalls:
 
     def __init__(self) -> None:
         self._libc: Any = ctypes.CDLL(None, use_errno=True)
-        self._libc.mount.argtypes = (
-            ctypes.c_char_p,
-            ctypes.c_char_p,
-            ctypes.c_char_p,
-            ctypes.c_ulong,
-            ctypes.c_char_p,
-        )
+        self._libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
         self._libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
         with open(LAST_CAPABILITY, encoding="ascii") as file:
             self._capabilities = range(min(int(file.read()), CAPABILITIES_MAX) + 1)
@@ -166,12 +160,7 @@ _NODES = {
     "tty": (5, 0),
     "ptmx": (5, 2),
 }
-_LINKS = {
-    "fd": "/proc/self/fd",
-    "stdin": "/proc/self/fd/0",
-    "stdout": "/proc/self/fd/1",
-    "stderr": "/proc/self/fd/2",
-}
+_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 GPUS = ("nvidia", "dri", "kfd")
 """Names, or prefixes, of GPU devices in /dev."""
