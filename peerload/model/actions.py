@@ -151,22 +151,8 @@ class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
 EVENTS: dict[str, tuple[str, ...]] = {
     "task": ("held", "queued", "leased", "running", "strayed", "parked", "done", "failed", "cancelled", "unknown"),
     "attempt": (
-        "accepted",
-        "queued",
-        "started",
-        "running",
-        "strayed",
-        "frozen",
-        "thawed",
-        "evicted",
-        "parked",
-        "returned",
-        "refused",
-        "revoked",
-        "cancelled",
-        "ended",
-        "lost",
-        "delivered",
+        "accepted", "queued", "started", "running", "strayed", "frozen", "thawed", "evicted", "parked", "returned",
+        "refused", "revoked", "cancelled", "ended", "lost", "delivered",
     ),
     "node": ("alive", "suspect", "dead", "left", "forgotten", "skipped", "asleep", "waking", "not woken"),
     "agent": ("started", "stopping", "leaving", "draining", "undrained", "restarting", "reloaded", "not reloaded"),
@@ -183,7 +169,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "web": ("ended", "abandoned"),
     "store": ("damaged", "lost", "copied", "removed"),
     "security": rules.SECURITY_RULES,
-}
+}  # fmt: skip
 """The kinds of events, and the states of each. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
 
 

@@ -53,19 +53,9 @@ BLOCKS_MAX = 2048
 SOURCES_MAX = 4
 """Nodes beside its home that an offer names as sources of a task's files."""
 DECLINES = (
-    "room",
-    "directory",
-    "cannot",
-    "drained",
-    "floor",
-    "busy",
-    "disk",
-    "policy",
-    "stalled",
-    "staging",
-    "environment",
+    "room", "directory", "cannot", "drained", "floor", "busy", "disk", "policy", "stalled", "staging", "environment",
     "cache",
-)
+)  # fmt: skip
 """Codes of declined offers: no room now, no such directory, resources or labels missing, drained, an attempt this node
 has promised not to start, too many offers outstanding, little room left on its disk, its policy runs no tasks of that
 user, its file system has not answered whether the directory is there, the task's files cannot be had anywhere, its

@@ -388,23 +388,9 @@ def without_files(exit_: Exit, why: str) -> Exit:
 
 
 SIGNALS = {
-    1: "HUP",
-    2: "INT",
-    3: "QUIT",
-    4: "ILL",
-    6: "ABRT",
-    7: "BUS",
-    8: "FPE",
-    9: "KILL",
-    10: "USR1",
-    11: "SEGV",
-    12: "USR2",
-    13: "PIPE",
-    14: "ALRM",
-    15: "TERM",
-    24: "XCPU",
-    25: "XFSZ",
-}
+    1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 6: "ABRT", 7: "BUS", 8: "FPE", 9: "KILL", 10: "USR1", 11: "SEGV",
+    12: "USR2", 13: "PIPE", 14: "ALRM", 15: "TERM", 24: "XCPU", 25: "XFSZ",
+}  # fmt: skip
 """Names of the signals that end processes, on Linux."""
 
 

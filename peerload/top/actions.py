@@ -82,16 +82,9 @@ BY_NAME = {name: key for key in KEYS for name in key.names}
 WAITING = ("queued",)
 NOTHING_CHOSEN = "no task is chosen"
 SIGNALS = {
-    "t": "TERM",
-    "k": "KILL",
-    "i": "INT",
-    "h": "HUP",
-    "q": "QUIT",
-    "1": "USR1",
-    "2": "USR2",
-    "s": "STOP",
+    "t": "TERM", "k": "KILL", "i": "INT", "h": "HUP", "q": "QUIT", "1": "USR1", "2": "USR2", "s": "STOP",
     "c": "CONT",
-}
+}  # fmt: skip
 """Letter → the signal that it sends."""
 
 

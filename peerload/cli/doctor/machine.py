@@ -459,19 +459,8 @@ PYTHON_MIN = (3, 11)
 INODES_MIN = 10_000
 LOW_WITHOUT_AGENT_BYTES = 1 << 30
 REMOTE = (
-    "nfs",
-    "nfs4",
-    "cifs",
-    "smb3",
-    "smbfs",
-    "fuse.sshfs",
-    "9p",
-    "ceph",
-    "fuse.glusterfs",
-    "lustre",
-    "afs",
-    "beegfs",
-)
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "ceph", "fuse.glusterfs", "lustre", "afs", "beegfs",
+)  # fmt: skip
 """File systems of another machine: a database's locks and log do not hold there."""
 VOLATILE = ("tmpfs", "ramfs")
 

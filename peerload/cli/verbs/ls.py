@@ -239,24 +239,9 @@ def why(words: list[str]) -> int:
 
 
 WHAT = (
-    "task",
-    "attempt",
-    "node",
-    "agent",
-    "join",
-    "cluster",
-    "launcher",
-    "disk",
-    "energy",
-    "gpu",
-    "files",
-    "environment",
-    "chore",
-    "hook",
-    "web",
-    "store",
-    "security",
-)
+    "task", "attempt", "node", "agent", "join", "cluster", "launcher", "disk", "energy", "gpu", "files", "environment",
+    "chore", "hook", "web", "store", "security",
+)  # fmt: skip
 EVENTS_MAX = 100_000
 
 
@@ -304,20 +289,9 @@ def event_line(event: dict[str, Any]) -> str:
 HISTORY_HEADINGS = ("ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "EXIT")
 HISTORY_RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "ENERGY", "GPUS", "GPU MEM", "FETCHED", "STAGED IN", "RETURNED")
 LEFT_OUT_FIRST = (
-    "ENERGY",
-    "FETCHED",
-    "STAGED IN",
-    "RETURNED",
-    "CPU",
-    "WAITED",
-    "GPU",
-    "GPU MEM",
-    "GPUS",
-    "MEMORY",
-    "NODE",
-    "ENDED",
+    "ENERGY", "FETCHED", "STAGED IN", "RETURNED", "CPU", "WAITED", "GPU", "GPU MEM", "GPUS", "MEMORY", "NODE", "ENDED",
     "EXIT",
-)
+)  # fmt: skip
 """Columns that a narrow terminal does without, in this order."""
 GPU_HEADINGS = ("GPUS", "GPU MEM", "GPU")
 """Columns that are shown if any task requested GPUs: their number, the peak memory of one GPU, and the model."""
