@@ -227,7 +227,7 @@ def test_a_peer_that_is_full_or_not() -> None:
     says(x, load_tasks=4, running=4, accepts=False)
     assert told(x, 2) == (True, False, f"full: {Says.SLOTS_TAKEN(4, 4)}")
     says(x, 2, load_tasks=5, running=4, waiting=1)
-    assert told(x, 2) == (True, False, f"full: {Says.SLOTS_TAKEN(5, 4)}, {Says.ONE_MORE_WAITS()}")
+    assert told(x, 2) == (True, False, f"full: {Says.SLOTS_TAKEN(4, 4)}, {Says.ONE_MORE_WAITS()}")
     says(x, 3, load_tasks=1, running=1)
     assert told(x, 2) == (True, True, f"room: {Says.SLOTS_TAKEN(1, 4)}")
     says(x, 4, load_tasks=1, running=1, accepts=False)
