@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 from peerload.model.errors import ConfigError
@@ -181,14 +182,10 @@ class _Reader:
 
 def in_order(program: Program) -> list[ProgramTask]:
     """The tasks, each after those that it waits for. Raises ConfigError if they wait for one another."""
-    left, done = list(program.tasks), list[ProgramTask]()
-    names: set[str] = set()
-    while left:
-        ready = [task for task in left if names.issuperset(task.after)]
-        if not ready:
-            circle = ", ".join(task.name for task in left)
-            raise ConfigError("tasks", f"{circle} wait for one another", hint="after = […] must not form a cycle")
-        done += ready
-        names.update(task.name for task in ready)
-        left = [task for task in left if task.name not in names]
-    return done
+    tasks = {task.name: task for task in program.tasks}
+    try:
+        order = TopologicalSorter({name: task.after for name, task in tasks.items()}).static_order()
+        return [tasks[name] for name in order]
+    except CycleError as error:
+        circle = ", ".join(sorted(set(error.args[1])))
+        raise ConfigError("tasks", f"{circle} wait for one another", hint="after = […] must not form a cycle") from None

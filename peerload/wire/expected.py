@@ -12,8 +12,8 @@ _GOT = re.compile(r", got `(?P<types>[^`]*)`$")
 _BOUND = re.compile(r"^ (?P<of>of length )?(?P<sign>>=|<=|>|<|==) (?P<number>\S+)$")
 _NAMED = (
     (re.compile(r"^Object missing required field `([^`]*)`$"), "{0} is missing"),
-    (re.compile(r"^Object contains unknown field `([^`]*)`$"), "{0} is nothing that is known here"),
-    (re.compile(r"^Invalid (?:enum )?value (.*)$"), "{0} is none of what it may be"),
+    (re.compile(r"^Object contains unknown field `([^`]*)`$"), "{0} is unknown"),
+    (re.compile(r"^Invalid (?:enum )?value (.*)$"), "{0} is not an allowed value"),
 )
 _TYPES = {
     "int": "a whole number",
@@ -24,7 +24,7 @@ _TYPES = {
     "array": "a list",
     "object": "a table",
     "null": "nothing",
-    "ext": "something else",
+    "ext": "an extension",
 }
 _FORMS = {
     r"^[a-z0-9-]{1,40}\Z": "a name of a-z, 0-9 and -, at most 40 characters,",
@@ -39,7 +39,7 @@ _FORMS = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}=[^\x00-\x1f\x7f]{0,128}\Z": "a tag, such as project=mnist,",
     r"^[^\x00-\x20/:,\x7f-\x9f]{1,64}\Z": "the name of an account (no space, / : or comma, at most 64 characters)",
     r"^[a-z0-9-]{1,40}:[^\x00-\x20/:,\x7f-\x9f]{1,64}\Z": "a user of a node, such as ws1:alice,",
-    r"^/[^\x00]*\Z": "a whole path",
+    r"^/[^\x00]*\Z": "an absolute path",
     r"^[0-9a-f]+$": "a number in hexadecimal digits",
     r"^([0-9a-f]{2}:){5}[0-9a-f]{2}\Z": "the address of a network card, such as 52:54:00:12:34:56,",
     r"^[a-z_]{0,32}\Z": "a word of a-z and _, at most 32 characters, or none,",

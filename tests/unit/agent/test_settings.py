@@ -157,7 +157,7 @@ def test_a_bad_value_names_the_key_and_the_file(places: Places, text: str, key: 
         ('gossip = "fast"', "gossip: 'fast' cannot be used (FILE): it may be lan or local or wan"),
         ('node = "A"', "node: 'A' cannot be used (FILE): a name of a-z, 0-9 and -, at most 40 characters, is wanted"),
         ("[gpu]\nmax_tasks = 0", "gpu.max_tasks: this cannot be used (FILE): a whole number of at least 1 is wanted"),
-        ("[gpu]\nmax_task = 1", "gpu: this cannot be used (FILE): max_task is nothing that is known here"),
+        ("[gpu]\nmax_task = 1", "gpu: this cannot be used (FILE): max_task is unknown"),
         (
             '[gpu]\nstarve_after = "15"',
             (
