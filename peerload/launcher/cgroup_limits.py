@@ -119,7 +119,7 @@ class CgroupLimits:
         """Remove all cgroups; no task is left."""
         for root in self._roots.values():
             if not removed_all(root):
-                log_line(f"cannot remove cgroup: {root}")
+                log_line(f"cannot remove cgroup: path={root}")
 
 
 def _set_quota(path: str, quota: bytes) -> None:
@@ -153,4 +153,4 @@ def _remove_left(path: str) -> None:
     """Remove the cgroups of an earlier launcher, whose tasks have been killed."""
     for root in read(path).decode("utf-8", "surrogateescape").splitlines():
         if not removed_all(root):
-            log_line(f"cannot remove leftover cgroup: {root}")
+            log_line(f"cannot remove leftover cgroup: path={root}")

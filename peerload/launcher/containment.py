@@ -422,13 +422,13 @@ class Cgroup2(Units):
         else:
             self._close_files(path)
             if not removed_all(path):
-                log_line(f"cannot remove cgroup: {path}")
+                log_line(f"cannot remove cgroup: path={path}")
         self._fresh.discard(key)
         return True
 
     def remove(self) -> None:
         if not removed_all(self.root):
-            log_line(f"cannot remove cgroup: {self.root}")
+            log_line(f"cannot remove cgroup: path={self.root}")
 
 
 def _clone_into() -> Callable[[int], int]:
@@ -455,7 +455,7 @@ def cgroup_units(wanted: str, name: str) -> Cgroup2 | None:
         own = own_cgroup()
         return Cgroup2(own, name) if own else None
     except OSError as error:
-        log_line(f"cgroup2 cannot be used here: {error}")
+        log_line(f"cgroup2 cannot be used here: error={error}")
         return None
 
 
@@ -731,7 +731,7 @@ class Cgroup1Memory(MemoryLimits):
 
     def remove(self) -> None:
         if not removed_all(self.root):
-            log_line(f"cannot remove cgroup: {self.root}")
+            log_line(f"cannot remove cgroup: path={self.root}")
 
 
 class RlimitMemory(MemoryLimits):

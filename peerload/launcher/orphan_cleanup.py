@@ -80,7 +80,7 @@ def _remove_memory_cgroups(root: str) -> None:
         if removed_all(root):
             return
         time.sleep(EMPTY_LOOK_S)
-    log_line(f"cannot remove leftover cgroup: {root}")
+    log_line(f"cannot remove leftover cgroup: path={root}")
 
 
 def kill_spawned(rows: list[Any]) -> None:

@@ -55,7 +55,7 @@ class RecordLog:
                 os.ftruncate(self._fd, self.size_bytes)
                 written = 0
         except OSError as error:
-            log_line(f"{self.path}: {error.strerror}")
+            log_line(f"cannot write: path={self.path} error={error.strerror}")
             return
         self.size_bytes += written
 
@@ -70,7 +70,7 @@ class RecordLog:
             try:
                 self.rewrite(kept)
             except OSError as error:
-                log_line(f"{self.path}: {error.strerror}")
+                log_line(f"cannot write: path={self.path} error={error.strerror}")
 
     def rewrite(self, records: list[Any]) -> None:
         """Replace the file by one with these records only. Emptying needs no room, so that it can be done on a full

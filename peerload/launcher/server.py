@@ -268,7 +268,7 @@ class AgentSocket:
         if self._agent is None:
             return
         if reason:
-            log_line(f"agent connection closed: {reason}")
+            log_line(f"agent connection closed: reason={reason}")
         self._epoll.unregister(self._agent)
         self._agent.close()
         self._agent = None
@@ -402,7 +402,7 @@ class Launcher:
             self._watchdog = Watchdog(self._directory, self._units, self._memory.root, self._run)
         except OSError as error:
             if not self._has_no_watchdog:
-                log_line(f"no watchdog: if this launcher is killed, its tasks live until the next one: {error}")
+                log_line(f"no watchdog: if this launcher is killed, its tasks live until the next one: error={error}")
             self._has_no_watchdog = True
             return
         if self._has_no_watchdog:
@@ -729,7 +729,7 @@ class Launcher:
         elif isinstance(why, SpawnRefused):
             self._report_lost(key, f"policy: {why}", never_started=True)
         elif shortage := SHORTAGES.get(why.errno or 0, ""):
-            log_line(f"task not started, {shortage}: key={key} error={why}")
+            log_line(f"task not started: key={key} shortage={shortage} error={why}")
             if why.strerror != os.strerror(why.errno or 0):  # more is known
                 shortage += f": {why.strerror}"
             self._report_lost(key, shortage, never_started=True, shortage=shortage)

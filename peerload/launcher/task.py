@@ -440,7 +440,9 @@ class Reaper:
                 self._finish(task)
                 self._closed(task.key)
             elif not task.lost_because and now_s >= task.ended_s + REMAINS_S_MAX:
-                log_line(f"task ended, its remains do not: key={task.key} pids={self._units.processes(task.key)}")
+                log_line(
+                    f"task ended, its other processes do not: key={task.key} pids={self._units.processes(task.key)}"
+                )
                 self._unkillable.append(task)
                 self._finish(task)
             else:

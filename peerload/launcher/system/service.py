@@ -153,11 +153,11 @@ class MultiUserService(SingleUser):
         why = self._try(self._try_sandbox)
         self._has_sandbox = not why
         if why:
-            log_line(f"no sandbox for guests: {why}")
+            log_line(f"no sandbox for guests: error={why}")
             self.unenforced += NO_SANDBOX
         why = self._try(lambda: self._kernel.install_seccomp(self._seccomp)) if self._seccomp else "not known"
         if why:
-            log_line(f"no seccomp filter for guests: {why}")
+            log_line(f"no seccomp filter for guests: error={why}")
             self._seccomp = b""
             self.unenforced += (NO_FILTER,)
         self._has_networks = not self._try(lambda: sandbox.isolate_network(self._kernel))
