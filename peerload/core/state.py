@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from peerload.core.estimates import NOTHING_LEARNED, RUNS_KNOWN_MIN, DurationEstimates
-from peerload.model import timers
+from peerload.model import metrics, timers
 from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, PutRun, Send, SetTimer
 from peerload.model.events import Instant
 from peerload.model.resources import GpuShare
@@ -61,6 +61,8 @@ class CoreState:
         self.now = Instant(0.0, 0.0)
         self.actions: list[Action] = []
         self.counts: dict[str, int] = {}
+        self.policy_failure = ""
+        """What the first failure of a policy was, and where."""
         self.has_disk_room = True
         self.runs_frozen_only = False
         self.is_stuck = False
@@ -116,6 +118,18 @@ class CoreState:
     def count(self, name: str, by: int = 1) -> None:
         """Add to a counter; the `stats` request and the simulator's report show them."""
         self.counts[name] = self.counts.get(name, 0) + by
+
+    def policy_failed(self, error: Exception) -> None:
+        """Count a policy that raised, or gave an invalid answer, and keep what the first was."""
+        self.count(metrics.POLICY_ERRORS)
+        if not self.policy_failure:
+            trace = error.__traceback__
+            while trace is not None and trace.tb_next is not None:
+                trace = trace.tb_next
+            where = ""
+            if trace is not None and not trace.tb_frame.f_globals.get("__name__", "").startswith("peerload."):
+                where = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
+            self.policy_failure = f"{type(error).__name__}: {error}{where}"
 
     def send(self, dst: str, message: Membership | Advice | Ownership) -> None:
         self.actions.append(Send(dst, message))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.model.text import printable
 from peerload.sim.queueing_model import MIGRATIONS_MAX
 from peerload.sim.replication import BATCHES, QUANTILES, WARM_UP_S, growth, quantile
 from peerload.sim.scenario import TASKS_MOST, TASKS_USUAL, Scenario
@@ -294,7 +295,10 @@ def _incomplete(samples: Sequence[Sample], *, is_stable: bool | None, is_recorde
         found.append(f"{cut_off} of {measured} measured tasks had not begun at the end and count with their age")
     errors = sum(sample.policy_errors for sample in samples)
     if errors:
-        found.append(f"policy errors: {errors}; such an answer is ignored, and the task stays where it is")
+        first = printable(next(filter(None, (sample.policy_failure for sample in samples)), ""))
+        found.append(
+            f"policy errors: {errors}; such an answer is ignored, and the task stays where it is; the first: {first}"
+        )
     wandered = sum(sample.at_migrations_max for sample in samples)
     if wandered:
         found.append(

@@ -31,13 +31,15 @@ SHIPPED = "peerload"
 
 
 class Rehearsal(msgspec.Struct, frozen=True):
-    """Result of a rehearsal. policy_errors: how often a policy raised or gave an invalid answer; shared: names of
+    """Result of a rehearsal. policy_errors: how often a policy raised or gave an invalid answer; policy_failure: what the first
+    of these was; shared: names of
     variables of classes and modules that changed, so that nodes share them; repeats: whether the same seed gave the
     same run again."""
 
     nodes: int
     tasks: int
     policy_errors: int
+    policy_failure: str
     shared: tuple[str, ...]
     repeats: bool
 
@@ -64,6 +66,7 @@ def rehearse(preset: str) -> Rehearsal:
         nodes=NODES,
         tasks=TASKS,
         policy_errors=int(first.counts().get(metrics.POLICY_ERRORS, 0)),
+        policy_failure=first.policy_failure,
         shared=tuple(name for name, shown in after.items() if before.get(name) != shown),
         repeats=first.responses == again.responses and first.counts() == again.counts(),
     )

@@ -48,7 +48,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     tasks: played, the warm-up included; homes: for each home node the number of measured tasks and the sum of their
     response times; cut_off: measured tasks that had not begun at the end and count with their age; policy_errors:
-    failures of policies since the start; at_migrations_max: tasks since the start that were placed as often as a
+    failures of policies since the start; policy_failure: what the first of them was; at_migrations_max: tasks since the start that were placed as often as a
     task without a limit may be; executed_remotely: measured tasks that ran on another node than their home; responses: those
     of the measured tasks in the order of arrival.
     """
@@ -60,6 +60,7 @@ class Sample(msgspec.Struct, frozen=True):
     homes: list[tuple[int, float]] = []
     cut_off: int = 0
     policy_errors: int = 0
+    policy_failure: str = ""
     at_migrations_max: int = 0
     executed_remotely: int = 0
     responses: Sequence[float] = ()
@@ -226,6 +227,11 @@ class Replication:
         """Go on without arrivals until every task has ended."""
         self.cluster.drain()
 
+    @property
+    def policy_failure(self) -> str:
+        """What the first failure of a policy at one of the nodes was; "" if there was none."""
+        return next(filter(None, (node.state.policy_failure for node in self.cluster.nodes.values())), "")
+
     def counts(self) -> dict[str, float]:
         counts: dict[str, float] = {**self.cluster.counts(), "messages": self.cluster.messages}
         counts |= {"work": self._work_s, "offered": self._offered * self.cluster.now_s}
@@ -290,6 +296,7 @@ def _sample(
         homes,
         cut_off=player.cut_off,
         policy_errors=errors,
+        policy_failure=player.policy_failure,
         at_migrations_max=player.cluster.at_migrations_max,
         executed_remotely=sum(player.remote[first + 1 : last + 1]),
         responses=player.responses[first + 1 : last + 1],

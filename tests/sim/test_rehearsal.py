@@ -58,6 +58,7 @@ def test_chance_from_elsewhere_and_failures_are_found(tmp_path: Path) -> None:
     assert (played.repeats, played.is_good) == (False, False)
     played = rehearse(preset(tmp_path, "1 / 0"))
     assert played.policy_errors > 0
+    assert played.policy_failure.startswith("ZeroDivisionError: ")
     assert not played.is_good
 
 

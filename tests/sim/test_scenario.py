@@ -361,6 +361,7 @@ def test_what_a_policy_could_not_do_is_said(tmp_path: Path) -> None:
     found, (sample,) = played(scenario(policy=str(preset)))
     assert sample.policy_errors > 100
     assert Says.POLICY_ERRORS(sample.policy_errors) in found.warnings[-1]
+    assert found.warnings[-1].endswith(f"ValueError: on purpose ({tmp_path / 'mine.py'}:4)")
     assert value(found, "transfers_per_task") == 0
 
 

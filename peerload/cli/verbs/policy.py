@@ -158,7 +158,7 @@ def _say_played(name: str, played: Rehearsal) -> None:
     if played.policy_errors:
         say(
             f"{printable(name)}: a policy failed {counted(played.policy_errors, 'time')} in the simulation",
-            "an agent with this preset shows what a location policy raised:  peerload why ID",
+            f"the first time:  {printable(played.policy_failure)}",
         )
     if not played.repeats:
         say(
@@ -176,6 +176,7 @@ def _as_json(name: str, checked: CheckedPolicy, played: Rehearsal | None) -> dic
             "nodes": played.nodes,
             "tasks": played.tasks,
             "policy_errors": played.policy_errors,
+            "policy_failure": played.policy_failure or None,
             "shared": list(played.shared),
             "repeats": played.repeats,
         },

@@ -201,8 +201,8 @@ class View:
             return self.gpu_load
         try:
             return valid_load(self._state.policies.load.load(self))
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count(metrics.POLICY_ERRORS)
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.policy_failed(error)
             return self.load_tasks / max(self.slots, 1) * self.load_unit
 
     @property
@@ -218,8 +218,8 @@ class View:
         if policy_load is not None:
             try:
                 return valid_load(policy_load(self))
-            except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-                self._state.count(metrics.POLICY_ERRORS)
+            except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+                self._state.policy_failed(error)
         return self.gpu_tasks / max(self.gpus, 1)
 
     @property
@@ -518,8 +518,8 @@ class Information:
             thresholds = policy.thresholds(view)
             self._thresholds = thresholds if thresholds == self._thresholds else valid_thresholds(thresholds)
             self._steady = policy if getattr(policy, "steady", False) else None
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count(metrics.POLICY_ERRORS)
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.policy_failed(error)
         self._marks_at = self._state.now
         return self._thresholds
 
@@ -720,8 +720,8 @@ class Information:
         policy = self._state.policies.information
         try:
             tells, asks = valid_answer(policy.tells(told, now)), valid_answer(policy.asks(before, now))
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count(metrics.POLICY_ERRORS)
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.policy_failed(error)
             return
         if tells:
             audience = self._audience()
@@ -744,8 +744,8 @@ class Information:
         view = self.view()
         try:
             return valid_audience(choose(view, self._state.rng), view.peers)
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count(metrics.POLICY_ERRORS)
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.policy_failed(error)
             return ()
 
     def _announce_to(self, audience: Sequence[str], report: LoadReport) -> None:

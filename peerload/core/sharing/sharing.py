@@ -133,8 +133,8 @@ class TaskDonor:
         try:
             chosen = self._state.policies.selection.select(movable)
             return movable.works.get(chosen.task) if chosen is not None else None
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count(metrics.POLICY_ERRORS)
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.policy_failed(error)
             return None
 
     def give(self, work: Work, to: str, reason: str) -> None:
@@ -331,7 +331,7 @@ class Receiver:
             replies = tuple(search.replies)
             step = valid_step(self._state.policies.receiver.locate(view, search.probes_max, replies, self._state.rng))
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count(metrics.POLICY_ERRORS)
+            self._state.policy_failed(error)
             self._searches.decide(search, "nothing", f"the policy failed: {error!r}")
             self._end(search)
             return
@@ -493,8 +493,8 @@ class PairProtocol:
         view = self._information.view(peers)
         try:
             node = valid_partner(self._state.policies.pairing.partner(view, self._state.rng))
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count(metrics.POLICY_ERRORS)
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.policy_failed(error)
             return
         if node is None or node not in view.peers:
             return
@@ -578,8 +578,8 @@ class PairProtocol:
     def _moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
         try:
             return valid_answer(self._state.policies.pairing.moves(richer, poorer))
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count(metrics.POLICY_ERRORS)
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.policy_failed(error)
             return False
 
     def _give(self, chosen: list[Work], to: str) -> None:
@@ -801,8 +801,8 @@ class Sharing:
             return
         try:
             hook(src, report, to_all=to_all)
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count(metrics.POLICY_ERRORS)
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.policy_failed(error)
 
     def _act_on(self, src: str, report: LoadReport, asks: Callable[[str, LoadReport], None]) -> None:
         """Act on a report: its node may have work for this one, or room for a stranded task."""

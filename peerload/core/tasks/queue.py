@@ -15,7 +15,6 @@ import msgspec
 
 from peerload.core.resources.admission import DeviceQueue
 from peerload.core.work import UntouchedMembers
-from peerload.model import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -409,8 +408,8 @@ class WaitingQueue:
                 ledger.waiting_local + ledger.running_local,
                 ledger.waiting_remote + len(ledger.running) - ledger.running_local,
             )
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count(metrics.POLICY_ERRORS)
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.policy_failed(error)
             return "first"
 
 
