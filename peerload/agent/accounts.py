@@ -146,7 +146,7 @@ def _looked_up(uid: int) -> Account:
 
 
 class FileSystemStalled(SlowDown):
-    """A file system did not answer whether a directory is there."""
+    """Error: a file system did not answer whether a directory is there."""
 
 
 class DirectoryCache:
@@ -251,7 +251,7 @@ class DirectoryQueries:
         self._links.send(node, answer)
 
     def answer_received(self, node: str, answer: DirectoryTold) -> bool:
-        """A node has answered. False if it was not asked lately."""
+        """Take the answer of a node. False if it was not asked lately."""
         key = (node, answer.directory, answer.user)
         if key not in self._fresh_until_s:
             return False
@@ -291,7 +291,8 @@ class TaskUser(NamedTuple):
 
 
 class UserServices:
-    """One per agent."""
+    """What the agent does for the users of tasks: checks of their directories and files, and appending to their files; in system mode
+    the launcher does it as the user. One object per agent."""
 
     def __init__(
         self, info: AgentInfo, launcher: LauncherLink, directories: DirectoryCache, security: SecurityEvents
@@ -350,7 +351,7 @@ class UserServices:
             return False
 
     async def check_files(self, spec: TaskSpec, terms: SubmitOptions) -> None:
-        """Raises BadRequest if the files that the output is wanted in cannot be written by who submits the task."""
+        """Check that the submitter can write the output files. Raises BadRequest."""
         wanted = output_patterns(terms)
         if not wanted:
             return
@@ -409,7 +410,7 @@ def output_patterns(terms: SubmitOptions) -> list[bytes]:
 
 
 def check_output_patterns(terms: SubmitOptions, members: int) -> None:
-    """Raises BadRequest for what no file can be called. members: how many tasks there are, 0 = one that is in no array."""
+    """Check the names of output files. Raises BadRequest for one that no file can have. members: how many tasks there are, 0 = one that is in no array."""
     for pattern in output_patterns(terms):
         shown = pattern.decode("utf-8", "backslashreplace")
         directory, slash, name = pattern.rpartition(b"/")

@@ -331,7 +331,7 @@ class Daemon:
         if self.tls.has_ended(datetime.now(UTC)):
             notice = "this node's certificate has expired: it works alone until it joins again (peerload invite)"
             self.info.notices.append(notice)
-            log.error("%s", notice)
+            log.error("certificate has expired: node=%s reason=%s", self.config.node, notice)
         return trust
 
     def _build(self, state: Path, cluster: ClusterDirectory, trust: TrustStore) -> None:  # noqa: PLR0915 -- a line a part

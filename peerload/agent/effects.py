@@ -60,7 +60,7 @@ log = logging.getLogger("peerload.agent")
 
 @dataclass(eq=False, repr=False)
 class Consumer:
-    """The one consumer of the inbox. recorder: writes down every event and what was decided; None: nobody asked for a recording.
+    """The one consumer of the inbox. recorder: writes down every event and what was decided; None: nothing is recorded.
     validates: whether the invariants of the node are checked after each event."""
 
     _node: Node
@@ -72,7 +72,7 @@ class Consumer:
     validates: bool = False
 
     async def run(self, inbox: Inbox) -> None:
-        """Handle what comes, until cancelled."""
+        """Handle events as they come, until cancelled."""
         while True:
             self.consume(await inbox.turn())
 
@@ -84,10 +84,10 @@ class Consumer:
                     return
                 self._performer.perform(event, self._decide(event))
         except InvariantBroken as error:
-            log.critical("%s (%s)", error.what, error.story)
+            log.critical("invariant broken: what=%s story=%s", error.what, error.story)
             self._run.fail("a rule of its own was broken")
         except Exception as error:  # crash-only: a bug must not leave half a decision behind
-            log.exception("a bug")
+            log.exception("bug in a decision or an effect")
             self._run.fail(f"a bug: {error!r}")
         finally:
             self._flush()
@@ -134,7 +134,7 @@ BULK_TIMERS = (timers.Batch, timers.EligibilityDue)
 
 @dataclass(eq=False, repr=False)
 class Performer:
-    """Dispatches the actions of one agent."""
+    """The performer of actions: has each one carried out by the object that owns that kind of effect, outward ones when they may be seen."""
 
     _outbox: Outbox
     _timers: Timers
@@ -165,7 +165,7 @@ class Performer:
             self._tasks.adopt(is_first=is_first)
 
     def _send(self, action: actions.Send) -> None:
-        """Send a message when what it says is durable: renewed leases and advice do not wait for other tasks."""
+        """Send a message when the rows that it depends on are durable: renewed leases and advice do not wait for other tasks."""
         act = partial(self._outward, action)
         if isinstance(action.message, RenewOk):
             self._outbox.renewal(tuple(extension.uid for extension in action.message.extensions), act)
@@ -262,7 +262,7 @@ class Performer:
             await asyncio.sleep(0)  # the inbox gets its turn
 
     async def close(self) -> None:
-        """Forget timers, end background work."""
+        """Cancel all timers, and end background work."""
         self._timers.close()
         await self._records.close()
         await self._tasks.close()
@@ -281,7 +281,7 @@ class Timers:
         self._timers: dict[timers.Timer, asyncio.TimerHandle] = {}
 
     def set(self, action: actions.SetTimer) -> None:
-        """Expire at that moment; the same timer has one at most."""
+        """Start a timer, or restart it with another moment."""
         known = self._timers.get(action.timer)
         if known is not None:
             known.cancel()
@@ -293,7 +293,7 @@ class Timers:
         self._timers[action.timer] = loop.call_later(delay_s, self._expire, action.timer, now_s + delay_s)
 
     def clear(self, action: actions.ClearTimer) -> None:
-        """Do not expire."""
+        """Cancel a timer."""
         handle = self._timers.pop(action.timer, None)
         if handle is not None:
             handle.cancel()
@@ -311,7 +311,7 @@ class Timers:
             self._inbox.put(events.TimerExpired(timer))
 
     def close(self) -> None:
-        """Forget all."""
+        """Cancel all timers."""
         for handle in self._timers.values():
             handle.cancel()
 
@@ -346,7 +346,7 @@ class RecordEffects:
             self.journal.note(event)
 
     def find(self, tasks: Sequence[str]) -> None:
-        """Look tasks up, a few at a time: a peer may ask for many."""
+        """Look up tasks for the core, a few at a time: a peer may query many."""
         is_under_way = bool(self._wanted)
         self._wanted.update(dict.fromkeys(tasks))
         if self._wanted and not is_under_way:
@@ -390,7 +390,7 @@ class PeerEffects:
             self._waker.wake(peer.profile)
 
     def send(self, dst: str, message: LinkMessage) -> None:
-        """Advice goes over MQTT while both ends are on it; everything else, and advice otherwise, over the peer link."""
+        """Send a message: advice over MQTT while both ends are on it, everything else over the peer link."""
         if isinstance(message, ADVICE) and self._bus.send(dst, message):
             return
         if dst == self._info.config.node:

@@ -47,7 +47,7 @@ CLOCK_MHZ_MIN = 0
 
 
 class Control(NamedTuple):
-    """A change. kind: one of the names above; target: a file, or the UUID of a card; before: what was in force there."""
+    """A control of power that was changed. kind: one of the names above; target: a file, or the UUID of a card; before: what was in force there."""
 
     kind: str
     target: str
@@ -65,18 +65,18 @@ class PowerControls:
         self._lock = threading.Lock()
 
     def are_wanted(self, wanted: EnergySettings) -> bool:
-        """True if there is anything to set, or to put back."""
+        """True if the settings set a control, or one is to be restored."""
         is_set = wanted.gpu_power_w or wanted.gpu_clock_mhz or wanted.cpu_governor or wanted.cpu_max_mhz
         return bool(is_set) or self._file.exists()
 
     def start(self, settings: EnergySettings) -> list[str]:
-        """Put back what an earlier start has left, then apply the settings. → what could not be done."""
+        """Restore the controls that an earlier start has left, then apply the settings → the failures."""
         failures = self.restore()
         with self._lock:
             return failures + self._apply(settings)
 
     def restore(self) -> list[str]:
-        """Put all back. → what could not be; it is kept, and tried again."""
+        """Restore all controls → the failures; these controls are kept, and tried again."""
         with self._lock:
             return self._restore()
 
@@ -170,7 +170,7 @@ class PowerControls:
     # -- the changes ------------------------------------------------------------------------------------------------------
 
     def _set(self, kind: str, target: str, value: str) -> str:
-        """Set one value. → why that failed."""
+        """Set one value → why that failed, "" if it did not."""
         try:
             if kind in CPU_FILES:
                 Path(target).write_text(value)

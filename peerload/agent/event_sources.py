@@ -169,7 +169,7 @@ class ExitSettler:
         self._background = BackgroundTasks(self._run)
 
     def settle(self, event: events.TaskEnded) -> None:
-        """An attempt has ended."""
+        """Settle the end of an attempt."""
         self._fetches.end(event.key)
         has_output = event.exit.stdout_bytes or event.exit.stderr_bytes
         if (
@@ -193,7 +193,7 @@ class ExitSettler:
         self._inbox.put(events.TaskEnded(key, exit_))
 
     def settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
-        """A launcher has listed what it has; ``then`` is called when the list is in the inbox."""
+        """Settle the list of a launcher; ``then`` is called when it is in the inbox."""
         self._background.start(self._settle_listed(event, then))
 
     async def _settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
@@ -203,11 +203,11 @@ class ExitSettler:
         then()
 
     def never_started(self, key: str, reason: str) -> None:
-        """An attempt was not started, and may be tried again."""
+        """Report that an attempt was not started, and may be tried again."""
         self._inbox.put(events.TaskLost(key, reason, never_started=True))
 
     def not_started(self, key: str, what: str, error: Exception) -> None:
-        """The launcher was not asked to start this attempt: the node is short of something, or it never can be started."""
+        """Report that an attempt was not started: the node is short of a resource, or the attempt can never be started."""
         if isinstance(error, OSError) and (shortage := SHORTAGES.get(error.errno or 0)):
             log.warning("attempt not started: key=%s reason=%s error=%s", key, what, error)
             self._inbox.put(events.TaskLost(key, shortage, never_started=True, shortage=shortage))
@@ -232,7 +232,7 @@ class OwnProcesses(Protocol):
         """Take an event about one of them."""
 
     def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit], /) -> None:
-        """Take those that a launcher has alive, and those that it has an exit record of."""
+        """Take the processes that a launcher has alive, and those that it has an exit record of."""
 
 
 class LauncherEvents:
@@ -282,7 +282,7 @@ class LauncherEvents:
             self._inbox.put(event)
 
     def release_early(self) -> None:
-        """Report what has waited, in its order."""
+        """Report the events that have waited, in their order."""
         early, self._early = self._early, None
         for event in early or ():
             self._take(event)
@@ -405,7 +405,7 @@ class PeerEventSource:
     _run: RunState
 
     def deliver(self, src: str, message: LinkMessage) -> None:
-        """A message of a peer came. Statements of the CA and certificates never reach the core."""
+        """Take a message of a peer. Statements of the CA and certificates never reach the core."""
         match message:
             case Trust():
                 try:
@@ -457,7 +457,7 @@ class BusPeers:
         """Boot id of each node, and the number of advice messages since it was heard."""
 
     def received(self, envelope: Envelope) -> None:
-        """A peer is on MQTT."""
+        """Record that a peer is on MQTT."""
         self._peers[envelope.src] = (envelope.src_boot, 0)
 
     def boot_of(self, node: str) -> str | None:
@@ -471,7 +471,7 @@ class BusPeers:
         self._peers[node] = (boot, unanswered + 1)
 
     def forget(self, node: str) -> None:
-        """The core knows nothing of this peer any more."""
+        """Forget a peer that the core has forgotten."""
         self._peers.pop(node, None)
 
     def __contains__(self, node: object) -> bool:
@@ -501,7 +501,7 @@ class BusAdvice:
         return self._peers if is_published else ()
 
     def forget(self, node: str) -> None:
-        """The core knows nothing of this peer any more."""
+        """Forget a peer that the core has forgotten."""
         self._peers.forget(node)
 
 
@@ -527,7 +527,7 @@ class BusEvents:
             self._links.dial_copy(other.address)
 
     def from_bus(self, envelope: Envelope, *, retained: bool) -> None:
-        """Advice came over the broker. It counts if its sender does."""
+        """Take advice that came over the broker, unless its sender is revoked."""
         if not self._trust.admits(envelope.src, envelope.src_boot):
             self._security.counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason="revoked_node")] += 1
             self._security.report("J4", envelope.src, "a message over MQTT, though it was revoked")

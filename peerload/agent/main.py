@@ -63,7 +63,7 @@ LOG_NAME = "agent.log"
 
 
 def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None) -> int:  # noqa: ANN401 -- a module
-    """Be the agent until told to stop. ``flags``: what was given on the command line; ``defaults``: where this user's
+    """Run the agent until it is told to stop. ``flags``: what was given on the command line; ``defaults``: where this user's
     ``state`` and ``socket`` are; ``gpu_library``: what speaks like `pynvml`, None: this machine's driver is looked for.
     → the exit code; 125 if it could not start, said on stderr."""
     code = CANNOT
@@ -111,7 +111,7 @@ def serve(
     manager: ServiceManager | None = None,
     load: Load | None = None,
 ) -> int:
-    """Be the agent with these settings, under uvloop. files_max, manager, load: as `Daemon` takes them."""
+    """Run the agent with these settings, under uvloop. files_max, manager, load: as `Daemon` takes them."""
     from peerload.agent.daemon import Daemon  # noqa: PLC0415 -- as in `run`
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

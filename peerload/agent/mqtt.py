@@ -221,7 +221,7 @@ class BusOwner(Protocol):
     """Receiver of what comes from the broker."""
 
     def from_bus(self, envelope: Envelope, /, *, retained: bool) -> None:
-        """Advice came from another node."""
+        """Take advice of another node."""
 
     def bus_changed(self, *, connected: bool) -> None:
         """A broker can be reached, or no longer."""
@@ -231,7 +231,7 @@ class BusOwner(Protocol):
 
 
 class AdviceFilter:
-    """Decides for each payload whether it is believed. The sealer sees to it that each counts once."""
+    """Filter of received payloads: decides whether each is believed. The sealer sees to it that each counts once."""
 
     def __init__(
         self,
@@ -410,7 +410,7 @@ class _Client(aiomqtt.Client):
                     wait.exception()  # has been reported
 
     async def _misc_loop(self) -> None:
-        """Look after the keep-alive. The library does so each second."""
+        """Send keep-alives. The library would wake up each second for it."""
         while self._client.loop_misc() == mqtt.MQTT_ERR_SUCCESS:
             await next_tick(MISC_EVERY_S)
 
@@ -637,7 +637,7 @@ class MqttBus:
             await asyncio.wait([self._worker])
 
     def _offline(self, topic: str) -> bytes:
-        """The last word at a topic for other systems: nothing of tasks, of the node that it is gone."""
+        """The last payload at a topic for other systems: empty for tasks, "offline" for the node."""
         gone = {"v": 1, "node": self._topics.node, "state": "offline"}
         return msgspec.json.encode(gone) if topic == f"{self._topics.json}node" else b""
 

@@ -99,7 +99,7 @@ def _cleaned(state: Path, path: Path, asked: Mapping[str, Any]) -> dict[str, Any
 
 
 def _span(counter: int, member: int | None) -> tuple[int, int, int]:
-    """The members that are meant: one, or all of a submission."""
+    """The members that a reference names: one, or all of a submission."""
     return (counter, SINGLE, MEMBER_MAX) if member is None else (counter, member, member)
 
 

@@ -236,7 +236,7 @@ def begin_anew(store: Store, config: AgentConfig, found: list[str]) -> str:
         f"the database of {config.state} is new, though an agent was here before (there is {', '.join(found)}): "
         f"what it had acknowledged{last} is not known any more; new ids begin at {node}/{counter + 1}"
     )
-    log.warning("%s", notice)
+    log.warning("database is new after an earlier agent: next_id=%s/%d reason=%s", node, counter + 1, notice)
     return notice
 
 
@@ -249,7 +249,7 @@ def begin_as_copy(store: Store, config: AgentConfig) -> str:
         f"{config.state} is a copy, or was put back from one: the launcher of the original still ran and was ended with"
         " its tasks, and what was done since the copy was made is not known here"
     )
-    log.error("%s", notice)
+    log.error("state directory is a copy: directory=%s reason=%s", config.state, notice)
     return notice
 
 
@@ -275,5 +275,5 @@ def report_damage(notices: list[str], store: Store, journal: EventLog) -> list[s
         )
     if store.lost is not None:  # its event is in the database already
         notices.append(store.lost.message(store.node))
-        log.error("%s", notices[-1])
+        log.error("acknowledged commits are lost: reason=%s", notices[-1])
     return notices

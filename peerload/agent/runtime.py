@@ -196,7 +196,7 @@ class RunState:
 
     def fail(self, why: str) -> None:
         """Stop after something that must not be survived, and log why."""
-        log.critical("%s; the agent stops", why)
+        log.critical("agent stops: reason=%s", why)
         self.stop(Ending.FAILED)
 
     def refuse(self, error: PeerloadError) -> None:

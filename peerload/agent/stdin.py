@@ -147,7 +147,7 @@ class StoredStdin:
         self._unasked_bytes += bytes_
 
     def _write(self, file: int, data: bytes) -> None:
-        """All of it, or nothing."""
+        """Write all of it, or nothing."""
         view = memoryview(data)
         try:
             while view:
@@ -516,8 +516,7 @@ class StdinForwarding:
         return str(self._spool.input_path(action.key))
 
     def begin(self, key: str) -> None:
-        """The launcher was told to start this attempt, or runs it still: tell it what there is to read, and go on with
-        that."""
+        """Forward the input of an attempt that the launcher starts or runs: report the size of its file, and what comes later."""
         uid = bytes.fromhex(key.partition("-")[0])
         task = self._node.home.tasks.get(uid)
         if task is not None and task.key == key and task.phase is HomePhase.HERE:
@@ -548,7 +547,7 @@ class StdinForwarding:
         self._launcher.feed(key, source.size_bytes, has_ended=source.has_ended)
 
     def adopt(self, *, is_first: bool) -> None:
-        """A launcher was listed: go on with all that runs here, whatever it was told before. ``is_first``: this agent has
+        """Continue to forward input to all that runs here, after a launcher was listed. ``is_first``: this agent has
         just been started, and what is nobody's may go."""
         node = self._node
         if is_first:
@@ -598,7 +597,7 @@ class StdinForwarding:
             self._inbox.put(InputCame(record.uid))
 
     def changed(self, action: TaskChanged) -> None:
-        """A task of this home with an input has another record: what was fed is over if it does not run here any more."""
+        """Take a change of a task with input: if it runs here no longer, forwarding to its last attempt ends."""
         record = action.record
         if record.state.is_final:
             self._cuts_requested.discard(record.uid)

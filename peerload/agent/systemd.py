@@ -56,7 +56,7 @@ VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LI
 
 
 class ServiceManager:
-    """environment: of this process; VARIABLES are removed from it. watchdog_s: interval of the watchdog, 0 = none.
+    """The service manager, as far as this process was started by one. environment: of this process; VARIABLES are removed from it. watchdog_s: interval of the watchdog, 0 = none.
     Raises ConfigError if the passed socket cannot be used."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
@@ -189,7 +189,7 @@ class HealthCheck:
         self._launcher = launcher
 
     async def trouble(self, within_s: float) -> str:
-        """Why this agent does not do its work, "" if it does. Each check may take so many seconds."""
+        """The reason why this agent does not do its work, "" if it does. Each check may take so many seconds."""
         checks = {
             "its socket does not answer": _socket_answers(self._socket),
             "its store does not commit": _store_commits(self._store),
@@ -200,7 +200,7 @@ class HealthCheck:
 
 
 async def _within(within_s: float, check: Awaitable[bool]) -> str | None:
-    """None if the check passed, else what to add to its message."""
+    """Run a check within so many seconds → None if it passed, else what to add to its message."""
     try:
         async with asyncio.timeout(within_s):
             return None if await check else ""
@@ -313,8 +313,8 @@ class Service:
     def reload(self) -> None:
         assert self._settings is not None
         self._manager.reloading()
-        says = self._settings.reload()
-        self._manager.ready(f"{self._status()}; {says}")
+        outcome = self._settings.reload()
+        self._manager.ready(f"{self._status()}; {outcome}")
 
 
 @dataclass(eq=False, repr=False)
@@ -330,16 +330,16 @@ class SettingsReload:
     def reload(self) -> str:
         """Reload everything. What cannot be used changes nothing. → what was done, for people."""
         try:
-            says = self._reloaded()
+            outcome = self._reloaded()
         except PeerloadError as error:
             hint = f" ({error.hint})" if error.hint else ""
-            says = f"not reloaded, what was in force stays: {error}{hint}"
-            log.error("%s; look:  peerload config check", says)  # noqa: TRY400 -- theirs, and no bug of ours
+            outcome = f"not reloaded, what was in force stays: {error}{hint}"
+            log.error("settings not reloaded: error=%s hint=%s", error, error.hint or "peerload config check")  # noqa: TRY400 -- an error of the user
             self._journal.record("agent", "not reloaded", reason=str(error))
         else:
-            log.info("%s", says)
-            self._journal.record("agent", "reloaded", reason=says)
-        return says
+            log.info("settings reloaded: outcome=%s", outcome)
+            self._journal.record("agent", "reloaded", reason=outcome)
+        return outcome
 
     def _reloaded(self) -> str:
         info = self._info
@@ -348,15 +348,15 @@ class SettingsReload:
         live = {key: getattr(config, key) for key in differ if key in LIVE}
         waits = [key for key in differ if key not in LIVE]
         renewed = self._tls.read_again()
-        heard = self._trust.read_again()
+        statements = self._trust.read_again()
         info.config = msgspec.structs.replace(info.config, **live)
         self._tls.set_life(info.config.certificate_s)
         info.origins.update({key: origins[key] for key in live})
-        says = [f"in force now: {', '.join(live)}"] if live else []
-        says += ["another certificate"] if renewed else []
-        says += [f"{heard} words of the CA"] if heard else []
-        says += [f"from the next start on: {', '.join(waits)}"] if waits else []
-        return f"reloaded: {'; '.join(says) or 'nothing is new'}"
+        changes = [f"in force now: {', '.join(live)}"] if live else []
+        changes += ["another certificate"] if renewed else []
+        changes += [f"{statements} statements of the CA"] if statements else []
+        changes += [f"from the next start on: {', '.join(waits)}"] if waits else []
+        return f"reloaded: {'; '.join(changes) or 'nothing is new'}"
 
 
 def _has_terminal() -> bool:
@@ -386,7 +386,7 @@ def check_service_places(config: AgentConfig, manager: ServiceManager, service_s
 
 
 def _check(key: str, directory: Path) -> None:
-    """Raises ConfigError if the directory can neither be written nor made."""
+    """Check that a directory can be written, or made. Raises ConfigError."""
     there = next(path for path in (directory, *directory.parents) if os.path.exists(path))  # noqa: PTH110 -- what may not be looked at counts as not there
     if not os.access(there, os.W_OK | os.X_OK):
         what = f"{directory} cannot be {'used' if there == directory else 'made'}"

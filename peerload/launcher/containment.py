@@ -50,7 +50,7 @@ class Units:
         it is started by `fork`, where there is one. Raises OSError if there can be no such unit, or there is one already."""
 
     def leave(self) -> None:
-        """End what `enter` began."""
+        """Stop putting new processes into the unit that was entered."""
 
     def leader_started(self, key: str, pid: int, start: int) -> None:
         """Record the leader of the session, and its start (clock ticks since boot; 0 unless `is_proc_scan`)."""
@@ -103,7 +103,7 @@ class MemoryLimits:
         raise NotImplementedError
 
     def leave(self) -> None:
-        """End what `enter` began."""
+        """Stop counting new processes for the task that was entered."""
 
     def limit(self, key: str, pid: int, limit_bytes: int) -> bool:
         """Set the limit for a running process and its descendants. → False if it has more already and has to be

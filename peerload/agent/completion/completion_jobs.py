@@ -99,7 +99,7 @@ class CompletionJobs:
         self._news.set()
 
     async def run(self) -> None:
-        """Do what is due as it comes, until cancelled; what is under way then is done again by the next agent."""
+        """Carry out jobs as they become due, until cancelled; the next agent repeats what is under way then."""
         try:
             while True:
                 self._news.clear()
@@ -113,7 +113,7 @@ class CompletionJobs:
             await self._background.close()
 
     def _begin_due(self) -> float:
-        """Begin what there is room for → after how many seconds to look again."""
+        """Begin as many jobs as may run at a time → after how many seconds to look again."""
         store, now = self._store, time.time()
         busy = set(self._under_way)
         for kind, most in AT_A_TIME.items():
@@ -290,7 +290,7 @@ class OutputSaver:
     # -- while the task runs -------------------------------------------------------------------------------------------
 
     def changed(self, action: TaskChanged) -> None:
-        """A task of this home has a new record, or runs."""
+        """Take a change of a task of this home: it has a new record, or runs."""
         record = action.record
         live = self.live.get(execution_key(record.uid, record.attempt))
         if live is not None:

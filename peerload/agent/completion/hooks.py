@@ -107,7 +107,7 @@ class NodeHooks:
         return bool(self._settings.on_end or self._settings.on_fail)
 
     def changed(self, action: TaskChanged) -> None:
-        """A task of this home has a new record."""
+        """Take a change of a task of this home."""
         record = action.record
         if not record.state.is_final or not self.runs_at_end:
             return
@@ -140,7 +140,7 @@ class NodeHooks:
         self._journal.record("hook", state, task=task, node=node, reason=reason)
 
     async def run(self) -> None:
-        """Deliver what comes, until cancelled."""
+        """Deliver notifications as they come, until cancelled."""
         if not self._settings.targets():
             return
         async with asyncio.TaskGroup() as group:
@@ -157,7 +157,7 @@ class NodeHooks:
                 self._report("failed", hook, target, facts, output or f"exit code {code}")
 
     async def _deliver(self, target: str, facts: dict[str, str]) -> tuple[int, str]:
-        """Deliver one, in some tries → 0, or the exit code of the last, and what it printed."""
+        """Deliver one notification, in some tries → 0, or the exit code of the last try, and what it printed."""
         code, output = 0, ""
         for tries in range(TRIES_MAX):
             if tries:

@@ -82,7 +82,7 @@ class Removed:
         self.early = 0
 
     def add(self, tasks: Sequence[EndedTask], names: Sequence[str], early_from: float) -> None:
-        """Add these tasks. early_from: those that ended after that (Unix s) went early."""
+        """Add removed tasks. early_from: those that ended after that (Unix s) went early."""
         self.of.update(task.counter for task in tasks)
         self.early += sum(task.ended_at > early_from for task in tasks)
         self.tasks += len(tasks)
@@ -120,7 +120,7 @@ class TaskRemover:
         is_tried: bool = False,
         report_progress: Callable[[Removed], Any] | None = None,
     ) -> Removed:
-        """Remove those wanted, or their outputs alone; until ``enough`` of them, or bytes of output, have gone; of each
+        """Remove the wanted tasks, or their outputs alone; until ``enough`` of them, or bytes of output, have gone; of each
         submission no more than its ``surplus``, if there is one. With ``is_tried`` only count them. ``report_progress`` is
         called after each part."""
         removed = Removed()
@@ -151,7 +151,7 @@ class TaskRemover:
         return await self.search(lambda removable: removable.page(wanted, kept, after, AT_A_TIME))
 
     async def _remove(self, tasks: list[EndedTask], *, outputs_only: bool, why: str) -> None:
-        """The rows, then the files, then the names of these."""
+        """Remove the rows, then the files, then the names of these tasks."""
         removed = tuple(tasks)
         await self.keep(RemoveOutputs(removed, time.time(), why) if outputs_only else RemoveTasks(removed))
         keys = [key for task in tasks for key in keys_of(task)]
@@ -167,7 +167,7 @@ class TaskRemover:
             self._spool.drop(key)
 
     async def finish_files(self) -> None:
-        """The files that an agent before this one had no time to remove."""
+        """Remove the files that an earlier agent had no time to remove."""
         while keys := await self.search(lambda removable: removable.doomed(AT_A_TIME)):
             await self._drop_files(keys)
             await asyncio.sleep(PAUSE_S)
@@ -196,7 +196,7 @@ class TaskRemover:
         return await asyncio.to_thread(in_thread)
 
     async def keep(self, *rows: MaintenanceRow) -> None:
-        """Have the writer do it, and wait until it is durable."""
+        """Have the writer keep these rows, and wait until they are durable."""
         try:
             await self._store.keep(*rows)
         except StoreError as error:
@@ -228,7 +228,7 @@ class Retention:
         self.early_at, self.early_why = 0.0, ""
 
     async def run(self) -> None:
-        """Look every ``retention_every_s``, until cancelled. Not at once: a machine's date may be wrong when it starts."""
+        """Enforce the limits every ``retention_every_s``, until cancelled. Not at once: a machine's date may be wrong when it starts."""
         work = self._remover.finish_files
         while True:
             try:
@@ -240,7 +240,7 @@ class Retention:
             await asyncio.sleep(coalesced_s(self._info.config.retention_every_s))
 
     async def enforce(self) -> None:
-        """Remove what has been kept for long enough, or is too much; nothing while the disk has no room for saying so."""
+        """Remove ended tasks that are too old, or too many; nothing while the disk has no room to record the removal."""
         if self._disk.state == "full" or self._store.is_stalled:
             return
         config = self._info.config
@@ -296,7 +296,7 @@ class Retention:
             self._date_kept = anchor
 
     def _report_removal(self, removed: Removed, why: str, *, outputs_only: bool = False) -> None:
-        """Say what has gone; what went soon after its end is more than is usual, and `doctor` tells of it, too."""
+        """Record what was removed. Tasks that were removed soon after their end are unusual: `doctor` reports them, too."""
         if not removed.tasks:
             return
         of = ", ".join(
@@ -321,7 +321,7 @@ class Retention:
         self._journal.record("store", "removed", reason=f"{what}: {why}")
 
     async def _prune(self, oldest: float) -> None:
-        """Old events, and submissions of which nothing is left: their tokens are remembered for a while."""
+        """Remove old events, and submissions without tasks; their tokens are remembered for a while."""
         remembered = self._store.date.now() - KEPT_S
         while True:
             empty = await self._remover.search(lambda removable: removable.empty_submissions(remembered, PRUNED_MAX))

@@ -129,7 +129,7 @@ class Connection:
         asyncio.get_running_loop().call_later(min(seconds, PAUSE_S_MAX), self.release_requests)
 
     def check_pending(self) -> None:
-        """Raises SlowDown if too many requests of this client are unanswered."""
+        """Check the number of unanswered requests of this client. Raises SlowDown."""
         if self.pending >= REQUESTS_PENDING_MAX:
             raise SlowDown("too many requests at once", why=f"{self.pending} are pending")
 
@@ -206,7 +206,7 @@ class Connection:
         self._server.counters[metrics.labelled(metrics.REQUESTS_REFUSED, code=code)] += 1
         self.fail(number, error)
         if isinstance(error, InvariantBroken) or not isinstance(error, (PeerloadError, OSError)):
-            log.error("a bug in a request", exc_info=error)
+            log.error("bug in a request", exc_info=error)
             self._server.broke(f"a bug: {error!r}")
 
     def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -368,7 +368,7 @@ class LocalConnection(Connection, asyncio.Protocol):
 
 
 def check_size(raw: bytes) -> None:
-    """Raises BadRequest for a frame that is larger than clients accept."""
+    """Check that clients accept a frame of this size. Raises BadRequest."""
     if len(raw) > HEADER_BYTES + CONTROL_BYTES_MAX:
         raise BadRequest(
             "the answer is too large",
@@ -517,7 +517,7 @@ class LocalSocket:
 
 
 def check_socket(config: AgentConfig) -> None:
-    """Raises ConfigError if `listen` would."""
+    """Check that `listen` would succeed. Raises ConfigError."""
     listen(config).close()
     remove(config.socket)
 

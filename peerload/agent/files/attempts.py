@@ -72,26 +72,26 @@ MESSAGE_BYTES_MAX = 8 << 20
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, array_like=True, tag="read", forbid_unknown_fields=True):
-    """Give the first of these blocks, up to so many bytes → a list of them, or nil."""
+    """Request for the first of these blocks, up to so many bytes → a list of them, or nil."""
 
     digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=256)]
     bytes_max: Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class PutBlocks(msgspec.Struct, frozen=True, array_like=True, tag="put", forbid_unknown_fields=True):
-    """Keep these blocks → true, or nil."""
+    """Request to keep these blocks → true, or nil."""
 
     blocks: tuple[Annotated[bytes, Meta(max_length=1 << 20)], ...]
 
 
 class WorkDone(msgspec.Struct, frozen=True, array_like=True, tag="done", forbid_unknown_fields=True):
-    """The work is done."""
+    """Report that the work is done."""
 
     result: bytes | tuple[list[str], dict[str, Digest]] | None
 
 
 class WorkFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed", forbid_unknown_fields=True):
-    """The work failed: at a block that was not to be had, or by an error of the operating system, or else."""
+    """Report that the work failed: for want of a block, by an error of the operating system, or for another reason."""
 
     errno: Annotated[int, Meta(ge=0, le=4096)]
     what: str
@@ -112,11 +112,11 @@ def decode(raw: bytes) -> ReadBlocks | PutBlocks | WorkDone | WorkFailed:
 
 
 class WorkLost(PeerloadError):
-    """A process that works as a user could not be had, or was lost."""
+    """Error: a process that works as a user could not be started, or was lost."""
 
 
 class WorkBusy(WorkLost):
-    """There are as many processes of this user as there may be."""
+    """Error: as many processes work as this user as there may be."""
 
 
 class UserWork:
@@ -479,7 +479,7 @@ class AttemptFiles:
         return task
 
     async def _stage(self, key: str, note: AttemptNote, sources: Sequence[str], attempt: int) -> None:
-        """sources: nodes to fetch from, the home of the attempt last; none if that is this node."""
+        """Fetch and place the files of an attempt. sources: nodes to fetch from, the home of the attempt last; none if that is this node."""
         cache = self._cache(note.user)
         began_s = time.monotonic()
         try:
@@ -510,7 +510,7 @@ class AttemptFiles:
     async def _fetch(
         self, key: str, cache: FileCache, note: AttemptNote, sources: Sequence[str], attempt: int
     ) -> asyncio.Future[None] | None:
-        """→ the making of the working directory, if that has begun meanwhile: one thread for each fetch that has its turn writes
+        """Fetch the files of an attempt → the making of the working directory, if that has begun meanwhile: one thread for each fetch that has its turn writes
         each file as soon as its blocks are here."""
         if not sources or await cache.transfer.in_thread(cache.is_complete, note.files.manifest):
             return None
@@ -557,7 +557,7 @@ class AttemptFiles:
         attempt: int,
         making: asyncio.Future[None] | None,
     ) -> None:
-        """making: it has begun already."""
+        """Make the working directory of an attempt. making: it has begun already."""
         uid, blocks = _uid_in(key), _WhileWanted(cache, lambda: self._notes.get(key) is note)
         making = making or asyncio.create_task(
             self.do("make", note.user, key, SCRATCH, note.files.manifest, note.files.outputs, blocks=blocks)
@@ -698,7 +698,7 @@ class AttemptFiles:
         outputs: bytes,
         began_s: float,
     ) -> tuple[str, int, str]:
-        """→ why an output is not in its place, the number of those that are kept beside another, and what came home, in
+        """Place the outputs of an attempt → why one is not in its place, the number of those that are kept beside another, and what came home, in
         words."""
         own = self._placed[uid] = self._placed.get(uid, {})
         cache, mark = self._cache(user), task

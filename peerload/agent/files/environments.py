@@ -95,7 +95,7 @@ class _Built(NamedTuple):
 
 
 def _read(path: Path) -> _Built:
-    """Raises FileNotFoundError."""
+    """Read the description of an environment. Raises FileNotFoundError."""
     lines = path.read_text(encoding="utf-8", errors="surrogateescape").split("\n")
     first, place, builder, variable, *_ = [*lines, "", "", "", ""]
     size, _, lock = first.encode("utf-8", "surrogateescape").decode("utf-8", "replace").partition(" ")
@@ -237,7 +237,7 @@ class Environments:
             raise
 
     async def _check_account(self, user: TaskUser) -> None:
-        """Raises BuildFailed for a user whose tasks run here as guests: an environment belongs to an account."""
+        """Check that a user has an account here, since an environment belongs to one. Raises BuildFailed for a guest."""
         why = await self._launcher.ask(FileCheck([b"/tmp/%j"], *user))
         if why.startswith(BUSY):
             raise PeerloadError("the account of the task's user is not known now", why=why.removeprefix(BUSY))
@@ -387,7 +387,7 @@ class Environments:
         (self._noted / attempt).write_text(key, encoding="ascii")
 
     def forget(self, attempt: str) -> None:
-        """An attempt needs its environment no longer."""
+        """Release the environment of an attempt."""
         self.ended_early(attempt)
         self._unuse(attempt)
 
@@ -447,7 +447,7 @@ class Environments:
         return removed
 
     async def close(self) -> None:
-        """Stop waiting; builders are ended."""
+        """Stop waiting, and end the builders."""
         work = [*self._staging.values(), *(build.work for build in self._builds.values())]
         for one in work:
             one.cancel()

@@ -84,13 +84,13 @@ class Fetch:
         self._is_over = False
 
     def begin(self, digests: Sequence[bytes]) -> None:
-        """These blocks of files are not here, and are fetched now."""
+        """Record that the fetch of these blocks begins."""
         self._lacking = set(digests)
         if not self.begun.done():
             self.begun.set_result(None)
 
     def blocks_stored(self, digests: Sequence[bytes]) -> None:
-        """These blocks are in the store. For a thread."""
+        """Record that these blocks are in the store. For a thread."""
         with self._news:
             self._lacking.difference_update(digests)
             self._news.notify_all()
@@ -298,7 +298,7 @@ class FileTransfer:
             await pieces.aclose()  # type: ignore[attr-defined]
 
     def _keep(self, wanted: Sequence[bytes], blocks: Sequence[memoryview]) -> bool:
-        """False if they are not the wanted ones. Raises StagingFailed, OSError."""
+        """Keep received blocks → False if they are not the wanted ones. Raises StagingFailed, OSError."""
         size = sum(map(len, blocks))
         if self._store.needs_room(size):
             self._make_room(size)
@@ -425,7 +425,7 @@ class FileCaches:
         return await asyncio.get_running_loop().run_in_executor(self.threads[1], function)
 
     def all(self) -> Sequence[FileCache]:
-        """All of them."""
+        """All caches."""
         return list(self._caches.values())
 
     def _open_user(self, name: str) -> None:

@@ -100,7 +100,7 @@ LOST = (OSError, LauncherProtocolError)
 
 
 class LauncherError(PeerloadError):
-    """The launcher cannot be started or does not answer."""
+    """Error: the launcher cannot be started, or does not answer."""
 
     code = "launcher"
 
@@ -113,7 +113,7 @@ class FrameReceiver(Protocol):
 
 
 class LauncherOwner(Protocol):
-    """Receiver of what comes of a launcher and its tasks."""
+    """Receiver of the events about a launcher and its tasks."""
 
     def received(self, event: Event | StdinFed, /) -> None:
         """Take TaskStarted, TaskEnded, TaskLost, TaskFrozen, LauncherLost, LauncherSilent, LauncherReady or StdinFed."""
@@ -351,7 +351,7 @@ class LauncherLink:
     def _read_ended(self, reading: asyncio.Task[None]) -> None:
         """Stop the agent after a bug in the reader: without events no task would ever end."""
         if not reading.cancelled() and (error := reading.exception()) is not None:
-            log.error("a bug", exc_info=error)
+            log.error("bug in the reader of launcher events", exc_info=error)
             self._run_state.fail(f"the launcher's events are lost: {error!r}")
 
     def log_facts(self) -> None:
@@ -574,7 +574,7 @@ class LauncherLink:
         raise LauncherError("the launcher does not answer", why=why)
 
     def _note_facts(self, hello: ListedEvent) -> None:
-        """Take note of what the launcher is. Raises LauncherError."""
+        """Keep the facts about a launcher. Raises LauncherError if it serves one user where all are to be served."""
         self._pid = hello.pid
         self._run = hello.run
         self.units = hello.units
@@ -588,7 +588,7 @@ class LauncherLink:
             raise LauncherError("this launcher serves one user only", why=f"it answers in {self._directory}")
 
     async def _read(self, frames: EventFrames) -> None:
-        """Have events delivered until the launcher is lost; then reconnect, for ever."""
+        """Deliver events until the launcher is lost, then reconnect; for ever."""
         while True:
             frames.deliver_to(self)
             lost = await frames.lost

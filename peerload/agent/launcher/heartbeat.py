@@ -46,19 +46,19 @@ class Heartbeat:
         self._waiting: list[asyncio.Future[bool]] = []
 
     def start(self) -> None:
-        """Begin; the launcher has just answered."""
+        """Start sending pings; the launcher has just answered."""
         self.stop()
         self._schedule(self._every_s, self._send_ping)
 
     def stop(self) -> None:
-        """Stop; one side is gone."""
+        """Stop sending pings; the connection is closed."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
         self._is_ping_pending = self.is_silent = False
 
     async def answers(self, within_s: float) -> bool:
-        """Ping now → whether anything is received within so many seconds."""
+        """Send a ping now → True if anything is received within so many seconds."""
         waiting = asyncio.get_running_loop().create_future()
         if len(self._waiting) >= WAITING_MAX:
             return False

@@ -59,7 +59,7 @@ Place = Annotated[str, Meta(pattern=r"^/[!-~]{1,200}\Z")]
 
 
 class KeeperState(msgspec.Struct, frozen=True):
-    """State of a daemon as its keeper told it (`launcher/mps_keeper.py`). The keeper runs as a user, so that nothing in it is trusted."""
+    """State of a daemon as its keeper reported it (`launcher/mps_keeper.py`). The keeper runs as a user, so that nothing in it is trusted."""
 
     device: Annotated[str, Meta(max_length=128)]
     owner: Annotated[str, Meta(max_length=128)] = ""
@@ -225,7 +225,7 @@ class MpsDaemons:
         return [key for key, grant in grants if grant.mode is DeviceMode.MPS and grant.ask.owner == daemon.owner]
 
     def _check(self, daemon: _Daemon) -> None:
-        """End a daemon that nobody needs. Tell of tasks that run without it."""
+        """End a daemon that no task needs, and report tasks that run without it."""
         keys = self._grants(daemon)
         self._without = {key: number for key, number in self._without.items() if key in self._node.ledger.running}
         if keys:
@@ -251,7 +251,7 @@ class MpsDaemons:
         return None if key not in self._without else self._without[key] < WITHOUT_LOOKS
 
     async def look(self, key: str) -> None:
-        """Return when the daemon of a failed attempt was looked at, which tells whether it has failed under it."""
+        """Check the daemon of a failed attempt, which may have failed before it."""
         daemon, now_s = self._of(key), time.clock_gettime(time.CLOCK_BOOTTIME)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S_MAX):
@@ -300,7 +300,7 @@ class MpsDaemons:
             path.unlink(missing_ok=True)
 
     def listed(self, running: AbstractSet[str], ended: Mapping[str, Exit]) -> None:
-        """Go on with the keepers of an earlier agent."""
+        """Adopt the keepers of an earlier agent."""
         for daemon in list(self._by_device.values()):
             if daemon.key not in running:
                 self.event_received(TaskLost(daemon.key, "the launcher went away"))

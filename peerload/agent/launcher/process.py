@@ -88,7 +88,7 @@ class LauncherService(LauncherProcess):
         """Do nothing: its service starts it."""
 
     def last_log_line(self) -> str:
-        """The explanation if it does not answer."""
+        """The reason why the launcher of a service may not answer."""
         return f"nobody listens in {self.directory}; it is run by peerload-launcher.service"
 
 
@@ -118,7 +118,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _is_hidden(pid: int) -> bool:
-    """True if there is such a process of another user, hidden from our /proc."""
+    """True if the process exists and belongs to another user, which hides it from our /proc."""
     try:
         os.kill(pid, 0)
     except PermissionError:

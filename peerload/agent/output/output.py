@@ -113,7 +113,7 @@ class OutputBackpressure:
                 self._held.pop(key, None)
 
     def moved(self, key: str) -> None:
-        """A reader of this attempt has read on."""
+        """Record that a reader of this attempt has read more."""
         held = self._held.get(key)
         if held is not None and (held.is_stopped or not held.room.is_set()) and self._behind(key, held) <= NEAR_BYTES:
             self._go_on(key, held)
@@ -314,7 +314,7 @@ class TaskOutputs:
             log.info("cannot fetch output: key=%s error=%s", key, error)
 
     async def copy_now(self, node: str, task: str, uid: bytes, attempt: int, key: str) -> None:
-        """Fetch what there is by now, unless a mirror is at work."""
+        """Fetch the output so far, unless a mirror copies it already."""
         if key not in self._mirrors:
             await self._mirror(node, task, uid, attempt, key, follow=False)
 

@@ -84,7 +84,7 @@ class Owner(Protocol):
     """Callbacks of a connection. None of them may raise."""
 
     def opened(self, connection: PeerConnection) -> None:
-        """TLS is up; nothing was sent yet. The place to send Hello."""
+        """The TLS handshake is complete and nothing was sent yet: send Hello."""
 
     def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
         """A valid Hello of this cluster came first. False refuses the peer: the connection closes."""
@@ -222,7 +222,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.abort(detail or metrics.label_text(reason))
 
     def get_buffer(self, _: int) -> memoryview:
-        """Room for the rest of the frame that has begun, or for the next ones. A large frame has a buffer of its own size:
+        """Buffer for the rest of the frame that has begun, or for the next ones. A large frame has a buffer of its own size:
         it is decrypted into it and, if it carries blocks of files, never copied."""
         if self.is_closed:
             self._buffer, self._filled = bytearray(), 0

@@ -188,7 +188,7 @@ class DuplicateNames:
         notice = f"{what}. It was started later than this one, and ends"
         if notice not in info.notices:
             info.notices.append(notice)
-        _log.error("another agent has a copy of this state directory: address=%s; it ends", other.address)
+        _log.error("another agent has a copy of this state directory, and ends: address=%s", other.address)
 
     def copy_reported(self, other: Identity) -> bool:
         """A message over the broker claims to come from an agent with this node's name and database; any member can send
@@ -202,7 +202,7 @@ class DuplicateNames:
         if notice in reported or len(reported) >= COPIES_REPORTED_MAX:
             return False
         info.notices.append(notice)
-        _log.error("%s", notice)
+        _log.error("broker reports a copy of this agent: node=%s address=%s", other.node, other.address or "unknown")
         self._events.record("store", "copied", node=other.node, reason=notice)
         return bool(other.address)
 
@@ -221,4 +221,4 @@ class DuplicateNames:
         what = f"the peer at {by} refuses this node: another agent is called {name}"
         info.notices[:] = [notice for notice in info.notices if "another agent is called" not in notice]
         info.notices.append(f"{what} (peerload down, then peerload up --node NAME)")
-        _log.error("%s; %s", what, HINT)
+        _log.error("peer refuses the name of this node: node=%s peer=%s hint=%s", name, by, HINT)

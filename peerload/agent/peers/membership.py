@@ -495,7 +495,7 @@ class _Content(msgspec.Struct, frozen=True):
 
 
 class AddressFile:
-    """``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those with an address; ``wake_s``: how
+    """The file of addresses. ``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those with an address; ``wake_s``: how
     long those took to wake that were woken; ``asleep``: profiles of those that slept, which nobody else may know."""
 
     def __init__(self, path: Path) -> None:

@@ -161,7 +161,7 @@ class AttachRequests:
             self._core.put(ClientGone(client))
 
     def restored(self) -> None:
-        """This agent was restarted: clients that were feeding tasks which need no client have FEEDER_GRACE_S to reconnect;
+        """Give clients time to reconnect after a restart of the agent: those that were feeding tasks which need no client have FEEDER_GRACE_S to reconnect;
         then the input ends. An input that its client has detached from stays open."""
         for task in list(self._node.home.tasks.values()):
             if not task.record.input:

@@ -566,7 +566,7 @@ def members(request: control.Submit) -> tuple[int, ...]:
 
 
 def _check_argv(argv: tuple[bytes, ...], what: str) -> None:
-    """Raises BadRequest for a command line that no process can get."""
+    """Check a command line. Raises BadRequest for one that no process can get."""
     size = sum(map(len, argv))
     if size > ARGV_BYTES_MAX:
         raise BadRequest(f"{what} has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
@@ -636,7 +636,7 @@ class TaskFigures:
         }
 
     def changed(self, action: TaskChanged) -> None:
-        """A task has a new record, or was seen running: only then a record that is not final has `started_at`."""
+        """Count a change: a task has a new record, or was seen running; only then a record that is not final has `started_at`."""
         record = action.record
         if record.state.is_final:
             self._counters[ENDED[record.state]] += 1
@@ -651,7 +651,7 @@ class TaskFigures:
         self._response.observe(max(record.ended_at - record.submitted_at, 0.0), number)
 
     def decided(self, decision: Decided) -> None:
-        """A decision was made from reports of these ages."""
+        """Observe the ages of the reports that a decision was made from."""
         for _, _, age_s in decision.inputs:
             self._age.observe(age_s)
 

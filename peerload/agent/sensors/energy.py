@@ -149,7 +149,7 @@ class EnergyStore:
             return EnergyCheckpoint()
 
     def write(self, kept: bytes, totals: Totals | None, keep_since: float = 0.0) -> None:
-        """Write in one transaction. keep_since: what ended before is removed."""
+        """Write checkpoint and totals in one transaction. keep_since: totals that ended before are removed."""
         with self._database as database:  # rolled back where a step fails
             database.execute("BEGIN")
             database.execute("INSERT OR REPLACE INTO kept VALUES (0, ?)", (kept,))

@@ -394,21 +394,21 @@ class Nvml:
         self._shapes = {}
         self.places = set()
         count = self._library.ask("nvmlDeviceGetCount") or 0
-        wrong = []
+        problems = []
         for index in range(min(count, DEVICES_MAX)):
             self._library.codes.clear()
             handle = self._library.ask("nvmlDeviceGetHandleByIndex", index)
             why = NO_NAME if handle is None else self._add(index, handle)
             if why:
                 codes = ", ".join(f"NVML error {code}" for code in sorted(self._library.codes))
-                wrong.append(f"GPU {index} cannot be used: {codes or why}")
-        self.unusable = len(wrong)
+                problems.append(f"GPU {index} cannot be used: {codes or why}")
+        self.unusable = len(problems)
         if len(self._cards) > DEVICES_MAX:
-            wrong.append(f"of {len(self._cards)} GPUs the first {DEVICES_MAX} are used")
-        for words in wrong:
-            if words not in self._logged:
-                log.warning("%s", words)
-        self._logged = set(wrong)
+            problems.append(f"of {len(self._cards)} GPUs the first {DEVICES_MAX} are used")
+        for problem in problems:
+            if problem not in self._logged:
+                log.warning("GPU problem: reason=%s", problem)
+        self._logged = set(problems)
         del self._cards[DEVICES_MAX:]
         for card in self._cards:
             card.clocks = clocks.get(card.device.id, card.clocks)
@@ -712,7 +712,7 @@ FOREIGN_READINGS = 3
 
 
 class GpuUsage(msgspec.Struct, frozen=True):
-    """ours: memory by execution key. foreign_bytes: memory of all others. others: number of other processes that
+    """Use of a card by owner. ours: memory by execution key. foreign_bytes: memory of all others. others: number of other processes that
     compute. drawn_bytes: foreign memory of processes that only draw (a desktop). strangers: memory of each foreign
     process, by pid."""
 

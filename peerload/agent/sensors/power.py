@@ -58,7 +58,7 @@ _WATTS = re.compile(rb"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*(?:W|watts
 
 
 class PowerSource:
-    """A sensor of power. why: why it tells nothing, "" if it does; watts: the last reading."""
+    """A sensor of power. why: the reason why it has no reading, "" if it has one; watts: the last reading."""
 
     name = ""
     quality = Quality.MEASURED
@@ -288,7 +288,7 @@ class PowercapCounters(PowerSource):
 
 
 class PowerModel(PowerSource):
-    """Power by the load alone: from the curve that the node tells."""
+    """Power estimated from the load alone, by the power curve of the node."""
 
     name = "model"
     quality = Quality.ESTIMATED

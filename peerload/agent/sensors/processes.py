@@ -45,7 +45,7 @@ _STAT_FIELDS = 20
 
 
 class ProcessOwners:
-    """proc, cgroups: mount points of the kernel's file systems."""
+    """Finds the attempt that a process belongs to. proc, cgroups: mount points of the kernel's file systems."""
 
     def __init__(
         self,

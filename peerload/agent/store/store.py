@@ -396,7 +396,7 @@ class Store(StoreRecovery):
         return HighWaterMark(self.store_id, self._counter_reached, self._event_reached, time.time())
 
     def _how_to_set_aside(self) -> str:
-        """All files of the database go together: what was acknowledged last may be in the -wal alone."""
+        """The command that sets the database aside: all of its files, since the last rows may be in the -wal alone."""
         there = [path for suffix in ("", "-wal", "-shm") if (path := f"{self._path}{suffix}") and os.path.exists(path)]  # noqa: PTH110 -- a name, not a Path
         aside = f"{self._path}.broken"
         return (
@@ -454,7 +454,7 @@ class Store(StoreRecovery):
             connection.executescript(schema.migration(number))
 
     def _keep_node(self) -> None:
-        """The ids of the tasks here begin with the node's name: another one on the same database would rename them."""
+        """Check that the database belongs to a node of this name, since task ids begin with it. Raises StoreError."""
         assert self._writer is not None
         with self._writer:
             self._writer.execute("INSERT OR IGNORE INTO meta VALUES ('node', ?)", (self._node,))

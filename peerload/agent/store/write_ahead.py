@@ -58,7 +58,7 @@ class RowStore(Protocol):
 
 
 class Outbox:
-    """Write-ahead outbox. store: makes rows durable.
+    """Write-ahead outbox: holds outward actions until the rows before them are durable. store: makes rows durable.
 
     Whoever decides about many tasks is held back (`when_room`) while ROWS_AHEAD_MAX rows wait for the disk, so that what others ask
     for does not wait for all of that: backpressure from the disk to the decisions.
@@ -84,25 +84,25 @@ class Outbox:
         self._listeners.append(call)
 
     def keep(self, rows: tuple[Row, ...]) -> None:
-        """Rows to make durable with this turn."""
+        """Make rows durable with this turn."""
         self._rows.extend(rows)
         for row in rows:
             if type(row) is PutTask:
                 self._turn.add(row.record.uid)
 
     def note(self, row: Row) -> None:
-        """A row that nothing waits for: kept with the next rows, before them, or when `settle` says so."""
+        """Keep a row that nothing waits for: with the next rows, before them, or when `settle` says so."""
         self._notes.append(row)
 
     def settle(self) -> None:
-        """Keep the notes now."""
+        """Make the notes durable now."""
         if self._notes:
             self._rows[:0] = self._notes
             self._notes = []
             self.flush()
 
     def when_durable(self, act: Callable[[], None]) -> None:
-        """Do it now if nothing undurable stands before it, else in its turn."""
+        """Perform an outward action when all rows before it are durable: now, or in its turn."""
         ticket = self._given + bool(self._rows)
         if ticket == self._durable and not self._held:
             act()
@@ -125,14 +125,14 @@ class Outbox:
             act()
 
     def when_room(self, act: Callable[[], None]) -> None:
-        """Do it as soon as no more than ROWS_AHEAD_MAX rows wait for the disk, in turn."""
+        """Perform an action as soon as no more than ROWS_AHEAD_MAX rows wait for the disk, in turn."""
         if self._rows_under_way <= ROWS_AHEAD_MAX and not self._waits_for_room:
             act()
         else:
             self._waits_for_room.append(act)
 
     def flush(self) -> None:
-        """The end of a turn: hand its rows over. Once that has failed nothing is kept and nothing goes out any more:
+        """End a turn: hand its rows to the store. Once that has failed nothing is kept and nothing goes out any more:
         what was decided on top of lost rows must not be seen."""
         if not self._rows or self._broken:
             return
@@ -162,11 +162,11 @@ class Outbox:
             self._waits_for_room.popleft()()
 
     def _act(self, act: Callable[[], None]) -> None:
-        """A bug in an outward action must not skip it silently: the agent stops (crash-only)."""
+        """Perform an outward action. A bug in it must not skip it silently: the agent stops (crash-only)."""
         try:
             act()
         except Exception as error:
-            log.exception("a bug")
+            log.exception("bug in an outward action")
             self._run.fail(f"a bug: {error!r}")
 
     @property

@@ -355,7 +355,7 @@ class MetricsView:
     _energy: EnergySensors
 
     def stats(self) -> dict[str, object]:
-        """All statistics; a missing counter is 0."""
+        """The answer to `stats`: all statistics; a missing counter is 0."""
         gauges = self._diagnostics.gauges()
         counters = _merged(self._node.state.counts, self._info.counters)
         counters[metrics.INBOX_DROPPED] = self._inbox.dropped
