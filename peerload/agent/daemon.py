@@ -215,7 +215,7 @@ class Daemon:
         try:
             return await self._run(loop)
         except Exception:
-            if self._is_up and self._has_lost_its_state:  # whatever it was that needed a file there
+            if self._is_up and self._has_lost_its_state:  # any error may come of the missing files
                 raise self._state_is_gone() from None
             raise
         finally:
@@ -748,7 +748,7 @@ async def watch_memory(node: Node) -> None:
     What stays is whole arenas of the interpreter (1 MiB) in which something younger lives on.
     """
     most = before = frozen = 0
-    await asyncio.to_thread(trim_memory)  # what the start has freed
+    await asyncio.to_thread(trim_memory)  # memory that was used by the start alone
     while True:
         await next_tick(MEMORY_LOOK_EVERY_S)
         now = len(node.home.tasks)
@@ -757,7 +757,7 @@ async def watch_memory(node: Node) -> None:
             frozen = now
             gc.collect(YOUNG_GENERATIONS)
             gc.freeze()
-            await asyncio.to_thread(trim_memory)  # the tables that have become too small
+            await asyncio.to_thread(trim_memory)  # tables that were replaced by larger ones
         elif now >= before and most - now >= max(TASKS_FROZEN_MIN, now):
             most = frozen = now
             node.shrink()

@@ -259,7 +259,7 @@ class Performer:
             durable = asyncio.Event()
             self._outbox.when_durable(durable.set)
             await durable.wait()
-            await asyncio.sleep(0)  # the inbox gets its turn
+            await asyncio.sleep(0)  # the consumer takes what is in the inbox
 
     async def close(self) -> None:
         """Cancel all timers, and end background work."""
@@ -478,7 +478,7 @@ class TaskStarter:
             return False
         if action.spec.directory == SCRATCH or action.spec.files is not None:
             try:
-                is_system = self._info.config.mode == "system"  # then the launcher has them
+                is_system = self._info.config.mode == "system"  # the launcher makes scratch directories of other users
                 scratch = SCRATCH if is_system else os.fsencode(self._spool.make_scratch(action.key))
             except OSError as error:
                 self._settler.not_started(action.key, "its scratch directory cannot be made", error)
@@ -486,7 +486,7 @@ class TaskStarter:
             action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
         try:
             variables = self._variables.of(action)
-        except BadRequest as error:  # its home has not looked
+        except BadRequest as error:  # its home has not checked it
             self._settler.not_started(action.key, "", error)
             return False
         try:

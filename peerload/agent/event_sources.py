@@ -250,7 +250,7 @@ class LauncherEvents:
     def received(self, event: Event | StdinFed) -> None:
         """Put an event into the inbox, the end of an attempt only with its output on disk."""
         if isinstance(event, StdinFed):
-            if self._early is None:  # else it is asked again, by `StdinForwarding.adopt`
+            if self._early is None:  # early reports are dropped: `StdinForwarding.adopt` requests them again
                 self._stdin.fed(event.key, event.offset, is_closed=event.is_closed)
             return
         key = getattr(event, "key", "")
@@ -366,7 +366,7 @@ class PeerMessages:
         except SlowDown as error:
             stalled = error.why[:WHY_LENGTH_MAX]
         except LauncherError:
-            self._counters[metrics.OFFERS_UNANSWERED] += 1  # to its sender: declined, but not for good
+            self._counters[metrics.OFFERS_UNANSWERED] += 1  # its sender takes silence for a decline that may pass
             return
         finally:
             self._looked_up_one(src)

@@ -163,7 +163,7 @@ class StoredStdin:
         self._ended()
         try:
             write_private(self.path.with_suffix(_ENDED), b"%d" % self.size_bytes, is_durable=False)
-        except OSError as error:  # after a restart nobody comes back to go on with it: it ends there then
+        except OSError as error:  # after a restart of the agent no client continues it: it ends there
             log.warning("cannot write the end mark of an input: error=%s", error)
 
     def _ended(self) -> None:
@@ -183,7 +183,7 @@ class StoredStdin:
                 return
             raise _full(error) from None
         finally:
-            if self._is_ending:  # also of a client that is gone by now: it has said so
+            if self._is_ending:  # the client had ended it before it disconnected
                 self._ended()
 
     async def leave(self) -> None:
@@ -425,7 +425,9 @@ class StdinFetch:
             self._punch()
         if is_closed and not self.is_closed and not (self.has_ended and self.remote.spec.terminal is not None):
             self.is_closed = True
-            if self._link is not None and self.work is not None:  # else the next one tells it first of all
+            if (
+                self._link is not None and self.work is not None
+            ):  # without a link, the first request of the next one reports it
                 self._report_progress()
                 self.work.cancel()
         elif self.fed_bytes - self._reported_bytes >= REPORT_EVERY_BYTES:
@@ -713,7 +715,7 @@ class StdinServer:
         try:
             await served.run()
         except ConnectionError:
-            return  # the asker went away, and asks again from where it was
+            return  # the reader disconnected, and requests the rest again
         except OSError as error:
             log.warning("cannot serve standard input: task=%s error=%s", served.request.task, error)
         link.close("the input is complete")

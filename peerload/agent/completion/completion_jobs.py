@@ -282,7 +282,7 @@ class OutputSaver:
         self._users = users
         self._background = BackgroundTasks(run)
         self._boot = info.identity.machine_boot
-        self._saved: BoundedDict[str, SavedOutput] = BoundedDict(SAVED_MAX)  # of the others, what is noted tells
+        self._saved: BoundedDict[str, SavedOutput] = BoundedDict(SAVED_MAX)  # the progress of other attempts is on disk
         self.live: dict[str, _Live] = {}
         """Attempts whose files grow now; while there are any, `changed` wants to hear of every change."""
         self._writes = asyncio.Semaphore(WRITES_AT_A_TIME)

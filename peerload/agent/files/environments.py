@@ -231,7 +231,7 @@ class Environments:
                 build.waiting -= 1
                 if not build.waiting and not build.work.done():
                     build.work.cancel()
-                    del self._builds[plan.key]  # who comes now begins another
+                    del self._builds[plan.key]  # a later attempt begins another build
         except BaseException:
             self._unuse(action.key)
             raise
@@ -356,7 +356,7 @@ class Environments:
             builder = _read(path).builder
             if builder in ended:
                 orphans.discard(builder)
-            else:  # and its directory with it
+            else:  # the directory is removed with it
                 path.unlink()
         for key in orphans:
             self._launcher.signal(key, SIGKILL)

@@ -250,7 +250,7 @@ class FileTransfer:
                 except (StagingFailed, LinkUnavailable, ConnectionError, TimeoutError) as error:
                     fetch.sources.remove(node)
                     if not isinstance(error, StagingFailed):
-                        fetch.sources.append(node)  # later, when the others were tried
+                        fetch.sources.append(node)  # blocks are requested again when the other nodes were tried
                     errors.append(error)
                     part = await self.in_thread(self._store.missing, part)
 
@@ -287,7 +287,7 @@ class FileTransfer:
                     if node in fetch.distrusted:
                         raise StagingFailed(f"{node} has sent something else than was asked for")
                     fetch.distrusted.add(node)
-                    return  # what is missing is asked for again
+                    return  # missing blocks are requested again
                 at += len(wanted)
                 fetch.blocks_stored(wanted)
                 size = sum(map(len, piece.blocks))

@@ -139,7 +139,7 @@ class MpsDaemons:
         why = await asyncio.shield(daemon.ready)
         if why and action.spec.request.gpu_share is not GpuShare.MPS:
             while self._held(action.key) is not None:
-                await next_tick(POLL_S)  # until the core has heard of it
+                await next_tick(POLL_S)  # the core learns of the failure later
             return ""
         return why
 
@@ -239,7 +239,7 @@ class MpsDaemons:
         seen = dict(state.reading.ours) if state is not None else {}
         clients = {self._owners.key_of(pid) for pid in daemon.status.clients}
         for key in keys:
-            if key in clients or key not in seen or clients & {"", None}:  # of some nobody can tell whose they are
+            if key in clients or key not in seen or clients & {"", None}:  # the owner of some processes is unknown
                 self._without[key] = 0
                 continue
             self._without[key] = self._without.get(key, 0) + 1
@@ -289,7 +289,7 @@ class MpsDaemons:
             key = event.key
             daemon = next((one for one in self._by_device.values() if one.key == key), None)
             if daemon is not None:
-                self._read(daemon)  # it has told why
+                self._read(daemon)  # the keeper has reported the reason
             if daemon is not None and self._by_device.get(daemon.device) is daemon:
                 self._failed(daemon, "its keeper has ended", is_fault=daemon.ready.done())
             self._forget(key)

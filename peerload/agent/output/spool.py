@@ -101,7 +101,7 @@ class Spool:
         found = []
         for path, size in zip(self.paths(key), (stdout_bytes, stderr_bytes), strict=True):
             try:
-                with os.fdopen(open_output(path), "rb") as file:  # what its process has left behind may write on and on
+                with os.fdopen(open_output(path), "rb") as file:  # processes that it left behind may still write
                     found.append(file.read(size))
             except OSError:
                 found.append(b"")

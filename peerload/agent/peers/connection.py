@@ -363,7 +363,7 @@ class PeerConnection(asyncio.BufferedProtocol):
     def pause_reading(self, why: str) -> None:
         """Read nothing more until `resume_reading` for the same reason; frames that have come already wait."""
         if self._is_lost:
-            return  # what is left is handled to its end
+            return  # the frames that came before the loss are all handled
         self._paused_for.add(why)
         if self._transport is not None and not self._transport.is_closing():
             self._read_timeout.pause(paused=True)

@@ -223,7 +223,7 @@ class EnergySensors:
         if checkpoint.boot != boot:
             return EnergyCheckpoint(boot, self._now().boot_s, -1.0, -1.0, idle=checkpoint.idle)
         self._counters.counters = checkpoint.counters
-        if checkpoint.counters:  # they go on
+        if checkpoint.counters:  # the counters continue across a restart of the agent
             self._counters.known_s = self._now().boot_s
         self.command.goes_on_from(checkpoint.at_s)
         self._hwmon.goes_on_from(checkpoint.at_s)
@@ -240,7 +240,7 @@ class EnergySensors:
         """Take a sample. machine_s: processor seconds of all cores so far; own_s: of those that this node may use."""
         if self._checkpoint.machine_s < 0:
             self._checkpoint.machine_s, self._checkpoint.own_s = machine_s, own_s
-            self._checkpoint.at_s = self._sampled_s = self._now().boot_s  # the accounts begin here
+            self._checkpoint.at_s = self._sampled_s = self._now().boot_s  # the first sample opens the accounts
         elif not self._samples:
             # own_s counts from the start of this agent; before, whatever ran may have been on these cores.
             self._checkpoint.own_s = own_s - max(machine_s - self._checkpoint.machine_s, 0.0)
@@ -256,7 +256,9 @@ class EnergySensors:
         busy = max(own_s - self._checkpoint.own_s, 0.0) / max(at_s - self._checkpoint.at_s, 1e-3)
         self._take_host(at_s, passed_s, readings, busy)
         self._take_cards(at_s, passed_s)
-        may_catch_up = self._active is self._counters and self._counters.known_s < at_s  # then it is one window
+        may_catch_up = (
+            self._active is self._counters and self._counters.known_s < at_s
+        )  # a gap that the counters bridge is one window
         if is_due and cpu_s is not None and not may_catch_up:
             self._close_window(at_s, machine_s, own_s, cpu_s)
         if self._samples % KEPT_EVERY == 0:
@@ -292,7 +294,7 @@ class EnergySensors:
         else:
             joules, gap_s = self.curve.watts_at(busy) * passed_s, 0.0
         if before is not self._active:
-            gap_s = max(gap_s, 0.0 if joules else passed_s)  # it counts from here on
+            gap_s = max(gap_s, 0.0 if joules else passed_s)  # the source that takes over counts from here on
             if not before.is_alive(at_s):
                 log.warning(
                     "power sensor is silent: source=%s reason=%s now=%s", before.name, before.why, self._active.name

@@ -431,7 +431,7 @@ class Gpus:
             log.info("GPUs found: count=%d models=%s", len(found), ", ".join(gpu.model for gpu in found))
             self._why_none = ""
         if found and (self._is_away or {gpu.id for gpu in found} != self._gpus.keys()):
-            self._wanted.set()  # they are read at once
+            self._wanted.set()  # new cards are read at once
         self._is_away = False
         kept = {device.id: self._gpus[device.id] for device in self.devices if device in found}
         self._gpus = {gpu.id: kept.get(gpu.id) or GpuAverages(gpu) for gpu in found}
@@ -488,7 +488,7 @@ class Gpus:
             self._report_unknown(HANGS)
             await self._thread.idle()
             log.warning("GPU driver answers again")
-            return  # what it has come back with is old
+            return  # its answer is out of date
         except MigLayoutChanged:
             log.info("slices of a GPU have changed, searching again")
             self._has_mig_layout_changed = True

@@ -64,7 +64,7 @@ class Library:
             return function(*arguments)
         except self._module.NVMLError as error:
             self._note(error)
-        except (UnicodeDecodeError, self._too_old):  # a text that is none; a driver older than the module
+        except (UnicodeDecodeError, self._too_old):  # invalid text, or a driver older than the module
             return None
         return None
 
@@ -89,7 +89,7 @@ class Library:
         try:
             self._module.nvmlShutdown()
         except self._module.NVMLError:
-            return  # it is over anyway
+            return  # the session has ended already
 
     def _note(self, error: Any) -> None:  # noqa: ANN401 -- an exception with a `value`
         code = int(getattr(error, "value", 0))

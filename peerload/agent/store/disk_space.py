@@ -163,7 +163,7 @@ class DiskSpace:
                 hint=f"remove files there, then {then}:  peerload clean --outputs --older 1d        running tasks go on, and their results are kept",
             )
         needed = ADMIT_BYTES + bytes_
-        missing = self.reserve.wanted_bytes - self.reserve.size_bytes  # what is given up is for the tasks there are
+        missing = self.reserve.wanted_bytes - self.reserve.size_bytes  # released room is for tasks that exist already
         free = max(self.free_bytes() - max(missing, 0), 0)
         if free < needed:
             raise DiskFull(

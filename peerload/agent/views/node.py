@@ -322,7 +322,7 @@ def _topic(task: str) -> str:
 
 def _encoded(fields: dict[str, object]) -> bytes:
     raw = msgspec.json.encode({"v": 1, "at": time.time()} | fields)
-    if len(raw) > BYTES_MAX:  # the broker takes no more: what has no bound of its own goes
+    if len(raw) > BYTES_MAX:  # the broker takes no more: fields without a bound are left out
         fields = {
             key: value for key, value in fields.items() if key not in ("gpus", "devices", "labels", "device_names")
         }
