@@ -215,8 +215,8 @@ def suggested(word: str) -> str:
         return SUGGESTIONS[word]
     from difflib import get_close_matches
 
-    near = get_close_matches(word, VERBS, n=1)
-    return f"did you mean  peerload {near[0]} ?" if near else ""
+    near = get_close_matches(word, [*VERBS, *ALIASES], n=1)
+    return f"did you mean  peerload {ALIASES.get(near[0], near[0])} ?" if near else ""
 
 
 def _unknown(verb: str) -> UsageError:

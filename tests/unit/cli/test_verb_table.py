@@ -19,6 +19,7 @@ def test_other_words_are_no_verbs_and_what_they_suggest_is() -> None:
     named = {verb for text in SUGGESTIONS.values() for verb in re.findall(r"peerload ([a-z]+)", text)}
     assert named <= set(VERBS)
     assert suggested("sumbit") == "did you mean  peerload submit ?"
+    assert suggested("kil") == "did you mean  peerload cancel ?"
     assert suggested("xyzzy") == ""
 
 
