@@ -16,6 +16,8 @@ from itertools import chain, islice
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec.structs import replace
+
 from peerload.core.resources.admission import foreign_slots, seen_by, why_never
 from peerload.core.resources.devices import EPSILON
 from peerload.core.tasks.queue import MOVABLE
@@ -474,6 +476,8 @@ class Information:
         """True if the load index changes only with the tasks here and with what the sensors read."""
         self._level = 0.0
         self._level_at: tuple[int, int, Profile] | None = None
+        self._description: LoadReport | None = None
+        self._described_at: tuple[object, ...] = ()
 
     # -- asked by the other parts --------------------------------------------------------------------------------------
 
@@ -531,7 +535,8 @@ class Information:
     def level(self, uncounted: Work | None = None) -> float:
         """The load index in slots, which the thresholds are compared with: of the index `tasks` it is n. ``uncounted``: a waiting
         task that is left out."""
-        at = self._ledger.version, self._samples, self._ledger.profile
+        ledger = self._ledger
+        at = ledger.version, self._samples, ledger.profile
         if uncounted is None and at == self._level_at:
             return self._level
         view = self._own_view(self._thresholds) if uncounted is None else self._view(None, uncounted)
@@ -542,14 +547,15 @@ class Information:
 
     def sends(self, uncounted: Work | None = None) -> bool:
         """True if an arriving task is to go elsewhere, as far as the load tells: where it is counted, it is left out."""
-        return self.level(uncounted) >= self.thresholds().send_at * self._slots
+        return self.level(uncounted) >= self.thresholds().send_at * self._ledger.profile.slots
 
     def accepts(self) -> bool:
         """True if a task of another home is welcome, as far as the load tells."""
-        below = self.thresholds().accept_below
-        if self._ledger.exceeds_cap(self._ledger.cpus_requested + 1.0):
+        ledger, below = self._ledger, self.thresholds().accept_below
+        slots = ledger.profile.slots
+        if ledger.exceeds_cap(ledger.cpus_requested + 1.0):
             return False
-        return self.level() < below * self._slots and (below > 1.0 or self._ledger.load_tasks < self._slots)
+        return self.level() < below * slots and (below > 1.0 or ledger.load_tasks < slots)
 
     def wants(self, expected: int = 0) -> bool:
         """True if this node is to ask for a task, beside so many that it has asked for already."""
@@ -574,13 +580,13 @@ class Information:
     def report(self) -> LoadReport:
         """The load report of this node now, to be sent."""
         self._sequence += 1
-        report = self._described(self.thresholds())
+        report = self._described()
         self.report_sent(report)
         return report
 
     def shown(self) -> LoadReport:
         """The load report of this node as of the end of the last event; changes nothing."""
-        return self._described(self._thresholds)
+        return self._described()
 
     def report_sent(self, report: LoadReport) -> None:
         """Somebody has this report: does it stand elsewhere than everybody knows?"""
@@ -592,7 +598,26 @@ class Information:
             self._said = report
             self._settled_version = NOT_SETTLED
 
-    def _described(self, thresholds: Thresholds) -> LoadReport:
+    def _described(self) -> LoadReport:
+        """The load report. It is made anew only where something that it tells has changed: one goes with every probe and reply, and
+        mostly only its number differs from the last one's."""
+        state, ledger, thresholds = self._state, self._ledger, self.thresholds()
+        at = (
+            ledger.version,
+            self._samples,
+            len(self._stranded),
+            thresholds,
+            ledger.profile,
+            state.identity,
+            state.takes_guests,
+            state.is_asleep,
+            state.price,
+        )
+        if self._description is None or at != self._described_at or not self._is_index_steady or ledger.devices.states:
+            self._description, self._described_at = self._describe(thresholds), at
+        return replace(self._description, sequence=self._sequence)
+
+    def _describe(self, thresholds: Thresholds) -> LoadReport:
         ledger, sensed = self._ledger, self._sensed
         n, slots = ledger.load_tasks, ledger.profile.slots
         stranded, devices = len(self._stranded), ledger.devices
