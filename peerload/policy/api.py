@@ -162,6 +162,10 @@ class NodeView(LoadView, Protocol):
         """Load index of this node per slot, as the load policy gives it."""
 
     @property
+    def load_mean(self) -> float:
+        """Mean load index over this node and the newest unexpired reports of `peers`; costs the same however many there are."""
+
+    @property
     def load_unit(self) -> float:
         """Amount of one task per slot in the load index: 1; `mean_s` if the index is in seconds."""
 
@@ -289,7 +293,8 @@ class TransferPolicy(Protocol):
     def thresholds(self, view: NodeView) -> Thresholds:
         """Return the four thresholds on the load index: in tasks per slot.
 
-        A policy with ``steady = True`` always returns the same thresholds and is called only once.
+        A policy with ``steady = True`` always returns the same thresholds and is called only once. One with ``stateless =
+        True`` keeps nothing from call to call: what it returns follows from the load and the reports alone.
         """
 
 

@@ -474,6 +474,7 @@ class IdleNode:
     waiting_s = 0.0
     running: Sequence[RunningView] = ()
     load = 0.0
+    load_mean = 0.0
     load_unit = 1.0
     thresholds = Thresholds(1.0, 1.0, 1.0, 1.0)
     peers: Sequence[str] = ()

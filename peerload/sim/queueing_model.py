@@ -37,7 +37,7 @@ from peerload.model.task import SCRATCH, Exit, TaskSpec
 from peerload.sim.utilization import SAMPLE, CpuUse, check_modelled, readings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from peerload.core.sharing.sharing import ReportFilter
     from peerload.model.actions import Action
@@ -168,8 +168,9 @@ class _Listeners:
         self._hinted: defaultdict[str, set[str]] = defaultdict(set)
         """Name of a node → the nodes that remember it as busy."""
 
-    def of(self, src: str, report: LoadReport) -> list[str]:
-        """The nodes that do something about this report, in the order in which they were made."""
+    def of(self, now: Instant, src: str, report: LoadReport) -> Iterator[str]:
+        """The nodes that do something about this report, in the order in which they were made: each is asked when it is its turn,
+        since what the ones before it do may concern it."""
         self._look_again()
         found = self._act_on_all | self._hinted[src]
         if report.accepts or report.gpus:
@@ -180,11 +181,10 @@ class _Listeners:
                 if tasks <= left:
                     found |= names
         found.discard(src)
-        acting = [name for name in found if self._nodes[name].sharing.acts_on(src, report)]
-        if len(acting) > 1:
-            self._places = self._places or {name: place for place, name in enumerate(self._nodes)}
-            acting.sort(key=self._places.__getitem__)
-        return acting
+        self._places = self._places or {name: place for place, name in enumerate(self._nodes)}
+        for name in sorted(found, key=self._places.__getitem__):
+            if self._nodes[name].sharing.acts_on(now, src, report):
+                yield name
 
     def _look_again(self) -> None:
         for name in self.changed:
@@ -440,7 +440,7 @@ class QueueingModel:
         if self._watch is not None:
             self._watch.look(self.now_s, name, node.ledger, node.ledger.waiting + len(node.home.stranded))
 
-    def _who_acts(self, event: events.Event) -> list[str]:
+    def _who_acts(self, event: events.Event) -> Iterable[str]:
         """Note an announcement where all can read it → the nodes that do something about it."""
         assert isinstance(event, events.MessageReceived)
         src, message = event.src, event.message
@@ -448,7 +448,7 @@ class QueueingModel:
         if report is None:
             return [name for name in self.nodes if name != src]
         self._directory.announced.put(src, HeardReport(report, self.now_s))
-        return self._listeners.of(src, report)
+        return self._listeners.of(self._instant, src, report)
 
     def _delivered(self, dst: str, received: events.Event, delay_s: float) -> None:
         at_s = self.now_s + delay_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -24,6 +23,7 @@ class DynamicThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     wants_reports = True
+    stateless = True
 
     factor: Annotated[float, Meta(gt=0.0, le=1000.0, description="T as a multiple of the average load")] = 1.5
     threshold_min: Annotated[float, Meta(ge=1.0, le=1000.0, description="T is never below this, in tasks per slot")] = (
@@ -36,7 +36,6 @@ class DynamicThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def thresholds(self, view: NodeView) -> Thresholds:
         """All four at T, unless set by hand."""
-        loads = [report.load for _, report in view.reports()]
-        threshold = max(self.factor * fmean([view.load, *loads]) / view.load_unit, self.threshold_min)
+        threshold = max(self.factor * view.load_mean / view.load_unit, self.threshold_min)
         chosen = (self.send_at, self.accept_below, self.receive_below, self.give_above)
         return Thresholds(*(threshold if given is None else given for given in chosen))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from statistics import fmean
 from typing import Any
 
 import msgspec
 import pytest
 
-from peerload.core.membership.membership import Directory, Membership, NamesWithout
+from peerload.core.membership.membership import Directory, HeardReport, Membership, NamesWithout
 from peerload.core.membership.peers import PeerState
 from peerload.core.state import CoreState
 from peerload.model.config import CoreConfig
+from peerload.model.events import Instant
 from peerload.model.messages import Need
 from peerload.model.resources import LoadReport, Placement, Profile, ResourceRequest
 from peerload.policy.registry import build_preset
@@ -69,6 +71,29 @@ def test_everybody_but_oneself_is_met_and_nothing_is_kept() -> None:
     assert not a._peers
     assert a.could_ever(spec(request=ResourceRequest(cpus=4.0)), "a")
     assert not membership("a", members(a={})).has_any()
+
+
+def test_the_mean_load_is_that_of_all_reports_that_are_believed() -> None:
+    names, chance = [f"n{number}" for number in range(9)], random.Random(1)
+    directory = members(**{name: {} for name in names})
+    known = membership("n0", directory, report_age_s_max=5.0)
+    for step in range(1500):
+        known._state.now = Instant(step * 0.1, 0.0)
+        told, node = LoadReport(load=chance.random(), sequence=step), chance.choice(names[1:])
+        match chance.randrange(20):
+            case 0:
+                known._reports.drop(node)
+            case 1:  # a peer is drained, or is no more
+                known._eligible.clear()
+            case number if number < 10:
+                known.report_received(node, told, age_s=chance.random())
+            case _:
+                directory.announced.put(node, HeardReport(told, step * 0.1))
+        if step > 1400 or chance.random() < 0.3:
+            peers = known.eligible(Need(), "")
+            loads = [report.load for _, report in known.reports(peers)]
+            assert known.load_mean(0.1, peers) == fmean([0.1, *loads])
+    assert known.load_mean(0.1, ()) == 0.1
 
 
 def test_what_is_heard_of_one_is_kept_by_the_one_that_heard_it() -> None:

@@ -327,6 +327,7 @@ VIEWS = st.builds(
     waiting_s=st.floats(0.0, 1e12),
     running=st.lists(st.builds(Running, st.floats(0.0, 1e6), ASCENDING), max_size=3).map(tuple),
     load=st.floats(0.0, 1e12),
+    load_mean=st.floats(0.0, 1e12),
     load_unit=POSITIVE,
     thresholds=st.builds(Thresholds, *[st.floats(0.0, 1e6)] * 4),
     reports_guide_probing=st.booleans(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -34,6 +35,10 @@ class View:
         self.idle_list, self.busy_list = idle, ()
         self.reports_guide_probing = False
         self._told = told or {}
+
+    @property
+    def load_mean(self) -> float:
+        return fmean([self.load, *(known.report.load for known in self._told.values())])
 
     def report(self, node: str) -> KnownReport | None:
         return self._told.get(node)

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
-from itertools import chain, filterfalse
+from itertools import chain, filterfalse, islice
 from typing import TYPE_CHECKING, overload
 
 import msgspec
@@ -112,32 +113,100 @@ class NamesWithout(Sequence[str]):
         return place < len(self._all) and self._all[place] == name and place != self._skipped
 
 
+CHANGES_KEPT_MAX = 1024
+"""Changes of a table of reports that are remembered, for what follows it."""
+
+
 class ReportTable:
     """The newest report of each peer, in the order in which they came, and the names of those that accept and that give by it.
-    oldest_s: none of them came before that."""
+    oldest_s: none of them came before that; changed: the names whose reports have changed last, of ``changes`` in all."""
 
-    __slots__ = ("accepting", "by_name", "giving", "oldest_s")
+    __slots__ = ("accepting", "by_name", "changed", "changes", "giving", "oldest_s")
 
     def __init__(self) -> None:
         self.by_name: dict[str, HeardReport] = {}
         self.accepting: set[str] = set()
         self.giving: set[str] = set()
         self.oldest_s = math.inf
+        self.changed: deque[str] = deque(maxlen=CHANGES_KEPT_MAX)
+        self.changes = 0
 
     def put(self, node: str, heard: HeardReport) -> None:
         """Replace the report of a peer."""
         self.by_name.pop(node, None)  # so that the first is the one that came longest ago
         self.by_name[node] = heard
-        self.oldest_s = min(self.oldest_s, heard.at_s)
+        if heard.at_s < self.oldest_s:
+            self.oldest_s = heard.at_s
         report = heard.report
         (self.accepting.add if report.accepts else self.accepting.discard)(node)
         (self.giving.add if report.gives else self.giving.discard)(node)
+        self._has_changed(node)
 
     def drop(self, node: str) -> None:
         """Remove the report of a peer, if there is one."""
         self.by_name.pop(node, None)
         self.accepting.discard(node)
         self.giving.discard(node)
+        self._has_changed(node)
+
+    def _has_changed(self, node: str) -> None:
+        self.changed.append(node)
+        self.changes += 1
+
+    def changed_since(self, changes: int) -> Iterator[str] | None:
+        """The names whose reports have changed since there were this many changes; None: that is too long ago."""
+        number = self.changes - changes
+        return islice(reversed(self.changed), number) if number <= len(self.changed) else None
+
+
+FINEST = 1 << 1074
+"""Every load index is a whole number of parts of this size, 2 to the power of -1074."""
+
+
+class LoadTotal:
+    """Exact sum of the load indexes that a node's peers have reported, brought up to date by the reports that have changed.
+
+    It is counted in parts of one FINEST-th, so that it depends neither on the order of the reports nor on those that were replaced.
+    """
+
+    __slots__ = ("_oldest_s", "_parts", "_peers", "_seen", "_total")
+
+    def __init__(self) -> None:
+        self._peers: Sequence[str] | None = None
+        self._seen = 0, 0
+        self._parts: dict[str, int] = {}
+        self._total = 0
+        self._oldest_s = math.inf
+
+    def mean(
+        self, own_load: float, peers: Sequence[str], membership: Membership, tables: tuple[ReportTable, ReportTable]
+    ) -> float:
+        """Mean load index over this node and the peers that have reported theirs."""
+        own, announced = tables
+        changed = own.changed_since(self._seen[0]), announced.changed_since(self._seen[1])
+        is_older = membership.is_older(self._oldest_s)
+        if self._peers is not peers or is_older or changed[0] is None or changed[1] is None:
+            self._peers, self._total, self._oldest_s = peers, 0, math.inf
+            self._parts.clear()
+            names: Iterable[str] = peers
+        else:
+            names = (name for name in chain(*changed) if name in peers)
+        self._seen = own.changes, announced.changes
+        for name in names:
+            heard = membership.believed(name)
+            parts = 0 if heard is None else _parts(heard.report.load)
+            self._total += parts - self._parts.get(name, 0)
+            if heard is None:
+                self._parts.pop(name, None)
+            else:
+                self._parts[name] = parts
+                self._oldest_s = min(self._oldest_s, heard.at_s)
+        return (self._total + _parts(own_load)) / FINEST / (len(self._parts) + 1)
+
+
+def _parts(load: float) -> int:
+    numerator, denominator = load.as_integer_ratio()  # a power of 2
+    return numerator << (FINEST.bit_length() - denominator.bit_length())
 
 
 class Directory:
@@ -340,6 +409,7 @@ class Membership:
         self._met_s = 0.0
         self._names: Sequence[str] = ()
         self._reports = ReportTable()
+        self._load_total = LoadTotal()
         self._eligible: dict[Need, NamesWithout] = {}
         self._declined: dict[tuple[str, str, bytes], float] = {}
         self._devices_freed_s: BoundedDict[str, float] = BoundedDict(NODES_MAX)
@@ -376,11 +446,21 @@ class Membership:
 
     def report(self, node: str) -> KnownReport | None:
         """The newest report of a peer, unless it is too old to be believed."""
+        heard = self.believed(node)
+        return KnownReport(heard.report, self._state.now.boot_s - heard.at_s) if heard is not None else None
+
+    def believed(self, node: str) -> HeardReport | None:
+        """As `report`, and when it was heard."""
         heard = self._newest(node)
-        if heard is None:
-            return None
-        age_s = self._state.now.boot_s - heard.at_s
-        return KnownReport(heard.report, age_s) if age_s <= self._believed_s else None
+        return None if heard is None or self.is_older(heard.at_s) else heard
+
+    def is_older(self, at_s: float) -> bool:
+        """True if a report of that time is too old to be believed."""
+        return self._state.now.boot_s - at_s > self._believed_s
+
+    def load_mean(self, own_load: float, peers: Sequence[str]) -> float:
+        """Mean load index over this node and those peers whose newest report is not too old to be believed."""
+        return self._load_total.mean(own_load, peers, self, (self._reports, self._announced))
 
     def task_ended(self, node: str, spec: TaskSpec, exit_: Exit) -> None:
         """Record that a task of this home has ended on a peer: what the peer told of its devices before may be no longer true."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from itertools import chain, islice
 from math import inf
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -206,6 +207,13 @@ class View:
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.policy_failed(error)
             return self.load_tasks / max(self.slots, 1) * self.load_unit
+
+    @property
+    def load_mean(self) -> float:
+        """The mean load index over this node and the peers."""
+        if self.for_request is None:
+            return self._membership.load_mean(self.load, self.peers)
+        return fmean([self.load, *(report.load for _, report in self.reports())])
 
     @property
     def load_unit(self) -> float:
@@ -701,6 +709,10 @@ class Information:
             self._settle_standing(self._told, self._before or self._told)
         elif self._watches == "tasks":
             self._settle_tasks()
+        self.between_events()
+
+    def between_events(self) -> None:
+        """The thresholds that the transfer policy has given hold no longer."""
         self._marks_at = None
 
     def _settle_standing(self, told: LoadReport, before: LoadReport) -> None:

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work
+    from peerload.model.events import Instant
     from peerload.model.messages import Footprint
     from peerload.model.resources import LoadReport, Profile
 
@@ -682,6 +683,9 @@ class ReportFilter(NamedTuple):
     of_nodes: tuple[str, ...]
 
 
+ACTS_ON_ALL = ReportFilter(True, False, math.inf, ())
+
+
 class Sharing:
     """All of load sharing, for the rest of the core. One per node."""
 
@@ -702,8 +706,13 @@ class Sharing:
         self._searches = searches = Searches(state, hints)
         self._has_receiver = state.policies.names["location.receiver"] != "none"
         transfer, load, sender = state.policies.transfer, state.policies.load, state.policies.sender
-        is_steady = getattr(transfer, "steady", False) and getattr(load, "steady", False)
-        self._acts_on_all = not is_steady or hasattr(sender, "announced")
+        rated = state.policies.receiver.retry_rate or state.policies.pairing.rate
+        only_asked = (
+            getattr(transfer, "stateless", False) and not rated and state.policies.information.watches != "region"
+        )
+        self._has_steady_thresholds = bool(getattr(transfer, "steady", False))
+        is_known = (self._has_steady_thresholds or only_asked) and getattr(load, "steady", False)
+        self._acts_on_all = not is_known or hasattr(sender, "announced")
         self._places_all = bool(getattr(sender, "places_all", False))
         self._stranded = home.stranded
         self._ledger = queue.ledger
@@ -765,18 +774,25 @@ class Sharing:
 
     def report_filter(self) -> ReportFilter:
         """The filter of the reports that this node may act on, as of the last event."""
+        if self._acts_on_all or self._hints.leaves_footprints or not self._has_steady_thresholds:
+            return ACTS_ON_ALL
         wants_from = self.receiver.wants_from() if self._has_receiver else math.inf
-        acts_on_all = self._acts_on_all or self._hints.leaves_footprints
-        return ReportFilter(acts_on_all, self._looks_for_room(), wants_from, tuple(self._hints.busy))
+        return ReportFilter(False, self._looks_for_room(), wants_from, tuple(self._hints.busy))
 
     def _looks_for_room(self) -> bool:
         return bool(self._stranded or self._ledger.waits_for_devices or (self._places_all and self._ledger.waiting))
 
-    def acts_on(self, src: str, report: LoadReport) -> bool:
-        """True if this node does anything about a report that is told to everybody, beside knowing it: asks for work, offers
-        a task, or changes its hints, its thresholds or its load index."""
+    def acts_on(self, now: Instant, src: str, report: LoadReport) -> bool:
+        """True if this node does anything about a report that is told to everybody now, beside knowing it: asks for work, offers
+        a task, or changes its hints, thresholds that it keeps, or its load index."""
         if self._acts_on_all:
             return True
+        self._state.now = now
+        acts = self._answers_or_remembers(src, report)
+        self.information.between_events()
+        return acts
+
+    def _answers_or_remembers(self, src: str, report: LoadReport) -> bool:
         if (report.accepts or report.gpus) and self._looks_for_room():
             return True
         if report.has_work:
