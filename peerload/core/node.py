@@ -117,10 +117,11 @@ class Node:
     def handle(self, now: Instant, event: events.Event) -> list[Action]:
         """Decide about one event → the actions, in order. Raises InvariantBroken only for a bug of ours.
 
-        The order: the event is routed to the machine that it is for; then every machine settles, from eligibility to sharing,
-        since what one has changed may concern the next.
+        The order: the event is routed to the machine that it is for; then the machines settle, from eligibility to sharing,
+        since what one has changed may concern the next. Each says by an attribute whether it has anything to settle: mostly few
+        have, and a node handles many events.
         """
-        state = self.state
+        state, sharing, shortage = self.state, self.sharing, self.shortage
         state.now = now
         self.ledger.now_s = now.boot_s
         state.actions = []
@@ -131,16 +132,20 @@ class Node:
         if self.eligibility.is_needed:
             self.eligibility.settle()
         self.runs.fill()
-        self.runs.frozen.settle()
-        self.shortage.settle()
+        if self.runs.frozen.is_needed:
+            self.runs.frozen.settle()
+        if shortage.reason:
+            shortage.settle()
         if state.profile.drained:
             self.drain.settle()
-        if because := f"{state.node} is drained" if state.profile.drained else self.shortage.leaves_because:
+            self.evacuation.settle(f"{state.node} is drained")
+        elif shortage.reason and (because := shortage.leaves_because):
             self.evacuation.settle(because)
-        self.sharing.sender.take_turns()
-        for machine in self.sharing.paced:
+        if sharing.sender.waiting:
+            sharing.sender.take_turns()
+        for machine in sharing.paced:
             machine.settle()
-        self.sharing.information.settle()
+        sharing.information.settle()
         return state.actions
 
     def validate(self) -> None:

@@ -118,6 +118,8 @@ class RunningTasks:
 
     def fill(self) -> None:
         """Start what fits, in order; nothing new while this node is drained, or short of something."""
+        if self._queue.is_settled and not self._ledger.devices.states:
+            return
         if not self._may_fill:
             return
         while self._shortage.may_start and (work := self._queue.next_startable()) is not None:
@@ -477,6 +479,8 @@ class Frozen:
         self._executor = executor
         self._since_s: dict[str, float] = {}
         self._evicted = ""
+        self.is_needed = False
+        """True while an attempt is frozen, and until what that has changed is undone."""
 
     def __iter__(self) -> Iterator[str]:
         """The attempts that are held still, the longest first."""
@@ -485,12 +489,14 @@ class Frozen:
     def restore(self, keys: Iterable[str]) -> None:
         """Take in the attempts that the launcher lists as frozen; it does not say for how long."""
         self._since_s.clear()
+        self.is_needed = True
         for key in keys:
             self.froze(key)
 
     def froze(self, key: str) -> None:
         """Record that the launcher has frozen this attempt."""
         if key in self._executor.guests:
+            self.is_needed = True
             self._since_s[key] = self._state.now.boot_s
             self._state.set_timer_in(self._state.config.frozen_kept_s, timers.FrozenTimeout(key))
 
@@ -500,10 +506,10 @@ class Frozen:
             self._state.clear_timer(timers.FrozenTimeout(key))
 
     def settle(self) -> None:
-        """Give room to those who can use it, after every event."""
+        """Give room to those who can use it, after every event while it is needed."""
         state, ledger = self._state, self._ledger
-        if not self._since_s:  # as after nearly all events
-            state.runs_frozen_only = state.is_stuck = False
+        if not self._since_s:
+            state.runs_frozen_only = state.is_stuck = self.is_needed = False
             state.turned_away = None
             return
         for key in [key for key in self._since_s if key not in ledger.running]:
@@ -690,7 +696,7 @@ class ResourceShortage:
 
     def settle(self) -> None:
         """Let the next offer of others be the trial while the breaker is half open and no own task waits;
-        called after every event."""
+        called after every event while there is a ``reason``."""
         if self.reason and self.may_start:
             self._announce("")
 

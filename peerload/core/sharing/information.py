@@ -477,13 +477,18 @@ class Information:
         self._marks_at: Instant | None = None
         self._steady: TransferPolicy | None = None
         self._settled_version = NOT_SETTLED
-        self._own: View | None = None
         self._sensed = LoadSampled(0.0, 0.0, 0)
+        self._own = View(self._observed, self._sensed, None, None)
+        """What a load policy sees of all tasks here."""
+        self._own.thresholds = self._thresholds
         self._samples = 0
         self._is_index_steady = bool(getattr(state.policies.load, "steady", False))
         """True if the load index changes only with the tasks here and with what the sensors read."""
-        self._level = 0.0
-        self._level_at: tuple[int, int, Profile] | None = None
+        self._is_in_seconds = bool(getattr(state.policies.load, "in_seconds", False))
+        self._compared_at: tuple[int, int, Profile, Thresholds] | None = None
+        self._load = self._level = 0.0
+        self._region = Region.UNDERLOADED
+        self._accepts = self._has_many = False
         self._description: LoadReport | None = None
         self._described_at: tuple[object, ...] = ()
 
@@ -491,7 +496,7 @@ class Information:
 
     def sampled(self, event: LoadSampled) -> bool:
         """The sensors have read again. → whether foreign programs have left a slot that they occupied."""
-        self._sensed = event
+        self._sensed = self._own.sensed = event
         self._samples += 1
         ledger = self._ledger
         before = ledger.foreign_slots
@@ -509,26 +514,22 @@ class Information:
     ) -> View:
         """The view that a policy gets of this node, and the peers in question (None: all). ``uncounted``: a waiting task that the load
         leaves out. request: of the task that is to be placed."""
-        view = self._view(peers, uncounted)
+        view = View(self._observed, self._sensed, peers, uncounted)
         view.for_request = request if request is not None and request.gpus else None
         view.thresholds = self.thresholds()
         if self._told is not None:
             view.told = KnownReport(self._told, self._state.now.boot_s - self._told_s)
         return view
 
-    def _view(self, peers: Sequence[str] | None, uncounted: Work | None) -> View:
-        return View(self._observed, self._sensed, peers, uncounted)
-
     def thresholds(self) -> Thresholds:
         """The transfer policy's thresholds; asked for once an event."""
         policy = self._state.policies.transfer
         if policy is self._steady or self._marks_at is self._state.now:
             return self._thresholds
-        view = self._view(None, None)
-        view.thresholds = self._thresholds
         try:
-            thresholds = policy.thresholds(view)
-            self._thresholds = thresholds if thresholds == self._thresholds else valid_thresholds(thresholds)
+            thresholds = policy.thresholds(self._own)
+            if thresholds != self._thresholds:
+                self._thresholds = self._own.thresholds = valid_thresholds(thresholds)
             self._steady = policy if getattr(policy, "steady", False) else None
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.policy_failed(error)
@@ -543,15 +544,40 @@ class Information:
     def level(self, uncounted: Work | None = None) -> float:
         """The load index in slots, which the thresholds are compared with: of the index `tasks` it is n. ``uncounted``: a waiting
         task that is left out."""
-        ledger = self._ledger
-        at = ledger.version, self._samples, ledger.profile
-        if uncounted is None and at == self._level_at:
-            return self._level
-        view = self._own_view(self._thresholds) if uncounted is None else self._view(None, uncounted)
-        level = round(view.load / view.load_unit * max(view.slots, 1), LEVEL_DIGITS)
-        if uncounted is None and self._is_index_steady:
-            self._level, self._level_at = level, at
-        return level
+        if uncounted is not None:
+            view = View(self._observed, self._sensed, None, uncounted)
+            return self._in_slots(view, view.load)
+        self._compare()
+        return self._level
+
+    def _in_slots(self, view: View, load: float) -> float:
+        unit = view.load_unit if self._is_in_seconds else 1.0
+        return round(load / unit * max(self._ledger.profile.slots, 1), LEVEL_DIGITS)
+
+    def _compare(self) -> None:
+        """Compare the load index with the thresholds, unless neither has changed since the last time."""
+        ledger, thresholds = self._ledger, self.thresholds()
+        profile, n = ledger.profile, ledger.load_tasks
+        at = ledger.version, self._samples, profile, thresholds
+        if at == self._compared_at:
+            return
+        self._compared_at = at if self._is_index_steady else None
+        slots, send_at, below, above = profile.slots, thresholds.send_at, thresholds.accept_below, thresholds.give_above
+        self._load = load = self._own.load
+        self._level = level = self._in_slots(self._own, load)
+        self._accepts = (
+            level < below * slots
+            and (below > 1.0 or n < slots)
+            and not ledger.exceeds_cap(ledger.cpus_requested + 1.0)
+        )
+        self._has_many = level > above * slots or (above <= 1.0 and n > slots)
+        is_full = send_at <= 1.0 and n >= max(slots, 1)
+        if level > 0 and level >= send_at * slots:
+            self._region = Region.OVERLOADED
+        elif self._accepts:
+            self._region = Region.UNDERLOADED
+        else:
+            self._region = Region.OVERLOADED if is_full else Region.NORMAL
 
     def sends(self, uncounted: Work | None = None) -> bool:
         """True if an arriving task is to go elsewhere, as far as the load tells: where it is counted, it is left out."""
@@ -559,31 +585,32 @@ class Information:
 
     def accepts(self) -> bool:
         """True if a task of another home is welcome, as far as the load tells."""
-        ledger, below = self._ledger, self.thresholds().accept_below
-        slots = ledger.profile.slots
-        if ledger.exceeds_cap(ledger.cpus_requested + 1.0):
-            return False
-        return self.level() < below * slots and (below > 1.0 or ledger.load_tasks < slots)
+        self._compare()
+        return self._accepts
 
     def wants(self, expected: int = 0) -> bool:
         """True if this node is to ask for a task, beside so many that it has asked for already."""
-        thresholds = self.thresholds()
-        if self.level() + expected >= thresholds.receive_below * self._slots + thresholds.prefetch:
+        self._compare()
+        thresholds, slots = self._thresholds, self._ledger.profile.slots
+        if self._level + expected >= thresholds.receive_below * slots + thresholds.prefetch:
             return False
-        return thresholds.receive_below > 1.0 or self._ledger.load_tasks + expected < self._slots + thresholds.prefetch
+        return thresholds.receive_below > 1.0 or self._ledger.load_tasks + expected < slots + thresholds.prefetch
 
     def asks_ahead(self) -> bool:
         """True if a task that it asks for would have to wait here (`Thresholds.prefetch`)."""
-        return self.level() >= self.thresholds().receive_below * self._slots
+        self._compare()
+        return self._level >= self._thresholds.receive_below * self._ledger.profile.slots
 
     def gives(self) -> bool:
         """True if there are so many tasks here that one may go, if any waits."""
-        above = self.thresholds().give_above
-        return self.level() > above * self._slots or (above <= 1.0 and self._ledger.load_tasks > self._slots)
+        self._compare()
+        return self._has_many
 
-    @property
-    def _slots(self) -> int:
-        return self._ledger.profile.slots
+    def _has_to_give(self) -> bool:
+        """True if it has a task that may go."""
+        if self._stranded or self._ledger.waits_for_devices:
+            return True
+        return len(self._queue) > 0 and self.gives()
 
     def report(self) -> LoadReport:
         """The load report of this node now, to be sent."""
@@ -622,10 +649,11 @@ class Information:
             state.price,
         )
         if self._description is None or at != self._described_at or not self._is_index_steady or ledger.devices.states:
-            self._description, self._described_at = self._describe(thresholds), at
+            self._description, self._described_at = self._describe(), at
         return replace(self._description, sequence=self._sequence)
 
-    def _describe(self, thresholds: Thresholds) -> LoadReport:
+    def _describe(self) -> LoadReport:
+        self._compare()
         ledger, sensed = self._ledger, self._sensed
         n, slots = ledger.load_tasks, ledger.profile.slots
         stranded, devices = len(self._stranded), ledger.devices
@@ -638,7 +666,7 @@ class Information:
                 "gpus": ledger.profile.gpus,
                 "gpus_free": devices.gpus_free(),
                 "gpu_tasks": ledger.gpu_tasks,
-                "gpu_load": self._own_view(thresholds).gpu_load,
+                "gpu_load": self._own.gpu_load,
                 "devices": devices.loads(ledger.now_s) if ledger.profile.devices else (),
             }
         return LoadReport(
@@ -647,10 +675,10 @@ class Information:
             running=len(ledger.running),
             waiting=ledger.waiting + stranded,
             movable=len(self._queue) + stranded,
-            load=self._own_view(thresholds).load,
-            region=self._region(),
-            accepts=self.accepts() and self._state.takes_guests,
-            gives=self._gives(),
+            load=self._load,
+            region=self._region,
+            accepts=self._accepts and self._state.takes_guests,
+            gives=self._has_to_give(),
             cpus_busy=sensed.cpus_busy,
             mem_used_bytes=sensed.mem_used_bytes,
             incarnation=self._state.identity.incarnation,
@@ -672,31 +700,6 @@ class Information:
         guides = self._state.policies.information.reports_guide_probing
         return report.region, report.gives and guides, report.gpus_free > 0
 
-    def _region(self) -> Region:
-        """Underloaded below the low threshold, overloaded from the high one on."""
-        level, send_at = self.level(), self.thresholds().send_at
-        if level > 0 and level >= send_at * self._slots:
-            return Region.OVERLOADED
-        if self.accepts():
-            return Region.UNDERLOADED
-        is_full = send_at <= 1.0 and self._ledger.load_tasks >= max(self._slots, 1)
-        return Region.OVERLOADED if is_full else Region.NORMAL
-
-    def _gives(self) -> bool:
-        """True if it has a task that may go."""
-        if self._stranded or self._ledger.waits_for_devices:
-            return True
-        return len(self._queue) > 0 and self.gives()
-
-    def _own_view(self, thresholds: Thresholds) -> View:
-        """A report goes with every probe and reply, so one view is kept for it."""
-        view = self._own
-        if view is None:
-            view = self._own = self._view(None, None)
-        view.sensed = self._sensed
-        view.thresholds = thresholds
-        return view
-
     # -- told to everybody ---------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
@@ -709,7 +712,7 @@ class Information:
             self._settle_standing(self._told, self._before or self._told)
         elif self._watches == "tasks":
             self._settle_tasks()
-        self.between_events()
+        self._marks_at = None
 
     def between_events(self) -> None:
         """The thresholds that the transfer policy has given hold no longer."""
@@ -725,7 +728,8 @@ class Information:
             return  # neither a task nor a reading nor a threshold has changed since
         self._settled_version = version
         guides = self._state.policies.information.reports_guide_probing
-        standing = self._region(), guides and self._gives(), bool(devices.states and devices.gpus_free())
+        self._compare()
+        standing = self._region, guides and self._has_to_give(), bool(devices.states and devices.gpus_free())
         if standing == self._standing(before) == self._standing(told) and self._said is None:
             if self._due is not None:
                 self._due = None

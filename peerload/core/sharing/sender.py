@@ -229,7 +229,7 @@ class Sender:
         """True if the policy looks for a place for each task."""
         self.passes_on = bool(getattr(state.policies.sender, "passes_on", False))
         """True if the policy places without asking, so that its test comes where the task is."""
-        self._waiting: deque[HomeTask | str] = deque()
+        self.waiting: deque[HomeTask | str] = deque()
         """Tasks, and names of uniform arrays, that wait for their turn."""
         self._full: dict[str, dict[ResourceRequest, tuple[float, float]]] = {}
         """Nodes that had no room for this: until when they are not asked again for a stranded task, and the pause before that."""
@@ -384,22 +384,22 @@ class Sender:
         task.search = 0
         if self.places_all and not task.stranded_because:
             self._queue.withhold(task)  # until its turn has come, too
-        self._waiting.append(task)
+        self.waiting.append(task)
         self.take_turns()
 
     def search_for_members(self, array: str) -> None:
         """Look for places for the untouched members of a uniform array, one after the other."""
-        self._waiting.append(array)
+        self.waiting.append(array)
         self.take_turns()
 
     def _next_in_turn(self) -> HomeTask | None:
-        following = self._waiting[0]
+        following = self.waiting[0]
         if not isinstance(following, str):
-            self._waiting.popleft()
+            self.waiting.popleft()
             return following
         blocks = self._home.untouched.get(following)
         if not blocks or not self._state.has_disk_room or not self.still_sends(blocks[0]):
-            self._waiting.popleft()
+            self.waiting.popleft()
             return None
         task = self._home.touch(blocks[0], blocks[0].members[0])
         task.search = 0
@@ -428,7 +428,7 @@ class Sender:
 
     def take_turns(self) -> None:
         """Start searches whose turn has come; a task whose node has room by now just stays."""
-        while self._waiting and self._in_flight < self._state.config.searches_in_flight_max:
+        while self.waiting and self._in_flight < self._state.config.searches_in_flight_max:
             task = self._next_in_turn()
             if task is None or task.search != 0 or task.phase is not HomePhase.WAITING:
                 continue

@@ -254,9 +254,14 @@ class WaitingQueue:
         """The time from which a task that waits for devices may take others; infinite = never."""
         return self._devices.due_s
 
+    @property
+    def is_settled(self) -> bool:
+        """True if nothing could be started at the last look, and nothing has changed since."""
+        ledger = self.ledger
+        return (ledger.version, ledger.devices.version) == self._nothing_startable_at
+
     def next_startable(self) -> Work | None:
-        """The work at the head of the line, if it fits now; asked after every event, so that where nothing could be
-        started and nothing has changed since, it is not looked for again. `Work.devices` says what it is to have."""
+        """The work at the head of the line, if it fits now. `Work.devices` says what it is to have."""
         ledger = self.ledger
         version = ledger.version, ledger.devices.version
         if version == self._nothing_startable_at:
