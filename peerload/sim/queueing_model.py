@@ -20,7 +20,7 @@ import heapq
 import math
 import random
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, NamedTuple, assert_never
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -70,7 +70,10 @@ WITHOUT_MEANING = frozenset(
         actions.Dial,
         actions.DialAddress,
         actions.ForgetPeer,
+        actions.WakePeer,
         actions.AttemptGone,
+        actions.MembersCancelled,
+        actions.AnswerPart,
         actions.SendGossip,
         actions.LookAtDevices,
     )
@@ -476,66 +479,67 @@ class QueueingModel:
         self._head_free_s = begins_s + delays.head_s
         return self._head_free_s
 
-    def _perform(self, name: str, action: Action) -> None:  # noqa: C901 PLR0912 -- one line an action
-        match action:  # the frequent ones first
-            case actions.Send():
-                received = events.MessageReceived(name, action.message)
-                delay_s = self._delays.message_s
-                if self._delays.transfer_s and isinstance(action.message, Commit):
-                    delay_s += self._delays.transfer_s
-                self.messages += 1
-                self._delivered(action.dst, received, delay_s)
-            case actions.ClearTimer():
-                self._timers[name].pop(action.timer, None)
-            case actions.SetTimer():
-                self._timers[name][action.timer] = action.at_s
-                self._new_timers.append((name, action.timer))
-            case actions.SpawnTask():
-                task = self._unfinished[action.task]
-                task.started_s = self.now_s
-                service_s = task.arrival.service_s / self.nodes[name].state.profile.speed
-                task.node = name
-                task.ends_s = self.now_s + service_s + (self._delays.message_s if name != task.arrival.node else 0.0)
-                exit_ = Exit(0, started_at=EPOCH_S + self.now_s, ended_at=EPOCH_S + self.now_s + service_s)
-                self._at(self.now_s + service_s, name, events.TaskEnded(action.key, exit_))
-            case actions.TaskChanged():
-                if action.record.state.is_final:
-                    self._completed(action.record)
-            case actions.Answer():
-                if action.error is not None:
-                    raise InvariantBroken(f"submission {action.request} was refused") from action.error
-                self._unfinished[str(action.reply["id"])] = self._unfinished.pop(f"t{action.request}")
-            case actions.SendResult():
-                result = Result(action.task, action.uid, action.attempt, action.exit)
-                self.messages += 1
-                self._delivered(action.dst, events.MessageReceived(name, result), self._delays.message_s)
-            case actions.KeepOutput() | actions.FetchOutput():
-                self._now.append((name, events.OutputArrived(action.uid, action.attempt)))
-            case actions.Announce():
-                received = events.MessageReceived(name, action.message)
-                self.messages += 1  # one message to the broker, which distributes it
-                if self._is_heard:
-                    self._delivered(EVERYBODY, received, self._delays.message_s)
-            case actions.FindTasks():
-                raise InvariantBroken(f"{name} looks for tasks, which nobody asked for")
-            case actions.SignalTask() | actions.EvictTask() | actions.StageFiles():
-                raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")
-            case (
-                actions.Persist()
-                | actions.Note()
-                | actions.Decided()
-                | actions.SetLease()
-                | actions.ForgetTask()
-                | actions.Dial()
-                | actions.DialAddress()
-                | actions.ForgetPeer()
-                | actions.WakePeer()
-                | actions.AttemptGone()
-                | actions.MembersCancelled()
-                | actions.AnswerPart()
-                | actions.SendGossip()
-                | actions.LookAtDevices()
-            ):
-                pass  # WITHOUT_MEANING
-            case _:
-                assert_never(action)
+    def _perform(self, name: str, action: Action) -> None:
+        self._PERFORMERS.get(type(action), QueueingModel._not_asked_for)(self, name, action)
+
+    def _send(self, name: str, action: actions.Send) -> None:
+        delay_s = self._delays.message_s
+        if self._delays.transfer_s and isinstance(action.message, Commit):
+            delay_s += self._delays.transfer_s
+        self.messages += 1
+        self._delivered(action.dst, events.MessageReceived(name, action.message), delay_s)
+
+    def _clear_timer(self, name: str, action: actions.ClearTimer) -> None:
+        self._timers[name].pop(action.timer, None)
+
+    def _set_timer(self, name: str, action: actions.SetTimer) -> None:
+        self._timers[name][action.timer] = action.at_s
+        self._new_timers.append((name, action.timer))
+
+    def _spawn(self, name: str, action: actions.SpawnTask) -> None:
+        task = self._unfinished[action.task]
+        task.started_s = self.now_s
+        service_s = task.arrival.service_s / self.nodes[name].state.profile.speed
+        task.node = name
+        task.ends_s = self.now_s + service_s + (self._delays.message_s if name != task.arrival.node else 0.0)
+        exit_ = Exit(0, started_at=EPOCH_S + self.now_s, ended_at=EPOCH_S + self.now_s + service_s)
+        self._at(self.now_s + service_s, name, events.TaskEnded(action.key, exit_))
+
+    def _changed(self, _name: str, action: actions.TaskChanged) -> None:
+        if action.record.state.is_final:
+            self._completed(action.record)
+
+    def _answer(self, _name: str, action: actions.Answer) -> None:
+        if action.error is not None:
+            raise InvariantBroken(f"submission {action.request} was refused") from action.error
+        self._unfinished[str(action.reply["id"])] = self._unfinished.pop(f"t{action.request}")
+
+    def _send_result(self, name: str, action: actions.SendResult) -> None:
+        result = Result(action.task, action.uid, action.attempt, action.exit)
+        self.messages += 1
+        self._delivered(action.dst, events.MessageReceived(name, result), self._delays.message_s)
+
+    def _output(self, name: str, action: actions.KeepOutput | actions.FetchOutput) -> None:
+        self._now.append((name, events.OutputArrived(action.uid, action.attempt)))
+
+    def _announce(self, name: str, action: actions.Announce) -> None:
+        self.messages += 1  # one message to the broker, which distributes it
+        if self._is_heard:
+            self._delivered(EVERYBODY, events.MessageReceived(name, action.message), self._delays.message_s)
+
+    def _not_asked_for(self, name: str, action: Action) -> None:
+        raise InvariantBroken(f"{name} wants what nobody asked for: {action}")
+
+    _PERFORMERS: ClassVar[Mapping[type[Any], Callable[[QueueingModel, str, Any], object]]] = {
+        actions.Send: _send,
+        actions.ClearTimer: _clear_timer,
+        actions.SetTimer: _set_timer,
+        actions.SpawnTask: _spawn,
+        actions.TaskChanged: _changed,
+        actions.Answer: _answer,
+        actions.SendResult: _send_result,
+        actions.KeepOutput: _output,
+        actions.FetchOutput: _output,
+        actions.Announce: _announce,
+    }
+    """What each kind of action does here; those WITHOUT_MEANING do nothing, and any other is a bug."""

@@ -571,7 +571,6 @@ LATELY_MAX = 10_000
 ENDS_AWAITED_MAX = 100_000
 """Attempts whose end is waited for at a time; of more, those asked about longest ago are told of when asked again."""
 TerminationMessage = Result | Died | NotStarted | Return
-TERMINATION_MESSAGES = (Result, Died, NotStarted, Return)
 """Messages that prove that the attempt has no process and will have none."""
 
 

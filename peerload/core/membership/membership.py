@@ -135,8 +135,7 @@ class ReportTable:
         """Replace the report of a peer."""
         self.by_name.pop(node, None)  # so that the first is the one that came longest ago
         self.by_name[node] = heard
-        if heard.at_s < self.oldest_s:
-            self.oldest_s = heard.at_s
+        self.oldest_s = min(self.oldest_s, heard.at_s)
         report = heard.report
         (self.accepting.add if report.accepts else self.accepting.discard)(node)
         (self.giving.add if report.gives else self.giving.discard)(node)
@@ -183,24 +182,22 @@ class LoadTotal:
     ) -> float:
         """Mean load index over this node and the peers that have reported theirs."""
         own, announced = tables
-        changed = own.changed_since(self._seen[0]), announced.changed_since(self._seen[1])
+        heard, told = own.changed_since(self._seen[0]), announced.changed_since(self._seen[1])
         is_older = membership.is_older(self._oldest_s)
-        if self._peers is not peers or is_older or changed[0] is None or changed[1] is None:
+        if self._peers is not peers or is_older or heard is None or told is None:
             self._peers, self._total, self._oldest_s = peers, 0, math.inf
             self._parts.clear()
             names: Iterable[str] = peers
         else:
-            names = (name for name in chain(*changed) if name in peers)
+            names = (name for name in chain(heard, told) if name in peers)
         self._seen = own.changes, announced.changes
         for name in names:
-            heard = membership.believed(name)
-            parts = 0 if heard is None else _parts(heard.report.load)
-            self._total += parts - self._parts.get(name, 0)
-            if heard is None:
-                self._parts.pop(name, None)
-            else:
-                self._parts[name] = parts
-                self._oldest_s = min(self._oldest_s, heard.at_s)
+            newest = membership.believed(name)
+            self._total -= self._parts.pop(name, 0)
+            if newest is not None:
+                self._parts[name] = parts = _parts(newest.report.load)
+                self._total += parts
+                self._oldest_s = min(self._oldest_s, newest.at_s)
         return (self._total + _parts(own_load)) / FINEST / (len(self._parts) + 1)
 
 

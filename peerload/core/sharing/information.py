@@ -566,9 +566,7 @@ class Information:
         self._load = load = self._own.load
         self._level = level = self._in_slots(self._own, load)
         self._accepts = (
-            level < below * slots
-            and (below > 1.0 or n < slots)
-            and not ledger.exceeds_cap(ledger.cpus_requested + 1.0)
+            level < below * slots and (below > 1.0 or n < slots) and not ledger.exceeds_cap(ledger.cpus_requested + 1.0)
         )
         self._has_many = level > above * slots or (above <= 1.0 and n > slots)
         is_full = send_at <= 1.0 and n >= max(slots, 1)
