@@ -55,6 +55,7 @@ class CoreState:
         self.config = config
         self.policies = policies
         self.identity = identity
+        self.node = identity.node
         self.store = identity.store
         self.profile = profile
         self.rng = rng
@@ -72,10 +73,6 @@ class CoreState:
         self.unsure_until_s = 0.0
         self.attempts_from, self.attempts_up_to = 1, 0
         self.history = DurationEstimates(config.commands_kept_max, config.durations_kept_max)
-
-    @property
-    def node(self) -> str:
-        return self.identity.node
 
     @property
     def price(self) -> float | None:

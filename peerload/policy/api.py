@@ -515,13 +515,13 @@ def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None
 
 def valid_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
     """Validate a step of a search: names and reasons are texts."""
-    if isinstance(answer, (Transfer, Keep)) and not all(isinstance(cost, TaskCost) for cost in answer.compared):
-        raise TypeError("the compared costs have the wrong type")
-    if isinstance(answer, Keep) and not isinstance(answer.wakes, str):
-        raise TypeError("the node to wake has no name")
     match answer:
-        case Probe(nodes=tuple() as nodes) if all(isinstance(node, str) for node in nodes):
+        case Probe(nodes=tuple() as nodes) if set(map(type, nodes)) <= {str}:
             return answer
+        case Transfer() | Keep() if not all(isinstance(cost, TaskCost) for cost in answer.compared):
+            raise TypeError("the compared costs have the wrong type")
+        case Keep() if not isinstance(answer.wakes, str):
+            raise TypeError("the node to wake has no name")
         case Broadcast(otherwise=None):
             return answer
         case Broadcast(otherwise=Transfer() as late):
@@ -562,10 +562,19 @@ def draw_donor(view: NodeView, replies: Sequence[Reply], rng: random.Random, pro
 def _draw(
     view: NodeView, names: Sequence[str], replies: Sequence[Reply], rng: random.Random, probes: int, wanted: Reported
 ) -> str | None:
-    asked = {reply.node for reply in replies}
-    named = _remembered(names, view.peers, replies)
-    if named is not None or _spent(replies) >= probes:
-        return named
+    asked: set[str] = set()
+    remembered: set[str] = set()
+    drawn: set[str] = set()
+    for reply in replies:
+        asked.add(reply.node)
+        (remembered if reply.remembered else drawn).add(reply.node)
+    if names and len(remembered) < REMEMBERED_MAX:
+        peers = view.peers
+        for name in reversed(names):
+            if name not in asked and name in peers:
+                return name
+    if len(drawn) >= probes:  # a declined offer counts as none
+        return None
     if not view.reports_guide_probing:
         return _uniform(view.peers, asked, rng)
     return _by_report(view, asked, rng, wanted)
@@ -576,24 +585,12 @@ def was_declined(replies: Sequence[Reply]) -> bool:
     return len({reply.node for reply in replies}) < len(replies)
 
 
-def _spent(replies: Sequence[Reply]) -> int:
-    """Number of probes by chance so far; a declined offer counts as none."""
-    return len({reply.node for reply in replies if not reply.remembered})
-
-
-def _remembered(names: Sequence[str], peers: Sequence[str], replies: Sequence[Reply]) -> str | None:
-    """Newest name that may be asked."""
-    if len({reply.node for reply in replies if reply.remembered}) >= REMEMBERED_MAX:
-        return None
-    asked = {reply.node for reply in replies}
-    return next((name for name in reversed(names) if name not in asked and name in peers), None)
-
-
 def _uniform(peers: Sequence[str], asked: Collection[str], rng: random.Random) -> str | None:
-    if not peers:
+    number = len(peers)
+    if not number:
         return None
     for _ in range(DIRECT_DRAWS_MAX):
-        peer = peers[rng.randrange(len(peers))]
+        peer = peers[rng.randrange(number)]
         if peer not in asked:
             return peer
     left = [peer for peer in peers if peer not in asked]

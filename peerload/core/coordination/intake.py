@@ -412,7 +412,7 @@ class TaskDispatch:
             return
         if task.terms.is_conditional and not self._eligibility.admits(task):
             return
-        if self._rests_for_price(task):
+        if self._state.prices and self._rests_for_price(task):
             return
         if cannot := task.cannot_here or self._never_here(task.spec):
             self._sharing.sender.strand(task, cannot)

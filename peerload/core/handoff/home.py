@@ -104,8 +104,7 @@ class HomeHandoff:
         search goes on (False: a task given on request, whose loss triggers nothing)."""
         task.enter(HomePhase.OFFERED, offering=Offering(node, voluntary, search))
         self._queue.withhold(task)
-        peer = self._membership.get(node)
-        asked = asked_of(self._state, task, peer.profile if peer is not None else None)
+        asked = asked_of(self._state, task, self._membership.profile(node))
         spec = task.spec if asked is task.spec.request else msgspec.structs.replace(task.spec, request=asked)
         self._state.count(metrics.OFFERS_SENT)
         self._state.send(
@@ -146,7 +145,7 @@ class HomeHandoff:
         self._queue.remove(task)
         task.enter(HomePhase.AWAY)
         task.lease = GrantedLease(self._state.config.repeat_s, message.ts)
-        peer = self._membership.get(src)
+        peer = None if message.machine_boot else self._membership.get(src)
         known_boot = peer.identity.machine_boot if peer is not None else ""
         self._home.become(
             task,

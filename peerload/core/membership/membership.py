@@ -39,7 +39,7 @@ from peerload.model.timers import GossipTimerKind as Kind
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from peerload.core.resources.admission import Ledger
     from peerload.core.state import CoreState, Mediator
@@ -115,6 +115,49 @@ class NamesWithout(Sequence[str]):
 
 CHANGES_KEPT_MAX = 1024
 """Changes of a table of reports that are remembered, for what follows it."""
+
+
+class NamesThat(Sequence[str]):
+    """Names that pass a test, which is made for those that are looked at only."""
+
+    __slots__ = ("_all", "_found", "_passes")
+
+    def __init__(self, names: Sequence[str], passes: Callable[[str], bool]) -> None:
+        self._all = names
+        self._passes = passes
+        self._found: tuple[str, ...] | None = None
+
+    def _names(self) -> tuple[str, ...]:
+        if self._found is None:
+            self._found = tuple(filter(self._passes, self._all))
+        return self._found
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        return self._names()[index]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all and self._passes(str(name))
+
+    def among(self, names: Container[str]) -> Iterator[str]:
+        """Those of them that are among ``names``."""
+        return filter(self._passes, filter(names.__contains__, self._all))
+
+    def besides(self, *names: Container[str]) -> Iterator[str]:
+        """Those of them that are not among any of ``names``."""
+        left: Iterable[str] = self._all
+        for others in names:
+            left = filterfalse(others.__contains__, left)
+        return filter(self._passes, left)
 
 
 class ReportTable:
@@ -430,6 +473,13 @@ class Membership:
         peer = self._peers.get(node)
         return self._listed(node) if peer is None and self._is_listed(node) else peer
 
+    def profile(self, node: str) -> Profile | None:
+        """Profile of a peer, as far as it is known; None: no such peer."""
+        peer = self._peers.get(node)
+        if peer is not None:
+            return peer.profile
+        return self._directory.members[node][1] if self._is_listed(node) else None
+
     def has_any(self) -> bool:
         """True if any peer was ever met."""
         return bool(self._names)
@@ -488,18 +538,16 @@ class Membership:
             if heard is not None and now_s - heard.at_s <= age_s_max:
                 yield node, heard.report
 
-    def reporting(self, nodes: Iterable[str], wanted: Reported) -> Iterator[str]:
+    def reporting(self, nodes: Sequence[str], wanted: Reported) -> list[str]:
         """The peers among these whose newest report says so, unless it is too old to be believed."""
         own, announced = self._reports, self._announced
+        peers = nodes if isinstance(nodes, NamesThat) else NamesThat(nodes, bool)
         if wanted == "nothing":
-            believed: Collection[str] = own.by_name.keys() | announced.by_name.keys()
-            if self._state.now.boot_s - min(own.oldest_s, announced.oldest_s) > self._believed_s:
-                nodes = tuple(nodes)
-                believed = {node for node, _ in self.reports(nodes)}
-            return filterfalse(believed.__contains__, nodes)
+            if self.is_older(min(own.oldest_s, announced.oldest_s)):
+                return list(peers.besides({node for node, _ in self.reports(nodes)}))
+            return list(peers.besides(own.by_name, announced.by_name))
         names = own.accepting | announced.accepting if wanted == "accepts" else own.giving | announced.giving
-        known = self.reports(filter(names.__contains__, nodes))
-        return (node for node, report in known if getattr(report, wanted))
+        return [node for node, report in self.reports(peers.among(names)) if getattr(report, wanted)]
 
     def last_report(self, node: str) -> HeardReport | None:
         """The newest report of a peer, however old."""

@@ -186,7 +186,7 @@ def asked_of(state: CoreState, work: Work, profile: Profile | None = None) -> Re
     command needs where that was not stated but is known here. ``profile``: of the node that is asked, None = any; of one that
     could not promise so much a GPU is asked for where nobody else is, as the request has it."""
     request = work.spec.request
-    need_bytes = state.learned_gpu_bytes(work, (ANY_MODEL,)).get(ANY_MODEL, 0)
+    need_bytes = state.learned_gpu_bytes(work, (ANY_MODEL,)).get(ANY_MODEL, 0) if request.gpus else 0
     if not need_bytes:
         return request
     if profile is not None:

@@ -164,6 +164,7 @@ class View:
         "starts_here",
         "thresholds",
         "told",
+        "told_s",
     )
 
     def __init__(
@@ -178,7 +179,8 @@ class View:
         self.sensed = sensed
         self.for_request: ResourceRequest | None = None
         self.thresholds: Thresholds
-        self.told: KnownReport | None = None
+        self.told: LoadReport | None = None
+        self.told_s = 0.0
         self.starts_here = False
         self.asleep: Mapping[str, float] = {}
 
@@ -345,15 +347,17 @@ class View:
         """Profile of this node or of a peer; None for an unknown peer."""
         if node == self._state.node:
             return self._ledger.profile
-        peer = self._membership.get(node)
-        return peer.profile if peer is not None else None
+        return self._membership.profile(node)
 
     def report(self, node: str) -> KnownReport | None:
         """The newest unexpired report of a peer; this node's own is the one it told last."""
-        known = self.told if node == self._state.node else self._membership.report(node)
+        known = self._told_last() if node == self._state.node else self._membership.report(node)
         if known is None or self.for_request is None:
             return known
         return KnownReport(seen_by(self.for_request, known.report), known.age_s)
+
+    def _told_last(self) -> KnownReport | None:
+        return None if self.told is None else KnownReport(self.told, self._state.now.boot_s - self.told_s)
 
     def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
         """Reports of the peers, at most ``age_s_max`` old."""
@@ -364,7 +368,7 @@ class View:
     def reporting(self, wanted: Reported) -> Sequence[str]:
         """Peers whose newest report says ``wanted``."""
         if self.for_request is None or wanted == "nothing":
-            return list(self._membership.reporting(self.peers, wanted))
+            return self._membership.reporting(self.peers, wanted)
         return [node for node, report in self.reports() if getattr(report, wanted)]
 
 
@@ -517,8 +521,7 @@ class Information:
         view = View(self._observed, self._sensed, peers, uncounted)
         view.for_request = request if request is not None and request.gpus else None
         view.thresholds = self.thresholds()
-        if self._told is not None:
-            view.told = KnownReport(self._told, self._state.now.boot_s - self._told_s)
+        view.told, view.told_s = self._told, self._told_s
         return view
 
     def thresholds(self) -> Thresholds:

@@ -478,6 +478,9 @@ class Sender:
         if task.stranded_because and self._stays(search, step, peers):
             beyond = self._beside_foreign_load(search) if self.places_all else self._place_stranded(search, peers)
             step = beyond or step
+        if isinstance(step, Probe) and (nodes := self._searches.askable(search, step, peers)):  # as most are
+            self._probe(search, task, nodes)
+            return
         if isinstance(step, (Transfer, Keep)):
             search.compared = step.compared
         if (
@@ -501,8 +504,6 @@ class Sender:
         elif isinstance(step, Broadcast) and peers and not search.is_late:
             if not search.is_broadcast:
                 self._searches.broadcast(search, task.need(), self._information.report(), self._expected_s(task))
-        elif isinstance(step, Probe) and (nodes := self._searches.askable(search, step, peers)):
-            self._probe(search, task, nodes)
         else:
             reason = _why(step, peers)
             self._searches.decide(search, "stay", reason)
@@ -625,8 +626,7 @@ class Sender:
     def _probe(self, search: Search, task: HomeTask, nodes: list[str]) -> None:
         report, expected_s = self._information.report(), self._expected_s(task)
         for node in nodes:
-            peer = self._membership.get(node)
-            asked = asked_of(self._state, task, peer.profile if peer is not None else None)
+            asked = asked_of(self._state, task, self._membership.profile(node))
             need = Need(asked, task.spec.placement, task.record.migrations)
             self._searches.asked(search, node)
             self._state.send(node, ProbeRequest(search.id, need, report, expected_s))

@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import filterfalse, islice
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from peerload.core.membership.membership import NamesThat
 from peerload.core.resources.admission import asked_of, has_room, why_never
 from peerload.core.sharing.information import (
     WAITING_LOOKED_AT_MAX,
@@ -319,13 +320,7 @@ class Receiver:
         """Ask the policy whom to ask next, and do it."""
         peers = self._membership.eligible(Need(), "")
         if self._state.policies.information.reports_guide_probing and self._information.asks_ahead():
-            slots, with_it = self._slots, self._ledger.load_tasks + 1
-            refusing = {  # as far as is known; `evens_out` without a call for each peer
-                peer
-                for peer, told in self._membership.reports(peers)
-                if with_it * told.slots > (told.load_tasks - 1) * slots
-            }
-            peers = tuple(filterfalse(refusing.__contains__, peers))
+            peers = NamesThat(peers, self._may_even_out)
         view = self._information.view(peers)
         search.steps += 1
         try:
@@ -343,6 +338,13 @@ class Receiver:
                 return
         self._searches.leave_footprints(search)
         self._end(search)
+
+    def _may_even_out(self, peer: str) -> bool:
+        """True unless it is known that this peer would refuse, since a task of it would only wait here instead."""
+        known = self._membership.believed(peer)
+        return known is None or evens_out(
+            known.report.load_tasks, known.report.slots, self._ledger.load_tasks, self._slots
+        )
 
     def _ask(self, search: Search, node: str) -> None:
         self._searches.asked(search, node)

@@ -116,6 +116,8 @@ class WaitingQueue:
         self._state = state
         self.ledger = ledger
         self._levels: dict[int, tuple[LinkedQueue, ...]] = {}
+        self._spare: tuple[LinkedQueue, ...] | None = None
+        """The empty lines of a priority that nothing has any more, for the next."""
         self._devices = DeviceQueue(state, ledger)
         self._number = 0
         self._next_order = 0
@@ -139,7 +141,8 @@ class WaitingQueue:
             work.reserved = ()
         level = self._levels.get(work.spec.priority)
         if level is None:
-            level = self._levels[work.spec.priority] = tuple(LinkedQueue() for _ in ALL)
+            level = self._levels[work.spec.priority] = self._spare or tuple(LinkedQueue() for _ in ALL)
+            self._spare = None
         level[_line(work)].append(work)
         if work.spec.request.takes_devices:
             self._arrived.append(work)
@@ -185,8 +188,7 @@ class WaitingQueue:
         if not block.members:
             block.is_queued = False
             line.remove(block)
-            if not any(level):
-                del self._levels[block.spec.priority]
+            self._drop_if_empty(block.spec.priority)
         return rest
 
     def prioritize(self, work: Work, priority: int) -> None:
@@ -207,10 +209,15 @@ class WaitingQueue:
         level[_line(work)].remove(work)
         if work.spec.request.takes_devices:
             self._look_again()  # what was kept for it is free
-        if not any(level):
-            del self._levels[work.spec.priority]
+        self._drop_if_empty(work.spec.priority)
         self._leaves(work, work.count)
         return True
+
+    def _drop_if_empty(self, priority: int) -> None:
+        level = self._levels[priority]
+        local, kept_here, remote, local_devices, remote_devices = level
+        if not (local.first or kept_here.first or remote.first or local_devices.first or remote_devices.first):
+            self._spare = self._levels.pop(priority)
 
     def _leaves(self, work: Work, number: int) -> None:
         """Count tasks of this work that wait no longer."""
@@ -337,7 +344,7 @@ class WaitingQueue:
         head = self._head(level)
         fits = head is not None and self.ledger.fits(head.spec.request)
         lacks_cores = None
-        if level[LOCAL_DEVICES] or level[REMOTE_DEVICES]:
+        if level[LOCAL_DEVICES].first or level[REMOTE_DEVICES].first:
             before = head if head is not None and not fits and self._devices.is_overdue(head) else None
             line = self._in_line(level[LOCAL_DEVICES], level[REMOTE_DEVICES]) if looks_at_all else self._new(priority)
             found = self._devices.first_that_fits(priority, line, before)
@@ -395,7 +402,8 @@ class WaitingQueue:
             yield from heapq.merge(_free(level[LOCAL_DEVICES]), _free(level[REMOTE_DEVICES]), key=_order)
 
     def _head(self, level: tuple[LinkedQueue, ...]) -> Work | None:
-        first_local, kept_here, first_remote = map(_first, level[:LOCAL_DEVICES])
+        first_local, first_remote = _first(level[LOCAL]), _first(level[REMOTE])
+        kept_here = _first(level[KEPT_HERE]) if level[KEPT_HERE].first else None
         if first_local is None or (kept_here is not None and kept_here.order < first_local.order):
             first_local = kept_here
         if first_local is None or first_remote is None:
