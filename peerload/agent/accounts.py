@@ -308,28 +308,28 @@ class UserServices:
     def submitter(self, spec: TaskSpec, terms: SubmitOptions) -> TaskUser:
         return TaskUser(self._info.config.node, spec.user, terms.owner)
 
-    def seen_lately(self, whose: TaskUser, directory: bytes) -> bool:
+    def seen_lately(self, task_user: TaskUser, directory: bytes) -> bool:
         if not self.is_system:
             return self._directories.seen_lately(directory)
-        found = self._answers.get((whose, directory))
+        found = self._answers.get((task_user, directory))
         return found is not None and not found[1] and time.monotonic() - found[0] < ANSWER_KEPT_S
 
-    async def objection(self, whose: TaskUser, directory: bytes) -> tuple[str, bool]:
+    async def objection(self, task_user: TaskUser, directory: bytes) -> tuple[str, bool]:
         """The reason why this node runs no tasks of that user ("" = it does), and whether the directory is there for
         it. Raises SlowDown if neither is known now; FileSystemStalled if the file system of the directory does not
         answer."""
         if not self.is_system:
             return "", await self._directories.look(directory)
-        found = self._answers.get((whose, directory))
+        found = self._answers.get((task_user, directory))
         if found is None or time.monotonic() - found[0] >= ANSWER_KEPT_S:
-            why = await self._launcher.ask(DirectoryCheck(directory, *whose))
+            why = await self._launcher.ask(DirectoryCheck(directory, *task_user))
             if why.startswith(BUSY):
                 raise SlowDown("the working directory cannot be looked at now", why=why.removeprefix(BUSY))
             if len(self._answers) >= USER_ANSWERS_KEPT_MAX:
                 self._answers.clear()
-            found = self._answers[whose, directory] = time.monotonic(), why
-            if why.startswith(POLICY) and whose.home != self._info.config.node:
-                self._security.report("X1", f"{whose.user}@{whose.home}", why.removeprefix(POLICY))
+            found = self._answers[task_user, directory] = time.monotonic(), why
+            if why.startswith(POLICY) and task_user.home != self._info.config.node:
+                self._security.report("X1", f"{task_user.user}@{task_user.home}", why.removeprefix(POLICY))
         why = found[1]
         if why.startswith(LATE):
             raise stalled(directory)

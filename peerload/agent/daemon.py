@@ -614,11 +614,11 @@ class Daemon:
             alike = id(row.spec), id(row.terms)
             if alike not in of:
                 of[alike] = self.users.submitter(row.spec, row.terms), row.spec.directory
-            whose, directory = of[alike]
-            if row.record.state is TaskState.QUEUED and (whose, directory) not in here:
-                here[whose, directory] = True
+            task_user, directory = of[alike]
+            if row.record.state is TaskState.QUEUED and (task_user, directory) not in here:
+                here[task_user, directory] = True
                 with contextlib.suppress(SlowDown):
-                    here[whose, directory] = await self.users.admitted(row.spec, row.terms)
+                    here[task_user, directory] = await self.users.admitted(row.spec, row.terms)
         if all(here.values()):
             return kept
 

@@ -95,33 +95,33 @@ class AsyncClient:
     why = _call(operations.why)
     events = _stream(operations.events)
 
-    async def call(self, asked: operations.Call[Result]) -> Result:
+    async def call(self, request: operations.Call[Result]) -> Result:
         """Make a call on a connection of its own and read its answer."""
-        if asked.before is not None:
-            await asyncio.to_thread(asked.before, self._path)
+        if request.before is not None:
+            await asyncio.to_thread(request.before, self._path)
         try:
-            return await self._called(asked)
+            return await self._called(request)
         except SnapshotWanted:
-            await asyncio.to_thread(submission.freeze_fields, self._path, asked.fields)
-            return await self._called(asked)
+            await asyncio.to_thread(submission.freeze_fields, self._path, request.fields)
+            return await self._called(request)
 
-    async def _called(self, asked: operations.Call[Result]) -> Result:
+    async def _called(self, request: operations.Call[Result]) -> Result:
         parts: operations.Parts = []
         reply: operations.Reply = {}
-        if asked.verb:
-            async with aclosing(self._answer(asked.verb, asked.fields)) as answer:
+        if request.verb:
+            async with aclosing(self._answer(request.verb, request.fields)) as answer:
                 async for kind, body in answer:
                     if kind == "more":
                         parts.append(body)
                     else:
                         reply = body
-        return asked.read(parts, reply)
+        return request.read(parts, reply)
 
-    async def stream(self, asked: operations.Stream[Item]) -> AsyncIterator[Item]:
+    async def stream(self, request: operations.Stream[Item]) -> AsyncIterator[Item]:
         """Read a stream on a connection of its own."""
-        async with aclosing(self._answer(asked.verb, asked.fields)) as answer:
+        async with aclosing(self._answer(request.verb, request.fields)) as answer:
             async for kind, body in answer:
-                for item in asked.items(body) if kind == "more" else asked.end(body):
+                for item in request.items(body) if kind == "more" else request.end(body):
                     yield item
 
     async def _answer(self, verb: str, fields: dict[str, object]) -> AsyncGenerator[tuple[str, operations.Reply], None]:

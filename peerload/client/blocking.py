@@ -91,26 +91,26 @@ class Client:
     why = _call(operations.why)
     events = _stream(operations.events)
 
-    def call(self, asked: operations.Call[Result]) -> Result:
+    def call(self, request: operations.Call[Result]) -> Result:
         """Make a call on a connection of its own and read its answer."""
-        if not asked.verb:
-            return asked.read([], {})
-        if asked.before is not None:
-            asked.before(self._path)
+        if not request.verb:
+            return request.read([], {})
+        if request.before is not None:
+            request.before(self._path)
         with connection.AgentConnection(self._path, timeout_s=self._timeout_s) as client:
             try:
-                parts = list(client.stream(asked.verb, **asked.fields))
+                parts = list(client.stream(request.verb, **request.fields))
             except SnapshotWanted:
-                submission.freeze_fields(self._path, asked.fields)
-                parts = list(client.stream(asked.verb, **asked.fields))
-            return asked.read(parts, client.last)
+                submission.freeze_fields(self._path, request.fields)
+                parts = list(client.stream(request.verb, **request.fields))
+            return request.read(parts, client.last)
 
-    def stream(self, asked: operations.Stream[Item]) -> Iterator[Item]:
+    def stream(self, request: operations.Stream[Item]) -> Iterator[Item]:
         """Read a stream on a connection of its own."""
         with connection.AgentConnection(self._path, timeout_s=self._timeout_s) as client:
-            for part in client.stream(asked.verb, **asked.fields):
-                yield from asked.items(part)
-            yield from asked.end(client.last)
+            for part in client.stream(request.verb, **request.fields):
+                yield from request.items(part)
+            yield from request.end(client.last)
 
 
 class Task(operations.Handle):

@@ -373,8 +373,8 @@ class Cgroup2(Units):
     def _cpu_s(self, path: str) -> float:
         """The processor seconds that a cgroup has counted, -1 where it counts none."""
         files = self._files.get(path)
-        words = (read_short(path + "/cpu.stat") if files is None else _read_open(files[2])).split(maxsplit=2)
-        return int(words[1]) / 1e6 if words[:1] == [b"usage_usec"] else -1.0
+        fields = (read_short(path + "/cpu.stat") if files is None else _read_open(files[2])).split(maxsplit=2)
+        return int(fields[1]) / 1e6 if fields[:1] == [b"usage_usec"] else -1.0
 
     def leave(self) -> None:
         if self._birthplace >= 0:

@@ -55,7 +55,7 @@ class Keeper:
         self._places = places
         self._servers: dict[int, int] = {}
         self._busy: set[int] = set()
-        self._gone_clients: dict[int, bool] = {}
+        self._ended_clients: dict[int, bool] = {}
 
     def _ask_daemon(self, line: str = "", *flags: str) -> str:
         """Run the program, with a line for the daemon → its answer. Raises DaemonFailed."""
@@ -70,9 +70,9 @@ class Keeper:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise DaemonFailed(f"{self._control}: {error}") from None
-        said = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
+        output = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
         if done.returncode:
-            raise DaemonFailed(said.splitlines()[-1][:200] if said else f"exit code {done.returncode}")
+            raise DaemonFailed(output.splitlines()[-1][:200] if output else f"exit code {done.returncode}")
         return done.stdout.decode("utf-8", "replace").strip()
 
     def start(self) -> None:
@@ -88,7 +88,7 @@ class Keeper:
         """Ask for servers and clients. Raises DaemonFailed."""
         servers, clients = set(_numbers(self._ask_daemon("get_server_list"))), []
         for pid in self._servers.keys() - servers:
-            self._gone(pid)
+            self._server_ended(pid)
         for pid in servers:
             if pid not in self._servers:
                 self._busy.add(pid)
@@ -96,11 +96,11 @@ class Keeper:
                     self._servers[pid] = os.pidfd_open(pid)
                 except OSError:  # it has ended meanwhile
                     self._servers[pid] = -1
-                    self._gone(pid)
+                    self._server_ended(pid)
                     continue
             of_server = _numbers(self._ask_daemon(f"get_client_list {pid}"))
             clients += of_server
-            self._end_gone(pid, of_server)
+            self._terminate_ended(pid, of_server)
             has_failed = bool(of_server) and self._ask_daemon(f"get_server_status {pid}").upper().endswith("FAULT")
             if has_failed and pid in self._busy:
                 self._faults += 1
@@ -109,20 +109,20 @@ class Keeper:
             else:
                 self._busy.add(pid)
         self.state["clients"] = clients
-        self._gone_clients = {pid: was_gone for pid, was_gone in self._gone_clients.items() if pid in clients}
+        self._ended_clients = {pid: had_ended for pid, had_ended in self._ended_clients.items() if pid in clients}
 
-    def _end_gone(self, server: int, clients: list[int]) -> None:
+    def _terminate_ended(self, server: int, clients: list[int]) -> None:
         """Have the server end clients whose process has ended: a kernel that never ends, of a task that was killed, would keep the
         multiprocessors from the others. Each was alive at an earlier look, and gone at two."""
         for pid in clients:
-            is_gone = _is_gone(pid)
-            if is_gone and self._gone_clients.get(pid):
+            has_ended = _has_ended(pid)
+            if has_ended and self._ended_clients.get(pid):
                 with contextlib.suppress(DaemonFailed):
                     self._ask_daemon(f"terminate_client {server} {pid}")
-            if pid in self._gone_clients or not is_gone:
-                self._gone_clients[pid] = is_gone
+            if pid in self._ended_clients or not has_ended:
+                self._ended_clients[pid] = has_ended
 
-    def _gone(self, pid: int) -> None:
+    def _server_ended(self, pid: int) -> None:
         if (descriptor := self._servers.pop(pid)) >= 0:
             os.close(descriptor)
         self._faults += pid in self._busy
@@ -135,7 +135,7 @@ class Keeper:
             poll.register(descriptor, select.POLLIN)
         ended = {descriptor for descriptor, _ in poll.poll(1000 * (LOOK_S if self._servers else FIRST_LOOK_S))}
         for pid in [pid for pid, descriptor in self._servers.items() if descriptor in ended]:
-            self._gone(pid)
+            self._server_ended(pid)
 
     def write_state(self) -> None:
         self.state["faults"] = self._faults
@@ -163,7 +163,7 @@ def _numbers(text: str) -> list[int]:
     return [int(word) for word in text.split() if word.isdecimal()]
 
 
-def _is_gone(pid: int) -> bool:
+def _has_ended(pid: int) -> bool:
     try:
         return (
             Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]

@@ -830,8 +830,8 @@ def _request_socket(directory: str) -> None:
         with open(f"{directory}/launcher.pid", encoding="ascii") as file:
             pid = int(file.read(20))
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")
-        if os.fsencode(directory) in words and b"--directory" in words:
+            arguments = file.read().split(b"\0")
+        if os.fsencode(directory) in arguments and b"--directory" in arguments:
             os.kill(pid, signal.SIGHUP)
     except (OSError, ValueError):  # it has not got that far, or has gone
         return

@@ -352,8 +352,8 @@ def with_shortage(record: ExitRecord, use: MemoryUse, node: str, stderr: str) ->
     if use.peak_bytes:
         record = record.replace(usage=record.usage.replace(memory_bytes_max=use.peak_bytes))
     if use.kills:
-        words = _oom_text(use, node, use.peak_bytes) if use.is_own else "killed: the machine ran out of memory"
-        return _because(record, words)
+        reason = _oom_text(use, node, use.peak_bytes) if use.is_own else "killed: the machine ran out of memory"
+        return _because(record, reason)
     if use.is_refused and use.limit_bytes and record.exit_code and record.signal in _GIVES_UP:
         assert record.usage is not None
         peak_bytes = record.usage.memory_bytes_max
@@ -364,11 +364,11 @@ def with_shortage(record: ExitRecord, use: MemoryUse, node: str, stderr: str) ->
     return record
 
 
-def _because(record: ExitRecord, words: str) -> ExitRecord:
+def _because(record: ExitRecord, reason: str) -> ExitRecord:
     """Add the shortage. A task that has succeeded has only lost a process to it."""
     if record.exit_code:
-        return record.replace(out_of="memory", reason=words)
-    return record.replace(reason=f"ended; a process of it was killed: {words.removeprefix('killed: ')}")
+        return record.replace(out_of="memory", reason=reason)
+    return record.replace(reason=f"ended; a process of it was killed: {reason.removeprefix('killed: ')}")
 
 
 def _oom_text(use: MemoryUse, node: str, peak_bytes: int) -> str:

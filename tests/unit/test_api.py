@@ -78,7 +78,7 @@ def test_with_json_plain_results_and_what_was_raised_come_back() -> None:
     for told in ([], {"error": "x", "traceback": ""}, {"other": 1}):
         data = base64.b64encode(json.dumps(told).encode())
         line = b"\n%s %s %d %s\n" % (call.WORD, MARK.encode(), len(data), data)
-        with pytest.raises(ValueError, match="no outcome"):
+        with pytest.raises(ValueError, match="wrote no result"):
             call.outcome_in(line, MARK, "json")
 
 

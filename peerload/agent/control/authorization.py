@@ -388,15 +388,15 @@ class WaitCharge:
 
     def add(self, tasks: int) -> None:
         """Charge more tasks. Raises SlowDown, with nothing charged."""
-        for whose, most in self._bounds:
-            if self._tasks[whose] + tasks > most:
+        for payer, most in self._bounds:
+            if self._tasks[payer] + tasks > most:
                 raise SlowDown(
                     "too many tasks are waited for at once",
-                    why=f"{self._tasks[whose]} are, {tasks} more were asked for; at most {most}",
+                    why=f"{self._tasks[payer]} are, {tasks} more were asked for; at most {most}",
                     retry_after_s=WAITED_RETRY_S,
                 )
         self._charged += tasks
-        self._tasks.update({whose: tasks for whose, _ in self._bounds})
+        self._tasks.update({payer: tasks for payer, _ in self._bounds})
 
     def __enter__(self) -> None:
         pass
@@ -406,10 +406,10 @@ class WaitCharge:
 
     def end(self) -> None:
         """Release the charge."""
-        for whose, _ in self._bounds:
-            self._tasks[whose] -= self._charged
-            if not self._tasks[whose]:
-                del self._tasks[whose]
+        for payer, _ in self._bounds:
+            self._tasks[payer] -= self._charged
+            if not self._tasks[payer]:
+                del self._tasks[payer]
         self._charged = 0
 
 

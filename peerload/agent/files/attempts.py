@@ -132,7 +132,7 @@ class UserWork:
     async def run(
         self,
         cache: FileCache,
-        whose: TaskUser,
+        task_user: TaskUser,
         key: str,
         directory: bytes,
         name: str,
@@ -145,7 +145,7 @@ class UserWork:
         async with cache.turns:
             while True:
                 try:
-                    return await self._run(cache, whose, key, directory, [name, *values], makes=makes)
+                    return await self._run(cache, task_user, key, directory, [name, *values], makes=makes)
                 except WorkLost as error:
                     tries_left -= not isinstance(error, WorkBusy)
                     if not tries_left:
@@ -153,7 +153,7 @@ class UserWork:
                     await asyncio.sleep(RETRY_S)
 
     async def _run(
-        self, cache: FileCache, whose: TaskUser, key: str, directory: bytes, words: list[object], *, makes: bool
+        self, cache: FileCache, task_user: TaskUser, key: str, directory: bytes, values: list[object], *, makes: bool
     ) -> Any:  # noqa: ANN401 -- as above
         name = secrets.token_hex(8)
         path = self._directory / name
@@ -166,7 +166,7 @@ class UserWork:
             opened.callback(path.unlink, missing_ok=True)
             listener.listen(1)
             loop = asyncio.get_running_loop()
-            job = FilesJob(str(path), key, directory, makes, *whose)
+            job = FilesJob(str(path), key, directory, makes, *task_user)
             reply = asyncio.ensure_future(self._launcher.ask(job, WORK_S_MAX))
             opened.callback(reply.cancel)
             accepted = asyncio.ensure_future(loop.sock_accept(listener))
@@ -175,7 +175,7 @@ class UserWork:
             if accepted.done():
                 reader, writer = await asyncio.open_unix_connection(sock=accepted.result()[0], limit=MESSAGE_BYTES_MAX)
                 try:
-                    return await self._serve(cache, reader, writer, words, makes=makes)
+                    return await self._serve(cache, reader, writer, values, makes=makes)
                 except (ConnectionError, asyncio.IncompleteReadError):
                     pass  # the launcher says why
                 except TimeoutError:
@@ -199,14 +199,14 @@ class UserWork:
         cache: FileCache,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        words: object,
+        outgoing: object,
         *,
         makes: bool,
     ) -> Any:  # noqa: ANN401 -- as above
         """Give and take blocks until the work is done → its result."""
         failure: Exception | None = None
         while True:
-            raw = msgpack.packb(words)
+            raw = msgpack.packb(outgoing)
             writer.write(len(raw).to_bytes(HEADER_BYTES, "big") + raw)
             async with asyncio.timeout(SILENCE_S_MAX):
                 await writer.drain()
@@ -222,9 +222,9 @@ class UserWork:
             try:
                 if makes:
                     await cache.transfer.in_thread(cache.check_disk, READ_BYTES_MAX)
-                words = await self._answer(cache, message)
+                outgoing = await self._answer(cache, message)
             except (PeerloadError, OSError) as error:
-                failure, words = error, None
+                failure, outgoing = error, None
 
     async def _answer(self, cache: FileCache, message: ReadBlocks | PutBlocks) -> object:
         """Give or take blocks. Raises StagingFailed, OSError."""

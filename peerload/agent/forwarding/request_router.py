@@ -323,7 +323,7 @@ class RequestRouter:
         self, connection: Connection, node: str, request: control.Request, error: LinkUnavailable
     ) -> LinkUnavailable:
         refs = refs_of(request)
-        whose = f"{refs[0]}: its home {node}" if refs and not request.at else node
+        what = f"{refs[0]}: its home {node}" if refs and not request.at else node
         stands = self._state_text(node)
         why = f"{stands}: {error.why or error.what}" if stands else error.why or error.what
         hint = "list the nodes:  peerload nodes"
@@ -332,7 +332,7 @@ class RequestRouter:
             hint = f"ask the node that runs it:  peerload {verb} --at NODE {refs[0]}"
         if self._knows(connection, request, refs):
             hint = "ask again: this node then answers with what it knows"
-        return LinkUnavailable(node, f"{whose} cannot be reached", why=why, hint=hint)
+        return LinkUnavailable(node, f"{what} cannot be reached", why=why, hint=hint)
 
     def _state(self, node: str) -> str | None:
         peer = self._node.membership.get(node)

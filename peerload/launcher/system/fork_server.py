@@ -56,7 +56,7 @@ FAILED_BEFORE = 126
 """Exit code of a child that failed before the command; its report says why."""
 DESCRIPTORS_MAX = 1 << 16
 """Bound on the launcher's descriptors."""
-WORDS_BYTES_MAX = 1024
+REASON_BYTES_MAX = 1024
 """Reports are written at once, and do not mix."""
 _CAPTURE = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _READ_BYTES = 1 << 16
@@ -75,8 +75,8 @@ class ChildReports:
 
     def report(self, exit_code: int, reason: str) -> None:
         """Report a failure; in a child."""
-        words = reason.replace("\n", " ").encode("utf-8", "backslashreplace")[:WORDS_BYTES_MAX]
-        os.write(self.writing, b"%d %d " % (os.getpid(), exit_code) + words + b"\n")
+        text = reason.replace("\n", " ").encode("utf-8", "backslashreplace")[:REASON_BYTES_MAX]
+        os.write(self.writing, b"%d %d " % (os.getpid(), exit_code) + text + b"\n")
 
     def read(self) -> None:
         """Read reports; in the launcher."""
@@ -104,10 +104,10 @@ class ChildReports:
 class ForkServer:
     """Forks children. access: credentials of the agent's user."""
 
-    def __init__(self, kernel: Syscalls, access: AgentCredentials, words: ChildReports) -> None:
+    def __init__(self, kernel: Syscalls, access: AgentCredentials, reports: ChildReports) -> None:
         self.kernel = kernel
         self.access = access
-        self.reports = words
+        self.reports = reports
         self._pid = os.getpid()
 
     def fork(self, work: Callable[[], None], *, leads: bool = True, keeps: Sequence[int] = ()) -> int:

@@ -51,7 +51,7 @@ def _kinds(inbox: Inbox) -> list[type[Event]]:
     return [type(event) for event in inbox.events]
 
 
-async def _asked(inbox: Inbox) -> None:
+async def _put_to_core(inbox: Inbox) -> None:
     while EmptyAwaited not in _kinds(inbox):  # noqa: ASYNC110 -- nothing tells when
         await asyncio.sleep(0)
 
@@ -72,7 +72,7 @@ def test_a_wait_for_a_drain_ends_with_its_client() -> None:
 
     async def test() -> None:
         waits = asyncio.create_task(changes.drain(client, control.Drain(id=1, wait=True)))  # type: ignore[arg-type]
-        await _asked(inbox)
+        await _put_to_core(inbox)
         waits.cancel()
         await asyncio.gather(waits, return_exceptions=True)
 
@@ -86,7 +86,7 @@ def test_a_wait_that_was_answered_is_not_withdrawn() -> None:
     async def test(error: BadRequest | None) -> object:
         inbox.events.clear()
         waits = asyncio.create_task(changes.drain(client, control.Drain(id=1, wait=True)))  # type: ignore[arg-type]
-        await _asked(inbox)
+        await _put_to_core(inbox)
         pending.answered(Answer(inbox.events[1].request, error=error))  # type: ignore[union-attr]
         return (await asyncio.gather(waits, return_exceptions=True))[0]
 

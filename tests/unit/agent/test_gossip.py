@@ -31,8 +31,8 @@ class End:
 
     def __init__(self, node: str, host: str = "127.0.0.1", key: bytes = KEY, loopback_only: bool = False) -> None:
         self.counters: collections.Counter[str] = collections.Counter()
-        self.heard: list[tuple[str, str, bytes]] = []
-        self.came = asyncio.Event()
+        self.delivered: list[tuple[str, str, bytes]] = []
+        self.arrived = asyncio.Event()
         self.socket: GossipSocket[bytes, bytes] = GossipSocket(
             Sealer(key, "c", node, f"boot-{node}"),
             bytes,
@@ -51,15 +51,15 @@ class End:
         return plaintext
 
     def deliver(self, src: str, boot: str, address: str, messages: bytes) -> None:
-        self.heard.append((src, boot, messages))
-        self.heard_from = address
-        self.came.set()
+        self.delivered.append((src, boot, messages))
+        self.delivered_from = address
+        self.arrived.set()
 
-    async def hears(self, count: int) -> None:
+    async def delivers(self, count: int) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while len(self.heard) < count:
-                self.came.clear()
-                await self.came.wait()
+            while len(self.delivered) < count:
+                self.arrived.clear()
+                await self.arrived.wait()
 
     async def receives(self, count: int) -> None:
         """So many datagrams, whatever becomes of them."""
@@ -78,14 +78,14 @@ def test_a_socket_for_every_address_speaks_to_both_kinds() -> None:
         both, four, six = End("n1", "::"), End("n2", "127.0.0.1"), End("n3", "::1")
         for end, host in ((four, "127.0.0.1"), (six, "::1")):
             end.socket.send("n1", f"[{host}]:{both.port}" if ":" in host else f"{host}:{both.port}", b"hello")
-            both.came.clear()
-            await both.hears(1)
-            assert both.heard_from == end.address, "as settings write it"
-            both.heard.clear()
+            both.arrived.clear()
+            await both.delivers(1)
+            assert both.delivered_from == end.address, "as settings write it"
+            both.delivered.clear()
         both.socket.send("n2", four.address, b"well")
         both.socket.send("n3", six.address, b"well")
-        await four.hears(1)
-        await six.hears(1)
+        await four.delivers(1)
+        await six.delivers(1)
         for end in (both, four, six):
             end.socket.close()
 
@@ -98,9 +98,9 @@ def test_what_is_said_is_heard_with_its_sender(make: Callable[[], asyncio.Abstra
     async def test() -> None:
         one, two = End("n1", host), End("n2", host)
         one.socket.send("n2", two.address, b"hello")
-        await two.hears(1)
-        assert two.heard == [("n1", "boot-n1", b"hello")]
-        assert two.heard_from == one.address
+        await two.delivers(1)
+        assert two.delivered == [("n1", "boot-n1", b"hello")]
+        assert two.delivered_from == one.address
         assert one.counters["gossip_datagrams_sent_total"] == two.counters["gossip_datagrams_received_total"] == 1
         one.socket.close()
         two.socket.close()
@@ -121,7 +121,7 @@ def test_what_does_not_open_is_dropped_and_counted(make: Callable[[], asyncio.Ab
         friend.socket.send("n1", end.address, b"bad messages")
         friend.socket.send("n1", end.address, b"good ones")
         await end.receives(8)
-        assert sorted(heard[2] for heard in end.heard) == [b"good ones", b"twice"]
+        assert sorted(heard[2] for heard in end.delivered) == [b"good ones", b"twice"]
         dropped = {name.partition('"')[2][:-2]: n for name, n in end.counters.items() if "dropped" in name}
         assert dropped == {"not_authentic": 3, "replayed": 1, "too_large": 1, "malformed": 1}
         for channel in (end, stranger, friend):
@@ -139,8 +139,8 @@ def test_what_was_said_to_another_node_is_dropped(make: Callable[[], asyncio.Abs
         one.socket.send("n3", other.address, b"for n3")
         one.socket.send("n2", two.address, b"for n2")
         await other.receives(2)
-        await two.hears(1)
-        assert [heard[2] for heard in other.heard + two.heard] == [b"for n3", b"for n2"]
+        await two.delivers(1)
+        assert [heard[2] for heard in other.delivered + two.delivered] == [b"for n3", b"for n2"]
         assert other.counters['gossip_datagrams_dropped_total{reason="not_authentic"}'] == 1
         for channel in (one, two, other):
             channel.socket.close()
@@ -157,9 +157,9 @@ def test_a_burst_leaves_others_their_turn(make: Callable[[], asyncio.AbstractEve
         for number in range(4 * BATCH_MAX):
             friend.socket.send("n1", end.address, b"%d" % number)
         async with asyncio.timeout(PATIENCE_S):
-            while len(end.heard) < 4 * BATCH_MAX:
+            while len(end.delivered) < 4 * BATCH_MAX:
                 await asyncio.sleep(0)
-                most, before = max(most, len(end.heard) - before), len(end.heard)
+                most, before = max(most, len(end.delivered) - before), len(end.delivered)
         assert 0 < most <= BATCH_MAX
         end.socket.close()
         friend.socket.close()
@@ -191,11 +191,11 @@ def test_a_host_name_is_resolved_on_the_side() -> None:
     async def test() -> None:
         one, two = End("n1"), End("n2")
         async with asyncio.timeout(PATIENCE_S):
-            while not two.heard:
+            while not two.delivered:
                 one.socket.send("n2", f"localhost:{two.port}", b"hello")
                 await asyncio.sleep(0.01)
         assert total(one.counters, "gossip_datagrams_unsent_total") >= 1
-        assert two.heard[0][2] == b"hello"
+        assert two.delivered[0][2] == b"hello"
         one.socket.close()
         two.socket.close()
 

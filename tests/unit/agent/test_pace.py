@@ -26,25 +26,25 @@ class Scene:
 
     def __init__(self, state: Path) -> None:
         self.spool = Spool(state)
-        self.told: list[int] = []
+        self.signals: list[int] = []
         self.news = asyncio.Event()
         self.backpressure = OutputBackpressure(self.spool, self)
 
     def signal(self, key: str, number: int) -> None:
         assert key == KEY
-        self.told.append(int(number))
+        self.signals.append(int(number))
         self.news.set()
 
     def write(self, size_bytes: int) -> None:
         with self.spool.path(KEY, 1).open("ab") as file:
             file.write(b"x" * size_bytes)
 
-    async def tells(self, *numbers: int) -> None:
+    async def sends(self, *numbers: int) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while len(self.told) < len(numbers):
+            while len(self.signals) < len(numbers):
                 self.news.clear()
                 await self.news.wait()
-        assert self.told == list(numbers)
+        assert self.signals == list(numbers)
 
     def close(self) -> None:
         if self.spool.inotify is not None:
@@ -66,10 +66,10 @@ def test_a_reader_that_is_awaited_is_not_left_behind_by_another(tmp_path: Path) 
         ):
             looks_on.read[0] = 101
             made.write(101)
-            await made.tells(STOP)
+            await made.sends(STOP)
             saves.read[0], looks_on.read[0] = 101, 0
             made.backpressure.moved(KEY)
-            assert made.told == [STOP, CONT]
+            assert made.signals == [STOP, CONT]
         made.close()
 
     asyncio.run(scene())
@@ -82,16 +82,16 @@ def test_it_is_stopped_when_far_ahead_and_goes_on_when_near(tmp_path: Path) -> N
             made.write(100)
             await asyncio.sleep(0)
             made.write(1)
-            await made.tells(STOP)
+            await made.sends(STOP)
             reader.read[0] = 50
             made.backpressure.moved(KEY)
-            assert made.told == [STOP]
+            assert made.signals == [STOP]
             reader.read[0] = 51
             made.backpressure.moved(KEY)
-            assert made.told == [STOP, CONT]
+            assert made.signals == [STOP, CONT]
             made.write(60)
-            await made.tells(STOP, CONT, STOP)
-        assert made.told == [STOP, CONT, STOP, CONT]
+            await made.sends(STOP, CONT, STOP)
+        assert made.signals == [STOP, CONT, STOP, CONT]
         made.close()
 
     asyncio.run(scene())
@@ -107,9 +107,9 @@ def test_the_foremost_reader_counts_and_the_last_to_leave_lets_go(tmp_path: Path
                 made.backpressure.moved(KEY)
                 second.read[0] = 100
                 made.write(1)
-                await made.tells(STOP)
-            assert made.told == [STOP]
-        assert made.told == [STOP, CONT]
+                await made.sends(STOP)
+            assert made.signals == [STOP]
+        assert made.signals == [STOP, CONT]
         made.close()
 
     asyncio.run(scene())
@@ -121,9 +121,9 @@ def test_a_signal_of_its_user_ends_the_waiting(tmp_path: Path, number: int, *, i
         made = Scene(tmp_path)
         async with made.backpressure.reader(KEY, 0, 0, runs_here=True):
             made.write(101)
-            await made.tells(STOP)
+            await made.sends(STOP)
             made.backpressure.signalled(KEY, number)
-            assert made.told == [STOP, CONT][: 1 + is_let_go]
+            assert made.signals == [STOP, CONT][: 1 + is_let_go]
         made.close()
 
     asyncio.run(scene())
@@ -150,7 +150,7 @@ def test_what_comes_from_elsewhere_waits_for_room(tmp_path: Path) -> None:
             made.backpressure.release(KEY)
             async with asyncio.timeout(PATIENCE_S):
                 await waits
-        assert made.told == []
+        assert made.signals == []
 
     asyncio.run(scene())
 
@@ -159,7 +159,7 @@ def test_an_agent_that_starts_lets_go_on_what_may_have_been_stopped(tmp_path: Pa
     made = Scene(tmp_path)
     made.write(50)
     made.backpressure.adopt([KEY])
-    assert made.told == []
+    assert made.signals == []
     made.write(1)
     made.backpressure.adopt([KEY])
-    assert made.told == [CONT]
+    assert made.signals == [CONT]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ADVICE = ProbeReply(1, accepts=True, report=LoadReport())
 
 
-class Ways:
+class Routes:
     """What was sent, and which way."""
 
     def __init__(self) -> None:
@@ -57,30 +57,30 @@ class Ways:
         self.sent.append(("bus", dst))
         return True
 
-    def heard(self, node: str) -> None:
+    def publish(self, node: str) -> None:
         self.bus_peers.received(Envelope(1, "default", node, f"{node}-boot", 1, ADVICE))
 
-    def way(self, dst: str) -> str:
+    def route(self, dst: str) -> str:
         self.peers.send(dst, ADVICE)
-        way, to = self.sent.pop()
+        route, to = self.sent.pop()
         assert to == dst
-        return way
+        return route
 
 
 def test_only_so_many_are_remembered_to_be_on_mqtt_and_those_heard_last() -> None:
-    ways = Ways()
+    routes = Routes()
     for number in range(SOURCES_MAX):
-        ways.heard(f"n{number}")
-    ways.heard("n0")
-    ways.heard("late")
-    assert [ways.way(node) for node in ("n0", "n1", "n2", "late")] == ["bus", "link", "bus", "bus"]
+        routes.publish(f"n{number}")
+    routes.publish("n0")
+    routes.publish("late")
+    assert [routes.route(node) for node in ("n0", "n1", "n2", "late")] == ["bus", "link", "bus", "bus"]
 
 
 def test_a_peer_that_is_forgotten_is_forgotten_there_too() -> None:
-    ways = Ways()
-    ways.heard("y")
-    ways.peers.forget(actions.ForgetPeer("y"))
-    assert ways.way("y") == "link"
+    routes = Routes()
+    routes.publish("y")
+    routes.peers.forget(actions.ForgetPeer("y"))
+    assert routes.route("y") == "link"
 
 
 def test_advice_overtakes_what_waits_for_the_disk() -> None:
