@@ -32,10 +32,8 @@ NAME_WIDTH_MAX = 32
 
 def elapsed_s(task: dict[str, Any], now: float) -> float | None:
     """Seconds that a task has run; of one that has not started, seconds since it was submitted."""
-    start = task.get("started_at") or task.get("submitted_at")
-    if not start:
-        return None
-    return float((task.get("ended_at") or now) - start)
+    start, end = task.get("started_at") or task.get("submitted_at"), task.get("ended_at") or now
+    return float(end - start) if isinstance(start, (int, float)) and isinstance(end, (int, float)) and start else None
 
 
 def together(found: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:

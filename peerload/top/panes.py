@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from peerload.model.text import times_text
 from peerload.text.format import duration_text, number_text, size_text
-from peerload.text.tasks import number_of
+from peerload.text.tasks import elapsed_s, number_of
 from peerload.top import lines as draw
 from peerload.top import tables
 from peerload.top.model import Series, is_number, number
@@ -203,7 +203,7 @@ def task_lines(
 
 def _how_long(task: dict[str, Any], now: float) -> Line:
     told: Line = []
-    elapsed = tables.elapsed_s(task, now)
+    elapsed = elapsed_s(task, now)
     if elapsed is not None:
         told.append((f" {'after' if task.get('ended_at') else 'for'} {duration_text(elapsed)}", ""))
     if task.get("exit_code") is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rich.cells import cell_len
 
 from peerload.text.format import duration_text, number_text, size_text
-from peerload.text.tasks import command_text
+from peerload.text.tasks import command_text, elapsed_s
 from peerload.top import lines as draw
 from peerload.top import view_state
 from peerload.top.actions import SIGNALS
@@ -265,15 +265,6 @@ def state_of_task(task: dict[str, Any]) -> Line:
     state = str(task.get("state") or "")
     mark = "!" if state == "failed" else "?" if state == "unknown" else ""
     return [(draw.plain(state) + mark, STATE_STYLES.get(state, ""))]
-
-
-def elapsed_s(task: dict[str, Any], now: float) -> float | None:
-    """Run time so far, in seconds; before the start, time since the submission."""
-    start = task.get("started_at") or task.get("submitted_at")
-    if not isinstance(start, (int, float)):
-        return None
-    end = task.get("ended_at")
-    return (float(end) if isinstance(end, (int, float)) and end else now) - start
 
 
 def _cpu_used(look: ViewState, task: dict[str, Any]) -> Span:
