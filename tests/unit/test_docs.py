@@ -60,8 +60,12 @@ def test_files_are_called_by_their_names() -> None:
 
 def anchors(page: Path) -> set[str]:
     """The fragments that its headings can be linked by, made as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", CODE_BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    headings = re.findall(r"^#+ .*$", CODE_BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return set(map(anchor, headings))
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower()).replace(" ", "-")
 
 
 def test_links_into_a_page_lead_to_a_heading() -> None:
@@ -73,6 +77,35 @@ def test_links_into_a_page_lead_to_a_heading() -> None:
             if "://" not in target and file.suffix == ".md" and fragment not in anchors(file):
                 missing.append((page.name, target))
     assert not missing
+
+
+NEWCOMER = (
+    ("Install", "install.md", "make setup"),
+    ("run a command wherever there is room", "cli.md#run", "Ctrl-C"),
+    ("see the output of a task", "cli.md#logs", "--follow"),
+    ("run a command for many parameters", "cli.md#submit", "--param"),
+    ("take files there and bring results back", "cli.md#files-that-travel", "--out"),
+    ("use GPUs", "devices.md#requests", "--gpu-mem"),
+    ("see why a task waits", "troubleshooting.md#my-task-does-not-start", "peerload why"),
+    ("get a message when a task ends", "notifications.md", "mail:"),
+    ("add or remove a machine", "quickstart.md#two-machines", "peerload invite"),
+    ("start at boot, upgrade", "../deploy/README.md#for-everyone-on-this-machine", "deploy/upgrade"),
+)
+"""Ten tasks of a newcomer: a line of the index, the section that it links, and what stands there."""
+
+
+def test_what_a_newcomer_wants_is_one_click_from_the_index() -> None:
+    lines = (ROOT / "docs/index.md").read_text(encoding="utf-8").splitlines()
+    for words, target, says in NEWCOMER:
+        assert any(words in line and f"({target})" in line for line in lines), words
+        page, _, fragment = target.partition("#")
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        starts = [
+            found.start() for found in re.finditer(r"^##+ .*$", text, re.MULTILINE) if anchor(found[0]) == fragment
+        ]
+        start, *_ = starts if fragment else [0]
+        section, _, _ = text[start:].partition("\n## ")
+        assert says in (section if fragment else text), words
 
 
 def test_every_page_is_in_the_index() -> None:
