@@ -679,19 +679,13 @@ PROGRESS_BYTES = 64 << 20
 
 def add_file_flags(reader: Options) -> None:
     reader.flag(
-        "--in",
+        "--in PATH …",
         dest="inputs",
-        action="append",
-        default=[],
-        metavar="PATH",
         help="bring this file or directory to the node that runs it, into a fresh working directory (repeatable)",
     )
     reader.flag(
-        "--out",
+        "--out GLOB …",
         dest="outputs",
-        action="append",
-        default=[],
-        metavar="GLOB",
         help="bring these files of its working directory here when it has ended (repeatable)",
     )
     reader.switch(

@@ -65,7 +65,7 @@ class Options:
         self._arguments: list[tuple[tuple[str, ...], dict[str, Any]]] = []
         self.takes_value: dict[str, bool] = {"-h": False, "--help": False}
         """The flags by name, and whether each takes a value."""
-        self.flag("--socket", metavar="PATH", help="the agent's socket (default: PEERLOAD_SOCKET, else your own agent)")
+        self.flag("--socket PATH", help="the agent's socket (default: PEERLOAD_SOCKET, else your own agent)")
         self.switch("--json", help=json_says or "print JSON, one object")
 
     def add_argument(self, *names: str, **settings: Any) -> None:  # noqa: ANN401 -- argparse's own keywords
@@ -114,7 +114,7 @@ class Options:
 
     def at(self) -> None:
         """Add `--at`, which names the node that answers."""
-        self.flag("--at", type=node_name, default="", metavar="NODE", help="ask this node of the cluster, not this one")
+        self.flag("--at NODE", type=node_name, default="", help="ask this node of the cluster, not this one")
 
     def read(self, words: list[str]) -> argparse.Namespace:
         """The flags and positional words in ``words``, in any order."""

@@ -47,78 +47,57 @@ def reader() -> Options:
         epilog="compare policies and draw the figure:\n"
         "  peerload sim --compare none,threshold,receiver,adaptive --load 0.5:0.95 --plot curves.png",
     )
+    options.flag("--policy NAME|FILE,…", help=f"presets to simulate, all with the same tasks (default: {POLICY})")
+    options.flag("--compare A,B,…", help="the same as --policy A,B,…")
     options.flag(
-        "--policy", metavar="NAME|FILE,…", help=f"presets to simulate, all with the same tasks (default: {POLICY})"
-    )
-    options.flag("--compare", metavar="A,B,…", help="the same as --policy A,B,…")
-    options.flag(
-        "--sweep",
+        "--sweep NAME=A,B|LOW..HIGH[:STEP] …",
         type=sweep,
-        action="append",
-        default=[],
-        metavar="NAME=A,B|LOW..HIGH[:STEP]",
         help="run with each of these values of a preset parameter (threshold=1..5), of nodes, slots or a delay (repeatable)",
     )
+    options.flag("--nodes N", type=whole(1, NODES_MAX), help=f"number of nodes (default: {NODES}, or as in the trace)")
+    options.flag("--slots C", type=whole(1, SLOTS_MAX), default=1, help="slots of each node (default: %(default)s)")
+    options.flag("--gpus G", type=whole(0, GPUS_MAX), default=0, help="GPUs of each node (default: %(default)s)")
     options.flag(
-        "--nodes", type=whole(1, NODES_MAX), metavar="N", help=f"number of nodes (default: {NODES}, or as in the trace)"
-    )
-    options.flag(
-        "--slots", type=whole(1, SLOTS_MAX), default=1, metavar="C", help="slots of each node (default: %(default)s)"
-    )
-    options.flag(
-        "--gpus", type=whole(0, GPUS_MAX), default=0, metavar="G", help="GPUs of each node (default: %(default)s)"
-    )
-    options.flag(
-        "--load",
+        "--load RHO|LOW:HIGH[:STEPS]",
         type=loads,
-        metavar="RHO|LOW:HIGH[:STEPS]",
         help=f"offered load of each slot (default: {LOAD}; of a trace: as recorded), or a range in {STEPS} steps",
     )
-    options.flag("--loads", type=steps, metavar="LOW:HIGH:STEP", help="loads from LOW to HIGH by STEP")
+    options.flag("--loads LOW:HIGH:STEP", type=steps, help="loads from LOW to HIGH by STEP")
     options.flag(
-        "--arrivals",
+        "--arrivals KIND",
         type=arrivals,
         default=("poisson", ""),
-        metavar="KIND",
         help="poisson (default), hotspot:K (all at K of the nodes), mmpp:R,L (bursts), daily:A,P, trace:FILE, swf:FILE,"
         " google:FILE, alibaba:FILE",
     )
-    options.flag("--swf", metavar="FILE", help="as --arrivals swf:FILE: a trace in Standard Workload Format")
+    options.flag("--swf FILE", help="as --arrivals swf:FILE: a trace in Standard Workload Format")
     options.flag(
-        "--class",
+        "--class 'share=S mean=M …' …",
         dest="classes",
         type=task_class,
-        action="append",
-        default=[],
-        metavar="'share=S mean=M …'",
         help="a class of tasks (repeatable): share=0.2 mean=10 service=h2:4 cpus=2 gpus=1",
     )
     options.flag(
-        "--service",
+        "--service KIND",
         type=service,
-        metavar="KIND",
         help="exp (default), det, h2:CV2, lognormal:CV2, weibull:K, bpareto:A,R, or trace:FILE (drawn from its durations)",
     )
-    options.flag("--speeds", metavar="FILE", help="speeds of the nodes: one factor a line, or node,factor")
+    options.flag("--speeds FILE", help="speeds of the nodes: one factor a line, or node,factor")
     options.flag(
-        "--transfer-delay",
+        "--transfer-delay D",
         type=delay,
         default=(0.0, ""),
-        metavar="D",
         help="delay of a task transfer; like --message-delay in mean service times, such as 0.05, or with a trace in seconds or"
         " with a unit, such as 50ms",
     )
-    options.flag("--message-delay", type=delay, default=(0.0, ""), metavar="D", help="delay of every message")
+    options.flag("--message-delay D", type=delay, default=(0.0, ""), help="delay of every message")
     options.flag(
-        "--head-cost",
+        "--head-cost D",
         type=delay,
         default=(0.0, ""),
-        metavar="D",
         help="processing time of a message at the head node (central presets)",
     )
-    options.flag(
-        "--head-down", type=outage, metavar="AT:FOR", help="time at which the head node fails, and for how long"
-    )
+    options.flag("--head-down AT:FOR", type=outage, help="time at which the head node fails, and for how long")
     options.flag(
         "--model",
         choices=("reference", "live"),
@@ -126,39 +105,28 @@ def reader() -> Options:
         " message delay)",
     )
     options.flag(
-        "--tasks",
-        type=whole(TASKS_MIN, TASKS_MAX),
-        metavar="N",
-        help="tasks of a replication (default: as many as needed)",
+        "--tasks N", type=whole(TASKS_MIN, TASKS_MAX), help="tasks of a replication (default: as many as needed)"
     )
+    options.flag("--warmup N", type=whole(0, TASKS_MAX), help="tasks not counted (default: a quarter, or more)")
     options.flag(
-        "--warmup", type=whole(0, TASKS_MAX), metavar="N", help="tasks not counted (default: a quarter, or more)"
-    )
-    options.flag(
-        "--replications",
+        "--replications R",
         type=whole(1, REPLICATIONS_MAX),
         default=REPLICATIONS,
-        metavar="R",
         help="replications, from which the 95 %% intervals are computed (default: %(default)s)",
     )
     options.flag(
-        "--precision",
+        "--precision SHARE",
         type=share,
-        metavar="SHARE",
         help="add replications until the interval of the mean response is within this share of it, such as 1%% (default: as"
         " narrow as --replications make it)",
     )
-    options.flag(
-        "--seed", type=whole(0, 10**9), default=1, metavar="S", help="seed of all random numbers (default: %(default)s)"
-    )
-    options.flag(
-        "--workers", type=whole(1, WORKERS_MAX), metavar="N", help="worker processes (default: one for each cpu)"
-    )
-    options.flag("--plot", metavar="FILE", help="draw mean response over load into a .png, .svg or .pdf file")
-    options.flag("--energy", metavar="CASES", help="simulate the energy cases of a JSON file")
+    options.flag("--seed S", type=whole(0, 10**9), default=1, help="seed of all random numbers (default: %(default)s)")
+    options.flag("--workers N", type=whole(1, WORKERS_MAX), help="worker processes (default: one for each cpu)")
+    options.flag("--plot FILE", help="draw mean response over load into a .png, .svg or .pdf file")
+    options.flag("--energy CASES", help="simulate the energy cases of a JSON file")
     options.switch("--classify", help="print the taxonomy of policies with every preset in its place")
-    options.flag("--csv", metavar="FILE", help="write a CSV file, one line for each policy and load; - is stdout")
-    options.flag("--parquet", metavar="FILE", help="write the same as --csv as a Parquet file")
+    options.flag("--csv FILE", help="write a CSV file, one line for each policy and load; - is stdout")
+    options.flag("--parquet FILE", help="write the same as --csv as a Parquet file")
     return options
 
 

@@ -18,15 +18,14 @@ def main(words: list[str]) -> int:
     reader = Options("web", "Show the cluster in a browser, and serve /metrics and a JSON API, until Ctrl-C.")
     reader.switch("--open", help="open it in a browser; if a server runs already, that one")
     reader.flag(
-        "--listen",
+        "--listen HOST:PORT|PATH",
         default="",
-        metavar="HOST:PORT|PATH",
         help="address (127.0.0.1:7118, or another port if it is taken); TLS is needed except on loopback",
     )
-    reader.flag("--host", action="append", default=[], metavar="NAME", help="also accept this host name (repeatable)")
-    reader.flag("--tls-cert", default="", metavar="FILE", help="certificate in PEM")
-    reader.flag("--tls-key", default="", metavar="FILE", help="its key in PEM")
-    reader.flag("--tokens", default="", metavar="DIR", help="directory of its tokens (default: STATE/web)")
+    reader.flag("--host NAME …", help="also accept this host name (repeatable)")
+    reader.flag("--tls-cert FILE", default="", help="certificate in PEM")
+    reader.flag("--tls-key FILE", default="", help="its key in PEM")
+    reader.flag("--tokens DIR", default="", help="directory of its tokens (default: STATE/web)")
     flags = reader.read(words)
     try:
         from peerload.web import server
