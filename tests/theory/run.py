@@ -24,6 +24,8 @@ from typing import Any
 import msgspec
 
 from peerload.sim.outcome import (
+    BEYOND_MIN,
+    INDEPENDENT_TASKS_MIN,
     Interval,
     batch_half_width,
     half_width,
@@ -56,6 +58,8 @@ AIMS = {
 """A case is done when the half widths of these are within such a share of the value."""
 MORE, WIDE_MAX = 1.2, 30.0
 """More time than is probably lacking, since that is a guess; how much too wide an interval counts at most (it may be infinite)."""
+ROOM = 1.1
+"""More tasks than it takes for an interval: how many are independent is an estimate."""
 GROWS = 1.5
 """Responses at the end are so many times those at the start where a system is not stable."""
 REPLICATION_S_MIN = 3.0
@@ -73,6 +77,10 @@ def combine(samples: list[Sample], load: float = 0.0) -> dict[str, list[float]]:
     """metric → [mean of the replications, half width of the 95 % interval from the spread of all batches], by the rules of
     the simulator. load: offered to a slot of speed 1; 0: no interval is refused for too few independent tasks."""
     combined: dict[str, list[float]] = {}
+    everything, samples = (
+        samples,
+        [sample for sample in samples if sample.batches] or samples,
+    )  # those that settled, if any
     independent = independent_of(samples, load)
     for metric in (name for name in samples[0].values if name != CONTROL):
         known = [sample for sample in samples if metric in sample.values]
@@ -89,8 +97,8 @@ def combine(samples: list[Sample], load: float = 0.0) -> dict[str, list[float]]:
             if half > NOTHING_NEW * value:  # else known queues explain all of it, however short the run
                 half = math.hypot(runs_interval(value, mean.runs, independent * mean.longer).half, mean.error)
             combined[metric] = [value, half]
-    combined["tasks"] = [float(sum(sample.tasks for sample in samples)), 0.0]
-    combined["tasks_per_cpu_s"] = [combined["tasks"][0] / max(sum(sample.cpu_s for sample in samples), 1e-6), 0.0]
+    combined["tasks"] = [float(sum(sample.tasks for sample in everything)), 0.0]
+    combined["tasks_per_cpu_s"] = [combined["tasks"][0] / max(sum(sample.cpu_s for sample in everything), 1e-6), 0.0]
     return combined
 
 
@@ -136,7 +144,9 @@ def _mean(samples: list[Sample], batches: list[list[float]]) -> _Mean:
     plain = _Mean([_merged(run) for run in batches])
     names = [name for name in (CONTROL, *CONTROLS) if all(name in sample.batches for sample in samples)]
     by_name = {name: [sample.batches[name] for sample in samples] for name in names}
-    if any(len(run) != len(other) for runs in by_name.values() for run, other in zip(batches, runs, strict=True)):
+    if not names or any(
+        len(run) != len(other) for runs in by_name.values() for run, other in zip(batches, runs, strict=True)
+    ):
         return plain
     found = controlled(batches, by_name)
     if not found.slopes:
@@ -187,8 +197,17 @@ def need(samples: list[Sample], load: float) -> float:
     has_settled = any(sample.batches for sample in samples)
     if has_settled and found["last_tenth_mean_response"][0] >= GROWS * found["first_tenth_mean_response"][0]:
         return 0.0
-    wanted = [(found[metric], aim) for metric, aim in AIMS.items() if metric in found]
-    return max((half / (aim * value) for (value, half), aim in wanted if value > 0), default=0.0)
+    independent = independent_of(samples, load)
+    wide = [0.0]
+    for metric, aim in AIMS.items():
+        value, half = found.get(metric, (0.0, 0.0))
+        if math.isfinite(half):
+            wide.append(half / (aim * value) if value > 0 else 0.0)
+            continue
+        least = BEYOND_MIN / (1 - QUANTILES[metric]) if metric in QUANTILES else INDEPENDENT_TASKS_MIN
+        is_short = least > independent
+        wide.append(ROOM * math.sqrt(least / independent) if is_short else WIDE_MAX)
+    return max(wide)
 
 
 def service_names(parameters: Parameters) -> dict[str, Any]:
@@ -196,14 +215,15 @@ def service_names(parameters: Parameters) -> dict[str, Any]:
     return {"service": str(parameters.get("service", "exp")), "parameters": parameters.get("service_params") or ()}
 
 
-def _job(job: tuple[str, Parameters, int, int, float]) -> tuple[str, Sample]:
+def _job(job: tuple[str, Parameters, int, int, float]) -> tuple[str, Sample, float]:
+    """→ the case, its sample, and the time that it took."""
     case, parameters, seed, tasks, cpu_s = job
-    setup, begun_s = setup_of(parameters), time.process_time()
+    setup, begun_s, begun_at = setup_of(parameters), time.process_time(), time.monotonic()
     sample = replicate(
         setup, seed, tasks=tasks, cpu_s=cpu_s * PLAYED_SHARE, clock=time.monotonic, **service_names(parameters)
     )
     sample = msgspec.structs.replace(sample, cpu_s=time.process_time() - begun_s)
-    return case, _with_looks(sample, setup.policies.sender)
+    return case, _with_looks(sample, setup.policies.sender), time.monotonic() - begun_at
 
 
 def _with_looks(sample: Sample, placement: object) -> Sample:
@@ -243,6 +263,7 @@ class _Run:
     def __init__(self, cases: dict[str, Parameters], budget_s: float, seed: int) -> None:
         self.samples: dict[str, list[Sample]] = {case: [] for case in cases}
         self._needs = dict.fromkeys(cases, 0.0)
+        self._spent_s = dict.fromkeys(cases, 0.0)
         self._cases = cases
         self._workers = min(os.cpu_count() or 1, 64)
         weights = sum(map(weight, cases.values()))
@@ -264,37 +285,37 @@ class _Run:
             case = min(wanting, key=lacking.__getitem__, default="")
             if not case or left_s < REPLICATION_S_MIN:
                 return None
-            cpu_s = min(left_s, max(lacking[case], self._settled_s(case), self._spent_s(case) / 2) * MORE)
+            cpu_s = min(left_s, max(lacking[case], self._settled_s(case), self._spent_s[case] / 2) * MORE)
         self._begun[case] += 1
         return case, self._cases[case], self._seed + self._begun[case] - 1, limits(self._cases[case])[0], cpu_s
 
     def _lacking_s(self, case: str) -> float:
-        """Processor time that it probably takes until the intervals of a case are narrow enough: those that are nearest get theirs
+        """Time of a processor that it probably takes until the intervals of a case are narrow enough: those that are nearest get theirs
         first, so that most cases have it in the end. 0: they are, or nothing is known yet."""
         count = len(self.samples[case])
+        if count and not any(sample.batches for sample in self.samples[case]):
+            return self._settled_s(case)
         wide = self._needs[case] * math.sqrt(count / max(self._begun[case], 1))  # less by those under way
-        return max(min(wide, WIDE_MAX) ** 2 - 1, 0.0) * self._spent_s(case)
-
-    def _spent_s(self, case: str) -> float:
-        return sum(sample.cpu_s for sample in self.samples[case])
+        return max(min(wide, WIDE_MAX) ** 2 - 1, 0.0) * self._spent_s[case]
 
     def _settled_s(self, case: str) -> float:
-        """Processor time of the shortest replication that settles."""
+        """Time of the shortest replication that settles."""
         samples = self.samples[case]
         rate = sum(setup_of(self._cases[case]).rates)
-        each_s = self._spent_s(case) / max(sum(sample.tasks for sample in samples), 1)
+        each_s = self._spent_s[case] / max(sum(sample.tasks for sample in samples), 1)
         return 4 * WARM_UP_S * rate * each_s / PLAYED_SHARE
 
-    def add(self, case: str, sample: Sample) -> None:
+    def add(self, case: str, sample: Sample, took_s: float) -> None:
         """Keep a replication, and find out what its case lacks now."""
         self.samples[case].append(sample)
+        self._spent_s[case] += took_s
         self._needs[case] = need(self.samples[case], load_of(self._cases[case]))
 
     def play(self) -> None:
         """As long as there is time and somebody needs it."""
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self._workers, mp_context=context, max_tasks_per_child=1) as pool:
-            under_way: set[Future[tuple[str, Sample]]] = set()
+            under_way: set[Future[tuple[str, Sample, float]]] = set()
             while True:
                 while len(under_way) < self._workers and (job := self._next()) is not None:
                     under_way.add(pool.submit(_job, job))
@@ -302,8 +323,8 @@ class _Run:
                     return
                 done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
                 for future in done:
-                    case, sample = future.result()
-                    self.add(case, sample)
+                    case, sample, took_s = future.result()
+                    self.add(case, sample, took_s)
                     sys.stderr.write(f"{case}: {sample.tasks} tasks in {sample.cpu_s:.1f} s\n")
 
 

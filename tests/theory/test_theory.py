@@ -416,6 +416,16 @@ def test_an_estimated_mean_widens_the_interval_that_it_narrows() -> None:
     assert halves[0] < halves[1] < halves[2] / 1.5
 
 
+def test_replications_that_did_not_settle_count_only_where_no_other_did() -> None:
+    setup = setup_of({"N": 2, "rho": 0.8, "sender": "none", "service": "det"})
+    settled = replicate(setup, 1, tasks=4000, clock=time.process_time)
+    short = msgspec.structs.replace(settled, batches={}, values=settled.values | {"mean_response": 1.0})
+    both, alone_ = combine([short, settled], 0.8), combine([short], 0.8)
+    assert both["mean_response"] == combine([settled], 0.8)["mean_response"]
+    assert both["tasks"][0] == 2 * settled.tasks
+    assert (alone_["mean_response"], alone_["p95"][1]) == ([1.0, math.inf], math.inf)
+
+
 def test_a_queue_that_cannot_be_stable_is_no_control() -> None:
     spot = {"N": 4, "lam_spec": [[1, 2.0], [3, 0.0]], "sender": "jsqd", "L": 3}
     names = {name.split(".")[0] for name in replicate(setup_of(spot), 1, tasks=4000, clock=time.process_time).batches}
