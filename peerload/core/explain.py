@@ -122,10 +122,10 @@ class WaitReasons:
         believed_s = self._node.state.config.report_age_s_max
         found = []
         for peer in self._peers:
-            heard = self._node.membership.last_report(peer.identity.node)
-            is_fresh = heard is not None and self._now_s - heard.at_s <= believed_s
-            if heard is not None and is_fresh and peer.knows_profile and not self._not_now_there(peer):
-                found.append((peer, heard.report))
+            last = self._node.membership.last_report(peer.identity.node)
+            is_fresh = last is not None and self._now_s - last.at_s <= believed_s
+            if last is not None and is_fresh and peer.knows_profile and not self._not_now_there(peer):
+                found.append((peer, last.report))
         return found
 
     # -- this node -----------------------------------------------------------------------------------------------------
@@ -177,8 +177,8 @@ class WaitReasons:
 
     def _there(self, peer: PeerInfo, request: ResourceRequest, placement: Placement) -> EligibilityVerdict:
         node, home, task = peer.identity.node, self._node.state.node, self._task
-        heard = self._node.membership.last_report(node)
-        age_s = max(self._now_s - (heard.at_s if heard is not None else peer.heard_s), 0.0)
+        last = self._node.membership.last_report(node)
+        age_s = max(self._now_s - (last.at_s if last is not None else peer.heard_s), 0.0)
         if not peer.knows_profile:
             gone = self._gone(peer)
             known = gone or "what it has is not known here yet"
@@ -194,14 +194,14 @@ class WaitReasons:
         if because:
             return EligibilityVerdict(node, can_ever=True, now=False, reason=because, age_s=age_s)
         believed_s = self._node.state.config.report_age_s_max
-        if heard is None:
+        if last is None:
             return EligibilityVerdict(
                 node, can_ever=True, now=None, reason="nothing was heard of its load so far", age_s=age_s
             )
         if age_s > believed_s:
             reason = f"its last word on its load is {duration_text(age_s)} old"
             return EligibilityVerdict(node, can_ever=True, now=None, reason=reason, age_s=age_s)
-        now, reason = reported_room(peer.profile, heard.report, request)
+        now, reason = reported_room(peer.profile, last.report, request)
         if request.takes_devices and not now:
             reason += self._own_there(node)
         if now and task.phase is HomePhase.AWAY and task.record.node == node and request == task.spec.request:
@@ -663,10 +663,10 @@ def _gpu_memory(node: Node, request: ResourceRequest) -> list[int]:
         return []
     free = [state.free_bytes(ledger.now_s) for state in ledger.devices.of_kind(GPU) if state.reading.health.is_usable]
     for peer in node.membership:
-        heard = node.membership.last_report(peer.identity.node)
+        last = node.membership.last_report(peer.identity.node)
         marks = {device.mark for device in peer.profile.devices if device.kind == GPU}
-        if heard is not None and marks:
-            free += [load.free_mib * MIB for load in heard.report.devices if load.mark in marks]
+        if last is not None and marks:
+            free += [load.free_mib * MIB for load in last.report.devices if load.mark in marks]
     asked = request.gpu_mem_bytes / GIB or math.inf
     return [int(amount * GIB) for amount in _largest((size / GIB for size in free), asked)]
 
@@ -675,9 +675,9 @@ def _fewer_cores(node: Node, asked: float) -> list[float]:
     """Fewer cores than it asks for."""
     free = [node.ledger.profile.cpus - node.ledger.cpus_running]
     for peer in node.membership:
-        heard = node.membership.last_report(peer.identity.node)
-        if heard is not None:
-            profile, n = peer.profile, heard.report.load_tasks
+        last = node.membership.last_report(peer.identity.node)
+        if last is not None:
+            profile, n = peer.profile, last.report.load_tasks
             free.append(profile.cpus - n * profile.cpus / max(profile.slots, 1))
     return _largest(free, asked)
 

@@ -272,7 +272,7 @@ class Node:
                 self.membership.has_bus = event.connected
                 if event.connected:
                     self.sharing.information.announce()
-            case events.LoadTold():
+            case events.LoadPublished():
                 self.sharing.information.report_sent(event.report)
             case events.GroupRequested():
                 self.eligibility.groups.asked(event)

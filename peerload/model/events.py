@@ -578,7 +578,7 @@ class BusChanged(_Event, frozen=True):
     connected: bool
 
 
-class LoadTold(_Event, frozen=True):
+class LoadPublished(_Event, frozen=True, tag="LoadTold"):
     """The driver showed a peer or a broker this node's load (`Sharing.shown`), outside of what the core decides."""
 
     report: LoadReport
@@ -641,6 +641,6 @@ Event = (
     | SpeedMeasured
     | PowerMeasured
     | BusChanged
-    | LoadTold
+    | LoadPublished
     | AgentStopping
 )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from peerload.core.membership.membership import Directory, HeardReport
+from peerload.core.membership.membership import Directory, ReceivedReport
 from peerload.core.node import Node
 from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig
@@ -450,7 +450,7 @@ class QueueingModel:
         report = message.report if isinstance(message, State) else None
         if report is None:
             return [name for name in self.nodes if name != src]
-        self._directory.announced.put(src, HeardReport(report, self.now_s))
+        self._directory.announced.put(src, ReceivedReport(report, self.now_s))
         return self._listeners.of(self._instant, src, report)
 
     def _delivered(self, dst: str, received: events.Event, delay_s: float) -> None:

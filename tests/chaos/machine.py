@@ -361,7 +361,7 @@ class Machine:
         if self.node is None:
             return None
         report = self.node.sharing.shown()
-        self.handle(events.LoadTold(report))
+        self.handle(events.LoadPublished(report))
         return report
 
     # -- the launcher --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.membership.membership import Directory, HeardReport, Membership, NamesWithout
+from peerload.core.membership.membership import Directory, Membership, NamesWithout, ReceivedReport
 from peerload.core.membership.peers import PeerState
 from peerload.core.state import CoreState
 from peerload.model.config import CoreConfig
@@ -88,7 +88,7 @@ def test_the_mean_load_is_that_of_all_reports_that_are_believed() -> None:
             case number if number < 10:
                 known.report_received(node, told, age_s=chance.random())
             case _:
-                directory.announced.put(node, HeardReport(told, step * 0.1))
+                directory.announced.put(node, ReceivedReport(told, step * 0.1))
         if step > 1400 or chance.random() < 0.3:
             peers = known.eligible(Need(), "")
             loads = [report.load for _, report in known.reports(peers)]

@@ -61,7 +61,7 @@ def test_what_the_driver_told_of_a_region_is_put_right() -> None:
     told = x.node.sharing.shown()
     assert told.region is Region.OVERLOADED
     x.end(x.task().key)
-    assert x.when(events.LoadTold(told)) == ["timer region 0.2"]
+    assert x.when(events.LoadPublished(told)) == ["timer region 0.2"]
     assert x.timer("region") == ["Announce"]
     assert x.done(Announce).message.report.region is Region.UNDERLOADED
 

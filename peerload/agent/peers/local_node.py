@@ -90,7 +90,7 @@ class LocalNode:
     def _report(self) -> LoadReport:
         """This node's load now. The core hears that it was published."""
         report = self._node.sharing.shown()
-        self._inbox.put(events.LoadTold(report))
+        self._inbox.put(events.LoadPublished(report))
         return report
 
     # -- peers ---------------------------------------------------------------------------------------------------------

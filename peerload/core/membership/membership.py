@@ -54,14 +54,14 @@ AHEAD_MAX = 1000
 """Bound on reports that others tell of a node: they are no further ahead of the node's own word than this many reports, or it is not true."""
 
 
-class HeardReport(msgspec.Struct, frozen=True, gc=False):
+class ReceivedReport(msgspec.Struct, frozen=True, gc=False):
     """A report and the boot time when it came; by_itself: from the node that it is about."""
 
     report: LoadReport
     at_s: float
     by_itself: bool = True
 
-    def is_superseded_by(self, other: HeardReport, incarnation: int) -> bool:
+    def is_superseded_by(self, other: ReceivedReport, incarnation: int) -> bool:
         """True if the other is to be believed instead: the newest (incarnation, sequence), but nothing that others tell
         keeps the node's own word out for long. incarnation: that of the run that is believed in now."""
         mine, its = self.report, other.report
@@ -167,19 +167,19 @@ class ReportTable:
     __slots__ = ("accepting", "by_name", "changed", "changes", "giving", "oldest_s")
 
     def __init__(self) -> None:
-        self.by_name: dict[str, HeardReport] = {}
+        self.by_name: dict[str, ReceivedReport] = {}
         self.accepting: set[str] = set()
         self.giving: set[str] = set()
         self.oldest_s = math.inf
         self.changed: deque[str] = deque(maxlen=CHANGES_KEPT_MAX)
         self.changes = 0
 
-    def put(self, node: str, heard: HeardReport) -> None:
+    def put(self, node: str, received: ReceivedReport) -> None:
         """Replace the report of a peer."""
         self.by_name.pop(node, None)  # so that the first is the one that came longest ago
-        self.by_name[node] = heard
-        self.oldest_s = min(self.oldest_s, heard.at_s)
-        report = heard.report
+        self.by_name[node] = received
+        self.oldest_s = min(self.oldest_s, received.at_s)
+        report = received.report
         (self.accepting.add if report.accepts else self.accepting.discard)(node)
         (self.giving.add if report.gives else self.giving.discard)(node)
         self._has_changed(node)
@@ -493,13 +493,13 @@ class Membership:
 
     def report(self, node: str) -> KnownReport | None:
         """The newest report of a peer, unless it is too old to be believed."""
-        heard = self.believed(node)
-        return KnownReport(heard.report, self._state.now.boot_s - heard.at_s) if heard is not None else None
+        received = self.believed(node)
+        return KnownReport(received.report, self._state.now.boot_s - received.at_s) if received is not None else None
 
-    def believed(self, node: str) -> HeardReport | None:
+    def believed(self, node: str) -> ReceivedReport | None:
         """As `report`, and when it was heard."""
-        heard = self._newest(node)
-        return None if heard is None or self.is_older(heard.at_s) else heard
+        received = self._newest(node)
+        return None if received is None or self.is_older(received.at_s) else received
 
     def is_older(self, at_s: float) -> bool:
         """True if a report of that time is too old to be believed."""
@@ -521,22 +521,22 @@ class Membership:
         told_s = self._state.now.boot_s - known.age_s if known is not None else 0.0
         return known.report if known is not None and told_s > self._devices_freed_s.get(node, -math.inf) else None
 
-    def _newest(self, node: str) -> HeardReport | None:
-        heard, announced = self._reports.by_name.get(node), self._announced.by_name.get(node)
-        if heard is None or (announced is not None and heard.report.sequence < announced.report.sequence):
+    def _newest(self, node: str) -> ReceivedReport | None:
+        received, announced = self._reports.by_name.get(node), self._announced.by_name.get(node)
+        if received is None or (announced is not None and received.report.sequence < announced.report.sequence):
             return announced  # all members of a directory are in their first run
-        return heard
+        return received
 
     def reports(self, nodes: Iterable[str], age_s_max: float = math.inf) -> Iterator[tuple[str, LoadReport]]:
         """The newest report of each of these peers, unless it is older than that or too old to be believed."""
         now_s, age_s_max = self._state.now.boot_s, min(age_s_max, self._believed_s)
         reports, announced = self._reports.by_name, self._announced.by_name
         for node in nodes:
-            heard, told = reports.get(node), announced.get(node)
-            if heard is None or (told is not None and heard.report.sequence < told.report.sequence):
-                heard = told
-            if heard is not None and now_s - heard.at_s <= age_s_max:
-                yield node, heard.report
+            received, published = reports.get(node), announced.get(node)
+            if received is None or (published is not None and received.report.sequence < published.report.sequence):
+                received = published
+            if received is not None and now_s - received.at_s <= age_s_max:
+                yield node, received.report
 
     def reporting(self, nodes: Sequence[str], wanted: Reported) -> list[str]:
         """The peers among these whose newest report says so, unless it is too old to be believed."""
@@ -549,7 +549,7 @@ class Membership:
         names = own.accepting | announced.accepting if wanted == "accepts" else own.giving | announced.giving
         return [node for node, report in self.reports(peers.among(names)) if getattr(report, wanted)]
 
-    def last_report(self, node: str) -> HeardReport | None:
+    def last_report(self, node: str) -> ReceivedReport | None:
         """The newest report of a peer, however old."""
         return self._reports.by_name.get(node)
 
@@ -579,8 +579,8 @@ class Membership:
     def leave(self) -> None:
         """This node stops on purpose."""
         alive = [node for node in self._names if (peer := self.get(node)) is not None and peer.state is PeerState.ALIVE]
-        told = alive if len(alive) <= LEAVING_SAID_MAX else self._state.rng.sample(alive, LEAVING_SAID_MAX)
-        for node in told:
+        informed = alive if len(alive) <= LEAVING_SAID_MAX else self._state.rng.sample(alive, LEAVING_SAID_MAX)
+        for node in informed:
             self._state.send(node, Leaving())
         self.gossip.leave()
 
@@ -658,15 +658,18 @@ class Membership:
 
     def report_received(self, node: str, report: LoadReport, age_s: float = 0.0, *, by_itself: bool = True) -> bool:
         """A peer told its load, so long ago, or somebody did. True if it is believed instead of what was."""
-        known, heard = self._reports.by_name.get(node), HeardReport(report, self._state.now.boot_s - age_s, by_itself)
+        known, received = (
+            self._reports.by_name.get(node),
+            ReceivedReport(report, self._state.now.boot_s - age_s, by_itself),
+        )
         if known is None:
             if node not in self._peers and not self._is_listed(node):
                 return False
             if len(self._reports.by_name) >= self._state.config.reports_kept_max:
                 self._reports.drop(next(iter(self._reports.by_name)))
-        elif not known.is_superseded_by(heard, self._peers[node].identity.incarnation if node in self._peers else 0):
+        elif not known.is_superseded_by(received, self._peers[node].identity.incarnation if node in self._peers else 0):
             return False
-        self._reports.put(node, heard)
+        self._reports.put(node, received)
         return True
 
     def load_heard(self, load: Load, src: str) -> bool:
@@ -749,9 +752,9 @@ class Membership:
     def loads(self) -> Iterator[Load]:
         """The loads known, for a newcomer."""
         now_s = self._state.now.boot_s
-        for node, heard in self._reports.by_name.items():
+        for node, received in self._reports.by_name.items():
             if self.is_usable(node):
-                yield Load.of(node, heard.report, max(now_s - heard.at_s, 0.0))
+                yield Load.of(node, received.report, max(now_s - received.at_s, 0.0))
 
     def has_room_for_member(self) -> bool:
         """True if there is room for one more peer; one that was lost longest ago makes it."""
@@ -847,13 +850,13 @@ class Membership:
         )
         return sorted(fits)
 
-    def directory_answered(self, node: str, told: DirectoryTold) -> None:
+    def directory_answered(self, node: str, published: DirectoryTold) -> None:
         """A peer says whether it would run tasks of a user in a directory."""
-        if told.code in DECLINES_LASTING:
-            self.remember_decline(node, told.code, decline_subject(told.code, told))
-        elif not told.code:
+        if published.code in DECLINES_LASTING:
+            self.remember_decline(node, published.code, decline_subject(published.code, published))
+        elif not published.code:
             for code in DECLINES_LASTING:
-                self._declined.pop((node, code, decline_subject(code, told)), None)
+                self._declined.pop((node, code, decline_subject(code, published)), None)
 
     def remember_decline(self, node: str, code: str, subject: bytes) -> None:
         """A decline for a lasting reason: do not probe again for a while."""

@@ -739,7 +739,7 @@ class Sharing:
 
     def shown(self) -> LoadReport:
         """The load report as of the last event, for drivers and people; changes nothing. A driver that sends it to others
-        reports that with LoadTold."""
+        reports that with LoadPublished."""
         return self.information.shown()
 
     def completed(self) -> None:

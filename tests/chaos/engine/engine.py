@@ -168,7 +168,7 @@ class Simulation:
     def _meet(self, host: Host, other: Host) -> None:
         if other.node is not None:
             report = other.node.sharing.shown()
-            other.handle(events.LoadTold(report))
+            other.handle(events.LoadPublished(report))
             met = events.PeerMet(
                 other.identity, other.profile, report, refutation=other.node.membership.gossip.refutation
             )
