@@ -342,7 +342,7 @@ class PeerMessages:
         """True if output lies here under the name of this attempt, which the core knows nothing of any more: that of an
         ended task of this node, whose uid another home has taken. It must not be written over."""
         key = execution_key(offer.uid, offer.attempt)
-        is_known = key in self._node.executor.guests or offer.uid in self._node.home.tasks
+        is_known = key in self._node.executor.remote_tasks or offer.uid in self._node.home.tasks
         return not is_known and any(path.exists() for path in self._spool.paths(key))
 
     def _may_look_up(self, src: str) -> bool:

@@ -530,7 +530,7 @@ class StdinForwarding:
                     source.began(key)
                 self.grown(key, source)
             return
-        remote = self._node.executor.guests.get(key)
+        remote = self._node.executor.remote_tasks.get(key)
         if remote is not None and remote.spec.takes_input and remote.phase is RemotePhase.HERE:
             self._fetches.begin(remote)
 
@@ -557,7 +557,7 @@ class StdinForwarding:
         for task in list(node.home.tasks.values()):
             if task.phase is HomePhase.HERE and task.record.input:
                 self.begin(task.key)
-        for remote in list(node.executor.guests.values()):
+        for remote in list(node.executor.remote_tasks.values()):
             if remote.phase is RemotePhase.HERE and remote.spec.takes_input:
                 self.begin(remote.key)
         for key in sorted(self._commands):

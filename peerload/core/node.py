@@ -169,12 +169,12 @@ class Node:
             task = self.home.tasks.get(bytes.fromhex(key.partition("-")[0]))
         except ValueError:  # a file that somebody else has put here
             return False
-        return key in self.executor.guests or (task is not None and task.key == key)
+        return key in self.executor.remote_tasks or (task is not None and task.key == key)
 
     @property
     def has_work(self) -> bool:
         """True if a task of this home has not ended, or one of another is here: the machine must not sleep."""
-        return bool(self.home.number or self.executor.guests or self.ledger.inbound)
+        return bool(self.home.number or self.executor.remote_tasks or self.ledger.inbound)
 
     def holds(self, key: str) -> bool:
         """True if this attempt is to run here."""
@@ -339,9 +339,9 @@ class Node:
         rows = chain(event.tasks, *(members.rows() for members in apart))
         queued = [task for row in rows if (task := self._restored(row)).record.state is TaskState.QUEUED]
         for record in event.executions:
-            guest = self.executor.adopt(record)
-            if guest.phase is not RemotePhase.ENDED:
-                self.runs.restore(guest)
+            remote = self.executor.adopt(record)
+            if remote.phase is not RemotePhase.ENDED:
+                self.runs.restore(remote)
         self.runs.reconcile(event.running, dict(event.ended), event.frozen)
         for home, at in event.revoked:  # whoever has that name anew has started its tasks after that
             self.executor.home_revoked(home, at)
@@ -690,9 +690,9 @@ class _Mediator:
     def accepts_offer(self, offer: messages.Offer) -> bool:
         return self._node.sharing.admission.accepts_offer(offer)
 
-    def guest_arrived(self, guest: RemoteTask) -> None:
-        if node := self._node.sharing.sender.next_node(guest):
-            self._node.executor.give_back(guest, f"{self._node.state.node} passes it on", to=node)
+    def remote_arrived(self, remote: RemoteTask) -> None:
+        if node := self._node.sharing.sender.next_node(remote):
+            self._node.executor.give_back(remote, f"{self._node.state.node} passes it on", to=node)
 
     def running_tasks(self) -> Iterable[Work]:
         return self._node.runs.works()
@@ -855,14 +855,14 @@ class Authorisation:
         return TABLE[kind][Role.MEMBER]
 
     def _as_home(self, src: str, message: Any) -> Role:  # noqa: ANN401 -- as above
-        """The role of src towards an attempt here, or one that is to come here: its home is whose guest it is; of one that nobody
+        """The role of src towards an attempt here, or one that is to come here: its home is the node that has committed it; of one that nobody
         here knows, the node in its id."""
         if isinstance(message, messages.RenewOk | messages.Park):
             items = message.extensions if isinstance(message, messages.RenewOk) else message.parkings
-            known = [guest for item in items if (guest := self._executor.by_uid.get(item.uid)) is not None]
-            return Role.MEMBER if known and all(guest.home != src for guest in known) else Role.HOME
-        guest = self._executor.by_uid.get(message.uid)
-        home = guest.home if guest is not None else task_home(message.task)
+            known = [remote for item in items if (remote := self._executor.by_uid.get(item.uid)) is not None]
+            return Role.MEMBER if known and all(remote.home != src for remote in known) else Role.HOME
+        remote = self._executor.by_uid.get(message.uid)
+        home = remote.home if remote is not None else task_home(message.task)
         return Role.HOME if home == src else Role.MEMBER
 
     def _as_holder(self, src: str, message: Any) -> Role:  # noqa: ANN401 -- as above

@@ -108,7 +108,7 @@ class CoreState:
         return found
 
     @property
-    def takes_guests(self) -> bool:
+    def takes_remote_tasks(self) -> bool:
         """True if tasks of other homes may come here at all."""
         return not self.profile.drained and not self.profile.trouble and self.has_disk_room and not self.is_stuck
 
@@ -155,9 +155,9 @@ class CoreState:
         keeps the rules, however late it comes."""
         self.note("security", rule, node=who, reason=what)
 
-    def note_guest(self, guest: RemoteTask, state: str, reason: str) -> None:
+    def note_remote(self, remote: RemoteTask, state: str, reason: str) -> None:
         """Keep an event about an attempt of another home that is here."""
-        self.note("attempt", state, task=guest.task, attempt=guest.attempt, node=guest.home, reason=reason)
+        self.note("attempt", state, task=remote.task, attempt=remote.attempt, node=remote.home, reason=reason)
 
     def set_timer_in(self, seconds: float, timer: Timer) -> None:
         """Set a timer, if ``seconds`` is less than FOREVER_S."""
@@ -225,7 +225,7 @@ class Mediator(Protocol):
     def accepts_offer(self, offer: Offer, /) -> bool:
         """True if the transfer policy accepts an offer."""
 
-    def guest_arrived(self, guest: RemoteTask, /) -> None:
+    def remote_arrived(self, remote: RemoteTask, /) -> None:
         """A task of another home was committed, and waits here."""
 
     # -- load ----------------------------------------------------------------------------------------------------------

@@ -89,20 +89,20 @@ def validate_groups(groups: TaskGroups, home: Home) -> None:
 
 def validate_attempts(executor: ExecutorHandoff, ledger: Ledger, runs: RunningTasks) -> None:
     """The attempts of other homes that are on this node."""
-    for key, guest in executor.guests.items():
-        _hold(guest, key == guest.key and guest.uid in executor.by_uid, "it is not found by its key and its uid")
-        is_newest = executor.by_uid[guest.uid] is guest
-        _hold(guest, guest.is_queued == (guest.phase is RemotePhase.WAITING), "the queue disagrees with its phase")
-        _hold(guest, is_newest or not guest.is_queued, "a newer attempt is here, and it waits")
-        _hold(guest, runs.holds(key) == (guest.phase is RemotePhase.HERE), "what runs here disagrees with its phase")
-        has_room = guest.uid in ledger.inbound or guest.phase is not RemotePhase.RESERVED
-        _hold(guest, has_room, "it is accepted, and no room is reserved")
-        has_started = guest.phase in (RemotePhase.HERE, RemotePhase.ENDED)
-        is_fenced = executor.fences.attempt(guest.uid) >= guest.attempt
-        _hold(guest, is_fenced or not has_started, "it has started, and could start again")
-        _hold(guest, guest.exit is not None or guest.phase is not RemotePhase.ENDED, "it has ended without a result")
-    for guest in executor.by_uid.values():
-        _hold(guest, executor.guests.get(guest.key) is guest, "it is gone, and is still found by its uid")
+    for key, remote in executor.remote_tasks.items():
+        _hold(remote, key == remote.key and remote.uid in executor.by_uid, "it is not found by its key and its uid")
+        is_newest = executor.by_uid[remote.uid] is remote
+        _hold(remote, remote.is_queued == (remote.phase is RemotePhase.WAITING), "the queue disagrees with its phase")
+        _hold(remote, is_newest or not remote.is_queued, "a newer attempt is here, and it waits")
+        _hold(remote, runs.holds(key) == (remote.phase is RemotePhase.HERE), "what runs here disagrees with its phase")
+        has_room = remote.uid in ledger.inbound or remote.phase is not RemotePhase.RESERVED
+        _hold(remote, has_room, "it is accepted, and no room is reserved")
+        has_started = remote.phase in (RemotePhase.HERE, RemotePhase.ENDED)
+        is_fenced = executor.fences.attempt(remote.uid) >= remote.attempt
+        _hold(remote, is_fenced or not has_started, "it has started, and could start again")
+        _hold(remote, remote.exit is not None or remote.phase is not RemotePhase.ENDED, "it has ended without a result")
+    for remote in executor.by_uid.values():
+        _hold(remote, executor.remote_tasks.get(remote.key) is remote, "it is gone, and is still found by its uid")
 
 
 def validate_room(ledger: Ledger, queue: WaitingQueue, runs: RunningTasks) -> None:

@@ -1,4 +1,4 @@
-"""The two kinds of work a node holds: tasks whose home it is, and guests, attempts committed to it by other homes."""
+"""The two kinds of work a node holds: tasks whose home it is, and remote tasks, attempts that other homes have committed to it."""
 
 from __future__ import annotations
 
@@ -382,14 +382,14 @@ class RemoteTask(Work):
         """Rebuild work from its durable row: started (the launcher knows whether it still runs) or ended."""
         has_ended = record.state is ExecutionState.RESULT
         phase = RemotePhase.ENDED if has_ended else RemotePhase.HERE
-        guest = cls(record.task, record.uid, record.attempt, record.home, record.spec, arrived_s, phase)
-        guest.ts = record.ts
-        guest.lease_s = record.lease_s
-        guest.deadline_s = record.ts + record.lease_s
-        guest.devices = record.devices
+        remote = cls(record.task, record.uid, record.attempt, record.home, record.spec, arrived_s, phase)
+        remote.ts = record.ts
+        remote.lease_s = record.lease_s
+        remote.deadline_s = record.ts + record.lease_s
+        remote.devices = record.devices
         if has_ended:
-            guest.exit = record.exit
-        return guest
+            remote.exit = record.exit
+        return remote
 
     def enter(self, phase: RemotePhase) -> None:
         """Another phase; the one place where it is set. Raises InvariantBroken for a transition that REMOTE_TRANSITIONS does

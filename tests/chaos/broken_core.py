@@ -198,7 +198,7 @@ def commit_unreserved(patch: pytest.MonkeyPatch) -> None:
         if commit.uid not in self.by_uid and offer is not None and offer.attempt == commit.attempt:
             guest = RemoteTask(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
             guest.nonce, guest.ts, guest.lease_s = commit.nonce, commit.ts, commit.lease_s
-            self.guests[guest.key] = self.by_uid[guest.uid] = guest
+            self.remote_tasks[guest.key] = self.by_uid[guest.uid] = guest
         commit_received(self, src, commit)
 
     patch.setattr(ExecutorHandoff, "offer_received", remembered)

@@ -126,7 +126,7 @@ class Driver:
         """Homes first, so that what the node has is met without them."""
         if machine.node is None:
             return False
-        for home in sorted({guest.home for guest in machine.node.executor.guests.values()}):
+        for home in sorted({guest.home for guest in machine.node.executor.remote_tasks.values()}):
             down_s = fault.down_s * self._rng.uniform(0.5, 2.0)
             self.crash(self._cluster.machines[home], down_s, machine_too=fault.machine)
         fault_encounters.met_by_agent(self._cluster, machine, "machine reboots" if fault.machine else "agent dies")

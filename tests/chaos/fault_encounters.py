@@ -29,7 +29,7 @@ def met_by_agent(cluster: Cluster, machine: Machine, what: str) -> None:
         gauges.count(f"row {what}: it runs tasks of others")
     if node is None:
         return
-    guests = node.executor.guests.values()
+    guests = node.executor.remote_tasks.values()
     if any(cluster.machines[guest.home].node is None for guest in guests):
         gauges.count(f"row {what}: so is the home of what it has")
     home_phases = {task.phase for task in node.home.tasks.values()}
@@ -46,7 +46,7 @@ def met_by_cut(cluster: Cluster, pairs: Pairs) -> None:
     """True if a partition stands between a home and a node that runs a task of it."""
     cut = set(pairs)
     for machine in cluster.machines.values():
-        for guest in machine.node.executor.guests.values() if machine.node is not None else ():
+        for guest in machine.node.executor.remote_tasks.values() if machine.node is not None else ():
             between = ((machine.name, guest.home), (guest.home, machine.name))
             if guest.phase is RemotePhase.HERE and any(pair in cut for pair in between):
                 cluster.gauges.count("row partition during a run")

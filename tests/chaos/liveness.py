@@ -122,7 +122,7 @@ class Rest:
         node = machine.node
         if node is None:
             return f"the agent of {machine.name} is down"
-        for guest in node.executor.guests.values():
+        for guest in node.executor.remote_tasks.values():
             if not self._is_orphan(guest.uid, guest.home):
                 return f"{machine.name} has {guest.key} of {guest.home}, {guest.phase}"
         for key, process in machine.launcher.running.items():

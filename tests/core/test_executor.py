@@ -49,7 +49,7 @@ def test_offer_reserves_commit_starts_result_is_repeated_until_acknowledged() ->
     assert x.hear("h", messages.ResultAck("h/1", UID, 1)) == []
     assert x.hear("h", offer()) == ["Decline to h"]  # the floor stays
     assert x.sent(messages.Decline).code == "floor"
-    assert not x.node.executor.guests
+    assert not x.node.executor.remote_tasks
 
 
 def test_a_commit_without_its_reservation_is_refused_durably() -> None:
@@ -69,7 +69,7 @@ def test_an_older_nonce_is_refused() -> None:
     assert commit(x).nonce != old.nonce
     refused = ["clear reserved", "persist floor=1", "NotStarted to h"]
     assert x.hear("h", old) == refused
-    assert not x.node.executor.guests
+    assert not x.node.executor.remote_tasks
 
 
 def test_a_reservation_ends() -> None:
@@ -151,7 +151,7 @@ def test_room_that_comes_after_the_lease_ran_out_starts_nothing() -> None:
     assert "Return to h" in did
     assert "persist floor=1" in did
     assert not [action for action in x.last if isinstance(action, SpawnTask)]
-    assert KEY not in x.node.executor.guests
+    assert KEY not in x.node.executor.remote_tasks
     assert x.node.ledger.load_tasks == 0
 
 
@@ -196,7 +196,7 @@ def test_every_query_is_answered() -> None:
     x.after(10).timer("reserved", KEY)
     assert x.hear("h", query) == ["persist floor=1", "NotStarted to h"]
     assert x.hear("h", query) == ["NotStarted to h"]  # again, if that was lost
-    assert not x.node.executor.guests
+    assert not x.node.executor.remote_tasks
     x = guest()
     assert x.hear("h", query) == ["Renew to h"]
     x.end(KEY)
@@ -225,7 +225,7 @@ def test_revoke_in_every_phase() -> None:
     assert x.hear("h", revoke) == []
     x.hear("h", offer())
     x.hear("h", revoke)
-    assert not x.node.executor.guests
+    assert not x.node.executor.remote_tasks
     x = Given(peers=("h",))
     x.submit()
     x.hear("h", offer(only=True))
@@ -276,7 +276,7 @@ def test_a_stale_reservation_makes_way_for_the_next_attempt() -> None:
     x = Given(peers=("h",))
     x.hear("h", offer(1))
     assert "Accept to h" in x.hear("h", offer(2))
-    assert [guest.attempt for guest in x.node.executor.guests.values()] == [2]
+    assert [guest.attempt for guest in x.node.executor.remote_tasks.values()] == [2]
     assert x.hear("h", offer(1)) == ["Decline to h"]
     assert x.node.ledger.load_tasks == 1  # its room is still kept
 
@@ -345,9 +345,9 @@ def test_floor_rows_hold_the_highest_attempt() -> None:
 
 def test_a_guests_phase_follows_its_durable_state() -> None:
     x = guest()
-    assert x.node.executor.guests[KEY].phase is RemotePhase.HERE
+    assert x.node.executor.remote_tasks[KEY].phase is RemotePhase.HERE
     x.end(KEY)
-    assert x.node.executor.guests[KEY].phase is RemotePhase.ENDED
+    assert x.node.executor.remote_tasks[KEY].phase is RemotePhase.ENDED
 
 
 @pytest.mark.rule("P2")

@@ -41,7 +41,7 @@ def test_what_runs_is_killed_and_forgotten_durably_first() -> None:
     x = guest()
     assert x.when(REVOKED) == ["persist drop", "signal 9", "timer kill 10"]
     assert x.end(KEY)[-2:] == ["Died to h", "ForgetTask"]
-    assert not x.node.executor.guests
+    assert not x.node.executor.remote_tasks
     assert not x.node.ledger.running
     assert x.hear("h", messages.Query("h/1", UID, 1)) == ["Died to h"]
 
@@ -69,21 +69,21 @@ def test_room_that_was_kept_for_it_is_free_again() -> None:
     x = Given(peers=("h",))
     x.hear("h", offer())
     x.when(REVOKED)
-    assert not x.node.executor.guests
+    assert not x.node.executor.remote_tasks
     assert x.node.ledger.load_tasks == 0
 
 
 def test_tasks_of_other_homes_go_on() -> None:
     x = guest()
     assert x.when(events.NodeRevoked("g")) == []
-    assert x.node.executor.guests[KEY].phase is RemotePhase.HERE
+    assert x.node.executor.remote_tasks[KEY].phase is RemotePhase.HERE
 
 
 def test_a_result_that_its_home_has_not_taken_yet_is_kept() -> None:
     x = guest()
     x.end(KEY)
     assert x.when(REVOKED) == []
-    assert x.node.executor.guests[KEY].phase is RemotePhase.ENDED
+    assert x.node.executor.remote_tasks[KEY].phase is RemotePhase.ENDED
 
 
 @pytest.mark.rule("J4")
@@ -108,7 +108,7 @@ def test_an_agent_that_starts_ends_what_was_started_before_the_revocation() -> N
 def test_tasks_of_who_was_let_in_anew_go_on_over_a_restart() -> None:
     x = restarted(WALL_S - 1.0)
     assert "signal 9" not in x.started
-    assert x.node.executor.guests[KEY].phase is RemotePhase.HERE
+    assert x.node.executor.remote_tasks[KEY].phase is RemotePhase.HERE
 
 
 def cancel(*tasks: str, force: bool = False) -> events.RemoteCancelRequested:

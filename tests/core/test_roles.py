@@ -201,7 +201,7 @@ def seen(x: Given) -> Any:
 
     return (
         {uid: of(task) for uid, task in node.home.tasks.items()},
-        {key: of(guest) for key, guest in node.executor.guests.items()},
+        {key: of(guest) for key, guest in node.executor.remote_tasks.items()},
         dict(node.executor.fences._fences),
         sorted(node.runs._works),
         (node.ledger.load_tasks, node.ledger.cpus_running),

@@ -59,7 +59,7 @@ def test_nothing_else_is_tried_until_the_pause_is_over_and_then_one_task_at_a_ti
     assert spawned(short(x, first.key)) == 0
     assert spawned(short(x, x.task(2).key)) == 0  # it was on its way
     assert x.node.state.profile.trouble
-    assert not x.node.state.takes_guests
+    assert not x.node.state.takes_remote_tasks
     did = x.after(1).timer("shortage")
     assert spawned(did) == 1
     trial = x.done(SpawnTask).key
@@ -68,7 +68,7 @@ def test_nothing_else_is_tried_until_the_pause_is_over_and_then_one_task_at_a_ti
     trial = x.done(SpawnTask).key
     assert spawned(started(x, trial)) >= 1  # what fits
     assert not x.node.state.profile.trouble
-    assert x.node.state.takes_guests
+    assert x.node.state.takes_remote_tasks
 
 
 def test_a_pause_is_bounded_and_starts_over_when_the_shortage_has_really_been_over() -> None:

@@ -45,7 +45,7 @@ def test_an_offer_whose_files_do_not_come_is_declined_and_its_room_free() -> Non
     assert isinstance(decline, messages.Decline)
     assert (decline.code, decline.reason) == ("disk", "no room")
     assert actions.ForgetTask(KEY, output=False) in x.last
-    assert not x.node.executor.guests
+    assert not x.node.executor.remote_tasks
     assert x.node.ledger.inbound == {}
 
 

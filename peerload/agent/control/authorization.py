@@ -338,7 +338,7 @@ class Authorization:
 
     def sees_remote_named(self, caller: Principal, name: str) -> bool:
         """True if a task of another home with this id is here, and the caller may see it."""
-        remotes = self._executor.guests.values()
+        remotes = self._executor.remote_tasks.values()
         return any(remote.task == name and self.sees_remote(caller, remote) for remote in remotes)
 
     def store(self, caller: Principal) -> StoreReader:

@@ -258,7 +258,7 @@ class TaskOutputs:
     def remote_attempts_gone(self) -> None:
         """End the outputs of attempts of other homes that are gone without an end of their own (they died or were
         given back)."""
-        remotes = self._node.executor.guests
+        remotes = self._node.executor.remote_tasks
         for key in [key for key in self.served if key not in remotes and key not in self._ends]:
             self.ended(key, *self._spool.sizes(key))
 
@@ -268,7 +268,7 @@ class TaskOutputs:
         """The output of a remote task, for its home alone. It ends without OutputEnd if this agent is short of
         descriptors or memory: its home asks again."""
         key = execution_key(request.uid, request.attempt)
-        remote = self._node.executor.guests.get(key)
+        remote = self._node.executor.remote_tasks.get(key)
         if remote is None or remote.home != src or remote.phase is RemotePhase.RESERVED:
             yield OutputEnd(gone=True)
             return

@@ -213,7 +213,7 @@ class DuplicateNames:
         if by in info.refused_by:
             return
         is_newcomer = time.time() - info.started_at < NEWCOMER_S
-        has_worked = node.submissions.counter > 0 or node.executor.guests or len(node.executor.fences) > 0
+        has_worked = node.submissions.counter > 0 or node.executor.remote_tasks or len(node.executor.fences) > 0
         if is_newcomer and not has_worked:
             self._run.refuse(ConfigError("node", f"another agent is called {name}, says the peer at {by}", hint=HINT))
             return

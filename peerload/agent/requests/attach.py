@@ -322,7 +322,7 @@ class ExecRequests:
         key, task = running_here(node, self._task_ids, request.task)
         if not key:
             raise BadRequest(f"{task} does not run on {here}", hint=f"where it is:  peerload show {task}")
-        remote = node.executor.guests.get(key)
+        remote = node.executor.remote_tasks.get(key)
         own = node.home.by_id[task] if remote is None else None
         spec, home = (remote.spec, remote.home) if remote is not None else (node.home.by_id[task].spec, here)
         command = TaskSpec(

@@ -79,7 +79,7 @@ class NodeCommands:
 
     def _suffering(self, here: str) -> list[str]:
         """Consequences of leaving for the current tasks, in words."""
-        remotes = len(self._node.executor.guests)
+        remotes = len(self._node.executor.remote_tasks)
         unfinished = self._node.home.tasks.values()
         leased = [task for task in unfinished if task.record.state is TaskState.LEASED]
         away = sum(task.record.node != here for task in leased)

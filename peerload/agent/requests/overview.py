@@ -251,7 +251,7 @@ class OverviewBuilder:
 
     def _remotes_here(self) -> dict[str, RemoteTask]:
         found: dict[str, RemoteTask] = {}
-        for remote in self._node.executor.guests.values():
+        for remote in self._node.executor.remote_tasks.values():
             if len(found) >= REMOTES_SHOWN_MAX:
                 break
             if self._caller is not None and not self._access.sees_remote(self._caller, remote):

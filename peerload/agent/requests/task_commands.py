@@ -84,7 +84,7 @@ class TaskCommands:
 
     def cancel_remote(self, connection: Connection, request: control.CancelRemote) -> None:
         """Kill tasks of other homes on this node. Raises NoSuchTask for the first that is not here."""
-        here = {name for remote in self._node.executor.guests.values() for name in (remote.task, remote.array)}
+        here = {name for remote in self._node.executor.remote_tasks.values() for name in (remote.task, remote.array)}
         for name in request.guests:
             if name not in here:
                 raise NoSuchTask(f"no task {name} of another home is here", hint="what is here:  peerload ls --remote")

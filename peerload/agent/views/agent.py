@@ -333,7 +333,7 @@ class DiagnosticsView:
             **({} if caller.sees_all else {"damaged": []}),
             **self._links.checkup(node.membership),
             "ends_waiting": {"attempts": exits.waiting, "why": exits.waits_because} if exits.waiting else None,
-            "frozen": [node.executor.guests[key].task for key in frozen],
+            "frozen": [node.executor.remote_tasks[key].task for key in frozen],
             "trouble": node.state.profile.trouble or None,
             **self._cluster.checkup(),
         }
@@ -381,7 +381,7 @@ class MetricsView:
             metrics.QUEUE_OLDEST_WAIT: node.queue.oldest_wait_s(),
             labelled(metrics.EXECUTIONS, home="this"): ledger.running_local,
             labelled(metrics.EXECUTIONS, home="other"): len(ledger.running) - ledger.running_local,
-            metrics.GUESTS: len(node.executor.guests),
+            metrics.GUESTS: len(node.executor.remote_tasks),
             metrics.FROZEN_TASKS: sum(1 for _ in node.runs.frozen),
         }
 

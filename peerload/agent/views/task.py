@@ -411,14 +411,14 @@ def find_remote(node: Node, name: str) -> RemoteTask | None:
     """The newest attempt here of the task with this whole id; None if there is none."""
     found = [
         remote
-        for remote in node.executor.guests.values()
+        for remote in node.executor.remote_tasks.values()
         if remote.task == name and remote.phase is not RemotePhase.RESERVED
     ]
     return max(found, key=lambda remote: remote.attempt, default=None)
 
 
 def remote_tasks_seen_by(node: Node, access: Authorization, caller: Principal) -> list[RemoteTask]:
-    remotes = node.executor.guests.values()
+    remotes = node.executor.remote_tasks.values()
     return [g for g in remotes if g.phase is not RemotePhase.RESERVED and access.sees_remote(caller, g)]
 
 

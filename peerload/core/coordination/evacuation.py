@@ -166,7 +166,7 @@ class NodeDrain:
     def settle(self) -> None:
         """Answer those who wait until the node is empty, if it is; called after every event while the
         evacuation is on."""
-        if self._awaiting and not self._ledger.running and not self._executor.guests:
+        if self._awaiting and not self._ledger.running and not self._executor.remote_tasks:
             self._state.actions.extend(Answer(request) for request in self._awaiting)
             self._awaiting.clear()
 

@@ -254,7 +254,7 @@ class RunningTasks:
         if isinstance(work, HomeTask):
             self._state.note("task", "strayed", task=work.task, attempt=work.record.attempt, reason=reason)
         else:
-            self._state.note_guest(work, "strayed", reason)
+            self._state.note_remote(work, "strayed", reason)
 
     def devices_due(self) -> None:
         """Let a waiting task take other devices from now on."""
@@ -351,7 +351,7 @@ class RunningTasks:
             if frozen:
                 self._state.count(metrics.LEASES_FROZEN)
             (self.frozen.froze if frozen else self.frozen.thawed)(key)
-            self._state.note_guest(work, state, reason)
+            self._state.note_remote(work, state, reason)
 
     def stop(self, key: str) -> None:
         """Send SIGTERM, later SIGKILL, to a task past its time limit."""
@@ -468,7 +468,7 @@ class Frozen:
 
     They keep their room for `frozen_kept_s` at least, and for as long as nobody needs it: no task of this home, and
     none that another home could give to nobody else. Then the one that has been frozen longest is ended, without a result,
-    and those that may run once only are the last. While nothing here runs but what is frozen, this node takes no guests that
+    and those that may run once only are the last. While nothing here runs but what is frozen, this node takes no remote tasks that
     would have to wait, and those that do go home: nobody can say how long it takes. Who asks all the same finds room the next
     time."""
 
@@ -495,7 +495,7 @@ class Frozen:
 
     def froze(self, key: str) -> None:
         """Record that the launcher has frozen this attempt."""
-        if key in self._executor.guests:
+        if key in self._executor.remote_tasks:
             self.is_needed = True
             self._since_s[key] = self._state.now.boot_s
             self._state.set_timer_in(self._state.config.frozen_kept_s, timers.FrozenTimeout(key))
@@ -532,19 +532,19 @@ class Frozen:
         task = self._whom_it_helps(due) if due else None
         if task is None:
             return
-        guest = min((self._executor.guests[key] for key in due), key=self._order)
-        self._evicted = guest.key
+        remote = min((self._executor.remote_tasks[key] for key in due), key=self._order)
+        self._evicted = remote.key
         self._state.count(metrics.FROZEN_TASKS_EVICTED)
         self._state.note(
             "attempt",
             "evicted",
-            task=guest.task,
-            attempt=guest.attempt,
-            node=guest.home,
+            task=remote.task,
+            attempt=remote.attempt,
+            node=remote.home,
             reason=f"{task} needs its room",
         )
-        reason = f"{guest.home} was silent, and a task of {task_home(task)} needed its room"
-        self._state.actions.append(EvictTask(guest.key, reason))
+        reason = f"{remote.home} was silent, and a task of {task_home(task)} needed its room"
+        self._state.actions.append(EvictTask(remote.key, reason))
 
     def _whom_it_helps(self, due: list[str]) -> str | None:
         """The first task that has no room now, and would have if these were gone; None if there is none."""
@@ -562,8 +562,8 @@ class Frozen:
                 return one.task
         return None
 
-    def _order(self, guest: RemoteTask) -> tuple[bool, float]:
-        return guest.spec.guarantee is Guarantee.ONCE, self._since_s[guest.key]
+    def _order(self, remote: RemoteTask) -> tuple[bool, float]:
+        return remote.spec.guarantee is Guarantee.ONCE, self._since_s[remote.key]
 
 
 LATELY_MAX = 10_000

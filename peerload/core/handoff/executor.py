@@ -93,7 +93,7 @@ class ExecutorHandoff:
         self._queue = queue
         self._ledger = ledger
         self._table = table = RemoteTaskTable()
-        self.guests, self.by_uid = table.guests, table.by_uid
+        self.remote_tasks, self.by_uid = table.remote_tasks, table.by_uid
         self.fences = AttemptFences(state, self.by_uid)
         self.leases = ExecutorLeases(state, table)
         self.results = ExecutorResults(state, ledger, self.fences, table)
@@ -132,44 +132,44 @@ class ExecutorHandoff:
                 src, Decline(offer.task, offer.uid, offer.attempt, code, reason, self._mediator.own_report())
             )
             return
-        guest = self.by_uid.get(offer.uid)
-        if guest is None:
-            guest = RemoteTask(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
-            self._table.add(guest)
+        remote = self.by_uid.get(offer.uid)
+        if remote is None:
+            remote = RemoteTask(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
+            self._table.add(remote)
             if offer.spec.is_staged:
-                guest.is_staging = True
+                remote.is_staging = True
                 others = tuple(node for node in offer.sources if node not in (self._state.node, src))
                 self._state.actions.append(
-                    StageFiles(guest.key, guest.task, guest.uid, guest.attempt, guest.home, guest.spec, others)
+                    StageFiles(remote.key, remote.task, remote.uid, remote.attempt, remote.home, remote.spec, others)
                 )
-        guest.nonce = self._state.rng.getrandbits(62)  # a new one each time: an older ACCEPT cannot be committed
-        guest.ts = self._state.now.boot_s
-        guest.lease_s = offer.lease_s
-        guest.migrations = offer.migrations
-        guest.migrations_max = offer.migrations_max
+        remote.nonce = self._state.rng.getrandbits(62)  # a new one each time: an older ACCEPT cannot be committed
+        remote.ts = self._state.now.boot_s
+        remote.lease_s = offer.lease_s
+        remote.migrations = offer.migrations
+        remote.migrations_max = offer.migrations_max
         self._ledger.expect(offer.uid, offer.spec.request)
         self._state.clear_timer(timers.Inbound(offer.uid.hex()))
-        guest.repeat_s = self._state.config.repeat_s
-        self._accept(guest)
+        remote.repeat_s = self._state.config.repeat_s
+        self._accept(remote)
 
     def _objection(self, src: str, task: str, uid: bytes) -> str:
         """The reason why src may not send messages about this task; "" if it may. Launcher, spool and queue know an attempt by its task's uid, so
         that one uid is never two homes'."""
         if task_home(task) != src:
             return "only its home may offer a task, start it or ask for it"
-        guest = self.by_uid.get(uid)
-        home = guest.home if guest is not None else self.fences.home(uid)
+        remote = self.by_uid.get(uid)
+        home = remote.home if remote is not None else self.fences.home(uid)
         if self._mediator.is_own_task(uid) or home not in ("", src):
             return "a task of another home has that uid here"
         return ""
 
     def _guest_of(self, src: str, uid: bytes) -> RemoteTask | None:
         """The attempt here of a task of src. A message of another node about it is counted."""
-        guest = self.by_uid.get(uid)
-        if guest is None or guest.home == src:
-            return guest
+        remote = self.by_uid.get(uid)
+        if remote is None or remote.home == src:
+            return remote
         self._state.count(metrics.MESSAGES_FROM_NON_HOME)
-        self._state.broken(rules.ROLES_CHECKED, src, f"it speaks of {guest.task}, whose home is {guest.home}")
+        self._state.broken(rules.ROLES_CHECKED, src, f"it speaks of {remote.task}, whose home is {remote.home}")
         return None
 
     def _is_unauthorized(self, src: str, task: str, uid: bytes) -> bool:
@@ -180,26 +180,26 @@ class ExecutorHandoff:
         self._state.broken(rules.ROLES_CHECKED, src, f"it speaks of {task}: {objection}")
         return True
 
-    def _accept(self, guest: RemoteTask) -> None:
+    def _accept(self, remote: RemoteTask) -> None:
         """Send ACCEPT, again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all.
         While its files are on their way nothing is sent: then the lease begins with the ACCEPT."""
-        if guest.is_staging:
+        if remote.is_staging:
             return
         accept = Accept(
-            guest.task,
-            guest.uid,
-            guest.attempt,
-            guest.nonce,
-            guest.ts,
+            remote.task,
+            remote.uid,
+            remote.attempt,
+            remote.nonce,
+            remote.ts,
             self._state.identity.machine_boot,
             self._state.store,
-            guest.spec.needs_feeding,
-            guest.spec.is_staged,
+            remote.spec.needs_feeding,
+            remote.spec.is_staged,
         )
-        self._state.send(guest.home, accept)
-        left_s = guest.ts + self._state.config.reservation_s - self._state.now.boot_s
-        self._state.set_timer_in(min(guest.repeat_s, max(left_s, 0.0)), timers.ReservationTimeout(guest.key))
-        guest.repeat_s *= 2
+        self._state.send(remote.home, accept)
+        left_s = remote.ts + self._state.config.reservation_s - self._state.now.boot_s
+        self._state.set_timer_in(min(remote.repeat_s, max(left_s, 0.0)), timers.ReservationTimeout(remote.key))
+        remote.repeat_s *= 2
 
     def _refusal(  # noqa: C901 -- one line a reason
         self, src: str, offer: Offer, *, directory_here: bool, refused: str, stalled: str
@@ -245,8 +245,8 @@ class ExecutorHandoff:
         if len(self._table.reserved.get(src, ())) >= OFFERS_MAX:
             self._state.broken(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
             return f"{OFFERS_MAX} offers of {src} are outstanding here already"
-        if len(self.guests) >= self._state.config.guests_max:
-            return f"{len(self.guests)} tasks of other homes are here already"
+        if len(self.remote_tasks) >= self._state.config.guests_max:
+            return f"{len(self.remote_tasks)} tasks of other homes are here already"
         return ""
 
     def _is_promised(self, offer: Offer) -> bool:
@@ -262,26 +262,26 @@ class ExecutorHandoff:
         """Queue an attempt, if the COMMIT answers its live reservation; else refuse it for good."""
         if self._is_unauthorized(src, commit.task, commit.uid):
             return
-        guest = self.by_uid.get(commit.uid)
-        if guest is not None and guest.attempt == commit.attempt and guest.home == src:
-            if guest.phase is not RemotePhase.RESERVED:
-                self._report(guest)
+        remote = self.by_uid.get(commit.uid)
+        if remote is not None and remote.attempt == commit.attempt and remote.home == src:
+            if remote.phase is not RemotePhase.RESERVED:
+                self._report(remote)
                 return
-            if guest.nonce == commit.nonce and guest.ts == commit.ts:
-                self._state.clear_timer(timers.ReservationTimeout(guest.key))
-                self._ledger.expect_no_more(guest.uid)
-                guest.enter(RemotePhase.WAITING)
-                self._table.committed(guest)
-                guest.lease_s = commit.lease_s
-                guest.deadline_s = guest.ts + commit.lease_s
-                guest.arrived_s = self._state.now.boot_s
-                self._queue.add(guest)
+            if remote.nonce == commit.nonce and remote.ts == commit.ts:
+                self._state.clear_timer(timers.ReservationTimeout(remote.key))
+                self._ledger.expect_no_more(remote.uid)
+                remote.enter(RemotePhase.WAITING)
+                self._table.committed(remote)
+                remote.lease_s = commit.lease_s
+                remote.deadline_s = remote.ts + commit.lease_s
+                remote.arrived_s = self._state.now.boot_s
+                self._queue.add(remote)
                 self._state.count(metrics.REMOTE_TASKS_COMMITTED)
-                self._state.note_guest(guest, "accepted", "committed by its home")
-                self.leases.began(guest)
-                self._mediator.guest_arrived(guest)
+                self._state.note_remote(remote, "accepted", "committed by its home")
+                self.leases.began(remote)
+                self._mediator.remote_arrived(remote)
                 return
-            self._drop(guest)
+            self._drop(remote)
         self._refuse(src, commit.task, commit.uid, commit.attempt, "no such reservation (any more)")
 
     def _refuse(self, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
@@ -300,113 +300,113 @@ class ExecutorHandoff:
 
     def files_staged(self, key: str, code: str, why: str) -> None:
         """Accept an offer whose files are here by now, or decline it with this code."""
-        guest = self.guests.get(key)
-        if guest is None or not guest.is_staging:
+        remote = self.remote_tasks.get(key)
+        if remote is None or not remote.is_staging:
             self._state.actions.append(ForgetTask(key, output=False))  # the offer is not wanted any more
             return
-        guest.is_staging = False
+        remote.is_staging = False
         if code:
             self._state.count(metrics.labelled(metrics.OFFERS_DECLINED_HERE, code=code))
             report = self._mediator.own_report()
             self._state.send(
-                guest.home, Decline(guest.task, guest.uid, guest.attempt, code, why[:WHY_LENGTH_MAX], report)
+                remote.home, Decline(remote.task, remote.uid, remote.attempt, code, why[:WHY_LENGTH_MAX], report)
             )
-            self._drop(guest)
+            self._drop(remote)
             return
-        guest.ts = self._state.now.boot_s
-        guest.repeat_s = self._state.config.repeat_s
-        self._accept(guest)
+        remote.ts = self._state.now.boot_s
+        remote.repeat_s = self._state.config.repeat_s
+        self._accept(remote)
 
     def not_committed(self, key: str) -> None:
         """Send ACCEPT again, or end the reservation, since no COMMIT has come."""
-        guest = self.guests.get(key)
-        if guest is None or guest.phase is not RemotePhase.RESERVED:
+        remote = self.remote_tasks.get(key)
+        if remote is None or remote.phase is not RemotePhase.RESERVED:
             return
-        if self._state.now.boot_s < guest.ts + self._state.config.reservation_s:
-            self._accept(guest)
+        if self._state.now.boot_s < remote.ts + self._state.config.reservation_s:
+            self._accept(remote)
         else:
             self._state.count(metrics.RESERVATIONS_EXPIRED)
-            self._drop(guest)
+            self._drop(remote)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def start(self, guest: RemoteTask) -> bool:
+    def start(self, remote: RemoteTask) -> bool:
         """START, durable, then the process. A lease that has run out meanwhile is given back instead (→ False)."""
-        if guest.deadline_s <= self._state.now.boot_s:
-            self.give_back(guest, "its lease ran out while it waited")
+        if remote.deadline_s <= self._state.now.boot_s:
+            self.give_back(remote, "its lease ran out while it waited")
             return False
-        guest.enter(RemotePhase.HERE)
-        is_once = guest.spec.guarantee is Guarantee.ONCE
+        remote.enter(RemotePhase.HERE)
+        is_once = remote.spec.guarantee is Guarantee.ONCE
         self._state.persist(
-            PutExecution(guest.record(ExecutionState.START)),
+            PutExecution(remote.record(ExecutionState.START)),
             self.fences.row(
-                guest.uid, guest.attempt, FenceKind.STARTED_ONCE if is_once else FenceKind.STARTED, guest.home
+                remote.uid, remote.attempt, FenceKind.STARTED_ONCE if is_once else FenceKind.STARTED, remote.home
             ),
         )
-        self._state.note_guest(guest, "started", "room here")
+        self._state.note_remote(remote, "started", "room here")
         self._state.actions.append(
             SpawnTask(
-                guest.key,
-                guest.task,
-                guest.attempt,
-                guest.home,
-                guest.spec,
-                0.0 if guest.is_parked else guest.deadline_s,
-                guest.ts,
+                remote.key,
+                remote.task,
+                remote.attempt,
+                remote.home,
+                remote.spec,
+                0.0 if remote.is_parked else remote.deadline_s,
+                remote.ts,
                 self._state.config.frozen_s_max,
-                guest.devices,
+                remote.devices,
             )
         )
         return True
 
-    def started(self, guest: RemoteTask, started_at: float, reason: str = "its process is there") -> None:
+    def started(self, remote: RemoteTask, started_at: float, reason: str = "its process is there") -> None:
         """The launcher has the process: say so, which is what users see as running."""
-        guest.running_at = started_at
-        self._state.note_guest(guest, "running", reason)
-        self._state.set_time_limit(guest.key, guest.spec.time_limit_s, started_at)
-        self._report(guest)
+        remote.running_at = started_at
+        self._state.note_remote(remote, "running", reason)
+        self._state.set_time_limit(remote.key, remote.spec.time_limit_s, started_at)
+        self._report(remote)
 
     def ack_received(self, src: str, ack: ResultAck) -> None:
         """Handle RESULT_ACK: the result is recorded at home."""
-        guest = self._guest_of(src, ack.uid)
+        remote = self._guest_of(src, ack.uid)
         if ack.uid not in self.by_uid and not self._is_unauthorized(src, ack.task, ack.uid):
             self.fences.noted(ack.uid, ack.attempt)  # that it died
-        if guest is not None and guest.attempt == ack.attempt and guest.phase is RemotePhase.ENDED:
-            self.results.acknowledged(guest)
+        if remote is not None and remote.attempt == ack.attempt and remote.phase is RemotePhase.ENDED:
+            self.results.acknowledged(remote)
 
-    def _report(self, guest: RemoteTask) -> None:
+    def _report(self, remote: RemoteTask) -> None:
         """Send its home the state of an attempt that is here."""
-        if guest.phase is RemotePhase.ENDED:
-            self.results.send(guest)
-        elif guest.phase is not RemotePhase.RESERVED:
-            self.leases.renew_one(guest)
+        if remote.phase is RemotePhase.ENDED:
+            self.results.send(remote)
+        elif remote.phase is not RemotePhase.RESERVED:
+            self.leases.renew_one(remote)
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
     def renew_leases(self) -> None:
         """Ask the homes of all attempts here for more time. An attempt whose lease has run out while it waited goes home."""
-        for guest in self.leases.expired():
-            self.give_back(guest, "its lease ran out while it waited")
+        for remote in self.leases.expired():
+            self.give_back(remote, "its lease ran out while it waited")
         self.leases.renew()
 
     def renewed(self, src: str, message: RenewOk) -> None:
         """Take more time for attempts of a home. A home that had parked one learns at once that it has a deadline again,
         since it waits for that."""
         for extension in message.extensions:
-            guest = self._guest_of(src, extension.uid)
-            if guest is None or guest.attempt != extension.attempt:
+            remote = self._guest_of(src, extension.uid)
+            if remote is None or remote.attempt != extension.attempt:
                 continue
             if extension.priority is not None:
-                self.prioritize(guest, extension.priority)
-            if self.leases.extend(guest, extension):
-                self._report(guest)
+                self.prioritize(remote, extension.priority)
+            if self.leases.extend(remote, extension):
+                self._report(remote)
 
     def park_received(self, src: str, message: Park) -> None:
         """Park attempts of a home that goes away."""
         for parking in message.parkings:
-            guest = self._guest_of(src, parking.uid)
-            if guest is not None and guest.attempt == parking.attempt:
-                self.leases.park(guest, parking.ts)
+            remote = self._guest_of(src, parking.uid)
+            if remote is not None and remote.attempt == parking.attempt:
+                self.leases.park(remote, parking.ts)
 
     # -- what home asks ------------------------------------------------------------------------------------------------
 
@@ -415,36 +415,36 @@ class ExecutorHandoff:
         granted it, and its COMMIT was lost. To its home alone: a promise raises the floor for good."""
         if self._is_unauthorized(src, query.task, query.uid):
             return
-        guest = self.by_uid.get(query.uid)
-        if guest is not None and guest.home == src and guest.attempt == query.attempt:
-            if guest.phase is RemotePhase.RESERVED:
-                self._accept(guest)
+        remote = self.by_uid.get(query.uid)
+        if remote is not None and remote.home == src and remote.attempt == query.attempt:
+            if remote.phase is RemotePhase.RESERVED:
+                self._accept(remote)
             else:
-                self._report(guest)
+                self._report(remote)
             return
         self._refuse(src, query.task, query.uid, query.attempt, "it was never started there")
 
     def revoke_received(self, src: str, revoke: Revoke) -> None:
         """End this attempt. One that has not started is refused for good; a running one gets the signal, then SIGKILL."""
-        guest = self._guest_of(src, revoke.uid)
-        if guest is None or guest.attempt != revoke.attempt:
+        remote = self._guest_of(src, revoke.uid)
+        if remote is None or remote.attempt != revoke.attempt:
             return
-        self._let_go(guest, revoke.reason or "revoked")
-        if guest.phase is RemotePhase.HERE:
-            self._state.note_guest(guest, "revoked", revoke.reason)
-            self._end(guest, revoke.signal)
+        self._let_go(remote, revoke.reason or "revoked")
+        if remote.phase is RemotePhase.HERE:
+            self._state.note_remote(remote, "revoked", revoke.reason)
+            self._end(remote, revoke.signal)
 
     def home_revoked(self, home: str, until: float = math.inf) -> None:
         """End all that is here of a home that was shut out of the cluster; of what runs, the attempts that were started up
         to ``until`` (Unix s). The attempt is forgotten durably before its processes are gone: an agent that starts
         meanwhile finds processes that nobody wants, and ends them."""
-        for guest in [guest for guest in self.guests.values() if guest.home == home]:
-            self._let_go(guest, REVOKED)
-            if guest.phase is RemotePhase.HERE and guest.running_at <= until:
-                guest.is_revoked = True
-                self._state.persist(DropExecution(guest.uid, guest.attempt))
-                self._state.note_guest(guest, "revoked", REVOKED)
-                self._end(guest, SIGKILL)
+        for remote in [remote for remote in self.remote_tasks.values() if remote.home == home]:
+            self._let_go(remote, REVOKED)
+            if remote.phase is RemotePhase.HERE and remote.running_at <= until:
+                remote.is_revoked = True
+                self._state.persist(DropExecution(remote.uid, remote.attempt))
+                self._state.note_remote(remote, "revoked", REVOKED)
+                self._end(remote, SIGKILL)
 
     def cancel(self, event: RemoteCancelRequested) -> None:
         """Somebody on this machine wants tasks of other homes gone from here: those that wait go home, those that run are
@@ -452,111 +452,113 @@ class ExecutorHandoff:
         cancelled: list[str] = []
         ended: list[str] = []
         wanted = frozenset(event.tasks)
-        for guest in [guest for guest in self.guests.values() if guest.task in wanted or guest.array in wanted]:
-            (ended if guest.phase is RemotePhase.ENDED else cancelled).append(guest.task)
-            self._let_go(guest, event.reason)
-            if guest.phase is RemotePhase.HERE:
-                guest.killed_because = event.reason
-                self._state.note_guest(guest, "cancelled", event.reason)
-                self._end(guest, SIGKILL if event.force else event.signal)
+        for remote in [
+            remote for remote in self.remote_tasks.values() if remote.task in wanted or remote.array in wanted
+        ]:
+            (ended if remote.phase is RemotePhase.ENDED else cancelled).append(remote.task)
+            self._let_go(remote, event.reason)
+            if remote.phase is RemotePhase.HERE:
+                remote.killed_because = event.reason
+                self._state.note_remote(remote, "cancelled", event.reason)
+                self._end(remote, SIGKILL if event.force else event.signal)
         self._state.actions.append(Answer(event.request, {"cancelled": cancelled, "already_ended": ended}))
 
-    def _end(self, guest: RemoteTask, signal: int) -> None:
+    def _end(self, remote: RemoteTask, signal: int) -> None:
         """Send a signal to the processes of an attempt, and later SIGKILL."""
-        self._state.actions.append(SignalTask(guest.key, signal))
-        self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(guest.key))
+        self._state.actions.append(SignalTask(remote.key, signal))
+        self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(remote.key))
 
     def signal_received(self, src: str, message: Signal) -> None:
         """Pass a signal on to a running attempt."""
-        guest = self._guest_of(src, message.uid)
-        if guest is None or guest.attempt != message.attempt:
+        remote = self._guest_of(src, message.uid)
+        if remote is None or remote.attempt != message.attempt:
             return
-        if guest.phase is RemotePhase.HERE:
-            self._state.actions.append(SignalTask(guest.key, message.signal))
+        if remote.phase is RemotePhase.HERE:
+            self._state.actions.append(SignalTask(remote.key, message.signal))
 
-    def prioritize(self, guest: RemoteTask, priority: int) -> None:
+    def prioritize(self, remote: RemoteTask, priority: int) -> None:
         """Change the priority of an attempt that has not started: it moves in the queue."""
-        if guest.spec.priority == priority or guest.phase not in (RemotePhase.RESERVED, RemotePhase.WAITING):
+        if remote.spec.priority == priority or remote.phase not in (RemotePhase.RESERVED, RemotePhase.WAITING):
             return
-        self._queue.prioritize(guest, priority)
-        if guest.phase is RemotePhase.WAITING:
-            self._state.note_guest(guest, "queued", f"its priority is {priority} now")
+        self._queue.prioritize(remote, priority)
+        if remote.phase is RemotePhase.WAITING:
+            self._state.note_remote(remote, "queued", f"its priority is {priority} now")
 
-    def give_back(self, guest: RemoteTask, reason: str, to: str = "") -> None:
-        """A waiting guest goes home unstarted, for good (D6): RETURN, which may suggest a better node."""
-        self._queue.remove(guest)
-        self._remove(guest)
-        self.fences.raise_to(guest.uid, guest.attempt, FenceKind.REFUSED, guest.home)
-        self._state.note_guest(guest, "returned", reason)
+    def give_back(self, remote: RemoteTask, reason: str, to: str = "") -> None:
+        """Return a waiting task to its home unstarted, for good (D6): RETURN, which may suggest a better node."""
+        self._queue.remove(remote)
+        self._remove(remote)
+        self.fences.raise_to(remote.uid, remote.attempt, FenceKind.REFUSED, remote.home)
+        self._state.note_remote(remote, "returned", reason)
         store = self._state.store
-        self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))
+        self._state.send(remote.home, Return(remote.task, remote.uid, remote.attempt, to, reason, store))
 
     def give_all_back(self, reason: str) -> int:
         """Return all waiting attempts to their homes and drop all reservations → how many went home."""
-        guests = list(self.guests.values())
-        for guest in guests:
-            self._let_go(guest, reason)
-        return sum(guest.phase is RemotePhase.WAITING for guest in guests)
+        remotes = list(self.remote_tasks.values())
+        for remote in remotes:
+            self._let_go(remote, reason)
+        return sum(remote.phase is RemotePhase.WAITING for remote in remotes)
 
     def give_unrunnable_back(self) -> None:
         """Return attempts that wait here for what this node has no more."""
-        for guest in [guest for guest in self.guests.values() if guest.phase is RemotePhase.WAITING]:
-            never = why_never(self._state.profile, guest.spec.request, guest.spec.placement, guest.home)
+        for remote in [remote for remote in self.remote_tasks.values() if remote.phase is RemotePhase.WAITING]:
+            never = why_never(self._state.profile, remote.spec.request, remote.spec.placement, remote.home)
             if never:
-                self.give_back(guest, never)
+                self.give_back(remote, never)
 
     def give_waiting_back(self) -> None:
         """Return all waiting attempts: nobody can say when they could start."""
-        for guest in list(self.guests.values()):
-            if guest.phase is RemotePhase.WAITING:
-                self.give_back(guest, STUCK)
+        for remote in list(self.remote_tasks.values()):
+            if remote.phase is RemotePhase.WAITING:
+                self.give_back(remote, STUCK)
 
     def home_is_back(self, home: str) -> None:
         """Send a home that has started again, at once, the state of its tasks here."""
-        for guest in list(self.guests.values()):
-            if guest.home == home:
-                guest.repeat_s = self._state.config.repeat_s
-                self._report(guest)
+        for remote in list(self.remote_tasks.values()):
+            if remote.home == home:
+                remote.repeat_s = self._state.config.repeat_s
+                self._report(remote)
 
     # -- after a restart of this agent ---------------------------------------------------------------------------------
 
     def adopt(self, record: ExecutionRecord) -> RemoteTask:
         """An attempt found in the store; the caller says whether it runs, has ended or died."""
-        guest = RemoteTask.of(record, self._state.now.boot_s)
-        self._table.add(guest)
+        remote = RemoteTask.of(record, self._state.now.boot_s)
+        self._table.add(remote)
         if record.state is ExecutionState.RESULT:
-            guest.repeat_s = self._state.config.repeat_s
-            self.results.send(guest)
-        return guest
+            remote.repeat_s = self._state.config.repeat_s
+            self.results.send(remote)
+        return remote
 
-    def adopted_running(self, guest: RemoteTask, started_at: float, ts: float) -> None:
+    def adopted_running(self, remote: RemoteTask, started_at: float, ts: float) -> None:
         """Go on with an attempt that runs on after a restart: tell its home. ts: the newest that the launcher has."""
-        guest.ts = max(guest.ts, ts)
-        self.started(guest, started_at, "it runs on; the agent is back")
-        self.leases.began(guest)
-        if guest.is_revoked:  # the launcher that was told to end it is not this one, or did not hear it
-            self._end(guest, SIGKILL)
+        remote.ts = max(remote.ts, ts)
+        self.started(remote, started_at, "it runs on; the agent is back")
+        self.leases.began(remote)
+        if remote.is_revoked:  # the launcher that was told to end it is not this one, or did not hear it
+            self._end(remote, SIGKILL)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _let_go(self, guest: RemoteTask, reason: str) -> None:
+    def _let_go(self, remote: RemoteTask, reason: str) -> None:
         """End a reservation, or send a waiting attempt home. One that was started stays."""
-        if guest.phase is RemotePhase.RESERVED:
-            self._drop(guest)
-        elif guest.phase is RemotePhase.WAITING:
-            self.give_back(guest, reason)
+        if remote.phase is RemotePhase.RESERVED:
+            self._drop(remote)
+        elif remote.phase is RemotePhase.WAITING:
+            self.give_back(remote, reason)
 
-    def _drop(self, guest: RemoteTask) -> None:
+    def _drop(self, remote: RemoteTask) -> None:
         """A reservation ends; nothing was started and nothing is promised."""
-        self._state.clear_timer(timers.ReservationTimeout(guest.key))
-        self._ledger.expect_no_more(guest.uid)
-        self._remove(guest)
+        self._state.clear_timer(timers.ReservationTimeout(remote.key))
+        self._ledger.expect_no_more(remote.uid)
+        self._remove(remote)
 
-    def _remove(self, guest: RemoteTask) -> None:
+    def _remove(self, remote: RemoteTask) -> None:
         """An attempt that was not started leaves, with the files that came for it."""
-        if guest.spec.is_staged:
-            self._state.actions.append(ForgetTask(guest.key, output=False))
-        self._table.remove(guest)
+        if remote.spec.is_staged:
+            self._state.actions.append(ForgetTask(remote.key, output=False))
+        self._table.remove(remote)
 
 
 RENEWALS_PER_LEASE = 4
@@ -567,31 +569,31 @@ class RemoteTaskTable:
     those that are not committed yet, by home."""
 
     def __init__(self) -> None:
-        self.guests: dict[str, RemoteTask] = {}
+        self.remote_tasks: dict[str, RemoteTask] = {}
         self.by_uid: dict[bytes, RemoteTask] = {}
         self.reserved: dict[str, set[str]] = {}
 
-    def add(self, guest: RemoteTask) -> None:
+    def add(self, remote: RemoteTask) -> None:
         """Add an attempt, a reservation or one that was committed."""
-        self.guests[guest.key] = guest
-        self.by_uid[guest.uid] = guest
-        if guest.phase is RemotePhase.RESERVED:
-            self.reserved.setdefault(guest.home, set()).add(guest.key)
+        self.remote_tasks[remote.key] = remote
+        self.by_uid[remote.uid] = remote
+        if remote.phase is RemotePhase.RESERVED:
+            self.reserved.setdefault(remote.home, set()).add(remote.key)
 
-    def committed(self, guest: RemoteTask) -> None:
+    def committed(self, remote: RemoteTask) -> None:
         """Record that an attempt is no longer a reservation."""
-        reserved = self.reserved.get(guest.home)
+        reserved = self.reserved.get(remote.home)
         if reserved is not None:
-            reserved.discard(guest.key)
+            reserved.discard(remote.key)
             if not reserved:
-                del self.reserved[guest.home]
+                del self.reserved[remote.home]
 
-    def remove(self, guest: RemoteTask) -> None:
+    def remove(self, remote: RemoteTask) -> None:
         """Remove an attempt, of which nothing more is to be known here."""
-        self.guests.pop(guest.key, None)
-        self.committed(guest)
-        if self.by_uid.get(guest.uid) is guest:
-            del self.by_uid[guest.uid]
+        self.remote_tasks.pop(remote.key, None)
+        self.committed(remote)
+        if self.by_uid.get(remote.uid) is remote:
+            del self.by_uid[remote.uid]
 
 
 class ExecutorLeases:
@@ -599,12 +601,12 @@ class ExecutorLeases:
 
     def __init__(self, state: CoreState, table: RemoteTaskTable) -> None:
         self._state = state
-        self._guests = table.guests
+        self._remote_tasks = table.remote_tasks
         self._renew_at_s = math.inf
 
-    def began(self, guest: RemoteTask) -> None:
+    def began(self, remote: RemoteTask) -> None:
         """Begin to renew the lease of an attempt."""
-        self._renew_within(guest.lease_s / RENEWALS_PER_LEASE)
+        self._renew_within(remote.lease_s / RENEWALS_PER_LEASE)
 
     def _renew_within(self, seconds: float) -> None:
         renew_at_s = self._state.now.boot_s + seconds
@@ -615,60 +617,60 @@ class ExecutorLeases:
     def expired(self) -> list[RemoteTask]:
         """The attempts that still wait here, and whose leases have run out."""
         now_s = self._state.now.boot_s
-        return [g for g in self._guests.values() if g.phase is RemotePhase.WAITING and g.deadline_s <= now_s]
+        return [g for g in self._remote_tasks.values() if g.phase is RemotePhase.WAITING and g.deadline_s <= now_s]
 
     def renew(self) -> None:
         """Send one RENEW to each home for all its attempts here, every quarter of the shortest lease."""
         self._renew_at_s = math.inf
         batches: dict[str, list[Renewal]] = {}
         shortest_s = math.inf
-        for guest in self._guests.values():
-            if guest.phase in (RemotePhase.WAITING, RemotePhase.HERE):
-                shortest_s = min(shortest_s, guest.lease_s)
-                batches.setdefault(guest.home, []).append(self._renewal(guest))
+        for remote in self._remote_tasks.values():
+            if remote.phase in (RemotePhase.WAITING, RemotePhase.HERE):
+                shortest_s = min(shortest_s, remote.lease_s)
+                batches.setdefault(remote.home, []).append(self._renewal(remote))
         for home, batch in batches.items():
             for first in range(0, len(batch), RENEWALS_MAX):
                 self._state.send(home, Renew(tuple(batch[first : first + RENEWALS_MAX])))
         if shortest_s < math.inf:
             self._renew_within(shortest_s / RENEWALS_PER_LEASE)
 
-    def renew_one(self, guest: RemoteTask) -> None:
+    def renew_one(self, remote: RemoteTask) -> None:
         """Send one renewal out of turn: its home has asked, or should know."""
-        devices = guest.devices if guest.phase is RemotePhase.HERE else ()
-        self._state.send(guest.home, Renew((self._renewal(guest, devices),)))
+        devices = remote.devices if remote.phase is RemotePhase.HERE else ()
+        self._state.send(remote.home, Renew((self._renewal(remote, devices),)))
 
-    def _renewal(self, guest: RemoteTask, devices: tuple[str, ...] = ()) -> Renewal:
+    def _renewal(self, remote: RemoteTask, devices: tuple[str, ...] = ()) -> Renewal:
         now_s = self._state.now.boot_s
-        ran_s = max(now_s - guest.started_s, 0.0) if guest.spec.lease_auto and guest.running_at else 0.0
-        deadline_ts = 0.0 if guest.is_parked else guest.ts
-        return Renewal(guest.task, guest.uid, guest.attempt, now_s, guest.running_at, deadline_ts, ran_s, devices)
+        ran_s = max(now_s - remote.started_s, 0.0) if remote.spec.lease_auto and remote.running_at else 0.0
+        deadline_ts = 0.0 if remote.is_parked else remote.ts
+        return Renewal(remote.task, remote.uid, remote.attempt, now_s, remote.running_at, deadline_ts, ran_s, devices)
 
-    def extend(self, guest: RemoteTask, extension: LeaseExtension) -> bool:
+    def extend(self, remote: RemoteTask, extension: LeaseExtension) -> bool:
         """Give an attempt more time, counted from when this node asked for it. True if its home had parked it."""
-        if extension.ts <= guest.ts:
+        if extension.ts <= remote.ts:
             return False
-        was_parked = guest.is_parked
-        guest.ts = extension.ts
-        guest.deadline_s = extension.ts + extension.lease_s
-        guest.is_parked = False
-        if extension.lease_s < guest.lease_s:
+        was_parked = remote.is_parked
+        remote.ts = extension.ts
+        remote.deadline_s = extension.ts + extension.lease_s
+        remote.is_parked = False
+        if extension.lease_s < remote.lease_s:
             self._renew_within(extension.lease_s / RENEWALS_PER_LEASE)
-        guest.lease_s = extension.lease_s
-        if guest.phase is RemotePhase.HERE:
-            self._state.actions.append(SetLease(guest.key, guest.deadline_s, guest.ts))
+        remote.lease_s = extension.lease_s
+        if remote.phase is RemotePhase.HERE:
+            self._state.actions.append(SetLease(remote.key, remote.deadline_s, remote.ts))
         return was_parked
 
-    def park(self, guest: RemoteTask, ts: float) -> None:
+    def park(self, remote: RemoteTask, ts: float) -> None:
         """Park an attempt: its home leaves, and the attempt has no deadline until the home is back. A message
         older than the home's last answer is ignored; one of the same age counts, since the home sent it after
         its answer."""
-        if ts < guest.ts or guest.phase not in (RemotePhase.WAITING, RemotePhase.HERE):
+        if ts < remote.ts or remote.phase not in (RemotePhase.WAITING, RemotePhase.HERE):
             return
-        guest.ts = ts
-        guest.deadline_s = math.inf
-        guest.is_parked = True
-        if guest.phase is RemotePhase.HERE:
-            self._state.actions.append(SetLease(guest.key, 0.0, guest.ts))
+        remote.ts = ts
+        remote.deadline_s = math.inf
+        remote.is_parked = True
+        if remote.phase is RemotePhase.HERE:
+            self._state.actions.append(SetLease(remote.key, 0.0, remote.ts))
 
 
 class ExecutorResults:
@@ -680,64 +682,64 @@ class ExecutorResults:
         self._fences = fences
         self._table = table
 
-    def ended(self, guest: RemoteTask, exit_: Exit) -> None:
+    def ended(self, remote: RemoteTask, exit_: Exit) -> None:
         """Make a RESULT durable, then send it until it is acknowledged."""
-        if guest.phase is RemotePhase.ENDED:
+        if remote.phase is RemotePhase.ENDED:
             return
-        if guest.is_revoked:  # that it was killed is nobody's result
-            self.died(guest, "it was ended there: its home was shut out of the cluster")
-            self._state.actions.append(ForgetTask(guest.key, output=True))
+        if remote.is_revoked:  # that it was killed is nobody's result
+            self.died(remote, "it was ended there: its home was shut out of the cluster")
+            self._state.actions.append(ForgetTask(remote.key, output=True))
             return
-        guest.enter(RemotePhase.ENDED)
-        guest.exit = exit_
-        self._state.history.learn(guest.spec, exit_)
-        guest.repeat_s = self._state.config.repeat_s
-        if guest.spec.time_limit_s:
-            self._state.clear_timer(timers.TimeLimit(guest.key))
-        self._state.persist(PutExecution(guest.record(ExecutionState.RESULT)))
-        self._state.note_guest(guest, "ended", how_it_ended(exit_))
-        self.send(guest)
+        remote.enter(RemotePhase.ENDED)
+        remote.exit = exit_
+        self._state.history.learn(remote.spec, exit_)
+        remote.repeat_s = self._state.config.repeat_s
+        if remote.spec.time_limit_s:
+            self._state.clear_timer(timers.TimeLimit(remote.key))
+        self._state.persist(PutExecution(remote.record(ExecutionState.RESULT)))
+        self._state.note_remote(remote, "ended", how_it_ended(exit_))
+        self.send(remote)
 
-    def send(self, guest: RemoteTask) -> None:
+    def send(self, remote: RemoteTask) -> None:
         """Send a result, and again after a while."""
-        if guest.exit is not None:
-            self._state.actions.append(SendResult(guest.home, guest.task, guest.uid, guest.attempt, guest.exit))
-            self._state.set_timer_in(guest.repeat_s, timers.ResultTimeout(guest.key))
+        if remote.exit is not None:
+            self._state.actions.append(SendResult(remote.home, remote.task, remote.uid, remote.attempt, remote.exit))
+            self._state.set_timer_in(remote.repeat_s, timers.ResultTimeout(remote.key))
 
     def repeat(self, key: str) -> None:
         """Send a result again that is not acknowledged."""
-        guest = self._table.guests.get(key)
-        if guest is not None and guest.phase is RemotePhase.ENDED:
-            guest.repeat_s = min(guest.repeat_s * 2, self._state.config.repeat_s_max)
-            self.send(guest)
+        remote = self._table.remote_tasks.get(key)
+        if remote is not None and remote.phase is RemotePhase.ENDED:
+            remote.repeat_s = min(remote.repeat_s * 2, self._state.config.repeat_s_max)
+            self.send(remote)
 
-    def acknowledged(self, guest: RemoteTask) -> None:
+    def acknowledged(self, remote: RemoteTask) -> None:
         """Forget an attempt whose result is recorded at home; its fence stays."""
-        self._state.clear_timer(timers.ResultTimeout(guest.key))
-        self._state.persist(DropExecution(guest.uid, guest.attempt))
-        self._fences.noted(guest.uid, guest.attempt)
-        self._state.note_guest(guest, "delivered", "its home has the result")
-        self._state.actions.append(ForgetTask(guest.key, output=True))
-        self._table.remove(guest)
+        self._state.clear_timer(timers.ResultTimeout(remote.key))
+        self._state.persist(DropExecution(remote.uid, remote.attempt))
+        self._fences.noted(remote.uid, remote.attempt)
+        self._state.note_remote(remote, "delivered", "its home has the result")
+        self._state.actions.append(ForgetTask(remote.key, output=True))
+        self._table.remove(remote)
 
-    def died(self, guest: RemoteTask, reason: str) -> None:
+    def died(self, remote: RemoteTask, reason: str) -> None:
         """Report an attempt that was started, left no result, and whose processes are gone."""
-        self._ledger.end(guest.key)
-        self._state.persist(DropExecution(guest.uid, guest.attempt))
-        self._state.note_guest(guest, "lost", reason)
+        self._ledger.end(remote.key)
+        self._state.persist(DropExecution(remote.uid, remote.attempt))
+        self._state.note_remote(remote, "lost", reason)
         store = self._state.store
-        self._state.send(guest.home, Died(guest.task, guest.uid, guest.attempt, reason, store))
-        self._table.remove(guest)
+        self._state.send(remote.home, Died(remote.task, remote.uid, remote.attempt, reason, store))
+        self._table.remove(remote)
 
-    def never_started(self, guest: RemoteTask, reason: str) -> None:
+    def never_started(self, remote: RemoteTask, reason: str) -> None:
         """Refuse an attempt whose START is durable: the launcher has confirmed that it never had a process, and will have none (D6)."""
-        self._ledger.end(guest.key)
-        refused = self._fences.row(guest.uid, guest.attempt, FenceKind.REFUSED, guest.home)
-        self._state.persist(DropExecution(guest.uid, guest.attempt), refused)
-        self._state.note_guest(guest, "refused", reason)
+        self._ledger.end(remote.key)
+        refused = self._fences.row(remote.uid, remote.attempt, FenceKind.REFUSED, remote.home)
+        self._state.persist(DropExecution(remote.uid, remote.attempt), refused)
+        self._state.note_remote(remote, "refused", reason)
         store = self._state.store
-        self._state.send(guest.home, NotStarted(guest.task, guest.uid, guest.attempt, reason, store))
-        self._table.remove(guest)
+        self._state.send(remote.home, NotStarted(remote.task, remote.uid, remote.attempt, reason, store))
+        self._table.remove(remote)
 
 
 DROPPED_AT_ONCE_MAX = 1000

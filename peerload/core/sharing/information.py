@@ -645,7 +645,7 @@ class Information:
             thresholds,
             ledger.profile,
             state.identity,
-            state.takes_guests,
+            state.takes_remote_tasks,
             state.is_asleep,
             state.price,
         )
@@ -678,7 +678,7 @@ class Information:
             movable=len(self._queue) + stranded,
             load=self._load,
             region=self._region,
-            accepts=self._accepts and self._state.takes_guests,
+            accepts=self._accepts and self._state.takes_remote_tasks,
             gives=self._has_to_give(),
             cpus_busy=sensed.cpus_busy,
             mem_used_bytes=sensed.mem_used_bytes,
@@ -870,7 +870,7 @@ class RemoteAdmission:
         """True if this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its thresholds
         say."""
         profile = self._state.profile
-        if not self._state.takes_guests:
+        if not self._state.takes_remote_tasks:
             return False
         if why_never(profile, need.request, need.placement, home):
             return False

@@ -405,15 +405,15 @@ class Sender:
         task.search = 0
         return task
 
-    def next_node(self, guest: RemoteTask) -> str:
+    def next_node(self, remote: RemoteTask) -> str:
         """A policy that places without asking applies its test here, too: choose the node that a task of another home, which has just
         come, goes on to; "": it stays."""
-        if not self.passes_on or not guest.may_move or not self._information.sends(uncounted=guest):
+        if not self.passes_on or not remote.may_move or not self._information.sends(uncounted=remote):
             return ""
         view = self._information.view(
-            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=guest
+            self._membership.eligible(Need(remote.spec.request, remote.spec.placement), remote.home), uncounted=remote
         )
-        shown = task_view(guest, self._state)
+        shown = task_view(remote, self._state)
         try:
             step = valid_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
@@ -423,7 +423,7 @@ class Sender:
             return ""
         self._state.count(metrics.TASKS_PASSED_ON)
         name = self._state.policies.names["location.sender"]
-        self._state.actions.append(Decided(guest.task, name, (), step.to, f"{self._state.node} passes it on"))
+        self._state.actions.append(Decided(remote.task, name, (), step.to, f"{self._state.node} passes it on"))
         return step.to
 
     def take_turns(self) -> None:

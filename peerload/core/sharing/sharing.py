@@ -72,7 +72,7 @@ class TaskDonor:
     """Gives waiting tasks to a node that asks for them, or that is paired with this one; and expects what was promised. One
     per node; its timer is ``inbound``.
 
-    A task of this home is offered at once; a guest goes back to its home with the name of the node that is to have it.
+    A task of this home is offered at once; one of another home goes back there with the name of the node that is to have it.
     """
 
     def __init__(
@@ -185,8 +185,8 @@ class TaskDonor:
 
     def inbound_timed_out(self, uid: bytes) -> None:
         """Stop counting a promised task that did not come."""
-        guest = self._executor.by_uid.get(uid)
-        if guest is None or guest.phase is not RemotePhase.RESERVED:
+        remote = self._executor.by_uid.get(uid)
+        if remote is None or remote.phase is not RemotePhase.RESERVED:
             self._ledger.expect_no_more(uid)
 
 
@@ -249,7 +249,7 @@ class Receiver:
     def wants_more(self) -> bool:
         """True if it is below its mark, with what it has asked for already."""
         profile = self._state.profile
-        if not self._state.takes_guests or not profile.slots:
+        if not self._state.takes_remote_tasks or not profile.slots:
             return False
         return self._information.wants(self._in_flight)
 
@@ -376,7 +376,7 @@ class Receiver:
         rate = self._state.policies.receiver.retry_rate
         if self._retrying or not rate or not self._information.wants():
             return
-        if not self._state.takes_guests or not self._membership.has_any():
+        if not self._state.takes_remote_tasks or not self._membership.has_any():
             return
         self._retrying = True
         self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.RetryDue())

@@ -1,6 +1,6 @@
 """The work that waits for room on this node: user priority first, then the priority policy, then the order of arrival.
 
-Tasks of this home and guests wait side by side. A task whose offer is out stays in its place but is withheld. The head
+Tasks of this home and of other homes wait side by side. A task whose offer is out stays in its place but is withheld. The head
 of the line is never overtaken by a later task of its class that would fit: it would starve. Tasks that take devices have a
 line of their own (`DeviceQueue`), so that nobody waits for cores behind a task that waits for a GPU, nor the reverse.
 """
