@@ -337,21 +337,9 @@ class FilesJob(Message, tag="files"):
 
 UserRequest = DirectoryCheck | FileCheck | FileAppend | FilesJob
 Request = (
-    ListRequest
-    | SpawnRequest
-    | SignalRequest
-    | LeaseRequest
-    | EvictRequest
-    | ForgetRequest
-    | PingRequest
-    | StdinRequest
-    | ResizeRequest
-    | UsageRequest
-    | ListenRequest
-    | StopRequest
-    | RetireRequest
-    | UserRequest
-)
+    ListRequest | SpawnRequest | SignalRequest | LeaseRequest | EvictRequest | ForgetRequest | PingRequest
+    | StdinRequest | ResizeRequest | UsageRequest | ListenRequest | StopRequest | RetireRequest | UserRequest
+)  # fmt: skip
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -442,17 +430,9 @@ class PongEvent(Message, tag="pong"):
 
 
 LauncherEvent = (
-    ListedEvent
-    | StartedEvent
-    | EndedEvent
-    | ExpiredEvent
-    | FrozenEvent
-    | ThawedEvent
-    | StdinFed
-    | UserReply
-    | UsageEvent
-    | PongEvent
-)
+    ListedEvent | StartedEvent | EndedEvent | ExpiredEvent | FrozenEvent | ThawedEvent | StdinFed | UserReply
+    | UsageEvent | PongEvent
+)  # fmt: skip
 
 REQUESTS: dict[str, type[Request]] = {kind.tag: kind for kind in get_args(Request)}
 EVENTS: dict[str, type[LauncherEvent]] = {kind.tag: kind for kind in get_args(LauncherEvent)}

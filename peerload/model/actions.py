@@ -210,24 +210,9 @@ class DropGroup(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 Row = (
-    PutRun
-    | PutMaking
-    | PutSubmission
-    | PutTask
-    | PutMembers
-    | PutUsage
-    | PutExecution
-    | DropExecution
-    | PutFloor
-    | DropFloors
-    | PutDrain
-    | PutEvent
-    | PutChores
-    | PutFate
-    | DropFates
-    | PutGroup
-    | DropGroup
-)
+    PutRun | PutMaking | PutSubmission | PutTask | PutMembers | PutUsage | PutExecution | DropExecution | PutFloor
+    | DropFloors | PutDrain | PutEvent | PutChores | PutFate | DropFates | PutGroup | DropGroup
+)  # fmt: skip
 
 
 class Persist(_Action, frozen=True):
@@ -469,27 +454,9 @@ class Decided(_Action, frozen=True, omit_defaults=True):
 
 
 Outward = (
-    Send
-    | Announce
-    | Dial
-    | DialAddress
-    | ForgetPeer
-    | WakePeer
-    | SpawnTask
-    | FindTasks
-    | SignalTask
-    | SetLease
-    | EvictTask
-    | ForgetTask
-    | StageFiles
-    | SendResult
-    | KeepOutput
-    | FetchOutput
-    | Answer
-    | AnswerPart
-    | TaskChanged
-    | MembersCancelled
-    | AttemptGone
-)
+    Send | Announce | Dial | DialAddress | ForgetPeer | WakePeer | SpawnTask | FindTasks | SignalTask | SetLease
+    | EvictTask | ForgetTask | StageFiles | SendResult | KeepOutput | FetchOutput | Answer | AnswerPart | TaskChanged
+    | MembersCancelled | AttemptGone
+)  # fmt: skip
 OUTWARD: tuple[type, ...] = get_args(Outward)
 Action = Outward | Persist | SendGossip | LookAtDevices | SetTimer | ClearTimer | Note | Decided

@@ -589,58 +589,12 @@ class AgentStopping(_Event, frozen=True):
 
 
 Event = (
-    AgentStarted
-    | TaskSubmitted
-    | AttendRequested
-    | DetachRequested
-    | ClientGone
-    | InputCut
-    | InputCame
-    | CancelRequested
-    | EndAsked
-    | SignalRequested
-    | HoldRequested
-    | ReleaseRequested
-    | PriorityRequested
-    | GroupRequested
-    | TasksFound
-    | DrainRequested
-    | EmptyAwaited
-    | EmptyAwaitedNoMore
-    | UndrainRequested
-    | ForgetRequested
-    | NodeRevoked
-    | RemoteCancelRequested
-    | DiskRoomChanged
-    | CoresEnforced
-    | PricesRead
-    | MachineSleeping
-    | MachineWoke
-    | PeerMet
-    | PeerUnreachable
-    | MessageReceived
-    | GossipReceived
-    | LoopLagged
-    | SendFailed
-    | TimerExpired
-    | TaskStarted
-    | TaskEnded
-    | TaskLost
-    | TaskFrozen
-    | LauncherLost
-    | LauncherSilent
-    | LauncherReady
-    | OutputArrived
-    | OutputComing
-    | FilesStaged
-    | LoadSampled
-    | DevicesFound
-    | DevicesSampled
-    | MpsReported
-    | DirectoryFound
-    | SpeedMeasured
-    | PowerMeasured
-    | BusChanged
-    | LoadPublished
-    | AgentStopping
-)
+    AgentStarted | TaskSubmitted | AttendRequested | DetachRequested | ClientGone | InputCut | InputCame
+    | CancelRequested | EndAsked | SignalRequested | HoldRequested | ReleaseRequested | PriorityRequested
+    | GroupRequested | TasksFound | DrainRequested | EmptyAwaited | EmptyAwaitedNoMore | UndrainRequested
+    | ForgetRequested | NodeRevoked | RemoteCancelRequested | DiskRoomChanged | CoresEnforced | PricesRead
+    | MachineSleeping | MachineWoke | PeerMet | PeerUnreachable | MessageReceived | GossipReceived | LoopLagged
+    | SendFailed | TimerExpired | TaskStarted | TaskEnded | TaskLost | TaskFrozen | LauncherLost | LauncherSilent
+    | LauncherReady | OutputArrived | OutputComing | FilesStaged | LoadSampled | DevicesFound | DevicesSampled
+    | MpsReported | DirectoryFound | SpeedMeasured | PowerMeasured | BusChanged | LoadPublished | AgentStopping
+)  # fmt: skip

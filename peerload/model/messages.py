@@ -676,57 +676,18 @@ class NotDialled(_Message, frozen=True, tag="not-dialled"):
 
 
 Membership = (
-    Hello
-    | Ping
-    | Pong
-    | Sync
-    | ProfileRequest
-    | ProfileTold
-    | Trust
-    | CertificateRequest
-    | CertificateTold
-    | Wake
-    | Leaving
-    | WrongBoot
-    | NameTaken
-    | DialBack
-    | NotDialled
-    | DirectoryRequest
-    | DirectoryTold
-)
+    Hello | Ping | Pong | Sync | ProfileRequest | ProfileTold | Trust | CertificateRequest | CertificateTold | Wake
+    | Leaving | WrongBoot | NameTaken | DialBack | NotDialled | DirectoryRequest | DirectoryTold
+)  # fmt: skip
 Broadcast = State | StateRequest | Enough
 Advice = (
-    Broadcast
-    | StateAnswer
-    | ProbeRequest
-    | ProbeReply
-    | GiveRequest
-    | GiveReply
-    | Footprint
-    | PairRequest
-    | PairReply
-    | Unpair
-)
+    Broadcast | StateAnswer | ProbeRequest | ProbeReply | GiveRequest | GiveReply | Footprint | PairRequest
+    | PairReply | Unpair
+)  # fmt: skip
 Ownership = (
-    Offer
-    | Accept
-    | Staging
-    | Decline
-    | Commit
-    | Renew
-    | RenewOk
-    | Park
-    | Revoke
-    | Signal
-    | Query
-    | NotStarted
-    | Died
-    | Return
-    | Result
-    | ResultAck
-    | AwaitTasks
-    | TasksTold
-)
+    Offer | Accept | Staging | Decline | Commit | Renew | RenewOk | Park | Revoke | Signal | Query | NotStarted | Died
+    | Return | Result | ResultAck | AwaitTasks | TasksTold
+)  # fmt: skip
 Output = OutputRequest | OutputChunk | OutputEnd
 Input = InputRequest | InputChunk | InputWindow | InputEnd
 Files = BlocksRequest | Blocks | BlocksEnd

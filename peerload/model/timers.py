@@ -207,37 +207,11 @@ class WakeTimeout(_Timer, frozen=True, tag="wake"):
 
 
 Timer = (
-    OfferTimeout
-    | QueryDue
-    | Lease
-    | Rest
-    | ClientTimeout
-    | Stranded
-    | Batch
-    | EligibilityDue
-    | AwaitedQueryDue
-    | RemoteStatus
-    | ReservationTimeout
-    | RenewalDue
-    | ResultTimeout
-    | TimeLimit
-    | Kill
-    | FrozenTimeout
-    | Fences
-    | Devices
-    | Shortage
-    | ProbeTimeout
-    | RegionSettled
-    | Period
-    | Announcement
-    | AnswerDue
-    | Pair
-    | Paired
-    | RetryDue
-    | Inbound
-    | WakeTimeout
-    | GossipDue
-)
+    OfferTimeout | QueryDue | Lease | Rest | ClientTimeout | Stranded | Batch | EligibilityDue | AwaitedQueryDue
+    | RemoteStatus | ReservationTimeout | RenewalDue | ResultTimeout | TimeLimit | Kill | FrozenTimeout | Fences
+    | Devices | Shortage | ProbeTimeout | RegionSettled | Period | Announcement | AnswerDue | Pair | Paired | RetryDue
+    | Inbound | WakeTimeout | GossipDue
+)  # fmt: skip
 
 
 def timer(*words: str) -> Timer:

@@ -493,23 +493,9 @@ class Restart(_Request, frozen=True, tag="restart"):
 
 
 TaskCommand = (
-    Cancel
-    | CancelRemote
-    | SendSignal
-    | Hold
-    | Release
-    | Prio
-    | Group
-    | Groups
-    | Clean
-    | Wait
-    | ReadOutput
-    | Exec
-    | Input
-    | Resize
-    | Attend
-    | Detach
-)
+    Cancel | CancelRemote | SendSignal | Hold | Release | Prio | Group | Groups | Clean | Wait | ReadOutput | Exec
+    | Input | Resize | Attend | Detach
+)  # fmt: skip
 """Requests that change tasks, or follow them."""
 TaskQuery = TasksRequest | Select | History | Remote | Show | Events | ExplainTask | ReadUsage | Overview | Files
 """Requests for lists and explanations, which see everything that was decided before them."""
