@@ -624,18 +624,8 @@ class StdinFeed:
     to."""
 
     __slots__ = (
-        "ended",
-        "fed",
-        "file",
-        "has_ended",
-        "is_polled",
-        "is_terminal",
-        "key",
-        "last",
-        "reported",
-        "sink",
-        "size",
-    )
+        "ended", "fed", "file", "has_ended", "is_polled", "is_terminal", "key", "last", "reported", "sink", "size",
+    )  # fmt: skip
 
     def __init__(self, key: str, path: str, sink: int, *, is_terminal: bool) -> None:
         self.key = key

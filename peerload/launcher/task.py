@@ -54,28 +54,10 @@ class LaunchedTask:
     """
 
     __slots__ = (
-        "captures",
-        "close_due_s",
-        "close_wait_s",
-        "deadline_s",
-        "ended_at",
-        "ended_s",
-        "frozen_at_s",
-        "frozen_s_max",
-        "is_synced",
-        "key",
-        "limit_due_s",
-        "lost_because",
-        "memory_bytes_max",
-        "memory_use",
-        "node",
-        "pid",
-        "pidfd",
-        "ran_s",
-        "started_at",
-        "started_boot_s",
-        "ts",
-    )
+        "captures", "close_due_s", "close_wait_s", "deadline_s", "ended_at", "ended_s", "frozen_at_s", "frozen_s_max",
+        "is_synced", "key", "limit_due_s", "lost_because", "memory_bytes_max", "memory_use", "node", "pid", "pidfd",
+        "ran_s", "started_at", "started_boot_s", "ts",
+    )  # fmt: skip
 
     def __init__(self, key: str, pid: int, started_at: float, captures: tuple[Capture, Capture]) -> None:
         self.key = key

@@ -67,45 +67,13 @@ KEEP_ALIVE_S = 15.0
 RETRY_MS = 1000
 """Pause of a browser before it comes back."""
 NODE_KEYS = [
-    "node",
-    "state",
-    "load",
-    "region",
-    "slots",
-    "cpus",
-    "cpus_busy",
-    "cpus_foreign",
-    "mem_bytes",
-    "mem_used_bytes",
-    "tasks_running",
-    "tasks_queued",
-    "gpus",
-    "age_s",
-    "drained",
-    "drain_reason",
-    "trouble",
-    "self",
-    "labels",
-]
+    "node", "state", "load", "region", "slots", "cpus", "cpus_busy", "cpus_foreign", "mem_bytes", "mem_used_bytes",
+    "tasks_running", "tasks_queued", "gpus", "age_s", "drained", "drain_reason", "trouble", "self", "labels",
+]  # fmt: skip
 ENDED_KEYS = [
-    "id",
-    "name",
-    "user",
-    "state",
-    "node",
-    "home",
-    "cpus",
-    "gpus",
-    "submitted_at",
-    "started_at",
-    "ended_at",
-    "exit_code",
-    "signal",
-    "reason",
-    "device_names",
-    "gpu_prefer",
-    "gpu_wait",
-]
+    "id", "name", "user", "state", "node", "home", "cpus", "gpus", "submitted_at", "started_at", "ended_at",
+    "exit_code", "signal", "reason", "device_names", "gpu_prefer", "gpu_wait",
+]  # fmt: skip
 TABLES = {"nodes": "node", "tasks": "id", "guests": "id"}
 """The tables of an overview, and the key of their items."""
 

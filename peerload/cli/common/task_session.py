@@ -265,14 +265,8 @@ CLEAR_TO_END = "\x1b[K"
 SIGNALS_UNHANDLED_MAX = 3
 """An agent that stops in the middle of a frame blocks the loop: after this many signals we give up."""
 _CAUGHT = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGTSTP,
-    signal.SIGWINCH,
-    signal.SIGCONT,
-)
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGCONT,
+)  # fmt: skip
 _HARMLESS = (signal.SIGWINCH, signal.SIGCONT)
 
 

@@ -249,21 +249,9 @@ class SpawnOrder:
     directory with its files, to be shown in the sandbox."""
 
     __slots__ = (
-        "account",
-        "allowed",
-        "argv",
-        "captures",
-        "directory",
-        "environment",
-        "has_devices",
-        "hidden",
-        "makes_scratch",
-        "policy",
-        "reads",
-        "seccomp",
-        "staged",
-        "umask",
-    )
+        "account", "allowed", "argv", "captures", "directory", "environment", "has_devices", "hidden",
+        "makes_scratch", "policy", "reads", "seccomp", "staged", "umask",
+    )  # fmt: skip
 
     def __init__(self, account: LauncherAccount, policy: UsersPolicy, request: SpawnRequest) -> None:
         """Raises CannotStart."""

@@ -141,15 +141,9 @@ class _Program(ctypes.Structure):
 TEMPORARY = "/tmp"  # noqa: S108 -- a fresh one
 SCRATCH = TEMPORARY + "/scratch"
 HIDDEN = (
-    "/home",
-    "/root",
-    "/run/user",
-    "/etc/peerload",
-    "/run/peerload",
-    "/run/peerload-launcher",
-    "/var/lib/peerload",
+    "/home", "/root", "/run/user", "/etc/peerload", "/run/peerload", "/run/peerload-launcher", "/var/lib/peerload",
     "/var/lib/peerload-launcher",
-)
+)  # fmt: skip
 """Homes, and peerload's own directories."""
 _NODES = {
     "null": (1, 3),
