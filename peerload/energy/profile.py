@@ -16,7 +16,7 @@ FIRST_LEVELS = (0, 1, 2, 4)
 
 
 class Level(NamedTuple):
-    """One measured level: this many threads busy. watts: mean power; sd: its standard deviation; rate: work of all
+    """Measured level: this many threads busy. watts: mean power; sd: its standard deviation; rate: work of all
     threads, a second."""
 
     threads: int

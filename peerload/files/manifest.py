@@ -31,7 +31,7 @@ FILE_BYTES_MAX = 1 << 50
 
 
 class FileEntry(NamedTuple):
-    """One regular file. mode: its permissions, 0 … 0o777; blocks: the digests of its content, in order; sizes: those of the
+    """Regular file. mode: its permissions, 0 … 0o777; blocks: the digests of its content, in order; sizes: those of the
     blocks if they were cut by content, () if all have BLOCK_BYTES but the last."""
 
     path: str

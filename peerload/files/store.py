@@ -206,7 +206,7 @@ class BlockStore:
         return status.f_bavail * status.f_frsize - self._free_bytes_min
 
     def read(self, digest: bytes) -> bytes:
-        """One block, verified. Raises as `read_some`."""
+        """Read and verify a block. Raises as `read_some`."""
         return self.read_some([digest])[0]
 
     def read_some(self, digests: Sequence[bytes], bytes_max: int = 1 << 62, *, verified: bool = True) -> list[bytes]:

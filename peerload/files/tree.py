@@ -121,7 +121,7 @@ _SKIPS = "to leave it out, name it in .peerloadignore"
 
 
 class Found(NamedTuple):
-    """One entry of a tree. target: of a link, "" for a file; status: None for an empty directory."""
+    """Entry of a tree. target: of a link, "" for a file; status: None for an empty directory."""
 
     path: str
     status: os.stat_result | None

@@ -371,7 +371,7 @@ class SingleUser:
 
 
 class Capture:
-    """One captured stream on disk, limited to its first and its last ``bytes_max`` / 2 bytes.
+    """Captured stream on disk, limited to its first and its last ``bytes_max`` / 2 bytes.
 
     The rest becomes a hole: the size goes on growing, so that offsets stay true. Where the file system has no holes,
     the file is cut back to its head whenever it is too large: then the head and the newest bytes are kept, at offsets

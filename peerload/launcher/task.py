@@ -44,7 +44,7 @@ def boot_s() -> float:
 
 
 class LaunchedTask:
-    """One running process, the leader of its own session, with its descendants.
+    """Running process of a task, the leader of its own session, with its descendants.
 
     deadline_s: CLOCK_BOOTTIME at which it is frozen, 0 = never. ts: of the newest message whose lease was applied.
     frozen_at_s: CLOCK_BOOTTIME, 0 while it is not. ended_at: Unix seconds at which its leader ended, 0 while it lives.

@@ -53,7 +53,7 @@ class _Request(_Event, frozen=True):
 
 
 class Submission(msgspec.Struct, frozen=True, gc=False):
-    """One acknowledged `submit`: a task, or an array of tasks with one spec.
+    """Acknowledged `submit`: a task, or an array of tasks with one spec.
 
     counter: the number in the id; indices: () for a single task, else the array's; each: where its members run different
     commands, that of member i is each[i - 1]; uid_key: of a uniform array, see `PutMembers`; token: the client's own, unique

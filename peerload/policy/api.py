@@ -331,7 +331,7 @@ class InformationPolicy(Protocol):
 
     @property
     def watches(self) -> WatchedChange:
-        """One of ``region``, ``tasks`` and ``nothing``."""
+        """Kind of change that the policy is told of: ``region``, ``tasks`` or ``nothing``."""
 
     @property
     def reports_guide_probing(self) -> bool:

@@ -19,7 +19,7 @@ IN_THE_STATE = ("spool", "scratch", "launcher", "tls")
 
 
 def directory_in(state: Path, name: str) -> Path:
-    """One of IN_THE_STATE, made with mode 0700 if absent. Raises ConfigError if it cannot be made."""
+    """Directory of IN_THE_STATE, made with mode 0700 if absent. Raises ConfigError if it cannot be made."""
     path = state / name
     try:
         path.mkdir(mode=0o700, exist_ok=True)

@@ -128,7 +128,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One task of a case, in the order in which they are listed. work_s: on a core of speed 1, None = endless."""
+    """Task of a case, in the order in which they are listed. work_s: on a core of speed 1, None = endless."""
 
     node: str
     at_s: float
@@ -347,7 +347,7 @@ class _Machine:
 
 
 class EnergyModel(QueueingModel):
-    """One run of one case."""
+    """Model of one run of a case."""
 
     def __init__(self, case: Case, run: CaseRun) -> None:
         self._case, self._run = case, run

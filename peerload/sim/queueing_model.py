@@ -542,4 +542,4 @@ class QueueingModel:
         actions.FetchOutput: _output,
         actions.Announce: _announce,
     }
-    """What each kind of action does here; those WITHOUT_MEANING do nothing, and any other is a bug."""
+    """Handlers of the kinds of action; those WITHOUT_MEANING do nothing, and any other is a bug."""

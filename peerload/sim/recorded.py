@@ -251,7 +251,7 @@ class PublicTrace:
                 yield arrival, duration, cpus, gpus
 
     def notes(self) -> list[str]:
-        """One for each reason."""
+        """Notes on lines left out, one for each reason."""
         return [
             f"{len(lines)} of the lines of {self._source} left out: {reason} (line"
             f" {', '.join(map(str, lines[:LINES_NAMED]))}{', …' if len(lines) > LINES_NAMED else ''})"

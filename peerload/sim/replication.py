@@ -229,7 +229,7 @@ class Replication:
 
     @property
     def policy_failure(self) -> str:
-        """What the first failure of a policy at one of the nodes was; "" if there was none."""
+        """First failure of a policy at any node; "" if there was none."""
         return next(filter(None, (node.state.policy_failure for node in self.cluster.nodes.values())), "")
 
     def counts(self) -> dict[str, float]:

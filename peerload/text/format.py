@@ -97,7 +97,7 @@ def _aligned(
     right: Sequence[str],
     paint: Mapping[str, Mapping[str, str]],
 ) -> str:
-    """One row, with wide characters, long cells or colours."""
+    """Row of a table whose cells may be wide, long or coloured."""
     padded = []
     for cell, width, heading in zip(row, widths, headings, strict=True):
         fitting = shortened(cell, width)
@@ -240,7 +240,7 @@ def print_result(value: dict[str, Any], lines: Iterable[str], *, as_json: bool) 
 
 
 def json_line(value: dict[str, Any]) -> str:
-    """One object on one line, versioned."""
+    """JSON of an object on one line, with the version of its form."""
     import json
 
     return json.dumps({"v": 1, **value}, separators=(", ", ": "), default=_json_bytes) + "\n"

@@ -34,7 +34,7 @@ ENDINGS = ("done", "failed", "cancelled")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TopSample:
-    """One look. at: when (Unix s); answer: what the agent said (`overview` of docs/wire.md); ended: the tasks that ended
+    """Sample of the cluster. at: when (Unix s); answer: of the agent (`overview` of docs/wire.md); ended: the tasks that ended
     last, members of an array that are done or were cancelled as one of each; None if these have not changed."""
 
     at: float
@@ -136,7 +136,7 @@ class Series(collections.deque["float | None"]):
 
 
 class NodeModel:
-    """One node: ``facts`` as the agent reported them at ``told_at``, and sums over its GPUs. Shares are 0 … 1, None if
+    """Node: ``facts`` as the agent reported them at ``told_at``, and sums over its GPUs. Shares are 0 … 1, None if
     unknown."""
 
     __slots__ = ("cpu", "facts", "gpu", "gpu_mem", "gpu_mem_bytes", "gpu_mem_used", "gpus", "mem", "series", "told_at")

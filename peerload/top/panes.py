@@ -284,7 +284,7 @@ def tail_lines(tail: Tail, task: str, width: int, height: int) -> list[Line]:
 
 
 def output_line(stream: int, text: str, width: int) -> Line:
-    """One line of output; stderr has a mark, besides its colour."""
+    """Line of output; stderr has a mark besides its colour."""
     mark, style = ("! ", "warn") if stream == 2 else ("  ", "")  # noqa: PLR2004 -- stderr
     return [(mark, style), (draw.cut(draw.plain(text), max(width - 2, 0)), style)]
 

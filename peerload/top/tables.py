@@ -39,7 +39,7 @@ NAME_CELLS_MAX = 22
 
 
 class Column(NamedTuple):
-    """One column. ``cell(row)`` gives its spans; rank: columns of the greatest rank are left out first on a narrow
+    """Column of a table. ``cell(row)`` gives its spans; rank: columns of the greatest rank are left out first on a narrow
     terminal; stretches: takes the remaining width; letter: the key that sorts by it."""
 
     heading: str

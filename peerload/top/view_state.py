@@ -146,7 +146,7 @@ ORDERS: dict[str, dict[str, tuple[str, Callable[[Any], object]]]] = {"nodes": NO
 
 
 class ViewState:
-    """One view of a model. Rows are computed on demand, once for each sample."""
+    """View of a model. Rows are computed on demand, once for each sample."""
 
     def __init__(self, world: TopModel) -> None:
         self.world = world

@@ -30,7 +30,7 @@ log = logging.getLogger("peerload.web")
 
 
 class Request(NamedTuple):
-    """One request. Names of headers are in lower case; where one comes twice, the last counts."""
+    """HTTP request. Names of headers are in lower case; where one comes twice, the last counts."""
 
     method: str
     path: str
@@ -47,7 +47,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """One answer: a body, or pieces as they come."""
+    """HTTP response: a body, or pieces as they come."""
 
     status: int
     content_type: str

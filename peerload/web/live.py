@@ -32,7 +32,7 @@ TAIL_BYTES = 1 << 20
 
 
 class AgentLink:
-    """One agent, by the path of its socket; each request uses a connection of its own."""
+    """Link to the agent at a socket path; each request uses a connection of its own."""
 
     def __init__(self, socket_path: str) -> None:
         self._client = AsyncClient(socket_path, timeout_s=TIMEOUT_S)

@@ -91,7 +91,7 @@ class _Plan(msgspec.Struct):
 
 
 class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True):
-    """Of the nodes on which the task ends at most ``slack`` later than on the quickest, the one where it costs least:
+    """The node where the task costs least, of those on which it ends at most ``slack`` later than on the quickest:
     tasks that come one by one along the lower convex envelope of the power curves, more than run by a plan for all. A task
     for GPUs goes to the node with the fewest tasks for each GPU, of equal ones where its cores cost least.
 

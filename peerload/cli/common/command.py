@@ -433,7 +433,7 @@ def terms(flags: Namespace, verb: str) -> dict[str, object]:
 
 
 def _tags(flags: Namespace, verb: str) -> list[str]:
-    """One `key=value` for each key; the last one counts. Raises UsageError."""
+    """Tags as `key=value`, each key once; the last value counts. Raises UsageError."""
     tags: dict[str, str] = {}
     for word in flags.tags:
         key, equals, value = word.partition("=")

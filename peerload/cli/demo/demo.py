@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 KINDS = ("hash", "read", "sleep", "hash", "read", "hash", "sleep", "read", "hash", "read")
-"""One round of the mix. Four of ten tasks need a processor all the time; the others mostly wait, as downloads and
+"""Kinds of task in a round of the mix. Four of ten tasks need a processor all the time; the others mostly wait, as downloads and
 tests do, so that six slots can be seen at work where there are fewer processors than slots."""
 
 HASH_BYTES = (80_000_000, 120_000_000, 160_000_000)
@@ -55,7 +55,7 @@ SLEEP_S = (0.3, 0.9, 0.6, 1.2)
 
 
 class DemoCommand(NamedTuple):
-    """One command line: a ``name`` for people, its ``argv``, and the ``answer`` it must print (computed here when it
+    """Command line of a task: a ``name`` for people, its ``argv``, and the ``answer`` it must print (computed here when it
     is asked for)."""
 
     name: str
@@ -318,7 +318,7 @@ def run_and_clean(demo: Demo, act: Callable[[], dict[str, Any]]) -> tuple[dict[s
 
 
 class Demo:
-    """One demonstration in one directory; call `clean` at its end. nodes: the names of its agents."""
+    """Demonstration in a directory of its own; call `clean` at its end. nodes: the names of its agents."""
 
     nodes: tuple[str, ...] = ()
 

@@ -104,7 +104,7 @@ def main(words: list[str]) -> int:
 
 
 class GpuDemo(Demo):
-    """One agent with played GPUs in one directory: `play`, then always `clean`."""
+    """Demonstration of an agent with simulated GPUs: call `play`, then always `clean`."""
 
     nodes = (NODE,)
 

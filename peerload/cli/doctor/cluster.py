@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 REJOIN = "on a node with the CA's key:  peerload invite        then here:  peerload join TOKEN"
 EXPIRES_WITHIN_S = 30 * 86_400.0
 DATAGRAM_AGE_S_MAX = 120.0
-"""If UDP works, the newest datagram of some peer is not older than this."""
+"""Age of the newest datagram of any peer from which on UDP is taken to be blocked."""
 MET_S_MIN = 30.0
 """A peer met more recently than this may not have had a reason to send one."""
 CLOCK_S_GOOD, CLOCK_S_MAX = 2.0, 60.0

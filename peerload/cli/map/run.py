@@ -281,7 +281,7 @@ FAILURES_KEPT_MAX = 1000
 
 
 class Mapping:
-    """One run of `map`; a context in which it handles signals. ``fields``: what of the request is the same for all tasks."""
+    """Run of `map`; as a context it handles signals. ``fields``: the part of the request that all tasks share."""
 
     def __init__(
         self,

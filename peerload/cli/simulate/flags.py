@@ -131,7 +131,7 @@ def reader() -> Options:
 
 
 def scenarios(flags: argparse.Namespace) -> list[Scenario]:
-    """One for each policy and load, policies first. Raises UsageError or ConfigError that names the flag and what is
+    """Scenarios, one for each policy and load, policies first. Raises UsageError or ConfigError that names the flag and what is
     allowed."""
     if flags.classes and (flags.service is not None or flags.swf or flags.arrivals[0] in ("trace", *PUBLIC)):
         raise UsageError("sim: --class is for tasks without --service and without a trace")
@@ -437,7 +437,7 @@ def _durations(flags: argparse.Namespace) -> tuple[float, ...]:
 
 
 def _speeds(name: str, nodes: int, trace: TaskTrace | None) -> tuple[float, ...]:
-    """One factor a node, in order; or those of the nodes named, each once, and 1.0 for the others."""
+    """Speed factors of the nodes: one for each in order, or those of the named nodes and 1.0 for the others."""
     numbers = {f"n{index + 1}": index for index in range(nodes)}
     if trace is not None:
         numbers |= {node: index % nodes for index, node in enumerate(trace.names)}

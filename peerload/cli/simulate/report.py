@@ -215,7 +215,7 @@ def _interval(ends: list[float | None], *, percent: bool = False) -> str:
 
 
 Told = dict[str, Any]
-"""One outcome, as `as_json` tells it."""
+"""Outcome of a scenario as `as_json` returns it."""
 
 CSV_KEYS = (
     "policy", "nodes", "slots", "load", "arrivals", "service", "tasks", "replications", "seed", "stable",

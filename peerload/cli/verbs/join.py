@@ -457,7 +457,7 @@ IN_HOME = "~/.local/bin/{join}"
 
 
 class InstallLine(NamedTuple):
-    """One line to type. is_typed_here: on this machine, with the name of the other one for OTHER."""
+    """Command line to type. is_typed_here: on this machine, with the name of the other one for OTHER."""
 
     text: str
     is_typed_here: bool

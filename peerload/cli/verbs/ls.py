@@ -273,7 +273,7 @@ def events(words: list[str]) -> int:
 
 
 def event_line(event: dict[str, Any]) -> str:
-    """One event as a line of text: time, subject, new state, reason."""
+    """Line of text for an event: time, subject, new state, reason."""
     who = event.get("task") or event.get("node") if event.get("what") != "agent" else "agent"
     if event.get("what") == "security":
         who = f"security: {who or 'somebody'}"

@@ -394,7 +394,7 @@ BAR_WIDTH = 10
 
 
 def top_sample(client: AgentConnection, at: str = "") -> dict[str, Any]:
-    """One look at the cluster: {cluster: {…}, nodes: […], tasks: […]}, tasks being those leased or running. ``at``: as seen
+    """Sample of the cluster: {cluster: {…}, nodes: […], tasks: […]}, tasks being those leased or running. ``at``: as seen
     from that node."""
     there = {"at": at} if at else {}
     info = client.call("info", **there)

@@ -125,7 +125,7 @@ BROKEN_OFF = "incomplete: the agent was killed, or still runs"
 
 
 class Replay:
-    """One start of an agent. events, actions: how many were decided the same; ended: why the recording of this start ends; difference:
+    """Replay of one start of an agent. events, actions: how many were decided the same; ended: why the recording of this start ends; difference:
     the first difference, after which nothing is compared, or None."""
 
     def __init__(self, started: recording.Started) -> None:
