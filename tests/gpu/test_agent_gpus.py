@@ -192,7 +192,7 @@ def test_an_agent_without_a_driver_is_as_any_other(cluster: Cluster) -> None:
     agent = cluster.agent(slots=2)
     assert agent.call("nodes")["nodes"][0]["gpus"] == []
     assert agent.wait(agent.submit("true"))
-    wait_until(lambda: "no GPUs: the driver does not work" in agent.log_end(), what="that to be said")
+    wait_until(lambda: "no GPUs: reason=the driver does not work" in agent.log_end(), what="that to be said")
     assert b"no GPU" in agent.cli("submit", "-G1", "true").stderr
 
 

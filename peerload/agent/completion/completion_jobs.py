@@ -190,7 +190,7 @@ class CompletionJobs:
             self._outcomes[job.counter, job.member] = state, reason
         log.log(
             logging.WARNING if state in ("abandoned", "incomplete") else logging.INFO,
-            "%s: %s %s",
+            "completion job: task=%s state=%s reason=%s",
             self._name(job),
             state,
             reason,

@@ -135,7 +135,7 @@ class NodeHooks:
 
     def _report(self, state: str, hook: str, target: str, facts: dict[str, str], why: str) -> None:
         reason = f"{hook}: {notification.shown(target)}: {why}".replace("\n", " ")
-        log.warning("hook %s: task=%s %s", state, facts.get("TASK_ID", ""), reason)
+        log.warning("hook not delivered: state=%s task=%s reason=%s", state, facts.get("TASK_ID", ""), reason)
         task, node = facts.get("TASK_ID", ""), "" if "TASK_ID" in facts else facts["NODE"]
         self._journal.record("hook", state, task=task, node=node, reason=reason)
 

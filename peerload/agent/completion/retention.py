@@ -317,7 +317,7 @@ class Retention:
             what += f"; {removed.early} of them had ended within a day"
             self.early += removed.early
             self.early_at, self.early_why = time.time(), why
-        log.log(logging.WARNING if removed.early else logging.INFO, "removed: %s, since %s", what, why)
+        log.log(logging.WARNING if removed.early else logging.INFO, "ended tasks removed: what=%s reason=%s", what, why)
         self._journal.record("store", "removed", reason=f"{what}: {why}")
 
     async def _prune(self, oldest: float) -> None:

@@ -365,7 +365,7 @@ class LauncherLink:
             self.memory,
         )
         for what in self.unenforced:
-            log.info("launcher does not enforce: %s", what)
+            log.info("launcher does not enforce a limit: reason=%s", what)
 
     async def close(self) -> None:
         """Close the connection; the launcher and its tasks go on."""

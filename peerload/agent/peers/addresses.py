@@ -71,7 +71,9 @@ class AddressWatch:
                 return
             if not warned and not address and is_gone(config.listen):
                 warned = True
-                _log.warning("listen address is gone from this machine; no peer can reach this node: %s", config.listen)
+                _log.warning(
+                    "listen address is gone from this machine; no peer can reach this node: address=%s", config.listen
+                )
 
     def _seen_otherwise(self) -> str:
         """The address where a node that listens at every address is found now, if it is not the published one; else

@@ -274,7 +274,7 @@ class Gpus:
         except TimeoutError:
             self._log_none(f"the driver has not answered within {seconds_max:g} s")
         except Exception as error:  # noqa: BLE001 -- whatever goes wrong with a driver, the rest of the node works
-            self._failed("looked for", error)
+            self._failed("find", error)
             self._log_none(f"they cannot be looked for: {error}")
         else:
             self._has_failed = False
@@ -408,7 +408,7 @@ class Gpus:
                 self._look_for_more_at_s = 0.0
                 return
             except Exception as error:  # noqa: BLE001 -- as in `find`
-                self._failed("looked for", error)
+                self._failed("find", error)
                 gpus, why = (), UNREADABLE
             if not gpus and why_none != NO_SLICES:
                 self._go_away(why)
@@ -454,13 +454,13 @@ class Gpus:
 
     def _log_none(self, why: str) -> None:
         if self._why_none != why:
-            log.info("no GPUs: %s", why)
+            log.info("no GPUs: reason=%s", why)
         self._why_none = why
 
     def _failed(self, what: str, error: Exception) -> None:
         """Log a failure once."""
         if not self._has_failed:
-            log.error("the GPUs cannot be %s", what, exc_info=error)
+            log.error("GPU driver call failed: call=%s", what, exc_info=error)
         self._has_failed = True
 
     def _go_away(self, why: str) -> None:

@@ -268,7 +268,7 @@ def test_why_there_are_none_is_said_once(
     async def story(bench: Bench) -> None:
         assert bench.gpus.why_none == why
         await bench.look_again()
-        assert [record.message for record in caplog.records] == [f"no GPUs: {why}"]
+        assert [record.message for record in caplog.records] == [f"no GPUs: reason={why}"]
         machine.unsay("init")
         machine.gpu(0)
         await until(lambda: bench.gpus.devices)
