@@ -134,10 +134,11 @@ def has_few_beyond(independent: float, share: float) -> bool:
 
 
 def intervals(samples: Sequence[Sample], independent: float = math.inf) -> dict[str, Interval]:
-    """metric → mean of the replications and its interval: from their spread, or from the spread of the batches if
-    there is only one replication. Quantiles are those of all replications together. independent: tasks of all
-    replications, as `independent_tasks` counts them."""
+    """metric → mean of the replications and its interval: from all their batches if each is long enough for that, which is narrower,
+    else from their spread; of only one, from its batches. Quantiles are those of all replications together. independent: tasks of
+    all replications, as `independent_tasks` counts them."""
     combined: dict[str, Interval] = {}
+    is_long = INDEPENDENT_TASKS_MIN * len(samples) <= independent < math.inf
     for metric in dict.fromkeys(metric for sample in samples for metric in sample.values):
         if metric in QUANTILES and all(sample.responses for sample in samples):
             share = QUANTILES[metric]
@@ -145,10 +146,10 @@ def intervals(samples: Sequence[Sample], independent: float = math.inf) -> dict[
             combined[metric] = Interval(found.value, math.inf) if has_few_beyond(independent, share) else found
             continue
         values = [sample.values[metric] for sample in samples if metric in sample.values]
-        if len(samples) == 1:
-            combined[metric] = runs_interval(values[0], [samples[0].batches.get(metric, [])], independent)
-        else:
-            combined[metric] = Interval(fmean(values), half_width(values))
+        mean, runs = fmean(values), [sample.batches.get(metric, []) for sample in samples]
+        found = runs_interval(mean, runs, independent) if is_long or len(samples) == 1 else Interval(mean, math.inf)
+        is_known = math.isfinite(found.half) or len(samples) == 1
+        combined[metric] = found if is_known else Interval(mean, half_width(values))
     return combined
 
 

@@ -154,6 +154,25 @@ def held(servers: int, load: float, tasks: int, replications: int) -> dict[str, 
     return {metric: (told[metric], hold[metric]) for metric in exact}
 
 
+def test_batches_of_several_long_replications_tell_narrower_intervals_that_hold() -> None:
+    rng, hold = random.Random(4), 0
+    samples, halves, plain_halves = list[Sample](), list[float](), list[float]()
+    for _ in range(25):
+        samples = [sample_of(rng, 1, 0.5, 2000) for _ in range(4)]
+        means = [sample.values["mean_response"] for sample in samples]
+        found = intervals(samples, independent_tasks(6000, 0.5, fmean(means)))["mean_response"]
+        hold += abs(found.value - 2.0) <= found.half
+        halves.append(found.half)
+        plain_halves.append(half_width(means))
+    assert hold >= 23
+    assert fmean(halves) < 0.85 * fmean(plain_halves)
+    for independent in (
+        4 * INDEPENDENT_TASKS_MIN - 1,
+        math.inf,
+    ):  # too short each, and a trace: the spread of the replications
+        assert intervals(samples, independent)["mean_response"].half == plain_halves[-1]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("servers", "load", "tasks", "told_min"),
