@@ -26,7 +26,7 @@ FILES_MAX = 100_000
 """Bound on the files, links and directories of one manifest."""
 PARTS_MAX = 64
 """Bound on the blocks of the manifest itself."""
-NAME_BYTES_MAX, PATH_BYTES_MAX = 255, 1024
+NAME_BYTES_MAX, PATH_BYTES_MAX, DEPTH_MAX = 255, 1024, 200
 FILE_BYTES_MAX = 1 << 50
 
 
@@ -94,6 +94,8 @@ def objection(path: str) -> str:
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return "its path is not plain and relative"
+    if len(parts) > DEPTH_MAX:
+        return f"it lies more than {DEPTH_MAX} directories deep"
     if any(len(part.encode()) > NAME_BYTES_MAX for part in parts):
         return f"its name has more than {NAME_BYTES_MAX} bytes"
     if any(character < " " or "\x7f" <= character <= "\x9f" for character in path):

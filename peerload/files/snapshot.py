@@ -160,8 +160,10 @@ def _read(base: int, found: Iterable[tree.Found], known: _Known, sender: _Sender
         else:
             try:
                 entry, status = tree.read_file(parents, item.path, sender.take, by_content=True)
-            except FileNotFoundError:  # it is gone, as if the tree had been looked through a moment later
-                continue
+            except FileNotFoundError:
+                if item.is_named:
+                    raise tree.vanished(item.path) from None
+                continue  # as if the tree had been looked through a moment later
             known.note(entry, status)
             files.append(entry)
     parents.close()

@@ -16,7 +16,16 @@ import re
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peerload.files.manifest import BLOCK_BYTES, FILES_MAX, FileEntry, Manifest, leads_outside, objection
+from peerload.files.manifest import (
+    BLOCK_BYTES,
+    DEPTH_MAX,
+    FILES_MAX,
+    NAME_BYTES_MAX,
+    FileEntry,
+    Manifest,
+    leads_outside,
+    objection,
+)
 from peerload.model.errors import StagingFailed
 
 if TYPE_CHECKING:
@@ -121,11 +130,12 @@ _SKIPS = "to leave it out, name it in .peerloadignore"
 
 
 class Found(NamedTuple):
-    """Entry of a tree. target: of a link, "" for a file; status: None for an empty directory."""
+    """Entry of a tree. target: of a link, "" for a file; status: None for an empty directory; is_named: it alone was asked for."""
 
     path: str
     status: os.stat_result | None
     target: str = ""
+    is_named: bool = False
 
 
 class Rules:
@@ -139,12 +149,11 @@ class Rules:
         self._specs = above
 
     def within(self, directory: int, path: str, names: Iterable[str]) -> Rules:
-        """The rules in this directory, which has these names in it. Raises OSError."""
+        """The rules in this directory, which has these names in it. Raises StagingFailed, OSError."""
         lines: list[str] = []
         for name in self._names:
             if name in names:
-                with os.fdopen(open_beneath(directory, name, os.O_RDONLY), "r", errors="replace") as file:
-                    lines += file.read().splitlines()
+                lines += _ignore_lines(directory, f"{path}/{name}" if path else name, name)
         if not lines:
             return self
         from pathspec import GitIgnoreSpec  # noqa: PLC0415 -- most trees have none
@@ -164,16 +173,37 @@ class Rules:
         return False
 
 
+def _ignore_lines(directory: int, path: str, name: str) -> list[str]:
+    """The lines of an ignore file. Raises StagingFailed if it is a link, a FIFO or the like, and OSError."""
+    try:
+        fd = open_beneath(directory, name, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise StagingFailed(f"{path} cannot be read", why="it is a link") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise StagingFailed(f"{path} cannot be read", why="it is not a file")
+    with os.fdopen(fd, "r", errors="replace") as file:
+        return file.read().splitlines()
+
+
 def scan(
-    base: int, starts: Iterable[str] = ("",), rules: Rules | None = None, pattern: re.Pattern[str] | None = None
+    base: int,
+    starts: Iterable[str] = ("",),
+    rules: Rules | None = None,
+    pattern: re.Pattern[str] | None = None,
+    *,
+    skips: bool = False,
 ) -> Iterator[Found]:
     """The files, links and empty directories of ``starts`` beneath an open directory, sorted by name; "" is all of it.
-    pattern: of the paths that count, None = all. Raises StagingFailed for what counts and cannot travel, and OSError."""
+    pattern: of the paths that count, None = all. Raises StagingFailed for what counts and cannot travel, unless it is left out
+    (skips), and OSError."""
     for start in starts:
         if not start:
-            yield from _scan_directory(base, "", rules, pattern)
+            yield from _scan_directory(base, "", rules, pattern, skips=skips)
             continue
-        _check_name(start)
+        _check_name(start, "")
         try:
             fd = open_beneath(base, start, os.O_PATH | os.O_NOFOLLOW)
         except OSError as error:
@@ -182,65 +212,82 @@ def scan(
         try:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
-                yield from _scan_directory(fd, start, None, pattern)
+                yield from _scan_directory(fd, start, None, pattern, skips=skips)
             else:
-                yield _found(start, status, fd, "")
+                yield _found(start, status, fd, "", "")._replace(is_named=True)
         finally:
             os.close(fd)
 
 
-def _scan_directory(above: int, path: str, rules: Rules | None, pattern: re.Pattern[str] | None) -> Iterator[Found]:
-    fd = open_beneath(above, ".", DIRECTORY)
+def _scan_directory(
+    above: int, path: str, rules: Rules | None, pattern: re.Pattern[str] | None, *, skips: bool
+) -> Iterator[Found]:
+    fd, hint = open_beneath(above, ".", DIRECTORY), _SKIPS if rules is not None else ""
     try:
         entries = sorted(os.scandir(fd), key=lambda entry: entry.name)
-        rules = rules.within(fd, path, {entry.name for entry in entries}) if rules is not None else None
+        rules = rules.within(fd, path, _names(entries, files_only=skips)) if rules is not None else None
         is_empty = True
         for entry in entries:
             name = entry.name
             below = f"{path}/{name}" if path else name
             is_directory = entry.is_dir(follow_symlinks=False)
-            if name.startswith(PART_PREFIX) or (rules is not None and name in NEVER and is_directory):
-                continue
-            if rules is not None and rules.ignore(below, is_directory=is_directory):
+            if _is_ignored(name, below, rules, is_directory=is_directory):
                 continue
             is_empty = False
-            if pattern is None:
-                _check_name(below)
-            elif not is_directory:
-                if not pattern.match(below):
-                    continue
-                _check_name(below)
+            if pattern is not None and not is_directory and not pattern.match(below):
+                continue
             try:
+                if pattern is None or not is_directory or below.count("/") >= DEPTH_MAX:
+                    _check_name(below, hint)
                 if is_directory:
                     inner = open_beneath(fd, name, DIRECTORY)
                     try:
-                        yield from _scan_directory(inner, below, rules, pattern)
+                        yield from _scan_directory(inner, below, rules, pattern, skips=skips)
                     finally:
                         os.close(inner)
                 else:
-                    yield _found(below, entry.stat(follow_symlinks=False), fd, name)
+                    yield _found(below, entry.stat(follow_symlinks=False), fd, name, hint)
             except FileNotFoundError:  # it is gone again, as if the tree had been looked through a moment later
                 continue
+            except StagingFailed:
+                if not skips:
+                    raise
         if is_empty and path:
             yield Found(path, None)
     finally:
         os.close(fd)
 
 
-def _found(path: str, status: os.stat_result, directory: int, name: str) -> Found:
+def _names(entries: Iterable[os.DirEntry[str]], *, files_only: bool) -> set[str]:
+    return {entry.name for entry in entries if not files_only or entry.is_file(follow_symlinks=False)}
+
+
+def _is_ignored(name: str, path: str, rules: Rules | None, *, is_directory: bool) -> bool:
+    if name.startswith(PART_PREFIX) or rules is None:
+        return name.startswith(PART_PREFIX)
+    return (name in NEVER and is_directory) or rules.ignore(path, is_directory=is_directory)
+
+
+def _found(path: str, status: os.stat_result, directory: int, name: str, hint: str) -> Found:
     if stat.S_ISREG(status.st_mode):
         return Found(path, status)
     if not stat.S_ISLNK(status.st_mode):
-        raise StagingFailed(f"{path} cannot be staged", why="it is neither a file nor a directory", hint=_SKIPS)
+        raise StagingFailed(f"{path} cannot be staged", why="it is neither a file nor a directory", hint=hint)
     target = os.readlink(name, dir_fd=directory)
     if leads_outside(path, target):
-        raise StagingFailed(f"{path} cannot be staged", why=f"it is a link to {target!r}, outside", hint=_SKIPS)
+        raise StagingFailed(f"{path} cannot be staged", why=f"it is a link to {target!r}, outside", hint=hint)
     return Found(path, status, target)
 
 
-def _check_name(path: str) -> None:
+def _check_name(path: str, hint: str) -> None:
     if why := objection(path):
-        raise StagingFailed(f"{path!r} cannot be staged", why=why, hint=_SKIPS)
+        shown = path if len(path) <= NAME_BYTES_MAX else f"{path[:NAME_BYTES_MAX]}…"
+        raise StagingFailed(f"{shown!r} cannot be staged", why=why, hint=hint)
+
+
+def vanished(path: str) -> StagingFailed:
+    """The error for a file that is gone by now."""
+    return StagingFailed(f"{path} cannot be staged", why="it has vanished meanwhile")
 
 
 def bounded(found: Iterable[Found], files_max: int = FILES_MAX) -> list[Found]:
@@ -380,16 +427,32 @@ def literal_directory(glob: str) -> str:
     return plain.rpartition("/")[0]
 
 
+def _read_output(
+    parents: DirfdCache, path: str, take: Callable[[bytes], bytes], *, needs_all: bool
+) -> FileEntry | None:
+    """Read a file → its entry; None if it cannot be read and need not. Raises StagingFailed."""
+    try:
+        return read_file(parents, path, take)[0]
+    except FileNotFoundError:
+        if needs_all:
+            raise vanished(path) from None
+    except StagingFailed:
+        if needs_all:
+            raise
+    return None
+
+
 def changed(
     base: int, before: Manifest, globs: Sequence[str], take: Callable[[bytes], bytes], *, needs_all: bool
 ) -> Manifest:
     """The files, links and empty directories of a tree that are not as ``before``, those that the globs mean or, without globs,
-    all but what a `.peerloadignore` names. Raises StagingFailed, with ``needs_all`` also for a glob that means nothing; OSError."""
+    all but what a `.peerloadignore` names. needs_all: raise StagingFailed for a glob that means nothing, and for what cannot
+    travel; else that is left out. Raises StagingFailed, OSError."""
     rules = None if globs else Rules(IGNORE_FILES[1:])
     pattern = matcher(globs) if globs else None
     known = {entry.path: entry for entry in before.files}
     links = dict(before.links)
-    found = bounded(scan(base, rules=rules, pattern=pattern))
+    found = bounded(scan(base, rules=rules, pattern=pattern, skips=not needs_all))
     if pattern:  # directories are always looked into
         found = [item for item in found if item.status is not None or pattern.match(item.path)]
     for glob in globs if needs_all else ():
@@ -407,11 +470,13 @@ def changed(
             item.status.st_mtime_ns,
             item.status.st_mode & 0o777,
         )
-        if not same:
-            files.append(read_file(parents, item.path, take)[0])
+        if not same and (made := _read_output(parents, item.path, take, needs_all=needs_all)) is not None:
+            files.append(made)
     parents.close()
     new_links = tuple((item.path, item.target) for item in found if item.target and links.get(item.path) != item.target)
-    directories = tuple(item.path for item in found if item.status is None and item.path not in before.directories)
-    for path in directories:
-        _check_name(path)
+    directories = tuple(
+        item.path
+        for item in found
+        if item.status is None and item.path not in before.directories and not objection(item.path)
+    )
     return Manifest(tuple(files), new_links, directories)

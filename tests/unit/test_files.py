@@ -233,6 +233,28 @@ def test_what_cannot_travel_is_refused_by_name_and_left_where_it_is_no_output(
         changed(home, nothing, store, "*")
 
 
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("real")], ids=["fifo", "directory", "link"]
+)
+def test_an_ignore_file_that_is_none_is_refused_by_name(home: Path, make: Any) -> None:
+    (home / "sub").mkdir()
+    (home / "sub/real").write_text("*.o\n")
+    make(home / "sub/.gitignore")
+    with pytest.raises(StagingFailed, match=re.escape("sub/.gitignore")):
+        snapshot.look(os.fsencode(home), [], everything=True)
+
+
+def test_directories_that_lie_too_deep_are_refused_or_left_out(home: Path, store: BlockStore) -> None:
+    (home / "x").write_text("x")
+    home.joinpath(*"d" * 300).mkdir(parents=True)
+    with pytest.raises(StagingFailed, match=str(manifest.DEPTH_MAX)):
+        snapshot.look(os.fsencode(home), [], everything=True)
+    nothing = snapshot.Snapshot(b"", Manifest(), 0)
+    with pytest.raises(StagingFailed, match=str(manifest.DEPTH_MAX)):
+        changed(home, nothing, store, "x*")
+    assert [entry.path for entry in changed(home, nothing, store, "x*", needs_all=False).files] == ["x"]
+
+
 def test_too_many_files_are_refused_before_all_of_them_were_looked_at() -> None:
     there = iter(range(10**6))
     with pytest.raises(StagingFailed, match=Says.FILES_MAX()):
@@ -595,6 +617,11 @@ def test_new_and_changed_files_alone_come_back(home: Path, tmp_path: Path, store
     (there / "out/bad").symlink_to("/etc/passwd")
     with pytest.raises(StagingFailed, match="out/bad"):
         changed(there, taken, store)
+    os.mkfifo(there / "out/.peerloadignore")
+    os.mkfifo(there / "out/pipe")
+    (there / "out/n\nl").touch()
+    left = changed(there, taken, store, needs_all=False)
+    assert ([entry.path for entry in left.files], left.links) == (["a", "out/new"], ())
 
 
 @pytest.mark.parametrize(

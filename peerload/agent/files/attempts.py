@@ -651,6 +651,9 @@ class AttemptFiles:
             if isinstance(error, OSError) and error.errno in SHORT_OF:
                 raise
             return staged, (unplaced or f"its outputs cannot be collected: {error}") if is_success else ""
+        except Exception as error:  # else the agent would end, and each that is started anew
+            log.exception("outputs not collected, by a bug: task=%s", note.task)
+            return staged, f"its outputs cannot be collected: a bug in peerload: {error!r}" if is_success else ""
         return msgspec.structs.replace(staged, outputs=id_, out_bytes=root.size_bytes, out_count=root.files), unplaced
 
     async def bring_home(self, node: str, action: KeepOutput | FetchOutput) -> tuple[str, OutputArrived]:
