@@ -22,7 +22,7 @@ TESTS = {
         "tests/integration/test_join_door.py::test_whatever_is_wrong_with_a_token_the_answer_is_the_same",
         "tests/integration/test_join_door.py::test_somebody_in_between_with_a_ca_of_its_own_is_told_nothing",
         "tests/integration/test_join_door.py::test_a_thousand_guesses_are_ten_answers",
-        "tests/unit/agent/test_invites.py::test_it_is_good_once",
+        "tests/unit/agent/test_invitations.py::test_it_is_good_once",
     ),
     "J3": (
         "tests/integration/test_peer_tls.py::test_who_does_not_speak_tls_gets_no_answer",
@@ -54,14 +54,14 @@ TESTS = {
         "tests/security/test_access.py::test_the_socket_is_the_groups_and_admin_verbs_are_the_admins",
         "tests/security/test_doctor_security.py::test_another_user_is_refused_though_the_socket_is_open",
         "tests/security/test_doctor_security.py::test_a_socket_that_others_may_use",
-        "tests/unit/agent/test_access.py::test_who_is_let_in",
-        "tests/unit/agent/test_access.py::test_whose_a_task_is_comes_from_the_operating_system",
+        "tests/unit/agent/test_authorization.py::test_who_is_let_in",
+        "tests/unit/agent/test_authorization.py::test_whose_a_task_is_comes_from_the_operating_system",
     ),
     "L2": (
         "tests/security/test_access.py::test_a_task_of_another_user_is_as_one_that_is_not_there",
         "tests/security/test_access.py::test_lists_and_events_tell_each_of_its_own",
-        "tests/unit/agent/test_access.py::test_who_may_ask_what_of_a_system_agent",
-        "tests/unit/agent/test_access.py::test_tasks_of_others_are_as_tasks_that_are_not_there",
+        "tests/unit/agent/test_authorization.py::test_who_may_ask_what_of_a_system_agent",
+        "tests/unit/agent/test_authorization.py::test_tasks_of_others_are_as_tasks_that_are_not_there",
     ),
     "L3": (
         "tests/integration/test_bad_input.py::test_a_frame_that_claims_4_gib",
@@ -84,7 +84,7 @@ TESTS = {
     "X2": (
         "tests/security/test_system_users.py::test_the_map_and_what_it_may_not_name",
         "tests/security/test_launcher_rights.py::test_a_program_that_was_not_chosen_is_not_run_by_whatever_name",
-        "tests/unit/agent/test_access.py::test_who_takes_chosen_foreign_tasks_only_is_no_home_for_them_either",
+        "tests/unit/agent/test_authorization.py::test_who_takes_chosen_foreign_tasks_only_is_no_home_for_them_either",
     ),
     "X3": (
         "tests/security/test_escapes.py::test_the_attempt_fails",
@@ -132,11 +132,11 @@ TESTS = {
         "tests/wire/test_peer_codec.py::test_arbitrary_bytes",
         "tests/integration/test_peer_link.py::test_three_malformed_frames_close_and_ban",
         "tests/integration/test_peer_link.py::test_a_frame_that_claims_4_gib_is_refused_before_it_comes",
-        "tests/unit/agent/test_bounds_at_the_doors.py::test_one_byte_a_second_is_given_up_within_ten_seconds",
+        "tests/unit/agent/test_input_limits.py::test_one_byte_a_second_is_given_up_within_ten_seconds",
     ),
     "P2": (
         "tests/core/test_executor.py::test_so_many_offers_of_one_peer_are_outstanding_and_no_more",
-        "tests/unit/agent/test_bounds_at_the_doors.py::test_who_sends_more_than_is_looked_at_is_not_read",
+        "tests/unit/agent/test_input_limits.py::test_who_sends_more_than_is_looked_at_is_not_read",
         "tests/integration/test_peer_link.py::test_messages_that_a_stalled_peer_does_not_take_come_back",
         "tests/integration/test_forward_lied_to.py::test_a_flood_of_large_requests_is_read_no_faster_than_carried_out",
         "tests/integration/test_forward_lied_to.py::test_who_asks_and_does_not_read_is_not_listened_to_until_it_has_read",
@@ -150,7 +150,7 @@ TESTS = {
         "tests/integration/test_agent_lied_to.py::test_what_another_says_of_a_task_that_a_node_has",
         "tests/integration/test_peer_link.py::test_frames_in_anothers_name_close_the_link",
         "tests/security/test_authorisation.py::test_what_any_member_may_say_moves_nothing",
-        "tests/unit/agent/test_access.py::test_who_is_who_from_another_node",
+        "tests/unit/agent/test_authorization.py::test_who_is_who_from_another_node",
         "tests/security/test_access.py::test_users_of_another_node",
     ),
     "P4": (
