@@ -60,8 +60,9 @@ MORE, WIDE_MAX = 1.2, 30.0
 """More time than is probably lacking, since that is a guess; how much too wide an interval counts at most (it may be infinite)."""
 ROOM = 1.1
 """More tasks than it takes for an interval: how many are independent is an estimate."""
-GROWS = 1.5
-"""Responses at the end are so many times those at the start where a system is not stable."""
+GROWS = 3.0
+"""Responses at the end are so many times those at the start where a system is not stable; chance makes 1.5 times of it where a queue
+forgets slowly."""
 REPLICATION_S_MIN = 3.0
 """With less time left no further replication is begun."""
 PLAYED_SHARE = 0.8
