@@ -691,6 +691,7 @@ class _Mediator:
         return self._node.sharing.admission.accepts_offer(offer)
 
     def remote_arrived(self, remote: RemoteTask) -> None:
+        self._node.sharing.arrived(remote)
         if node := self._node.sharing.sender.next_node(remote):
             self._node.executor.give_back(remote, f"{self._node.state.node} passes it on", to=node)
 

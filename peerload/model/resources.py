@@ -491,6 +491,7 @@ class Thresholds(msgspec.Struct, frozen=True, gc=False):
     A node with c slots and a load index of n / c (tasks per slot, unless the load policy counts otherwise) *sends* an arriving
     task if n ≥ send_at·c, *accepts* one if n < accept_below·c, *asks* for one if n < receive_below·c, *gives* one if
     n > give_above·c. prefetch: number of additional tasks that it asks for, only from nodes that have more than itself even then.
+    With is_pipelined it asks for at least as many as its slots are expected to finish during a handoff.
     """
 
     send_at: float
@@ -498,3 +499,4 @@ class Thresholds(msgspec.Struct, frozen=True, gc=False):
     receive_below: float
     give_above: float
     prefetch: float = 0.0
+    is_pipelined: bool = False

@@ -37,5 +37,9 @@ class DynamicThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def thresholds(self, view: NodeView) -> Thresholds:
         """All four at T, unless set by hand."""
         threshold = max(self.factor * view.load_mean / view.load_unit, self.threshold_min)
-        chosen = (self.send_at, self.accept_below, self.receive_below, self.give_above)
-        return Thresholds(*(threshold if given is None else given for given in chosen))
+        return Thresholds(
+            send_at=threshold if self.send_at is None else self.send_at,
+            accept_below=threshold if self.accept_below is None else self.accept_below,
+            receive_below=threshold if self.receive_below is None else self.receive_below,
+            give_above=threshold if self.give_above is None else self.give_above,
+        )

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 class SingleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node sends at n ≥ T, accepts and asks at n < T, gives at n > T. Any threshold may be set by hand.
-    ``prefetch``: a node asks for so many tasks more, so that one is ready when a short task ends.
+    ``prefetch``: a node asks for so many tasks more, so that one is ready when a short task ends; with ``pipelined`` at
+    least for as many as its slots finish while a handoff takes place, so that its slots never wait for one.
 
     Good: simple, acts early.
     Bad: with slow transfers, a node near T may both send and ask.
@@ -31,6 +32,7 @@ class SingleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     receive_below: ReceiveBelow | None = None
     give_above: GiveAbove | None = None
     prefetch: Annotated[int, Meta(ge=0, le=1000, description="tasks asked for beyond the threshold, as a reserve")] = 0
+    pipelined: Annotated[bool, Meta(description="as many more as the slots finish during a handoff")] = False
 
     def thresholds(self, view: NodeView) -> Thresholds:
         """All four at T, unless set by hand."""
@@ -42,4 +44,5 @@ class SingleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             receive_below=threshold if self.receive_below is None else self.receive_below,
             give_above=threshold if self.give_above is None else self.give_above,
             prefetch=self.prefetch,
+            is_pipelined=self.pipelined,
         )

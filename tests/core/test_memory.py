@@ -133,6 +133,22 @@ def test_a_node_asks_ahead_when_it_prefetches() -> None:
     assert "GiveRequest to y" not in x.submit()
 
 
+def test_a_node_asks_for_as_many_tasks_as_its_slot_finishes_during_a_handoff() -> None:
+    x = Given(policies={**PULLS, "transfer": {"threshold": 1.0, "prefetch": 1, "pipelined": True}})
+    x.submit()
+    x.submit()
+    x.end(x.task(1).key)
+    did = x.after(3.0).hear("y", messages.GiveReply(1, FULL, "y/1", UID))
+    assert "GiveRequest to y" not in did, "the time of a handoff is not known yet"
+    x.hear("y", messages.Offer("y/1", UID, 1, spec(), 60.0, load_tasks_max=ANY_LOAD))
+    accept = x.sent(messages.Accept)
+    x.after(1.0).hear("y", messages.Commit("y/1", UID, 1, accept.nonce, accept.ts, 60.0))
+    assert "GiveRequest to y" in x.end(x.task(2).key)
+    second = bytes(15) + b"2"
+    did = x.hear("y", messages.GiveReply(2, FULL, "y/2", second))
+    assert did.count("GiveRequest to y") == 2, "a handoff took 4 s, a task 1 s: four more are wanted"
+
+
 def test_while_it_has_room_a_node_asks_again_by_a_timer() -> None:
     retrying = {**WITHOUT, "location": {"receiver": {"policy": "poll", "probes": 1, "retry_rate": 0.5}}}
     x = Given(policies=retrying)

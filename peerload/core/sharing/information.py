@@ -443,6 +443,10 @@ Standing = tuple[Region, bool, bool]
 THRESHOLDS_AT_FIRST = Thresholds(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
 """Thresholds before the transfer policy has given any, and while it fails."""
 NOT_SETTLED = (-1, 0, 0, 0)
+PIPELINED_MAX = 64
+"""Bound on the tasks that are asked for beyond those that run because handoffs take longer than tasks."""
+HANDOFF_SHARE = 0.02
+"""Weight of a handoff that took longer than the shortest lately."""
 LEVEL_DIGITS = 6
 """The load index in slots is rounded to so many decimals: n / c · c is to be n."""
 
@@ -495,6 +499,8 @@ class Information:
         self._accepts = self._has_many = False
         self._description: LoadReport | None = None
         self._described_at: tuple[object, ...] = ()
+        self._handoff_s = 0.0
+        """Time of a handoff to this node; 0 before the first."""
 
     # -- asked by the other parts --------------------------------------------------------------------------------------
 
@@ -593,9 +599,30 @@ class Information:
         """True if this node is to ask for a task, beside so many that it has asked for already."""
         self._compare()
         thresholds, slots = self._thresholds, self._ledger.profile.slots
-        if self._level + expected >= thresholds.receive_below * slots + thresholds.prefetch:
+        prefetch = thresholds.prefetch
+        if thresholds.is_pipelined and self._handoff_s:
+            prefetch = max(prefetch, self._finished_during_handoff())
+        if self._level + expected >= thresholds.receive_below * slots + prefetch:
             return False
-        return thresholds.receive_below > 1.0 or self._ledger.load_tasks + expected < slots + thresholds.prefetch
+        return thresholds.receive_below > 1.0 or self._ledger.load_tasks + expected < slots + prefetch
+
+    def _finished_during_handoff(self) -> float:
+        """Tasks that the slots of this node are expected to finish while a handoff takes place: the bandwidth-delay product."""
+        mean_s = self._state.history.mean_s / self._state.profile.speed
+        return min(self._ledger.profile.slots * self._handoff_s / mean_s, PIPELINED_MAX)
+
+    def is_pipelining(self) -> bool:
+        """True if tasks are so short that more of them are asked for than the policy prefetches anyway."""
+        thresholds = self.thresholds()
+        return thresholds.is_pipelined and self._finished_during_handoff() > max(thresholds.prefetch, 1.0)
+
+    def handoff_took(self, handoff_s: float) -> None:
+        """Learn how long it takes from the request for a task until it is here: near the shortest lately, since the time
+        that a request waits in line is of the requests before it."""
+        if not self._handoff_s or handoff_s < self._handoff_s:
+            self._handoff_s = handoff_s
+        else:
+            self._handoff_s += HANDOFF_SHARE * (handoff_s - self._handoff_s)
 
     def asks_ahead(self) -> bool:
         """True if a task that it asks for would have to wait here (`Thresholds.prefetch`)."""

@@ -54,6 +54,8 @@ class Search(msgspec.Struct, eq=False):
     replies: list[Reply] = []
     pending: dict[str, float] = {}
     """Nodes that were asked and have not answered, and when."""
+    asked_s: float = 0.0
+    """Time of the last question."""
     inputs: list[tuple[str, float, float]] = []
     """Inputs of the decision: (node, load, age in s)."""
     offered: set[str] = set()
@@ -119,7 +121,7 @@ class Searches:
 
     def asked(self, search: Search, node: str) -> None:
         """A question is on its way to this node."""
-        search.pending[node] = self._state.now.boot_s
+        search.pending[node] = search.asked_s = self._state.now.boot_s
         if self.hints.take_idle(node) if search.task is not None else self.hints.take_busy(node):
             search.remembered.add(node)
 

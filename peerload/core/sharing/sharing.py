@@ -31,6 +31,7 @@ from peerload.core.sharing.sender import STEPS_MAX, Searches, Sender
 from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce, Decided
+from peerload.model.bounded import BoundedDict
 from peerload.model.messages import (
     PAIR_MOVES_MAX,
     UNASKED,
@@ -216,6 +217,12 @@ ASKERS = 3
 count on has found work meanwhile."""
 
 
+RAMP = 2
+"""Further tasks asked for at each promise while handoffs take longer than tasks."""
+PROMISED_MAX = 256
+"""Promised tasks that are on their way."""
+
+
 class Receiver:
     """Asks for work, and answers who asks for some. One per node; its timers are ``probe`` and ``retry``.
 
@@ -243,6 +250,8 @@ class Receiver:
         self._retry_rate = retry_rate
         self._in_flight = 0
         self._retrying = False
+        self._promised: BoundedDict[bytes, float] = BoundedDict(PROMISED_MAX)
+        """Time at which each promised task was asked for."""
 
     # -- asking for work -----------------------------------------------------------------------------------------------
 
@@ -370,6 +379,18 @@ class Receiver:
         self._searches.decide(search, reply.task, f"{src} gives it")
         self._end(search)
         self._donor.expect(reply.uid)
+        if reply.uid in self._ledger.inbound:
+            self._promised[reply.uid] = search.asked_s
+        if self._information.is_pipelining():
+            for _ in range(RAMP):
+                self.pull(first=src, asks_others=False)
+
+    def arrived(self, remote: RemoteTask) -> None:
+        """A task of another home is queued here; one that was asked for, and had no files to fetch, tells how long a handoff
+        takes."""
+        asked_s = self._promised.pop(remote.uid, None)
+        if asked_s is not None and not remote.spec.is_staged:
+            self._information.handoff_took(self._state.now.boot_s - asked_s)
 
     def settle(self) -> None:
         """Search again, at the policy's rate, while this node is below its mark; called after every event."""
@@ -741,6 +762,10 @@ class Sharing:
         """The load report as of the last event, for drivers and people; changes nothing. A driver that sends it to others
         reports that with LoadPublished."""
         return self.information.shown()
+
+    def arrived(self, remote: RemoteTask) -> None:
+        """Note that a task of another home is queued here."""
+        self.receiver.arrived(remote)
 
     def completed(self) -> None:
         """Ask for another task, if wanted: one has ended here, and the next one has been started."""
