@@ -59,7 +59,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
             unfinished_of=lambda _who: 0,
             output_bytes_of_owner=lambda _who: 0,
         )
-        executor = SimpleNamespace(guests={})
+        executor = SimpleNamespace(remote_tasks={})
         access = Authorization(config, cast("Any", store), cast("Any", executor), cast("Any", Told()))
         monkeypatch.setattr(access.accounts, "of", lambda uid: ACCOUNTS.get(uid, Account(uid, "", frozenset())))
         by_name = {account.name: account for account in ACCOUNTS.values()}

@@ -85,7 +85,7 @@ def test_a_store_that_is_stuck_is_told_of() -> None:
 
 def test_what_can_happen_is_what_the_code_notes() -> None:
     assert tuple(EVENTS) == WHAT
-    literal = re.compile(r'(?:\.note|\.note_remote|\.record)\(\s*(?:(?:guest|work), )?"(\w+)"(?:,\s*"(\w+)")?')
+    literal = re.compile(r'(?:\.note|\.note_remote|\.record)\(\s*(?:(?:remote|work), )?"(\w+)"(?:,\s*"(\w+)")?')
     seen = set()
     for room in ("core", "agent"):
         for path in [

@@ -140,7 +140,7 @@ class Links:
 def _output(spool: Spool, guests: dict[str, Any], links: Links | None = None) -> TaskOutputs:
     return TaskOutputs(
         spool,
-        cast("Any", SimpleNamespace(executor=SimpleNamespace(guests=guests), home=SimpleNamespace(tasks={}))),
+        cast("Any", SimpleNamespace(executor=SimpleNamespace(remote_tasks=guests), home=SimpleNamespace(tasks={}))),
         cast("Any", links or Links()),
         cast("Any", SimpleNamespace(signal=lambda _key, _number: None)),
         collections.Counter(),
