@@ -215,8 +215,11 @@ class NodeView(LoadView, Protocol):
     def report(self, node: str) -> KnownReport | None:
         """Newest unexpired report of a peer."""
 
-    def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
-        """Peers in the order of their names, each with its newest unexpired report, if that is no older."""
+    def reports(
+        self, age_s_max: float = inf, wanted: Literal["accepts", "gives"] | None = None
+    ) -> Iterator[tuple[str, LoadReport]]:
+        """Peers in the order of their names, each with its newest unexpired report, if that is no older; only those whose report
+        says ``wanted``."""
 
     def reporting(self, wanted: Reported) -> Sequence[str]:
         """Peers in the order of their names whose newest unexpired report says that they accept or give a task, or that have none."""

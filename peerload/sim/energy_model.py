@@ -26,7 +26,6 @@ from peerload.policy.registry import build_preset, presets, read_preset
 from peerload.sim.queueing_model import EPOCH_S, IDEAL_CONFIG, QueueingModel
 
 if TYPE_CHECKING:
-    from peerload.model.actions import Action
     from peerload.policy.preset import PolicySet
 
 
@@ -507,20 +506,15 @@ class EnergyModel(QueueingModel):
             request = ResourceRequest(cpus=job.cpus, gpus=1, gpu_mem_bytes=TASK_BYTES, gpu_share=share)
         return TaskSpec((b"task",), SCRATCH, request=request, est_s=job.length_s)
 
-    def _perform(self, name: str, action: Action) -> None:
-        match action:
-            case actions.SpawnTask():
-                self._spawned(name, action)
-            case actions.Answer():
-                if action.error is not None:
-                    raise InvariantBroken(f"submission {action.request} was refused") from action.error
-                task, members = str(action.reply["id"]), action.reply["members"]
-                for index, number in enumerate(self._submitted):
-                    self._numbers[f"{task}.{index}" if members else task] = number
-            case actions.TaskChanged():
-                pass
-            case _:
-                super()._perform(name, action)
+    def _answer(self, _name: str, action: actions.Answer) -> None:
+        if action.error is not None:
+            raise InvariantBroken(f"submission {action.request} was refused") from action.error
+        task, members = str(action.reply["id"]), action.reply["members"]
+        for index, number in enumerate(self._submitted):
+            self._numbers[f"{task}.{index}" if members else task] = number
+
+    def _changed(self, name: str, action: actions.TaskChanged) -> None:
+        pass
 
     # -- results -------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import heapq
 import math
 import random
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -79,6 +79,8 @@ WITHOUT_MEANING = frozenset(
     )
 )
 """Actions that change nothing where everything is durable, known and kept for ever."""
+NEVER_ASKED_FOR = frozenset((actions.FindTasks, actions.SignalTask, actions.EvictTask, actions.StageFiles))
+"""Actions that nobody here asks for."""
 
 MIGRATIONS_MAX = 32
 """Placements of one task by choice, if the migration policy sets no limit. Where nothing takes time, a policy that
@@ -277,6 +279,21 @@ class QueueingModel:
         self._head_free_s = 0.0
         self._is_heard = False
         self._specs: dict[tuple[float, int], TaskSpec] = {}
+        self._performers: dict[type[Any], Callable[[str, Any], object] | None] = {
+            **dict.fromkeys(WITHOUT_MEANING),
+            **dict.fromkeys(NEVER_ASKED_FOR, self._not_asked_for),
+            actions.Send: self._send,
+            actions.ClearTimer: self._clear_timer,
+            actions.SetTimer: self._set_timer,
+            actions.SpawnTask: self._spawn,
+            actions.TaskChanged: self._changed,
+            actions.Answer: self._answer,
+            actions.SendResult: self._send_result,
+            actions.KeepOutput: self._output,
+            actions.FetchOutput: self._output,
+            actions.Announce: self._announce,
+        }
+        """What is done about each kind of action; None: nothing."""
         kept_max = min(config.reports_kept_max, max(REPORTS_IN_ALL_MAX // max(len(profiles), 1), 1))
         config = msgspec.structs.replace(config, reports_kept_max=kept_max)
         if self._head:
@@ -431,13 +448,13 @@ class QueueingModel:
         return spec
 
     def _handle(self, name: str, event: events.Event) -> None:
-        node = self.nodes[name]
+        node, performers = self.nodes[name], self._performers
         self._listeners.changed.add(name)
         if self._cpu_use is not None:
             self._cpu_use.before(name, self.now_s)
         for action in node.handle(self._instant, event):
-            if type(action) not in WITHOUT_MEANING:
-                self._perform(name, action)
+            if (perform := performers[type(action)]) is not None:
+                perform(name, action)
         if self._cpu_use is not None:
             self._cpu_use.after(name, self.now_s)
         if self._watch is not None:
@@ -478,9 +495,6 @@ class QueueingModel:
             begins_s = delays.head_fails_s + delays.head_down_s
         self._head_free_s = begins_s + delays.head_s
         return self._head_free_s
-
-    def _perform(self, name: str, action: Action) -> None:
-        self._PERFORMERS.get(type(action), QueueingModel._not_asked_for)(self, name, action)
 
     def _send(self, name: str, action: actions.Send) -> None:
         delay_s = self._delays.message_s
@@ -529,17 +543,3 @@ class QueueingModel:
 
     def _not_asked_for(self, name: str, action: Action) -> None:
         raise InvariantBroken(f"{name} wants what nobody asked for: {action}")
-
-    _PERFORMERS: ClassVar[Mapping[type[Any], Callable[[QueueingModel, str, Any], object]]] = {
-        actions.Send: _send,
-        actions.ClearTimer: _clear_timer,
-        actions.SetTimer: _set_timer,
-        actions.SpawnTask: _spawn,
-        actions.TaskChanged: _changed,
-        actions.Answer: _answer,
-        actions.SendResult: _send_result,
-        actions.KeepOutput: _output,
-        actions.FetchOutput: _output,
-        actions.Announce: _announce,
-    }
-    """Handlers of the kinds of action; those WITHOUT_MEANING do nothing, and any other is a bug."""

@@ -50,11 +50,8 @@ class LeastKnown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Choose the best of the nodes that have not declined."""
         del task
         declined = {reply.node for reply in replies}
-        fresh = [
-            (known.report.load, peer)
-            for peer in view.reporting("accepts")
-            if peer not in declined and (known := view.report(peer)) is not None and known.age_s <= self.age_s_max
-        ]
+        known = view.reports(self.age_s_max, "accepts")
+        fresh = [(report.load, peer) for peer, report in known if peer not in declined]
         if not fresh:
             return Keep("no fresh report says that there is room")
         least = min(load for load, _ in fresh)

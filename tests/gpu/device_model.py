@@ -17,7 +17,6 @@ from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, Delays, QueueingM
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.model.actions import Action
     from peerload.model.config import CoreConfig
     from peerload.model.resources import Profile
     from peerload.policy.preset import PolicySet
@@ -128,15 +127,14 @@ class DeviceModel(QueueingModel):
                 pass
         super()._handle(name, event)
 
-    def _perform(self, name: str, action: Action) -> None:
-        super()._perform(name, action)
-        if isinstance(action, actions.SpawnTask):
-            task = self._unfinished[action.task]
-            arrival = task.arrival
-            assert isinstance(arrival, DeviceArrival)
-            self._running[name][action.key] = _Attempt(task.number, arrival, action.devices, self.now_s)
-            self._witness.begins(self.now_s, task.number, arrival, name, action.devices)
-            self._read_on(name)
+    def _spawn(self, name: str, action: actions.SpawnTask) -> None:
+        super()._spawn(name, action)
+        task = self._unfinished[action.task]
+        arrival = task.arrival
+        assert isinstance(arrival, DeviceArrival)
+        self._running[name][action.key] = _Attempt(task.number, arrival, action.devices, self.now_s)
+        self._witness.begins(self.now_s, task.number, arrival, name, action.devices)
+        self._read_on(name)
 
     def _read_on(self, name: str) -> None:
         """Schedule the next reading, while a task holds a GPU there."""

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain, filterfalse, islice
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import msgspec
 
@@ -158,6 +158,11 @@ class NamesThat(Sequence[str]):
         for others in names:
             left = filterfalse(others.__contains__, left)
         return filter(self._passes, left)
+
+
+def _among(nodes: Sequence[str], names: Container[str]) -> Iterator[str]:
+    """Those of the nodes that are among these names, in the order of the nodes."""
+    return nodes.among(names) if isinstance(nodes, NamesThat) else filter(names.__contains__, nodes)
 
 
 class ReportTable:
@@ -410,7 +415,8 @@ class OwnProfile:
         if isinstance(power := changes.get("power"), PowerCurve):
             changes["power"] = self._state.config.limited(power)
         profile = msgspec.structs.replace(profile, version=profile.version + 1, **changes)
-        self._state.profile = self._ledger.profile = profile
+        self._state.profile = profile
+        self._ledger.set_profile(profile)
 
     def set_devices(self, devices: tuple[Device, ...]) -> None:
         """These were found here."""
@@ -541,13 +547,21 @@ class Membership:
     def reporting(self, nodes: Sequence[str], wanted: Reported) -> list[str]:
         """The peers among these whose newest report says so, unless it is too old to be believed."""
         own, announced = self._reports, self._announced
+        if wanted != "nothing":
+            return [node for node, _ in self.saying(nodes, wanted)]
         peers = nodes if isinstance(nodes, NamesThat) else NamesThat(nodes, bool)
-        if wanted == "nothing":
-            if self.is_older(min(own.oldest_s, announced.oldest_s)):
-                return list(peers.besides({node for node, _ in self.reports(nodes)}))
-            return list(peers.besides(own.by_name, announced.by_name))
+        if self.is_older(min(own.oldest_s, announced.oldest_s)):
+            return list(peers.besides({node for node, _ in self.reports(nodes)}))
+        return list(peers.besides(own.by_name, announced.by_name))
+
+    def saying(
+        self, nodes: Sequence[str], wanted: Literal["accepts", "gives"], age_s_max: float = math.inf
+    ) -> Iterator[tuple[str, LoadReport]]:
+        """As `reports`, of the peers whose newest report says so."""
+        own, announced = self._reports, self._announced
         names = own.accepting | announced.accepting if wanted == "accepts" else own.giving | announced.giving
-        return [node for node, report in self.reports(peers.among(names)) if getattr(report, wanted)]
+        known = self.reports(_among(nodes, names), age_s_max)
+        return (told for told in known if getattr(told[1], wanted))
 
     def last_report(self, node: str) -> ReceivedReport | None:
         """The newest report of a peer, however old."""

@@ -303,6 +303,7 @@ class Ledger:
         "inbound",
         "kept",
         "load_tasks",
+        "load_version",
         "mem_promised_bytes",
         "now_s",
         "profile",
@@ -343,6 +344,9 @@ class Ledger:
         self.load_tasks = 0
         """n: running + waiting + inbound, in slots, and the foreign slots."""
         self.version = 0
+        """Grows with every change of what is here."""
+        self.load_version = 0
+        """Grows with the version, with every other profile, and with every reading of the sensors: with all that the load depends on."""
         self.room_version = 0
         """Grows with every change of what runs."""
         self.now_s = 0.0
@@ -351,12 +355,18 @@ class Ledger:
     def _changed(self) -> None:
         """Update n after every change, since n is read far more often than it changes."""
         self.version += 1
+        self.load_version += 1
         self.cpus_requested = cpus = self.cpus_running + self._cpus_waiting + self.cpus_inbound
-        count, profile = self._count, self.profile
+        profile, count = self.profile, len(self.running) + self.waiting - self._device_waiters + len(self.inbound)
         if profile.cpus > 0:
             demand = math.ceil(cpus * profile.slots / profile.cpus - EPSILON)
             count = max(count, demand) if profile.slots_fixed else max(demand, 1 if count else 0)
         self.load_tasks = count + self.foreign_slots
+
+    def set_profile(self, profile: Profile) -> None:
+        """This node has another profile from now on."""
+        self.profile = profile
+        self.load_version += 1
 
     def set_foreign_slots(self, slots: int) -> None:
         """Foreign programs occupy so many slots from now on."""
@@ -585,7 +595,7 @@ class DeviceQueue:
     start if there were others.
     """
 
-    __slots__ = ("_failed", "_ledger", "_looked_at", "_state", "depends_on_cores", "due_s", "lacks_cores")
+    __slots__ = ("_failed", "_ledger", "_looked_at", "_state", "depends_on_cores", "due_s", "is_idle", "lacks_cores")
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
@@ -595,9 +605,12 @@ class DeviceQueue:
         self.due_s = NEVER_S
         self.lacks_cores: dict[int, Work] = {}
         self.depends_on_cores = False
+        self.is_idle = True
+        """True if nothing was looked at since the last `begin`."""
 
     def begin(self) -> None:
         """A new look at all that waits; nothing is reserved so far."""
+        self.is_idle = True
         if self._ledger.kept.seen:  # else nothing is kept
             self._ledger.kept = Backfill(self._ledger.devices, self._ledger.now_s)
         self._failed.clear()
@@ -613,6 +626,7 @@ class DeviceQueue:
     def first_that_fits(self, priority: int, line: Iterable[Work], before: Work | None) -> Work | None:
         """The first that may start now, with its devices. ``before``: only those that came earlier than this one may
         start."""
+        self.is_idle = False
         failed, now_s = self._failed, self._ledger.now_s
         self._ledger.kept.now_s = now_s
         passed: dict[LineScope, int] = {}

@@ -15,7 +15,7 @@ from __future__ import annotations
 from itertools import chain, islice
 from math import inf
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -359,17 +359,23 @@ class View:
     def _told_last(self) -> KnownReport | None:
         return None if self.told is None else KnownReport(self.told, self._state.now.boot_s - self.told_s)
 
-    def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
-        """Reports of the peers, at most ``age_s_max`` old."""
-        known = self._membership.reports(self.peers, age_s_max)
-        request = self.for_request
-        return known if request is None else ((node, seen_by(request, report)) for node, report in known)
+    def reports(
+        self, age_s_max: float = inf, wanted: Literal["accepts", "gives"] | None = None
+    ) -> Iterator[tuple[str, LoadReport]]:
+        """Reports of the peers, at most ``age_s_max`` old, that say ``wanted``."""
+        if self.for_request is None and wanted is not None:
+            return self._membership.saying(self.peers, wanted, age_s_max)
+        known, request = self._membership.reports(self.peers, age_s_max), self.for_request
+        if request is None:
+            return known
+        seen = ((node, seen_by(request, report)) for node, report in known)
+        return seen if wanted is None else ((node, report) for node, report in seen if getattr(report, wanted))
 
     def reporting(self, wanted: Reported) -> Sequence[str]:
         """Peers whose newest report says ``wanted``."""
         if self.for_request is None or wanted == "nothing":
             return self._membership.reporting(self.peers, wanted)
-        return [node for node, report in self.reports() if getattr(report, wanted)]
+        return [node for node, _ in self.reports(wanted=wanted)]
 
 
 class RunningTasksView:
@@ -442,7 +448,8 @@ Standing = tuple[Region, bool, bool]
 
 THRESHOLDS_AT_FIRST = Thresholds(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
 """Thresholds before the transfer policy has given any, and while it fails."""
-NOT_SETTLED = (-1, 0, 0, 0)
+NOT_SETTLED = (-1, 0, 0)
+NOT_COMPARED = -1
 PIPELINED_MAX = 64
 """Bound on the tasks that are asked for beyond those that run because handoffs take longer than tasks."""
 HANDOFF_SHARE = 0.02
@@ -476,6 +483,8 @@ class Information:
         self._told_s = 0.0
         self._said: LoadReport | None = None
         self._before: LoadReport | None = None
+        self._told_standing: Standing | None = None
+        self._before_standing: Standing | None = None
         self._seen_tasks = 0
         self._is_quiet = False
         self._watches = state.policies.information.watches
@@ -489,11 +498,10 @@ class Information:
         self._own = View(self._observed, self._sensed, None, None)
         """What a load policy sees of all tasks here."""
         self._own.thresholds = self._thresholds
-        self._samples = 0
         self._is_index_steady = bool(getattr(state.policies.load, "steady", False))
         """True if the load index changes only with the tasks here and with what the sensors read."""
         self._is_in_seconds = bool(getattr(state.policies.load, "in_seconds", False))
-        self._compared_at: tuple[int, int, Profile, Thresholds] | None = None
+        self._compared_at = NOT_COMPARED
         self._load = self._level = 0.0
         self._region = Region.UNDERLOADED
         self._accepts = self._has_many = False
@@ -507,8 +515,8 @@ class Information:
     def sampled(self, event: LoadSampled) -> bool:
         """The sensors have read again. → whether foreign programs have left a slot that they occupied."""
         self._sensed = self._own.sensed = event
-        self._samples += 1
         ledger = self._ledger
+        ledger.load_version += 1
         before = ledger.foreign_slots
         if self._state.config.counts_foreign:
             profile = ledger.profile
@@ -556,7 +564,8 @@ class Information:
         if uncounted is not None:
             view = View(self._observed, self._sensed, None, uncounted)
             return self._in_slots(view, view.load)
-        self._compare()
+        if self._ledger.load_version != self._compared_at:
+            self._compare()
         return self._level
 
     def _in_slots(self, view: View, load: float) -> float:
@@ -564,13 +573,10 @@ class Information:
         return round(load / unit * max(self._ledger.profile.slots, 1), LEVEL_DIGITS)
 
     def _compare(self) -> None:
-        """Compare the load index with the thresholds, unless neither has changed since the last time."""
+        """Compare the load index with the thresholds. What comes of it holds until one of them changes (`Ledger.load_version`)."""
         ledger, thresholds = self._ledger, self.thresholds()
         profile, n = ledger.profile, ledger.load_tasks
-        at = ledger.version, self._samples, profile, thresholds
-        if at == self._compared_at:
-            return
-        self._compared_at = at if self._is_index_steady else None
+        self._compared_at = ledger.load_version if self._is_index_steady else NOT_COMPARED
         slots, send_at, below, above = profile.slots, thresholds.send_at, thresholds.accept_below, thresholds.give_above
         self._load = load = self._own.load
         self._level = level = self._in_slots(self._own, load)
@@ -592,12 +598,14 @@ class Information:
 
     def accepts(self) -> bool:
         """True if a task of another home is welcome, as far as the load tells."""
-        self._compare()
+        if self._ledger.load_version != self._compared_at:
+            self._compare()
         return self._accepts
 
     def wants(self, expected: int = 0) -> bool:
         """True if this node is to ask for a task, beside so many that it has asked for already."""
-        self._compare()
+        if self._ledger.load_version != self._compared_at:
+            self._compare()
         thresholds, slots = self._thresholds, self._ledger.profile.slots
         prefetch = thresholds.prefetch
         if thresholds.is_pipelined and self._handoff_s:
@@ -626,12 +634,14 @@ class Information:
 
     def asks_ahead(self) -> bool:
         """True if a task that it asks for would have to wait here (`Thresholds.prefetch`)."""
-        self._compare()
+        if self._ledger.load_version != self._compared_at:
+            self._compare()
         return self._level >= self._thresholds.receive_below * self._ledger.profile.slots
 
     def gives(self) -> bool:
         """True if there are so many tasks here that one may go, if any waits."""
-        self._compare()
+        if self._ledger.load_version != self._compared_at:
+            self._compare()
         return self._has_many
 
     def _has_to_give(self) -> bool:
@@ -653,11 +663,7 @@ class Information:
 
     def report_sent(self, report: LoadReport) -> None:
         """Somebody has this report: does it stand elsewhere than everybody knows?"""
-        if (
-            self._watches == "region"
-            and self._told is not None
-            and self._standing(report) != self._standing(self._told)
-        ):
+        if self._watches == "region" and self._told is not None and self._standing(report) != self._told_standing:
             self._said = report
             self._settled_version = NOT_SETTLED
 
@@ -666,11 +672,9 @@ class Information:
         mostly only its number differs from the last one's."""
         state, ledger, thresholds = self._state, self._ledger, self.thresholds()
         at = (
-            ledger.version,
-            self._samples,
+            ledger.load_version,
             len(self._stranded),
             thresholds,
-            ledger.profile,
             state.identity,
             state.takes_remote_tasks,
             state.is_asleep,
@@ -681,7 +685,8 @@ class Information:
         return replace(self._description, sequence=self._sequence)
 
     def _describe(self) -> LoadReport:
-        self._compare()
+        if self._ledger.load_version != self._compared_at:
+            self._compare()
         ledger, sensed = self._ledger, self._sensed
         n, slots = ledger.load_tasks, ledger.profile.slots
         stranded, devices = len(self._stranded), ledger.devices
@@ -735,30 +740,34 @@ class Information:
         self._sequence += 1  # what is shown between this event and the next is newer than all that was said in it
         if self._told is None:
             self.announce()
-            self._before = self._told
+            self._before, self._before_standing = self._told, self._told_standing
         elif self._watches == "region":
-            self._settle_standing(self._told, self._before or self._told)
+            self._settle_standing()
         elif self._watches == "tasks":
             self._settle_tasks()
-        self._marks_at = None
+        if self._steady is None:
+            self.between_events()
 
     def between_events(self) -> None:
-        """The thresholds that the transfer policy has given hold no longer."""
+        """The thresholds that the transfer policy has given hold no longer, unless they are steady."""
         self._marks_at = None
+        if self._steady is None:
+            self._compared_at = NOT_COMPARED
 
-    def _settle_standing(self, told: LoadReport, before: LoadReport) -> None:
+    def _settle_standing(self) -> None:
         """Another standing counts if it holds."""
         devices = self._ledger.devices
         seen = devices.version if devices.states else 0
-        version = self._ledger.version, seen, len(self._stranded), self._samples
+        version = self._ledger.load_version, seen, len(self._stranded)
         is_steady = self._state.policies.transfer is self._steady and self._is_index_steady
         if version == self._settled_version and is_steady:
             return  # neither a task nor a reading nor a threshold has changed since
         self._settled_version = version
         guides = self._state.policies.information.reports_guide_probing
-        self._compare()
+        if self._ledger.load_version != self._compared_at:
+            self._compare()
         standing = self._region, guides and self._has_to_give(), bool(devices.states and devices.gpus_free())
-        if standing == self._standing(before) == self._standing(told) and self._said is None:
+        if standing == self._told_standing == (self._before_standing or standing) and self._said is None:
             if self._due is not None:
                 self._due = None
                 self._state.clear_timer(timers.RegionSettled())
@@ -784,7 +793,7 @@ class Information:
 
     def _changed(self, told: LoadReport | None, now: LoadReport) -> None:
         """Announce a change, or ask others, as the information policy says."""
-        before, self._before = self._before, now
+        before, self._before, self._before_standing = self._before, now, self._standing(now)
         self._settled_version = NOT_SETTLED
         policy = self._state.policies.information
         try:
@@ -825,7 +834,7 @@ class Information:
             self._state.send(node, StateAnswer(UNASKED, report))
 
     def _announced(self, report: LoadReport) -> None:
-        self._told = report
+        self._told, self._told_standing = report, self._standing(report)
         self._told_s = self._state.now.boot_s
         self._said = self._due = None
 

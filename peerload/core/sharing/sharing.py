@@ -257,10 +257,8 @@ class Receiver:
 
     def wants_more(self) -> bool:
         """True if it is below its mark, with what it has asked for already."""
-        profile = self._state.profile
-        if not self._state.takes_remote_tasks or not profile.slots:
-            return False
-        return self._information.wants(self._in_flight)
+        state = self._state
+        return self._information.wants(self._in_flight) and state.takes_remote_tasks and state.profile.slots > 0
 
     def pull(self, first: str = "", probes_max: int | None = None, *, asks_others: bool = True) -> None:
         """Ask for a waiting task, if this node is below its mark; ``first`` is asked first, and without ``asks_others``

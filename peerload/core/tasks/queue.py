@@ -273,6 +273,10 @@ class WaitingQueue:
         version = ledger.version, ledger.devices.version
         if version == self._nothing_startable_at:
             return None
+        if not self._levels and self._devices.is_idle:
+            self._arrived.clear()
+            self._nothing_startable_at, self._no_room_at = version, (0, ledger.devices.version)
+            return None
         room = ledger.room_version if self._devices.depends_on_cores else 0, ledger.devices.version
         looks_at_all = room != self._no_room_at or self._has_urgent()
         if looks_at_all:
