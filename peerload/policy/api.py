@@ -143,6 +143,8 @@ class LoadView(Protocol):
         """GPUs kept busy by programs that are not tasks, of those that no task has."""
 
 
+Said = Literal["accepts", "gives"]
+"""Content of a report: its node accepts a task, or gives one."""
 Reported = Literal["accepts", "gives", "nothing"]
 """The content of the newest report of a peer: it accepts a task, it gives one; nothing: there is no report."""
 
@@ -215,9 +217,7 @@ class NodeView(LoadView, Protocol):
     def report(self, node: str) -> KnownReport | None:
         """Newest unexpired report of a peer."""
 
-    def reports(
-        self, age_s_max: float = inf, wanted: Literal["accepts", "gives"] | None = None
-    ) -> Iterator[tuple[str, LoadReport]]:
+    def reports(self, age_s_max: float = inf, wanted: Said | None = None) -> Iterator[tuple[str, LoadReport]]:
         """Peers in the order of their names, each with its newest unexpired report, if that is no older; only those whose report
         says ``wanted``."""
 
@@ -518,13 +518,14 @@ def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None
 
 def valid_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
     """Validate a step of a search: names and reasons are texts."""
+    if isinstance(answer, Probe) and isinstance(answer.nodes, tuple) and set(map(type, answer.nodes)) <= {str}:
+        return answer  # as most are
+    compared = answer.compared if isinstance(answer, Transfer | Keep) else ()
+    if compared != () and not all(isinstance(cost, TaskCost) for cost in compared):
+        raise TypeError("the compared costs have the wrong type")
+    if isinstance(answer, Keep) and not isinstance(answer.wakes, str):
+        raise TypeError("the node to wake has no name")
     match answer:
-        case Probe(nodes=tuple() as nodes) if set(map(type, nodes)) <= {str}:
-            return answer
-        case Transfer() | Keep() if not all(isinstance(cost, TaskCost) for cost in answer.compared):
-            raise TypeError("the compared costs have the wrong type")
-        case Keep() if not isinstance(answer.wakes, str):
-            raise TypeError("the node to wake has no name")
         case Broadcast(otherwise=None):
             return answer
         case Broadcast(otherwise=Transfer() as late):

@@ -256,6 +256,8 @@ class QueueingModel:
         watch: UtilizationMonitor | None = None,
         config: CoreConfig = IDEAL_CONFIG,
     ) -> None:
+        if policies.is_central:
+            profiles = [*profiles, Profile(HEAD, 0, 0.0, slots_fixed=True)]
         self.now_s = 0.0
         self.arrived = 0
         self.messages = 0
@@ -266,11 +268,13 @@ class QueueingModel:
         self._ended = ended
         self._delays = delays
         self._watch = watch
+        self._watched: dict[str, tuple[int, int]] = {}
+        """The version of each ledger, and the number of tasks without a place there, that ``watch`` has seen."""
         self._instant = Instant(0.0, EPOCH_S)
         self._heap: list[tuple[float, int, str, events.Event]] = []
         self._sequence = 0
         self._now: deque[Event] = deque()
-        self._timers: dict[str, dict[timers.Timer, float]] = {}
+        self._timers: dict[str, dict[timers.Timer, float]] = {profile.node: {} for profile in profiles}
         self._new_timers: list[tuple[str, timers.Timer]] = []
         self._armed: dict[tuple[str, timers.Timer], float] = {}
         self._cpu_use: CpuUse | None = None
@@ -279,25 +283,9 @@ class QueueingModel:
         self._head_free_s = 0.0
         self._is_heard = False
         self._specs: dict[tuple[float, int], TaskSpec] = {}
-        self._performers: dict[type[Any], Callable[[str, Any], object] | None] = {
-            **dict.fromkeys(WITHOUT_MEANING),
-            **dict.fromkeys(NEVER_ASKED_FOR, self._not_asked_for),
-            actions.Send: self._send,
-            actions.ClearTimer: self._clear_timer,
-            actions.SetTimer: self._set_timer,
-            actions.SpawnTask: self._spawn,
-            actions.TaskChanged: self._changed,
-            actions.Answer: self._answer,
-            actions.SendResult: self._send_result,
-            actions.KeepOutput: self._output,
-            actions.FetchOutput: self._output,
-            actions.Announce: self._announce,
-        }
-        """What is done about each kind of action; None: nothing."""
+        self._performers = self._what_is_done()
         kept_max = min(config.reports_kept_max, max(REPORTS_IN_ALL_MAX // max(len(profiles), 1), 1))
         config = msgspec.structs.replace(config, reports_kept_max=kept_max)
-        if self._head:
-            profiles = [*profiles, Profile(HEAD, 0, 0.0, slots_fixed=True)]
         self._listeners = _Listeners(self.nodes)
         for profile in profiles:
             name = profile.node
@@ -307,7 +295,6 @@ class QueueingModel:
             rng = random.Random(f"{seed} {name} 1")  # noqa: S311 -- a seeded simulation
             own = copy.deepcopy(policies)  # as in a process of its own: nodes share no state of policies
             self.nodes[name] = Node(config, own, identity, profile, rng)
-            self._timers[name] = {}
         gpus_max = max((profile.gpus for profile in profiles), default=0)
         check_modelled(policies, gpus_max, ("cpus_busy",))
         if readings_of(policies, gpus_max):
@@ -458,7 +445,10 @@ class QueueingModel:
         if self._cpu_use is not None:
             self._cpu_use.after(name, self.now_s)
         if self._watch is not None:
-            self._watch.look(self.now_s, name, node.ledger, node.ledger.waiting + len(node.home.stranded))
+            ledger, stranded = node.ledger, len(node.home.stranded)
+            if self._watched.get(name) != (ledger.version, stranded):
+                self._watched[name] = ledger.version, stranded
+                self._watch.look(self.now_s, name, ledger, ledger.waiting + stranded)
 
     def _who_acts(self, event: events.Event) -> Iterable[str]:
         """Note an announcement where all can read it → the nodes that do something about it."""
@@ -496,12 +486,33 @@ class QueueingModel:
         self._head_free_s = begins_s + delays.head_s
         return self._head_free_s
 
+    def _what_is_done(self) -> dict[type[Any], Callable[[str, Any], object] | None]:
+        """What is done about each kind of action; None: nothing."""
+        return {
+            **dict.fromkeys(WITHOUT_MEANING),
+            **dict.fromkeys(NEVER_ASKED_FOR, self._not_asked_for),
+            actions.Send: self._send,
+            actions.ClearTimer: self._clear_timer,
+            actions.SetTimer: self._set_timer,
+            actions.SpawnTask: self._spawn,
+            actions.TaskChanged: self._changed,
+            actions.Answer: self._answer,
+            actions.SendResult: self._send_result,
+            actions.KeepOutput: self._output,
+            actions.FetchOutput: self._output,
+            actions.Announce: self._announce,
+        }
+
     def _send(self, name: str, action: actions.Send) -> None:
         delay_s = self._delays.message_s
         if self._delays.transfer_s and isinstance(action.message, Commit):
             delay_s += self._delays.transfer_s
         self.messages += 1
-        self._delivered(action.dst, events.MessageReceived(name, action.message), delay_s)
+        received = events.MessageReceived(name, action.message)
+        if delay_s or self._head:
+            self._delivered(action.dst, received, delay_s)
+        else:
+            self._now.append((action.dst, received))
 
     def _clear_timer(self, name: str, action: actions.ClearTimer) -> None:
         self._timers[name].pop(action.timer, None)

@@ -578,10 +578,12 @@ class Intake:
 
     def _is_uniform(self, event: TaskSubmitted) -> bool:
         """True if the members of an array differ in nothing but their numbers, and nothing keeps them from the queue."""
+        if len(event.indices) < self._state.config.uniform_array_min:
+            return False
         terms, spec = event.terms, event.spec
         is_apart = event.each or event.held or event.client or event.input or event.retry_of or not event.directory_here
         is_kept_back = terms.awaits or terms.group or terms.start_by or spec.request.takes_devices
-        return len(event.indices) >= self._state.config.uniform_array_min and not is_apart and not is_kept_back
+        return not is_apart and not is_kept_back
 
     def _submitted(self, event: TaskSubmitted) -> Iterator[int | None]:
         """The members of an array are made one by one and kept some at a time; all of them count, and are told of, once the

@@ -118,12 +118,11 @@ class RunningTasks:
 
     def fill(self) -> None:
         """Start what fits, in order; nothing new while this node is drained, or short of something."""
-        if self._queue.is_settled and not self._ledger.devices.states:
+        queue, devices = self._queue, self._ledger.devices
+        if not self._may_fill or (queue.is_settled and not devices.states):
             return
-        if not self._may_fill:
-            return
-        while self._shortage.may_start and (work := self._queue.next_startable()) is not None:
-            self._queue.remove(work)
+        while self._shortage.may_start and (work := queue.next_startable()) is not None:
+            queue.remove(work)
             work.started_s = self._state.now.boot_s
             if isinstance(work, HomeTask):
                 self._home.start_here(work)
@@ -133,7 +132,8 @@ class RunningTasks:
             self._works[work.key] = work
             self._shortage.starting(work.key)
             self._give_ahead(work)
-        self._wait_for_devices()
+        if devices.states or devices.was_left or queue.due_s != self._devices_due_s:
+            self._wait_for_devices()
 
     @property
     def _may_fill(self) -> bool:

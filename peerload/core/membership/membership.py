@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain, filterfalse, islice
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, overload
 
 import msgspec
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from peerload.model.messages import DirectoryTold, Identity, Ping
     from peerload.model.resources import Device
     from peerload.model.task import Exit, TaskSpec
-    from peerload.policy.api import Reported
+    from peerload.policy.api import Reported, Said
 
 
 AHEAD_MAX = 1000
@@ -187,16 +187,14 @@ class ReportTable:
         report = received.report
         (self.accepting.add if report.accepts else self.accepting.discard)(node)
         (self.giving.add if report.gives else self.giving.discard)(node)
-        self._has_changed(node)
+        self.changed.append(node)
+        self.changes += 1
 
     def drop(self, node: str) -> None:
         """Remove the report of a peer, if there is one."""
         self.by_name.pop(node, None)
         self.accepting.discard(node)
         self.giving.discard(node)
-        self._has_changed(node)
-
-    def _has_changed(self, node: str) -> None:
         self.changed.append(node)
         self.changes += 1
 
@@ -533,15 +531,20 @@ class Membership:
             return announced  # all members of a directory are in their first run
         return received
 
-    def reports(self, nodes: Iterable[str], age_s_max: float = math.inf) -> Iterator[tuple[str, LoadReport]]:
-        """The newest report of each of these peers, unless it is older than that or too old to be believed."""
+    def reports(
+        self, nodes: Iterable[str], age_s_max: float = math.inf, wanted: Said | None = None
+    ) -> Iterator[tuple[str, LoadReport]]:
+        """The newest report of each of these peers, unless it is older than that or too old to be believed; only those that say
+        ``wanted``."""
         now_s, age_s_max = self._state.now.boot_s, min(age_s_max, self._believed_s)
         reports, announced = self._reports.by_name, self._announced.by_name
         for node in nodes:
             received, published = reports.get(node), announced.get(node)
             if received is None or (published is not None and received.report.sequence < published.report.sequence):
                 received = published
-            if received is not None and now_s - received.at_s <= age_s_max:
+            if received is None or now_s - received.at_s > age_s_max:
+                continue
+            if wanted is None or getattr(received.report, wanted):
                 yield node, received.report
 
     def reporting(self, nodes: Sequence[str], wanted: Reported) -> list[str]:
@@ -555,13 +558,12 @@ class Membership:
         return list(peers.besides(own.by_name, announced.by_name))
 
     def saying(
-        self, nodes: Sequence[str], wanted: Literal["accepts", "gives"], age_s_max: float = math.inf
+        self, nodes: Sequence[str], wanted: Said, age_s_max: float = math.inf
     ) -> Iterator[tuple[str, LoadReport]]:
         """As `reports`, of the peers whose newest report says so."""
         own, announced = self._reports, self._announced
         names = own.accepting | announced.accepting if wanted == "accepts" else own.giving | announced.giving
-        known = self.reports(_among(nodes, names), age_s_max)
-        return (told for told in known if getattr(told[1], wanted))
+        return self.reports(_among(nodes, names), age_s_max, wanted)
 
     def last_report(self, node: str) -> ReceivedReport | None:
         """The newest report of a peer, however old."""

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 def why_never(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> str:
     """The reason why a node could never run the task; "" if it could. ``home``: the task's home node."""
-    if reason := _why_not_placed(profile, placement, home):
+    where = placement.node or placement.local or placement.exclude or placement.labels or placement.builder
+    if where and (reason := _why_not_placed(profile, placement, home)):
         return reason
     if profile.slots < 1:
         return "it takes no tasks (0 slots)"
@@ -50,7 +51,7 @@ def why_never(profile: Profile, request: ResourceRequest, placement: Placement, 
             return "no MPS"
         if profile.mps == "home" and home != profile.node:
             return "no MPS for guests, who each run as another user"
-    return _why_no_devices(profile, request) if request.takes_devices else ""
+    return _why_no_devices(profile, request) if request.gpus or request.devices else ""
 
 
 def _why_not_placed(profile: Profile, placement: Placement, home: str) -> str:
@@ -378,6 +379,11 @@ class Ledger:
     def _count(self) -> int:
         """All tasks but those that wait for devices."""
         return len(self.running) + self.waiting - self._device_waiters + len(self.inbound)
+
+    @property
+    def is_full(self) -> bool:
+        """True if nothing more can be started now, whatever it asks for."""
+        return self.profile.slots_fixed and len(self.running) >= self.profile.slots
 
     def fits(self, request: ResourceRequest) -> bool:
         """True if it could be started now beside what is running, after all that waits for devices."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from itertools import chain, islice
 from math import inf
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from peerload.model.events import Instant
     from peerload.model.messages import Offer
     from peerload.model.resources import Profile, ResourceRequest
-    from peerload.policy.api import Reported, TransferPolicy
+    from peerload.policy.api import Reported, Said, TransferPolicy
 
 
 NAMES_MAX = 16
@@ -359,9 +359,7 @@ class View:
     def _told_last(self) -> KnownReport | None:
         return None if self.told is None else KnownReport(self.told, self._state.now.boot_s - self.told_s)
 
-    def reports(
-        self, age_s_max: float = inf, wanted: Literal["accepts", "gives"] | None = None
-    ) -> Iterator[tuple[str, LoadReport]]:
+    def reports(self, age_s_max: float = inf, wanted: Said | None = None) -> Iterator[tuple[str, LoadReport]]:
         """Reports of the peers, at most ``age_s_max`` old, that say ``wanted``."""
         if self.for_request is None and wanted is not None:
             return self._membership.saying(self.peers, wanted, age_s_max)
@@ -504,7 +502,8 @@ class Information:
         self._compared_at = NOT_COMPARED
         self._load = self._level = 0.0
         self._region = Region.UNDERLOADED
-        self._accepts = self._has_many = False
+        self._accepts = self._has_many = self._asks_ahead = False
+        self._receive_below = 0.0
         self._description: LoadReport | None = None
         self._described_at: tuple[object, ...] = ()
         self._handoff_s = 0.0
@@ -584,6 +583,8 @@ class Information:
             level < below * slots and (below > 1.0 or n < slots) and not ledger.exceeds_cap(ledger.cpus_requested + 1.0)
         )
         self._has_many = level > above * slots or (above <= 1.0 and n > slots)
+        self._receive_below = thresholds.receive_below * slots
+        self._asks_ahead = level >= self._receive_below
         is_full = send_at <= 1.0 and n >= max(slots, 1)
         if level > 0 and level >= send_at * slots:
             self._region = Region.OVERLOADED
@@ -610,7 +611,7 @@ class Information:
         prefetch = thresholds.prefetch
         if thresholds.is_pipelined and self._handoff_s:
             prefetch = max(prefetch, self._finished_during_handoff())
-        if self._level + expected >= thresholds.receive_below * slots + prefetch:
+        if self._level + expected >= self._receive_below + prefetch:
             return False
         return thresholds.receive_below > 1.0 or self._ledger.load_tasks + expected < slots + prefetch
 
@@ -636,7 +637,7 @@ class Information:
         """True if a task that it asks for would have to wait here (`Thresholds.prefetch`)."""
         if self._ledger.load_version != self._compared_at:
             self._compare()
-        return self._level >= self._thresholds.receive_below * self._ledger.profile.slots
+        return self._asks_ahead
 
     def gives(self) -> bool:
         """True if there are so many tasks here that one may go, if any waits."""
@@ -756,15 +757,13 @@ class Information:
 
     def _settle_standing(self) -> None:
         """Another standing counts if it holds."""
-        devices = self._ledger.devices
-        seen = devices.version if devices.states else 0
-        version = self._ledger.load_version, seen, len(self._stranded)
-        is_steady = self._state.policies.transfer is self._steady and self._is_index_steady
-        if version == self._settled_version and is_steady:
+        ledger, devices = self._ledger, self._ledger.devices
+        version = ledger.load_version, devices.version if devices.states else 0, len(self._stranded)
+        if version == self._settled_version and self._is_index_steady and self._steady is not None:
             return  # neither a task nor a reading nor a threshold has changed since
         self._settled_version = version
         guides = self._state.policies.information.reports_guide_probing
-        if self._ledger.load_version != self._compared_at:
+        if ledger.load_version != self._compared_at:
             self._compare()
         standing = self._region, guides and self._has_to_give(), bool(devices.states and devices.gpus_free())
         if standing == self._told_standing == (self._before_standing or standing) and self._said is None:

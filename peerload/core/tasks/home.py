@@ -253,9 +253,7 @@ class Home:
     def may_migrate(self, task: HomeTask | UntouchedMembers) -> bool:
         """True if one more placement by choice is allowed. None is allowed while the disk lacks room for its
         records."""
-        if not self._state.has_disk_room:
-            return False
-        return task.record.migrations < self.migrations_max(task)
+        return self._state.has_disk_room and task.record.migrations < self.migrations_max(task)
 
     def withdraw(self, task: HomeTask) -> None:
         """Withdraw the open offer of a task, if any; the task may start here again."""

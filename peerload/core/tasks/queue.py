@@ -273,9 +273,11 @@ class WaitingQueue:
         version = ledger.version, ledger.devices.version
         if version == self._nothing_startable_at:
             return None
-        if not self._levels and self._devices.is_idle:
+        if (not self._levels or (ledger.is_full and not ledger.waits_for_devices)) and self._devices.is_idle:
             self._arrived.clear()
-            self._nothing_startable_at, self._no_room_at = version, (0, ledger.devices.version)
+            self._devices.depends_on_cores = bool(self._levels)
+            room_version = ledger.room_version if self._levels else 0
+            self._nothing_startable_at, self._no_room_at = version, (room_version, ledger.devices.version)
             return None
         room = ledger.room_version if self._devices.depends_on_cores else 0, ledger.devices.version
         looks_at_all = room != self._no_room_at or self._has_urgent()
