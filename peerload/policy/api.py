@@ -518,8 +518,10 @@ def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None
 
 def valid_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
     """Validate a step of a search: names and reasons are texts."""
-    if isinstance(answer, Probe) and isinstance(answer.nodes, tuple) and set(map(type, answer.nodes)) <= {str}:
-        return answer  # as most are
+    if isinstance(answer, Probe):  # as most are
+        nodes: object = answer.nodes
+        if isinstance(nodes, tuple) and set(map(type, nodes)) <= {str}:
+            return answer
     compared = answer.compared if isinstance(answer, Transfer | Keep) else ()
     if compared != () and not all(isinstance(cost, TaskCost) for cost in compared):
         raise TypeError("the compared costs have the wrong type")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from peerload.model.resources import LoadReport
-    from peerload.policy.api import KnownReport, Reported, RunningView
+    from peerload.policy.api import KnownReport, Reported, RunningView, Said
 
 
 KINDS: dict[str, type] = {
@@ -496,8 +496,8 @@ class IdleNode:
         del node
         return None
 
-    def reports(self, age_s_max: float = math.inf) -> Iterator[tuple[str, LoadReport]]:
-        del age_s_max
+    def reports(self, age_s_max: float = math.inf, wanted: Said | None = None) -> Iterator[tuple[str, LoadReport]]:
+        del age_s_max, wanted
         return iter(())
 
     def reporting(self, wanted: Reported) -> Sequence[str]:

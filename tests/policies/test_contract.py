@@ -265,9 +265,10 @@ class FrozenView:
         known: api.KnownReport | None = self.__dict__["told"].get(node)
         return known
 
-    def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
+    def reports(self, age_s_max: float = inf, wanted: api.Said | None = None) -> Iterator[tuple[str, LoadReport]]:
         told = ((peer, self.report(peer)) for peer in self.__dict__["peers"])
-        return ((peer, known.report) for peer, known in told if known is not None and known.age_s <= age_s_max)
+        young = ((peer, known.report) for peer, known in told if known is not None and known.age_s <= age_s_max)
+        return ((peer, report) for peer, report in young if wanted is None or getattr(report, wanted))
 
     def reporting(self, wanted: api.Reported) -> list[str]:
         known = {peer: self.report(peer) for peer in self.__dict__["peers"]}

@@ -13,7 +13,7 @@ import pytest
 
 from peerload.model.errors import ConfigError
 from peerload.model.resources import LoadReport, Placement, ResourceRequest, Thresholds
-from peerload.policy.api import ANY_LOAD, Keep, KnownReport, Probe, Reply, Reported, TaskView, Transfer
+from peerload.policy.api import ANY_LOAD, Keep, KnownReport, Probe, Reply, Reported, Said, TaskView, Transfer
 from peerload.policy.registry import build_preset, load_preset, policy_class
 from tests.chaos.engine.engine import Simulation
 from tests.workloads import burst
@@ -43,9 +43,10 @@ class View:
     def report(self, node: str) -> KnownReport | None:
         return self._told.get(node)
 
-    def reports(self, age_s_max: float = inf) -> Iterator[tuple[str, LoadReport]]:
+    def reports(self, age_s_max: float = inf, wanted: Said | None = None) -> Iterator[tuple[str, LoadReport]]:
         told = ((peer, self._told[peer]) for peer in self.peers if peer in self._told)
-        return ((peer, known.report) for peer, known in told if known.age_s <= age_s_max)
+        young = ((peer, known.report) for peer, known in told if known.age_s <= age_s_max)
+        return ((peer, report) for peer, report in young if wanted is None or getattr(report, wanted))
 
     def reporting(self, wanted: Reported) -> list[str]:
         known = {peer: self.report(peer) for peer in self.peers}
