@@ -27,6 +27,7 @@ from peerload.policy.preset import KINDS, protocol_members
 from peerload.policy.registry import DEFAULTS, build_preset, load_preset, policies, policy_class, presets
 from tests.policies import examination
 from tests.policies.examination import Examiner, Found, examine, examine_parameters, preset_with, replaced
+from tests.policies.town import TASKS as TOWN_TASKS
 from tests.policies.town import Town
 from tests.wording import Says
 
@@ -184,12 +185,14 @@ class Spoilt:
         return called
 
 
-def spoilt(kind: str, name: str, answer: Callable[..., Any]) -> tuple[Spoilt, Town, Examiner]:
+def spoilt(
+    kind: str, name: str, answer: Callable[..., Any], *, tasks: int = TOWN_TASKS
+) -> tuple[Spoilt, Town, Examiner]:
     preset = preset_with(kind, name)
     policy = Spoilt(kind, getattr(preset, examination.field(kind)), answer)
     broken = replaced(preset, kind, policy)
     examiner = Examiner(kind)
-    return policy, Town(lambda _node: broken, 1, examiner.watch).run(), examiner
+    return policy, Town(lambda _node: broken, 1, examiner.watch, tasks=tasks).run(), examiner
 
 
 def raise_it(*arguments: Any) -> Any:
@@ -228,7 +231,7 @@ NONSENSE = (None, Odd(), float("nan"), -1, "n2", ("n2",), api.Transfer("x"), api
 def test_nonsense_is_contained(kind: str, name: str) -> None:
     """One kind of it after the other, in one town."""
     answers = itertools.cycle(NONSENSE)
-    policy, town, examiner = spoilt(kind, name, lambda *_: next(answers))
+    policy, town, examiner = spoilt(kind, name, lambda *_: next(answers), tasks=2 * TOWN_TASKS)
     assert len(town.ended) == town.tasks
     assert policy.asked >= len(NONSENSE) or all(
         isinstance(member_, property) for member_ in protocol_members(kind).values()
