@@ -13,6 +13,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain, filterfalse, islice
 from typing import TYPE_CHECKING, overload
 
@@ -204,6 +205,8 @@ class ReportTable:
         return islice(reversed(self.changed), number) if number <= len(self.changed) else None
 
 
+LOADS_KEPT = 1024
+"""Load indexes whose parts are remembered: mostly small numbers of tasks per slot."""
 FINEST = 1 << 1074
 """Every load index is a whole number of parts of this size, 2 to the power of -1074."""
 
@@ -214,13 +217,14 @@ class LoadTotal:
     It is counted in parts of one FINEST-th, so that it depends neither on the order of the reports nor on those that were replaced.
     """
 
-    __slots__ = ("_oldest_s", "_parts", "_peers", "_seen", "_total")
+    __slots__ = ("_counted", "_oldest_s", "_parts", "_peers", "_seen", "_total")
 
     def __init__(self) -> None:
         self._peers: Sequence[str] | None = None
         self._seen = 0, 0
-        self._parts: dict[str, int] = {}
-        self._total = 0
+        self._parts: dict[str, int | None] = {}
+        """Of each peer; None: nothing is believed of it."""
+        self._total = self._counted = 0
         self._oldest_s = math.inf
 
     def mean(
@@ -231,22 +235,26 @@ class LoadTotal:
         heard, told = own.changed_since(self._seen[0]), announced.changed_since(self._seen[1])
         is_older = membership.is_older(self._oldest_s)
         if self._peers is not peers or is_older or heard is None or told is None:
-            self._peers, self._total, self._oldest_s = peers, 0, math.inf
-            self._parts.clear()
+            self._peers, self._total, self._counted, self._oldest_s = peers, 0, 0, math.inf
+            self._parts = dict.fromkeys(peers)
             names: Iterable[str] = peers
         else:
-            names = (name for name in chain(heard, told) if name in peers)
+            names = filter(self._parts.__contains__, chain(heard, told))
         self._seen = own.changes, announced.changes
         for name in names:
+            if (before := self._parts[name]) is not None:
+                self._total -= before
+                self._counted -= 1
             newest = membership.believed(name)
-            self._total -= self._parts.pop(name, 0)
-            if newest is not None:
-                self._parts[name] = parts = _parts(newest.report.load)
+            self._parts[name] = parts = None if newest is None else _parts(newest.report.load)
+            if newest is not None and parts is not None:
                 self._total += parts
+                self._counted += 1
                 self._oldest_s = min(self._oldest_s, newest.at_s)
-        return (self._total + _parts(own_load)) / FINEST / (len(self._parts) + 1)
+        return (self._total + _parts(own_load)) / FINEST / (self._counted + 1)
 
 
+@lru_cache(LOADS_KEPT)
 def _parts(load: float) -> int:
     numerator, denominator = load.as_integer_ratio()  # a power of 2
     return numerator << (FINEST.bit_length() - denominator.bit_length())
@@ -502,8 +510,10 @@ class Membership:
 
     def believed(self, node: str) -> ReceivedReport | None:
         """As `report`, and when it was heard."""
-        received = self._newest(node)
-        return None if received is None or self.is_older(received.at_s) else received
+        received, announced = self._reports.by_name.get(node), self._announced.by_name.get(node)
+        if received is None or (announced is not None and received.report.sequence < announced.report.sequence):
+            received = announced  # all members of a directory are in their first run
+        return None if received is None or self._state.now.boot_s - received.at_s > self._believed_s else received
 
     def is_older(self, at_s: float) -> bool:
         """True if a report of that time is too old to be believed."""
@@ -524,12 +534,6 @@ class Membership:
         known = self.report(node)
         told_s = self._state.now.boot_s - known.age_s if known is not None else 0.0
         return known.report if known is not None and told_s > self._devices_freed_s.get(node, -math.inf) else None
-
-    def _newest(self, node: str) -> ReceivedReport | None:
-        received, announced = self._reports.by_name.get(node), self._announced.by_name.get(node)
-        if received is None or (announced is not None and received.report.sequence < announced.report.sequence):
-            return announced  # all members of a directory are in their first run
-        return received
 
     def reports(
         self, nodes: Iterable[str], age_s_max: float = math.inf, wanted: Said | None = None
