@@ -456,7 +456,7 @@ class EnergyModel(QueueingModel):
         machine.running[one.key] = one
         self.schedule[one.number][0] = self.now_s
 
-    def _spawned(self, name: str, action: actions.SpawnTask) -> None:
+    def _spawn(self, name: str, action: actions.SpawnTask) -> None:
         machine, number = self._machines[name], self._numbers[action.task]
         job = self._jobs[number]
         gpu = int(action.devices[0].rpartition("-")[2]) if job.takes_gpu else None
