@@ -79,6 +79,16 @@ def state_text(task: dict[str, Any], now: float) -> str:
     return f"unreachable {max(now - since, 0.0):.0f} s"
 
 
+BY_SIGNAL = "ended by signal "
+"""Begin of the reason of a task that a signal ended."""
+
+
+def beyond_code(task: dict[str, Any]) -> str:
+    """The reason of an ended task, as far as its exit code or signal does not tell it."""
+    said = str(task.get("reason") or "").removeprefix(f"exit code {task.get('exit_code')}").removeprefix("; ")
+    return "" if said.startswith(BY_SIGNAL) else said
+
+
 def _reason(task: dict[str, Any]) -> str:
     """The reason of its state. If a failed task has no reason but its exit code, the last line that it wrote to stderr."""
     reason = str(task.get("reason") or "")

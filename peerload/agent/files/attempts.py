@@ -620,7 +620,7 @@ class AttemptFiles:
             except (NoRoom, WorkLost, OSError) as error:
                 if isinstance(error, OSError) and error.errno in SHORT_OF:
                     raise
-                why, conflicts = str(error), 0
+                why, conflicts = _words(error), 0
             unplaced = unplaced or why
             staged = msgspec.structs.replace(staged, conflicts=conflicts)
         if returned:
@@ -650,7 +650,7 @@ class AttemptFiles:
         except (PeerloadError, OSError) as error:
             if isinstance(error, OSError) and error.errno in SHORT_OF:
                 raise
-            return staged, (unplaced or f"its outputs cannot be collected: {error}") if is_success else ""
+            return staged, (unplaced or f"its outputs cannot be collected: {_words(error)}") if is_success else ""
         except Exception as error:  # else the agent would end, and each that is started anew
             log.exception("outputs not collected, by a bug: task=%s", note.task)
             return staged, f"its outputs cannot be collected: a bug in peerload: {error!r}" if is_success else ""
@@ -682,8 +682,7 @@ class AttemptFiles:
             )
             self._event_log.record("files", "returned", task=action.task, reason=returned or unplaced)
         except (NoRoom, OSError) as error:
-            why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
-            return f"its output files cannot be kept: {why}", event
+            return f"its output files cannot be kept: {_words(error)}", event
         except StagingFailed as error:
             return "", msgspec.structs.replace(event, unplaced=str(error))
         except PeerloadError as error:
@@ -782,6 +781,13 @@ def _manifests_of(note: AttemptNote) -> list[bytes]:
     """The manifests that an attempt needs."""
     outputs = note.result.outputs if note.result is not None else b""
     return [note.files.manifest, outputs] if outputs else [note.files.manifest]
+
+
+def _words(error: Exception) -> str:
+    """An error without its number, for people."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _uid_in(key: str) -> bytes:

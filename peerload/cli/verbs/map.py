@@ -15,6 +15,7 @@ from peerload.client.submission import may_freeze
 from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened, size_text
+from peerload.text.tasks import beyond_code
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -371,9 +372,11 @@ def failure_text(body: dict[str, Any], line: bytes) -> str:
     signal_ = body.get("signal")
     how = f"signal {signal_}" if signal_ else f"exit {exit_code_of(body)}"
     if (body.get("exit_code") is None and not signal_) or body.get("out_of"):
-        how = f"{how} ({body.get('reason') or body.get('state')})"
+        how, why = f"{how} ({body.get('reason') or body.get('state')})", ""
+    else:
+        why = beyond_code(body)
     where = f"on {body['node']}" if body.get("node") else ""
-    said = ": ".join(filter(None, (where, str(body.get("error_line") or ""))))
+    said = ": ".join(filter(None, (where, why, str(body.get("error_line") or ""))))
     command_line = shortened(printable(line), COMMAND_WIDTH_MAX)
     return f"{printable(body.get('id', ''))}  {printable(how)}  {command_line}" + (
         f"  ({printable(said)})" if said else ""

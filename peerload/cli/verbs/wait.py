@@ -22,7 +22,7 @@ from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import print_json, say
-from peerload.text.tasks import array_of, exit_text
+from peerload.text.tasks import array_of, beyond_code, exit_text
 from peerload.text.units import duration
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ NAMES_TASKS = frozenset(("name", "group", "tags"))
 """Flags that select ended tasks, too: the exit code must not depend on whether one failed before the wait began."""
 FAILED_NAMED_MAX = 100
 """Bound of failed tasks that the summary names."""
-BY_SIGNAL = "ended by signal "
-"""Begin of the reason of a task that a signal ended."""
 UNKNOWN_SAID_MAX = 3
 """Bound of messages about unknown outcomes."""
 
@@ -184,8 +182,8 @@ def _line(task: dict[str, object]) -> str:
         how = reason
     elif not task.get("signal"):
         how = f"exit {how}"
-    more = "" if reason == how else reason.removeprefix(f"exit code {task.get('exit_code')}").removeprefix("; ")
-    if task.get("state") == "failed" and more and not more.startswith(BY_SIGNAL):
+    more = "" if reason == how else beyond_code(task)
+    if task.get("state") == "failed" and more:
         how += f" ({more})"
     state = str(task.get("state", ""))
     facts = (task.get("id", ""), state, "" if how == state else how, task.get("node") or "")

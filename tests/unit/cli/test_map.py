@@ -314,3 +314,16 @@ def test_an_object_has_the_whole_output_or_says_why_not(
     else:
         assert (told["stdout"], told["stderr"]) == (None, None)
         assert incomplete == {"n1/1.1": told["output_missing"]}
+
+
+@each(
+    ("body", "said"),
+    [
+        ({"exit_code": 3, "reason": "exit code 3", "error_line": "oops"}, "  exit 3  c 1  (on b: oops)"),
+        ({"exit_code": 125, "reason": "staging: no r", "error_line": ""}, "  exit 125  c 1  (on b: staging: no r)"),
+        ({"signal": 9, "reason": "ended by signal 9 (KILL)"}, "  signal 9  c 1  (on b)"),
+        ({"exit_code": 1, "reason": "exit code 1; its disk was full"}, "  exit 1  c 1  (on b: its disk was full)"),
+    ],
+)
+def test_the_line_of_a_failure_has_its_reason(body: dict[str, Any], said: str) -> None:
+    assert map_verb.failure_text({"id": "a/1.1", "state": "failed", "node": "b", **body}, b"c 1") == f"a/1.1{said}"
