@@ -190,7 +190,6 @@ def test_mistakes_have_one_line_and_one_hint(agent: Agent) -> None:
         (["--halt", "now", "true", ":::", "1"], b"cannot be understood"),
         (["--halt", "now,fail=0%", "true", ":::", "1"], b"cannot be understood"),
         (["true", "::::"], b"names no file"),
-        (["--snapshot", "true", ":::", "a", "--out", "out/*"], b"map --snapshot --out 'out/*' true ::: a"),
         (["true", "::::", "/does/not/exist"], b"cannot be read"),
         (["true", "::::", "/tmp"], b"cannot be read"),
         (["true", ":::+", "a"], b"needs a source before it"),
