@@ -291,8 +291,8 @@ class TaskUser(NamedTuple):
 
 
 class UserServices:
-    """What the agent does for the users of tasks: checks of their directories and files, and appending to their files; in system mode
-    the launcher does it as the user. One object per agent."""
+    """What the agent does for the users of tasks: checks of their directories and files, and appending to their files; in system
+    mode the launcher does it as the user. One object per agent."""
 
     def __init__(
         self, info: AgentInfo, launcher: LauncherLink, directories: DirectoryCache, security: SecurityEvents
@@ -410,7 +410,8 @@ def output_patterns(terms: SubmitOptions) -> list[bytes]:
 
 
 def check_output_patterns(terms: SubmitOptions, members: int) -> None:
-    """Check the names of output files. Raises BadRequest for one that no file can have. members: how many tasks there are, 0 = one that is in no array."""
+    """Check the names of output files. Raises BadRequest for one that no file can have. members: how many tasks there are, 0 =
+    one that is in no array."""
     for pattern in output_patterns(terms):
         shown = pattern.decode("utf-8", "backslashreplace")
         directory, slash, name = pattern.rpartition(b"/")

@@ -134,7 +134,8 @@ BULK_TIMERS = (timers.Batch, timers.EligibilityDue)
 
 @dataclass(eq=False, repr=False)
 class Performer:
-    """The performer of actions: has each one carried out by the object that owns that kind of effect, outward ones when they may be seen."""
+    """The performer of actions: has each one carried out by the object that owns that kind of effect, outward ones when they may
+    be seen."""
 
     _outbox: Outbox
     _timers: Timers
@@ -506,7 +507,8 @@ class TaskStarter:
 
 @dataclass(eq=False, repr=False)
 class AttemptStarts:
-    """Attempts on their way to their start: what they need is put in place first, files, an environment, the MPS daemon of a GPU."""
+    """Attempts on their way to their start: what they need is put in place first, files, an environment, the MPS daemon of a
+    GPU."""
 
     _starter: TaskStarter
     _gpus: Gpus
@@ -547,7 +549,8 @@ class AttemptStarts:
             self.spawn(action)
 
     async def _start_mps(self, action: actions.SpawnTask) -> None:
-        """Start an attempt when the daemon of MPS of its GPU runs; one that asks for nothing less than MPS is not started without."""
+        """Start an attempt when the daemon of MPS of its GPU runs; one that asks for nothing less than MPS is not started
+        without."""
         if why := await self._mps.start(action):
             self._settler.never_started(action.key, f"MPS does not work: {why}")
         else:

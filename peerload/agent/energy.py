@@ -47,7 +47,8 @@ CLOCK_MHZ_MIN = 0
 
 
 class Control(NamedTuple):
-    """A control of power that was changed. kind: one of the names above; target: a file, or the UUID of a card; before: what was in force there."""
+    """A control of power that was changed. kind: one of the names above; target: a file, or the UUID of a card; before: what was
+    in force there."""
 
     kind: str
     target: str

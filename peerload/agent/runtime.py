@@ -83,7 +83,8 @@ def now() -> Instant:
 
 
 class AgentInfo:
-    """Facts about this agent, as plain values, for the loop's thread only. A reload replaces ``config``: read it where it is used."""
+    """Facts about this agent, as plain values, for the loop's thread only. A reload replaces ``config``: read it where it is
+    used."""
 
     def __init__(self, config: AgentConfig, identity: Identity, origins: Mapping[str, str] | None = None) -> None:
         self.config = config

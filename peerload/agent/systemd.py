@@ -56,8 +56,8 @@ VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LI
 
 
 class ServiceManager:
-    """The service manager, as far as this process was started by one. environment: of this process; VARIABLES are removed from it. watchdog_s: interval of the watchdog, 0 = none.
-    Raises ConfigError if the passed socket cannot be used."""
+    """The service manager, as far as this process was started by one. environment: of this process; VARIABLES are removed from
+    it. watchdog_s: interval of the watchdog, 0 = none. Raises ConfigError if the passed socket cannot be used."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         found = {name: environment.pop(name, "") for name in VARIABLES}

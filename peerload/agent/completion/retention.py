@@ -228,7 +228,8 @@ class Retention:
         self.early_at, self.early_why = 0.0, ""
 
     async def run(self) -> None:
-        """Enforce the limits every ``retention_every_s``, until cancelled. Not at once: a machine's date may be wrong when it starts."""
+        """Enforce the limits every ``retention_every_s``, until cancelled. Not at once: a machine's date may be wrong when it
+        starts."""
         work = self._remover.finish_files
         while True:
             try:

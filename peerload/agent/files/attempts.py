@@ -140,7 +140,8 @@ class UserWork:
         *,
         makes: bool = False,
     ) -> Any:  # noqa: ANN401 -- as the work has it
-        """Do a part of `files/work.py` in a directory as the user of a task → its result. Raises StagingFailed, WorkLost, OSError."""
+        """Do a part of `files/work.py` in a directory as the user of a task → its result. Raises StagingFailed, WorkLost,
+        OSError."""
         tries_left = TRIES_MAX
         async with cache.turns:
             while True:
@@ -479,7 +480,8 @@ class AttemptFiles:
         return task
 
     async def _stage(self, key: str, note: AttemptNote, sources: Sequence[str], attempt: int) -> None:
-        """Fetch and place the files of an attempt. sources: nodes to fetch from, the home of the attempt last; none if that is this node."""
+        """Fetch and place the files of an attempt. sources: nodes to fetch from, the home of the attempt last; none if that is
+        this node."""
         cache = self._cache(note.user)
         began_s = time.monotonic()
         try:
@@ -510,8 +512,8 @@ class AttemptFiles:
     async def _fetch(
         self, key: str, cache: FileCache, note: AttemptNote, sources: Sequence[str], attempt: int
     ) -> asyncio.Future[None] | None:
-        """Fetch the files of an attempt → the making of the working directory, if that has begun meanwhile: one thread for each fetch that has its turn writes
-        each file as soon as its blocks are here."""
+        """Fetch the files of an attempt → the making of the working directory, if that has begun meanwhile: one thread for each
+        fetch that has its turn writes each file as soon as its blocks are here."""
         if not sources or await cache.transfer.in_thread(cache.is_complete, note.files.manifest):
             return None
         uid = _uid_in(key)
@@ -598,8 +600,8 @@ class AttemptFiles:
     # -- after the end -------------------------------------------------------------------------------------------------
 
     async def settled(self, key: str, exit_: Exit) -> Exit:
-        """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is a
-        failure if an output is missing. Raises OSError if this agent is short of descriptors or memory: then it can be called again."""
+        """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is a failure if an output
+        is missing. Raises OSError if this agent is short of descriptors or memory: then it can be called again."""
         note = self._notes.get(key)
         if note is None:
             return exit_
@@ -700,8 +702,8 @@ class AttemptFiles:
         outputs: bytes,
         began_s: float,
     ) -> tuple[str, int, str]:
-        """Place the outputs of an attempt → why one is not in its place, the number of those that are kept beside another, and what came home, in
-        words."""
+        """Place the outputs of an attempt → why one is not in its place, the number of those that are kept beside another, and
+        what came home, in words."""
         own = self._placed[uid] = self._placed.get(uid, {})
         cache, mark = self._cache(user), task
         self._placing.append(outputs)

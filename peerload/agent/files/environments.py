@@ -1,12 +1,10 @@
 """Environments of tasks: each lock is built once on this node, before the task starts, and kept.
 
-STATE/environments/<name>/built tells of a complete environment: its size and lock, its directory, the key of its builder, and the variable that names
-it to tasks.
-The directory is STATE/environments/<name> itself; where the agent serves all users, each has its own environments, in scratch
-directories of the launcher, which keeps them until the builder's exit is forgotten. STATE/environments/uses/<attempt> names
-the environment of an attempt. The builder is a process of the launcher, beside the tasks; one that outlives its agent is ended
-by the next.
-"""
+STATE/environments/<name>/built tells of a complete environment: its size and lock, its directory, the key of its builder, and the
+variable that names it to tasks. The directory is STATE/environments/<name> itself; where the agent serves all users, each has its
+own environments, in scratch directories of the launcher, which keeps them until the builder's exit is forgotten.
+STATE/environments/uses/<attempt> names the environment of an attempt. The builder is a process of the launcher, beside the tasks;
+one that outlives its agent is ended by the next."""
 
 from __future__ import annotations
 

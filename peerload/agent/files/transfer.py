@@ -1,4 +1,5 @@
-"""Blocks of files: the caches of an agent, served to other nodes, and fetched from them, once for each node however many tasks wait.
+"""Blocks of files: the caches of an agent, served to other nodes, and fetched from them, once for each node however many tasks
+wait.
 
 They go over streams, as outputs do (`peers/streams.py`). Each block is verified before it is kept, so that a copy that
 broke off is continued with what is still missing, and any member that has the blocks will do: one that is lost, does not
@@ -369,8 +370,8 @@ class FileCache:
 
 
 class FileCacheSettings(NamedTuple):
-    """Place and bounds of the caches of one agent. free_bytes_min: free room on the disk that they leave; has_users: each user of the
-    machine has one."""
+    """Place and bounds of the caches of one agent. free_bytes_min: free room on the disk that they leave; has_users: each user of
+    the machine has one."""
 
     directory: Path
     limit_bytes: int

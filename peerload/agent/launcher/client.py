@@ -1,9 +1,8 @@
 """The agent's connection to its launcher: requests and events; another launcher is started if it is lost.
 
 `open_or_start` finds a launcher or starts one, `fetch_list` gets all that it knows. A stopped or hanging launcher breaks no
-connection: tasks would seem to run, and nobody would enforce their leases. So the `Heartbeat` sends pings, and reports a launcher that
-does not answer. An order to start says where, with which variables, and until when a process may run.
-"""
+connection: tasks would seem to run, and nobody would enforce their leases. So the `Heartbeat` sends pings, and reports a launcher
+that does not answer. An order to start says where, with which variables, and until when a process may run."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ Place = Annotated[str, Meta(pattern=r"^/[!-~]{1,200}\Z")]
 
 
 class KeeperState(msgspec.Struct, frozen=True):
-    """State of a daemon as its keeper reported it (`launcher/mps_keeper.py`). The keeper runs as a user, so that nothing in it is trusted."""
+    """State of a daemon as its keeper reported it (`launcher/mps_keeper.py`). The keeper runs as a user, so that nothing in it is
+    trusted."""
 
     device: Annotated[str, Meta(max_length=128)]
     owner: Annotated[str, Meta(max_length=128)] = ""

@@ -144,7 +144,8 @@ class PeerLinks:
 
     async def start(self, owner: LinkOwner, host: str, port: int, advertise: str = "") -> str:
         """Listen → the `HOST:PORT`. owner: receives what comes over the links; nothing is dialled before it is known.
-        ``advertise``: the address that is published instead, if it is not empty. Raises ConfigError if the address cannot be used."""
+        ``advertise``: the address that is published instead, if it is not empty. Raises ConfigError if the address cannot be
+        used."""
         self._owner = owner
         host, port = parse_address("listen", join_address(host, port), loopback_only=self._tls.cluster.is_local)
         address = await self._listener.start(host, port)

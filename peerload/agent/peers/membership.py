@@ -133,8 +133,8 @@ class Members:
         return self._file.listen
 
     async def listen(self, owner: LinkOwner) -> str:
-        """Open both ports → the `HOST:PORT` that peers can dial. owner: receives what comes over the links. Where any port will do, that of the last start is tried
-        first, because peers may dial it. Raises ConfigError."""
+        """Open both ports → the `HOST:PORT` that peers can dial. owner: receives what comes over the links. Where any port will
+        do, that of the last start is tried first, because peers may dial it. Raises ConfigError."""
         listen = self._info.config.listen
         host, port = parse_address("listen", listen, loopback_only=self._local.cluster.is_local)
         try:
@@ -495,8 +495,9 @@ class _Content(msgspec.Struct, frozen=True):
 
 
 class AddressFile:
-    """The file of addresses. ``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those with an address; ``wake_s``: how
-    long those took to wake that were woken; ``asleep``: profiles of those that slept, which nobody else may know."""
+    """The file of addresses. ``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those with an
+    address; ``wake_s``: how long those took to wake that were woken; ``asleep``: profiles of those that slept, which nobody else
+    may know."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -161,8 +161,8 @@ class AttachRequests:
             self._core.put(ClientGone(client))
 
     def restored(self) -> None:
-        """Give clients time to reconnect after a restart of the agent: those that were feeding tasks which need no client have FEEDER_GRACE_S to reconnect;
-        then the input ends. An input that its client has detached from stays open."""
+        """Give clients time to reconnect after a restart of the agent: those that were feeding tasks which need no client have
+        FEEDER_GRACE_S to reconnect; then the input ends. An input that its client has detached from stays open."""
         for task in list(self._node.home.tasks.values()):
             if not task.record.input:
                 continue

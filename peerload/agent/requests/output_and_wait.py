@@ -1,4 +1,5 @@
-"""The verbs that follow tasks: `output` streams a task's output, live or kept, wherever it runs; `wait` streams the ends of tasks."""
+"""The verbs that follow tasks: `output` streams a task's output, live or kept, wherever it runs; `wait` streams the ends of
+tasks."""
 
 from __future__ import annotations
 

@@ -525,8 +525,8 @@ def _another_directory(task: HomeTask, home: str) -> Suggestion | None:
 
 
 def _summary(verdicts: list[EligibilityVerdict], home: str, there: str | None) -> str:
-    """Reason why a task waits, in one line: that of the node where it waits (``there``), else of the nearest node that could run it.
-    "" if a node has room."""
+    """Reason why a task waits, in one line: that of the node where it waits (``there``), else of the nearest node that could run
+    it. "" if a node has room."""
     if any(verdict.now for verdict in verdicts):
         return ""
     could = [verdict for verdict in verdicts if verdict.can_ever is not False]
@@ -555,8 +555,8 @@ class UsageReading(NamedTuple):
 
 
 class LiveUsage:
-    """Live resource usage of the tasks that run on this node. The launcher reads it on request, at most twice a second for one task,
-    however many clients ask."""
+    """Live resource usage of the tasks that run on this node. The launcher reads it on request, at most twice a second for one
+    task, however many clients ask."""
 
     def __init__(
         self, node: Node, launcher: LauncherLink, task_ids: TaskIds, energy: EnergySensors, mps: MpsDaemons
@@ -570,8 +570,8 @@ class LiveUsage:
         self._last: BoundedDict[str, UsageReading] = BoundedDict(KEPT_MAX)
 
     async def readings(self, refs: Sequence[str]) -> list[dict[str, object]]:
-        """Read the usage of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes joules gpus, null for
-        unknown. Raises NoSuchTask or BadRequest for an unknown task of this home."""
+        """Read the usage of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes joules gpus, null
+        for unknown. Raises NoSuchTask or BadRequest for an unknown task of this home."""
         keys = {key: task for ref in refs for key, task in [running_here(self._node, self._task_ids, ref)] if key}
         async with self._lock:  # concurrent requests share one reading
             await self._read([key for key in keys if not self._is_fresh(key)])

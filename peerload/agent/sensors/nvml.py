@@ -314,8 +314,8 @@ class GpuProcess(msgspec.Struct, frozen=True):
 
 
 class CardReading(msgspec.Struct, frozen=True):
-    """The reading of one device; None where it cannot report a value. busy: 0 … 1, of the last moments; power_w, energy_j (since the driver was loaded):
-    of the whole card, also for a slice."""
+    """The reading of one device; None where it cannot report a value. busy: 0 … 1, of the last moments; power_w, energy_j (since
+    the driver was loaded): of the whole card, also for a slice."""
 
     id: str
     health: Health = Health.OK
@@ -712,8 +712,8 @@ FOREIGN_READINGS = 3
 
 
 class GpuUsage(msgspec.Struct, frozen=True):
-    """Use of a card by owner. ours: memory by execution key. foreign_bytes: memory of all others. others: number of other processes that
-    compute. drawn_bytes: foreign memory of processes that only draw (a desktop). strangers: memory of each foreign
+    """Use of a card by owner. ours: memory by execution key. foreign_bytes: memory of all others. others: number of other
+    processes that compute. drawn_bytes: foreign memory of processes that only draw (a desktop). strangers: memory of each foreign
     process, by pid."""
 
     ours: dict[str, int] = {}
