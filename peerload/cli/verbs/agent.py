@@ -123,9 +123,8 @@ def _shared_machine(info: dict[str, Any]) -> list[str]:
 def _staying(info: dict[str, Any] | None) -> dict[str, Any] | None:
     """The answer of an agent to `info`, unless its state directory was removed: then it ends in a moment, and this returns None when it
     has ended."""
-    if info is None:
-        return None
-    state = str(info.get("state"))
+    if info is None or (state := info.get("state")) is None:
+        return info
     try:
         os.stat(os.path.join(state, "peerload.db"))  # noqa: PTH116 -- as at the top
     except FileNotFoundError:
