@@ -71,7 +71,7 @@ DECODERS = {
     "agent/peers/connection.py:PeerConnection._take_frames": "peer-link",
     "agent/peers/connection.py:PeerConnection.get_buffer": "peer-link",
     "agent/sensors/nvml.py:GpuFaults._stored": "state",
-    "agent/launcher/mps.py:MpsDaemons._told": "mps-keeper",
+    "agent/launcher/mps.py:MpsDaemons._read_status": "mps-keeper",
     "agent/energy.py:PowerControls._changed": "state",
     "agent/sensors/energy.py:EnergyStore.checkpoint": OUR_OWN,
     "energy/profile.py:decoded": "power-profile",
