@@ -8,15 +8,16 @@ import random
 import statistics
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 import pytest
 
+from peerload.model import actions
 from peerload.model.messages import Envelope
 from peerload.policy.api import Keep
 from peerload.policy.registry import build_preset, load_preset
-from peerload.sim.queueing_model import Arrival
+from peerload.sim.queueing_model import Arrival, QueueingModel, profiles_of
 from peerload.wire.peer import decode, encode
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.trace import Trace
@@ -33,6 +34,11 @@ IDEAL_S = 120 * 0.2 / 6
 def trace_hash(seed: int) -> str:
     simulation = Simulation(load_preset("symmetric"), nodes=3, slots=2, seed=seed, trace=Trace())
     return simulation.run(burst("n1", 60, 0.2)).trace_hash
+
+
+def test_the_model_knows_each_kind_of_action() -> None:
+    model = QueueingModel(load_preset("threshold"), profiles_of([1]), seed=1, ended=lambda _task: None)
+    assert set(model._performers) == set(get_args(actions.Action))
 
 
 def test_equal_seeds_give_equal_traces_and_others_differ() -> None:
