@@ -126,6 +126,40 @@ def test_outputs_that_the_cache_has_no_room_for_make_a_success_none(tmp_path: Pa
     assert Says.CACHE_FULL() in ended.reason
 
 
+@each(
+    ("error", "is_kept"),
+    [
+        (RecursionError("too deep"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EMFILE, "Too many open files"), False),
+    ],
+)
+def test_outputs_that_cannot_be_collected_fail_the_task_and_a_shortage_of_the_agent_does_not(
+    tmp_path: Path, error: Exception, is_kept: bool
+) -> None:
+    async def story() -> Exit:
+        files = files_of(tmp_path, [])
+        files._notes[KEY] = AttemptNote("n/1", TaskFiles(bytes(32), outputs=("*",)), TaskUser("n", ""), is_ready=True)
+
+        async def do(*_: object, **__: object) -> None:
+            raise error
+
+        files.do = do  # type: ignore[method-assign]
+        try:
+            return await files.settled(KEY, Exit(0))
+        finally:
+            await files.close()
+
+    if not is_kept:
+        with pytest.raises(OSError, match="Too many"):
+            asyncio.run(story())
+        return
+    ended = asyncio.run(story())
+    assert ended.exit_code == 125
+    assert str(error.args[-1]) in ended.reason
+    assert "Errno" not in ended.reason
+
+
 def test_a_user_has_half_of_the_cache_at_most_and_others_give_way_with_what_nobody_needs(tmp_path: Path) -> None:
     async def story() -> None:
         files = files_of(tmp_path, [], "system", limit_bytes=10_000)
