@@ -302,7 +302,37 @@ def _remove_tree(path: Path) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
     except RecursionError:  # a thousand directories, one in the other
-        log.warning("cannot remove a directory, too deeply nested: path=%s", path)
+        try:
+            _flatten(path)
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError as error:
+            log.warning("cannot remove a directory: path=%s error=%s", path, error)
+
+
+def _flatten(path: Path) -> None:
+    """Move all directories below one into it, and remove the files in them. Raises OSError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    base = os.open(path, flags)
+    try:
+        while names := [entry.name for entry in _entries(base) if entry.is_dir(follow_symlinks=False)]:
+            for name in names:
+                inner = os.open(name, flags, dir_fd=base)
+                try:
+                    for entry in _entries(inner):
+                        if entry.is_dir(follow_symlinks=False):
+                            os.rename(entry.name, secrets.token_hex(16), src_dir_fd=inner, dst_dir_fd=base)
+                        else:
+                            os.unlink(entry.name, dir_fd=inner)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=base)
+    finally:
+        os.close(base)
+
+
+def _entries(directory: int) -> list[os.DirEntry[str]]:
+    with os.scandir(directory) as entries:
+        return list(entries)
 
 
 class Follower:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from peerload.agent.output.spool import PIECE_BYTES_MAX, Follower, Spool
+from peerload.agent.output.spool import PIECE_BYTES_MAX, Follower, Spool, remove
 from tests.support import PATIENCE_S
 
 KEY = "ab-1"
@@ -204,3 +204,20 @@ def test_a_scratch_directory_that_cannot_be_put_aside_is_removed_at_once(
     monkeypatch.setattr(os, "rename", full)
     assert not spool.drop_scratch(KEY)
     assert not scratch.exists()
+
+
+def test_a_scratch_directory_with_a_thousand_directories_one_in_the_other_is_removed(tmp_path: Path) -> None:
+    top = tmp_path / "scratch"
+    top.mkdir()
+    (tmp_path / "other").write_text("stays")
+    flags = os.O_RDONLY | os.O_DIRECTORY
+    at = os.open(top, flags)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=at)
+        os.symlink(tmp_path / "other", "link", dir_fd=at)
+        inner = os.open("d", flags, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(at)
+    remove(top)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
