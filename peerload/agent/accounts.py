@@ -291,8 +291,8 @@ class TaskUser(NamedTuple):
 
 
 class UserServices:
-    """What the agent does for the users of tasks: checks of their directories and files, and appending to their files; in system
-    mode the launcher does it as the user. One object per agent."""
+    """Access to the files of users: checks of their directories and files, and appending to their files. In system mode the
+    launcher does it as the user. One object per agent."""
 
     def __init__(
         self, info: AgentInfo, launcher: LauncherLink, directories: DirectoryCache, security: SecurityEvents

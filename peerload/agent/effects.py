@@ -574,7 +574,7 @@ class AttemptStarts:
 
 @dataclass(eq=False, repr=False)
 class AttemptStorage:
-    """What attempts have on the disk of this node: output, input, staged files and environments."""
+    """Files of attempts on the disk of this node: output, input, staged files and environments."""
 
     _spool: Spool
     _output: TaskOutputs

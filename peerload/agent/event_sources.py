@@ -93,7 +93,7 @@ class ExitRecords:
         self.files = files
         self.with_energy = energy.ended
         self.waits_because = ""
-        """What this agent was short of when an end waited last."""
+        """Resource that was short when the end of a task waited last: file descriptors or memory."""
 
     @property
     def waiting(self) -> int:

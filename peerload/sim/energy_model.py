@@ -514,7 +514,7 @@ class EnergyModel(QueueingModel):
             self._numbers[f"{task}.{index}" if members else task] = number
 
     def _changed(self, name: str, action: actions.TaskChanged) -> None:
-        pass
+        """Do nothing: cases of energy are measured by starts and ends alone."""
 
     # -- results -------------------------------------------------------------------------------------------------------
 

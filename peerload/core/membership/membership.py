@@ -150,11 +150,11 @@ class NamesThat(Sequence[str]):
         return name in self._all and self._passes(str(name))
 
     def among(self, names: Container[str]) -> Iterator[str]:
-        """Those of them that are among ``names``."""
+        """Nodes of this set that are also among ``names``."""
         return filter(self._passes, filter(names.__contains__, self._all))
 
     def besides(self, *names: Container[str]) -> Iterator[str]:
-        """Those of them that are not among any of ``names``."""
+        """Nodes of this set that are in none of ``names``."""
         left: Iterable[str] = self._all
         for others in names:
             left = filterfalse(others.__contains__, left)
