@@ -553,7 +553,11 @@ async def run_command(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 -- nothing else closes its pipe
-            await process.wait()
+            ended = asyncio.ensure_future(process.wait())
+            try:
+                await asyncio.shield(ended)
+            finally:  # cancelled while it is killed: no child is left behind
+                await ended
     return process.returncode or 0, output
 
 

@@ -7,6 +7,8 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
+import signal
 import ssl
 import stat
 import subprocess
@@ -21,6 +23,7 @@ import pytest
 
 from peerload import notification
 from peerload.agent.completion import hooks
+from peerload.agent.runtime import run_command
 from peerload.model.config import HooksSettings
 from peerload.model.task import TaskState
 from tests.integration.cluster import Agent, Cluster
@@ -267,6 +270,25 @@ def test_a_hook_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert counters['hooks_total{outcome="dropped"}'] == 300 - hooks.WAITING_MAX
     assert [state for state, _ in notes][:2] == ["dropped", "failed"]
     assert "killed" in notes[1][1]
+
+
+def test_a_command_cancelled_while_it_is_killed_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[asyncio.subprocess.Process] = []
+    start = asyncio.create_subprocess_exec
+
+    async def main() -> None:
+        async def start_noted(*words: str, **more: Any) -> asyncio.subprocess.Process:
+            started.append(await start(*words, **more))
+            return started[0]
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start_noted)
+        running = asyncio.get_running_loop().create_task(run_command(("/bin/sh", "-c", "exec sleep 600"), 0.0))
+        monkeypatch.setattr(os, "killpg", lambda *_: running.cancel())  # closing the transport kills it
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert started[0].returncode == -signal.SIGKILL
+
+    asyncio.run(main())
 
 
 def test_a_dead_node_is_told_of(told: tuple[Agent, Receiver, str]) -> None:
