@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 NEARLY_ALL = 0.9
 NEWEST_SHARE = 0.3
 """Weight of the newest run in the average of the logarithms of durations."""
+OLDER_SHARE = 1.0 - NEWEST_SHARE
 DEVIATION_MIN = 0.25
 """Runs are taken to differ by at least this factor's logarithm (a quarter), however alike the last ones were."""
 DEVIATIONS = 1.28
@@ -67,8 +68,9 @@ class PastDurations:
         durations, oldest = self._durations, self._oldest
         if durations:  # the averages that forget
             off = log_s - self._mean_log
-            self._mean_log += NEWEST_SHARE * off
-            self._variance_log = (1.0 - NEWEST_SHARE) * (self._variance_log + NEWEST_SHARE * off * off)
+            step = NEWEST_SHARE * off
+            self._mean_log += step
+            self._variance_log = OLDER_SHARE * (self._variance_log + step * off)
         else:
             self._mean_log = log_s
         self._ascending = None

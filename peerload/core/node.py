@@ -831,9 +831,6 @@ TABLE: Mapping[type[Any], VerdictsByRole] = {
     gossip.Load: ANY_MEMBER,
 }
 
-_BY_HOME = frozenset(kind for kind, row in TABLE.items() if row is ITS_HOME)
-_BY_HOLDER = frozenset(kind for kind, row in TABLE.items() if row in (ITS_HOLDER, MAY_BE_BACK, HAD_IT))
-
 
 class Authorisation:
     """The table, for one node that knows what it has of others (``executor``) and what others have of it (``home``)."""
@@ -846,14 +843,12 @@ class Authorisation:
     def verdict(self, src: str, message: Any) -> AuthorisationVerdict:  # noqa: ANN401 -- any of the table
         """The verdict on this message of this member. Of one about several attempts: of the best of them, since each is
         looked at where it is read."""
-        kind = type(message)
+        row = TABLE[type(message)]
         if src == self._node:
-            return TABLE[kind][Role.SELF]
-        if kind in _BY_HOME:
-            return TABLE[kind][self._as_home(src, message)]
-        if kind in _BY_HOLDER:
-            return TABLE[kind][self._as_holder(src, message)]
-        return TABLE[kind][Role.MEMBER]
+            return row[Role.SELF]
+        if row is ANY_MEMBER:
+            return row[Role.MEMBER]
+        return row[self._as_home(src, message) if row is ITS_HOME else self._as_holder(src, message)]
 
     def _as_home(self, src: str, message: Any) -> Role:  # noqa: ANN401 -- as above
         """The role of src towards an attempt here, or one that is to come here: its home is the node that has committed it; of one that nobody

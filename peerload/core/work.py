@@ -175,7 +175,7 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
 class Work:
     """A task or an attempt that may wait in the queue of this node and be started here.
 
-    order: the place in the order of arrival at this node; is_queued: it waits in the queue, between ``before`` and ``after``; withheld: an offer is out, so it must not start here;
+    order: the place in the order of arrival at this node; line: the one of its priority that it was last added to; is_queued: it waits in the queue, between ``before`` and ``after``; withheld: an offer is out, so it must not start here;
     started_s: when it took its room here (boot time); keys: what its command is known by, once that was asked for;
     devices: the ids of those it was given, here or, as its node has said, there; reserved: of those that are kept for it, once nobody may overtake it there.
     """
@@ -188,6 +188,7 @@ class Work:
         "is_local",
         "is_queued",
         "keys",
+        "line",
         "order",
         "spec",
         "task",
@@ -211,6 +212,7 @@ class Work:
         self.after: Work | None = None
         self.is_queued = False
         self.order = 0
+        self.line = 0
         self.withheld = False
         self.keys: tuple[bytes, ...] = ()
 

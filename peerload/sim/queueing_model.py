@@ -357,15 +357,19 @@ class QueueingModel:
 
     def advance(self, at_s: float) -> None:
         """Let time pass until then, without arrivals."""
-        heap = self._heap
+        heap, heappop = self._heap, heapq.heappop
         while heap and heap[0][0] <= at_s:
-            due_s, _, name, event = heapq.heappop(heap)
+            due_s, _, name, event = heappop(heap)
             if isinstance(event, events.TimerExpired) and not self._is_due(name, event.timer, due_s):
                 continue
             self._move_to(due_s)
             if event is SAMPLE and self._cpu_use is not None:
                 event = self._cpu_use.sample(name, due_s)
-            for heard in self._who_acts(event) if name is EVERYBODY else (name,):
+            if name is not EVERYBODY:
+                self._handle(name, event)
+                self._finish_instant()
+                continue
+            for heard in self._who_acts(event):
                 self._handle(heard, event)
                 self._finish_instant()
         self._move_to(at_s)
@@ -389,6 +393,8 @@ class QueueingModel:
                 continue
             for heard in self._who_acts(event):
                 self._handle(heard, event)
+        if not self._new_timers:
+            return
         for name, timer in self._new_timers:
             at_s = self._timers[name].get(timer)
             if at_s is not None and at_s < self._armed.get((name, timer), math.inf):
@@ -440,7 +446,8 @@ class QueueingModel:
         if self._cpu_use is not None:
             self._cpu_use.before(name, self.now_s)
         for action in node.handle(self._instant, event):
-            if (perform := performers[type(action)]) is not None:
+            perform = performers[type(action)]
+            if perform is not None:
                 perform(name, action)
         if self._cpu_use is not None:
             self._cpu_use.after(name, self.now_s)
@@ -504,11 +511,12 @@ class QueueingModel:
         }
 
     def _send(self, name: str, action: actions.Send) -> None:
-        delay_s = self._delays.message_s
-        if self._delays.transfer_s and isinstance(action.message, Commit):
-            delay_s += self._delays.transfer_s
+        delays, message = self._delays, action.message
+        delay_s = delays.message_s
+        if delays.transfer_s and isinstance(message, Commit):
+            delay_s += delays.transfer_s
         self.messages += 1
-        received = events.MessageReceived(name, action.message)
+        received = events.MessageReceived(name, message)
         if delay_s or self._head:
             self._delivered(action.dst, received, delay_s)
         else:

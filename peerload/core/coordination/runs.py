@@ -118,8 +118,10 @@ class RunningTasks:
 
     def fill(self) -> None:
         """Start what fits, in order; nothing new while this node is drained, or short of something."""
-        queue, devices = self._queue, self._ledger.devices
-        if not self._may_fill or (queue.is_settled and not devices.states):
+        queue, ledger, devices = self._queue, self._ledger, self._ledger.devices
+        if queue.settled_at == (ledger.version, devices.version) and not devices.states:  # after most events
+            return
+        if not self._may_fill:
             return
         while self._shortage.may_start and (work := queue.next_startable()) is not None:
             queue.remove(work)
@@ -205,16 +207,18 @@ class RunningTasks:
     def _hold_room(self, work: HomeTask | RemoteTask) -> None:
         """Reserve room for an attempt that runs here, with the devices that it was given."""
         state, ledger, devices = self._state, self._ledger, _devices_of(work)
+        if not devices:
+            ledger.start(work.key, work.spec.request, is_local=work.is_local)
+            return
+        models = ledger.devices.models
         ledger.start(
             work.key,
             work.spec.request,
             is_local=work.is_local,
             devices=devices,
-            run_s=state.run_s_max(work, ledger.devices.models) if devices else 0.0,
-            learned=state.learned_gpu_bytes(work, ledger.devices.models) if devices else {},
-            owner=ledger.devices.mps_owner(work.spec, work.home if isinstance(work, RemoteTask) else "")
-            if devices
-            else "",
+            run_s=state.run_s_max(work, models),
+            learned=state.learned_gpu_bytes(work, models),
+            owner=ledger.devices.mps_owner(work.spec, work.home if isinstance(work, RemoteTask) else ""),
         )
 
     def _leave(self, key: str) -> None:
@@ -281,11 +285,13 @@ class RunningTasks:
             self._strangers.discard(key)
             self._forget_exit(key, exit_)
             return
-        self._shortage.gone(key)
-        self._shortage.try_again()
-        devices = _devices_of(work)
-        exit_ = with_gpu_use(self._ledger.devices, key, devices, work.spec.request, _limited(exit_, work))
-        self._ledger.devices.mps_ended(key, work.spec.argv, exit_)
+        if self._shortage.reason:
+            self._shortage.gone(key)
+            self._shortage.try_again()
+        devices, exit_ = _devices_of(work), _limited(exit_, work)
+        exit_ = with_gpu_use(self._ledger.devices, key, devices, work.spec.request, exit_)
+        if devices:
+            self._ledger.devices.mps_ended(key, work.spec.argv, exit_)
         self._leave(key)
         speed = self._state.profile.speed
         if exit_.speed != speed:
@@ -294,9 +300,8 @@ class RunningTasks:
             self._ended_here(work, exit_)
         else:
             self._executor.results.ended(work, exit_)
-        self._ledger.devices.version += bool(
-            devices
-        )  # what was learned of it may let others join where they did not fit
+        if devices:  # what was learned of it may let others join where they did not fit
+            self._ledger.devices.version += 1
         self.fill()
         self._home.mediator.slot_freed()
 

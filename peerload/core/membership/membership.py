@@ -66,7 +66,10 @@ class ReceivedReport(msgspec.Struct, frozen=True, gc=False):
         """True if the other is to be believed instead: the newest (incarnation, sequence), but nothing that others tell
         keeps the node's own word out for long. incarnation: that of the run that is believed in now."""
         mine, its = self.report, other.report
-        if (its.incarnation, its.sequence) > (mine.incarnation, mine.sequence):
+        if its.incarnation == mine.incarnation:
+            if its.sequence > mine.sequence:
+                return True
+        elif its.incarnation > mine.incarnation:
             return True
         if self.by_itself or not other.by_itself or its.incarnation != incarnation:
             return False
@@ -541,15 +544,18 @@ class Membership:
         """The newest report of each of these peers, unless it is older than that or too old to be believed; only those that say
         ``wanted``."""
         now_s, age_s_max = self._state.now.boot_s, min(age_s_max, self._believed_s)
-        reports, announced = self._reports.by_name, self._announced.by_name
+        heard, announced = self._reports.by_name.get, self._announced.by_name.get
         for node in nodes:
-            received, published = reports.get(node), announced.get(node)
-            if received is None or (published is not None and received.report.sequence < published.report.sequence):
+            received, published = heard(node), announced(node)
+            if received is None:
                 received = published
-            if received is None or now_s - received.at_s > age_s_max:
-                continue
-            if wanted is None or getattr(received.report, wanted):
-                yield node, received.report
+                if received is None:
+                    continue
+            elif published is not None and received.report.sequence < published.report.sequence:
+                received = published
+            report = received.report
+            if now_s - received.at_s <= age_s_max and (wanted is None or getattr(report, wanted)):
+                yield node, report
 
     def reporting(self, nodes: Sequence[str], wanted: Reported) -> list[str]:
         """The peers among these whose newest report says so, unless it is too old to be believed."""
@@ -678,18 +684,16 @@ class Membership:
 
     def report_received(self, node: str, report: LoadReport, age_s: float = 0.0, *, by_itself: bool = True) -> bool:
         """A peer told its load, so long ago, or somebody did. True if it is believed instead of what was."""
-        known, received = (
-            self._reports.by_name.get(node),
-            ReceivedReport(report, self._state.now.boot_s - age_s, by_itself),
-        )
+        reports, state = self._reports, self._state
+        known, received = reports.by_name.get(node), ReceivedReport(report, state.now.boot_s - age_s, by_itself)
         if known is None:
             if node not in self._peers and not self._is_listed(node):
                 return False
-            if len(self._reports.by_name) >= self._state.config.reports_kept_max:
-                self._reports.drop(next(iter(self._reports.by_name)))
+            if len(reports.by_name) >= state.config.reports_kept_max:
+                reports.drop(next(iter(reports.by_name)))
         elif not known.is_superseded_by(received, self._peers[node].identity.incarnation if node in self._peers else 0):
             return False
-        self._reports.put(node, received)
+        reports.put(node, received)
         return True
 
     def load_heard(self, load: Load, src: str) -> bool:

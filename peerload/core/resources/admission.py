@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from itertools import islice
+from math import ceil
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,20 +24,23 @@ from peerload.core.resources.devices import (
 from peerload.core.resources.placement import Backfill, matches_device, place, waits_for_preferred
 from peerload.core.work import RemoteTask
 from peerload.model.config import GpuConfig
-from peerload.model.resources import BUILDERS, GPU, MIB, OVERCOMMIT_SHARE, Device, GpuShare, GpuWait
+from peerload.model.resources import BUILDERS, GPU, MIB, OVERCOMMIT_SHARE, Device, GpuShare, GpuWait, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from peerload.core.state import CoreState
     from peerload.core.work import Work
-    from peerload.model.resources import DeviceLoad, LoadReport, Placement, PowerCurve, Profile, ResourceRequest
+    from peerload.model.resources import DeviceLoad, LoadReport, PowerCurve, Profile, ResourceRequest
+
+
+ANYWHERE = Placement()
+"""The placement of a task that its user leaves to the policies."""
 
 
 def why_never(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> str:
     """The reason why a node could never run the task; "" if it could. ``home``: the task's home node."""
-    where = placement.node or placement.local or placement.exclude or placement.labels or placement.builder
-    if where and (reason := _why_not_placed(profile, placement, home)):
+    if placement != ANYWHERE and (reason := _why_not_placed(profile, placement, home)):
         return reason
     if profile.slots < 1:
         return "it takes no tasks (0 slots)"
@@ -187,7 +191,9 @@ def asked_of(state: CoreState, work: Work, profile: Profile | None = None) -> Re
     command needs where that was not stated but is known here. ``profile``: of the node that is asked, None = any; of one that
     could not promise so much a GPU is asked for where nobody else is, as the request has it."""
     request = work.spec.request
-    need_bytes = state.learned_gpu_bytes(work, (ANY_MODEL,)).get(ANY_MODEL, 0) if request.gpus else 0
+    if not request.gpus:
+        return request
+    need_bytes = state.learned_gpu_bytes(work, (ANY_MODEL,)).get(ANY_MODEL, 0)
     if not need_bytes:
         return request
     if profile is not None:
@@ -359,9 +365,10 @@ class Ledger:
         self.load_version += 1
         self.cpus_requested = cpus = self.cpus_running + self._cpus_waiting + self.cpus_inbound
         profile, count = self.profile, len(self.running) + self.waiting - self._device_waiters + len(self.inbound)
-        if profile.cpus > 0:
-            demand = math.ceil(cpus * profile.slots / profile.cpus - EPSILON)
-            count = max(count, demand) if profile.slots_fixed else max(demand, 1 if count else 0)
+        cpus_here = profile.cpus
+        if cpus_here > 0:
+            demand = ceil(cpus * profile.slots / cpus_here - EPSILON)
+            count = max(count if profile.slots_fixed else min(count, 1), demand)
         self.load_tasks = count + self.foreign_slots
 
     def set_profile(self, profile: Profile) -> None:
@@ -547,7 +554,7 @@ class Ledger:
             self.waiting_local += by
         else:
             self.waiting_remote += by
-        if request.takes_devices:
+        if request.gpus or request.devices:
             left = self._waiting_for_devices.pop(request, 0) + by
             if left > 0:
                 self._waiting_for_devices[request] = left

@@ -532,7 +532,9 @@ class DeviceLedger:
 
     def end(self, key: str, now_s: float) -> None:
         """The attempt is over. A device that is read is given away when a reading shows nothing of it there any more."""
-        names = self.holding.get(key, ())
+        names = self.holding.get(key)
+        if names is None:
+            return
         if not any(self.states[name].device.is_read for name in names):
             self._release(key)
             return
@@ -601,7 +603,7 @@ class DeviceLedger:
 
     def mps_ended(self, key: str, command: tuple[bytes, ...], exit_: Exit) -> None:
         """Learn from the end of an attempt that still holds its devices."""
-        for state in self.of_grant(key):
+        for state in self.of_grant(key) if key in self.holding else ():
             grant = state.grants[key]
             if grant.mode is DeviceMode.MPS and grant.fault and exit_.failed_device:
                 self._mps_faults[command] = self._mps_faults.get(command, 0) + 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 from itertools import chain, islice
 from math import inf
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -143,6 +143,7 @@ class Observed(NamedTuple):
     hints: PeerHints
     mediator: Mediator
     stranded: Sized
+    ledger: Ledger
 
 
 class View:
@@ -172,8 +173,7 @@ class View:
     ) -> None:
         """peers: None = all that are usable; uncounted: a waiting task that is left out. `for_request`: that of the task in question,
         if it asks for GPUs: then loads are in GPUs (`seen_by`)."""
-        self._state, self._queue, self._membership, self._hints, self._mediator, self._stranded = observed
-        self._ledger = observed.queue.ledger
+        self._state, self._queue, self._membership, self._hints, self._mediator, self._stranded, self._ledger = observed
         self._peers = peers
         self._uncounted = uncounted
         self.sensed = sensed
@@ -474,7 +474,7 @@ class Information:
         self._queue = queue
         self._ledger = queue.ledger
         self._membership = membership
-        self._observed = Observed(state, queue, membership, hints, mediator, stranded)
+        self._observed = Observed(state, queue, membership, hints, mediator, stranded, queue.ledger)
         self._stranded = stranded
         self._sequence = 0
         self._told: LoadReport | None = None
@@ -532,7 +532,8 @@ class Information:
         """The view that a policy gets of this node, and the peers in question (None: all). ``uncounted``: a waiting task that the load
         leaves out. request: of the task that is to be placed."""
         view = View(self._observed, self._sensed, peers, uncounted)
-        view.for_request = request if request is not None and request.gpus else None
+        if request is not None and request.gpus:
+            view.for_request = request
         view.thresholds = self.thresholds()
         view.told, view.told_s = self._told, self._told_s
         return view
@@ -671,18 +672,19 @@ class Information:
     def _described(self) -> LoadReport:
         """The load report. It is made anew only where something that it tells has changed: one goes with every probe and reply, and
         mostly only its number differs from the last one's."""
-        state, ledger, thresholds = self._state, self._ledger, self.thresholds()
+        state, ledger = self._state, self._ledger
         at = (
             ledger.load_version,
             len(self._stranded),
-            thresholds,
+            self.thresholds(),
             state.identity,
             state.takes_remote_tasks,
             state.is_asleep,
-            state.price,
+            state.price if state.prices else None,
         )
         if self._description is None or at != self._described_at or not self._is_index_steady or ledger.devices.states:
             self._description, self._described_at = self._describe(), at
+            return self._description
         return replace(self._description, sequence=self._sequence)
 
     def _describe(self) -> LoadReport:
@@ -691,19 +693,7 @@ class Information:
         ledger, sensed = self._ledger, self._sensed
         n, slots = ledger.load_tasks, ledger.profile.slots
         stranded, devices = len(self._stranded), ledger.devices
-        room: dict[str, Any] = {}
-        as_counted = (n - ledger.foreign_slots) * ledger.profile.cpus / max(slots, 1)
-        if devices.states or abs(ledger.cpus_requested - as_counted) > EPSILON:
-            room["cpus_free"] = ledger.cpus_free
-        if devices.states:
-            room |= {
-                "gpus": ledger.profile.gpus,
-                "gpus_free": devices.gpus_free(),
-                "gpu_tasks": ledger.gpu_tasks,
-                "gpu_load": self._own.gpu_load,
-                "devices": devices.loads(ledger.now_s) if ledger.profile.devices else (),
-            }
-        return LoadReport(
+        report = LoadReport(
             load_tasks=n,
             slots=slots,
             running=len(ledger.running),
@@ -724,8 +714,21 @@ class Information:
             is_asleep=self._state.is_asleep,
             watts=sensed.watts,
             price=self._state.price,
-            **room,
         )
+        if devices.states:
+            return replace(
+                report,
+                cpus_free=ledger.cpus_free,
+                gpus=ledger.profile.gpus,
+                gpus_free=devices.gpus_free(),
+                gpu_tasks=ledger.gpu_tasks,
+                gpu_load=self._own.gpu_load,
+                devices=devices.loads(ledger.now_s) if ledger.profile.devices else (),
+            )
+        as_counted = (n - ledger.foreign_slots) * ledger.profile.cpus / max(slots, 1)
+        if abs(ledger.cpus_requested - as_counted) > EPSILON:
+            return replace(report, cpus_free=ledger.cpus_free)
+        return report
 
     def _standing(self, report: LoadReport) -> Standing:
         """The part of a report that is announced when it has changed: the region and, where reports choose whom to ask, whether this node has a

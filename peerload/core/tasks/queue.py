@@ -121,7 +121,9 @@ class WaitingQueue:
         self._devices = DeviceQueue(state, ledger)
         self._number = 0
         self._next_order = 0
-        self._nothing_startable_at = NEVER
+        self.settled_at = NEVER
+        """Versions of the ledger and of its devices at the last look, if nothing could be started then, nor has anything changed since
+        that they do not show."""
         self._no_room_at = NEVER
         self._arrived: list[Work] = []
         self._backlog: BacklogEstimate | None = None
@@ -143,8 +145,9 @@ class WaitingQueue:
         if level is None:
             level = self._levels[work.spec.priority] = self._spare or tuple(LinkedQueue() for _ in ALL)
             self._spare = None
-        level[_line(work)].append(work)
-        if work.spec.request.takes_devices:
+        work.line = line = _line(work)
+        level[line].append(work)
+        if line >= LOCAL_DEVICES:
             self._arrived.append(work)
         self._number += work.count
         self.ledger.wait(work.spec.request, is_local=work.is_local, by=work.count)
@@ -156,8 +159,8 @@ class WaitingQueue:
         index = block.members.index(member)
         if not block.is_queued:
             return self._divide(block, index, 1)
-        task.order, task.is_queued = block.order + index, True
-        line = self._levels[block.spec.priority][_line(block)]
+        task.order, task.is_queued, task.line = block.order + index, True, block.line
+        line = self._levels[block.spec.priority][block.line]
         if not index:
             line.insert(task, block.before)
         rest = self._divide(block, index, 1)
@@ -179,9 +182,9 @@ class WaitingQueue:
         if not block.is_queued:
             return rest
         level = self._levels[block.spec.priority]
-        line = level[_line(block)]
+        line = level[block.line]
         if rest is not None:
-            rest.order, rest.is_queued = block.order + index + number, True
+            rest.order, rest.is_queued, rest.line = block.order + index + number, True, block.line
             line.insert(rest, block)
         elif not earlier:
             block.order += number
@@ -205,19 +208,18 @@ class WaitingQueue:
         if not work.is_queued:
             return False
         work.is_queued = False
-        level = self._levels[work.spec.priority]
-        level[_line(work)].remove(work)
-        if work.spec.request.takes_devices:
+        self._levels[work.spec.priority][work.line].remove(work)
+        if work.line >= LOCAL_DEVICES:
             self._look_again()  # what was kept for it is free
         self._drop_if_empty(work.spec.priority)
         self._leaves(work, work.count)
         return True
 
     def _drop_if_empty(self, priority: int) -> None:
-        level = self._levels[priority]
-        local, kept_here, remote, local_devices, remote_devices = level
-        if not (local.first or kept_here.first or remote.first or local_devices.first or remote_devices.first):
-            self._spare = self._levels.pop(priority)
+        for line in self._levels[priority]:
+            if line.first is not None:
+                return
+        self._spare = self._levels.pop(priority)
 
     def _leaves(self, work: Work, number: int) -> None:
         """Count tasks of this work that wait no longer."""
@@ -253,7 +255,7 @@ class WaitingQueue:
 
     def _look_again(self) -> None:
         """Something has changed that the ledger does not show."""
-        self._nothing_startable_at = self._no_room_at = NEVER
+        self.settled_at = self._no_room_at = NEVER
         self._arrived.clear()
 
     @property
@@ -261,23 +263,17 @@ class WaitingQueue:
         """The time from which a task that waits for devices may take others; infinite = never."""
         return self._devices.due_s
 
-    @property
-    def is_settled(self) -> bool:
-        """True if nothing could be started at the last look, and nothing has changed since."""
-        ledger = self.ledger
-        return (ledger.version, ledger.devices.version) == self._nothing_startable_at
-
     def next_startable(self) -> Work | None:
         """The work at the head of the line, if it fits now. `Work.devices` says what it is to have."""
         ledger = self.ledger
         version = ledger.version, ledger.devices.version
-        if version == self._nothing_startable_at:
+        if version == self.settled_at:
             return None
-        if (not self._levels or (ledger.is_full and not ledger.waits_for_devices)) and self._devices.is_idle:
+        if self._devices.is_idle and (not self._levels or (ledger.is_full and not ledger.waits_for_devices)):
             self._arrived.clear()
             self._devices.depends_on_cores = bool(self._levels)
-            room_version = ledger.room_version if self._levels else 0
-            self._nothing_startable_at, self._no_room_at = version, (room_version, ledger.devices.version)
+            self.settled_at = version
+            self._no_room_at = ledger.room_version if self._levels else 0, version[1]
             return None
         room = ledger.room_version if self._devices.depends_on_cores else 0, ledger.devices.version
         looks_at_all = room != self._no_room_at or self._has_urgent()
@@ -292,7 +288,7 @@ class WaitingQueue:
                 break
         self._arrived.clear()
         room = ledger.room_version if self._devices.depends_on_cores else 0, ledger.devices.version
-        self._nothing_startable_at, self._no_room_at = version, room
+        self.settled_at, self._no_room_at = version, room
         return None
 
     def head(self) -> Work | None:
