@@ -148,7 +148,8 @@ class DurationEstimates:
         log_s = math.log(duration_s)
         self.all.add(duration_s, log_s)
         keys = self.keys(spec)
-        self.gpu.learn(keys, exit_, duration_s)
+        if exit_.usage.gpu_memory_bytes_max:
+            self.gpu.learn(keys, exit_, duration_s)
         if self._taught[0] is not keys:
             self._taught = keys, tuple(self._newest(key) for key in keys)
         for runs in self._taught[1]:

@@ -318,7 +318,7 @@ BUILDERS: dict[str, str] = {"pip": "uv, or Python with venv", "uv": "uv", "conda
 """Programs that build an environment, by the kind of its lock file."""
 
 
-class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class ResourceRequest(msgspec.Struct, frozen=True, gc=False, cache_hash=True, omit_defaults=True):
     """Resources that one task takes while it runs.
 
     cpus: cores, may be a fraction, > 0; overcommit: OVERCOMMIT_SHARE of these is enough where more is not free; mem_bytes: 0 =
@@ -364,7 +364,7 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
         return self.gpus > 0 or bool(self.devices)
 
 
-class Placement(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class Placement(msgspec.Struct, frozen=True, gc=False, cache_hash=True, omit_defaults=True):
     """Placement of a task: the nodes that it may run on. ``node`` pins it, ``exclude`` forbids nodes, ``labels`` requires each of
     these, ``local`` keeps it at its home, ``migrations_max`` overrides the migration policy (None: as the policy says);
     ``builder`` requires a node that can build an environment of this kind."""

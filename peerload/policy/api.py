@@ -471,9 +471,12 @@ def remaining_s(task: RunningView, mean_s: float) -> float:
 # address of an object.
 
 
+NUMBER = (int, float)
+
+
 def valid_load(answer: object) -> float:
     """Validate a load index: a number, 0 … LOAD_MAX."""
-    if not isinstance(answer, int | float):
+    if not isinstance(answer, NUMBER):
         raise TypeError(f"a {type(answer).__name__} is not a load index")
     if not 0.0 <= answer <= LOAD_MAX:
         raise ValueError(f"a load index of {answer!r}")
@@ -485,7 +488,7 @@ def valid_thresholds(answer: object) -> Thresholds:
     if not isinstance(answer, Thresholds):
         raise TypeError(f"a {type(answer).__name__} is not Thresholds")
     for threshold in (answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch):
-        if not isinstance(threshold, int | float):
+        if not isinstance(threshold, NUMBER):
             raise TypeError(f"a {type(threshold).__name__} is not a threshold")
         if threshold < 0 or not isfinite(threshold):
             raise ValueError(f"a threshold of {threshold!r}")

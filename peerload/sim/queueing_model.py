@@ -367,7 +367,8 @@ class QueueingModel:
                 event = self._cpu_use.sample(name, due_s)
             if name is not EVERYBODY:
                 self._handle(name, event)
-                self._finish_instant()
+                if self._now or self._new_timers:
+                    self._finish_instant()
                 continue
             for heard in self._who_acts(event):
                 self._handle(heard, event)
@@ -393,8 +394,6 @@ class QueueingModel:
                 continue
             for heard in self._who_acts(event):
                 self._handle(heard, event)
-        if not self._new_timers:
-            return
         for name, timer in self._new_timers:
             at_s = self._timers[name].get(timer)
             if at_s is not None and at_s < self._armed.get((name, timer), math.inf):
@@ -516,9 +515,11 @@ class QueueingModel:
         if delays.transfer_s and isinstance(message, Commit):
             delay_s += delays.transfer_s
         self.messages += 1
-        received = events.MessageReceived(name, message)
-        if delay_s or self._head:
+        received, at_s = events.MessageReceived(name, message), self.now_s + delay_s
+        if self._head:
             self._delivered(action.dst, received, delay_s)
+        elif at_s > self.now_s:
+            self._at(at_s, action.dst, received)
         else:
             self._now.append((action.dst, received))
 

@@ -245,15 +245,14 @@ class LoadTotal:
             names = filter(self._parts.__contains__, chain(heard, told))
         self._seen = own.changes, announced.changes
         for name in names:
-            if (before := self._parts[name]) is not None:
-                self._total -= before
-                self._counted -= 1
-            newest = membership.believed(name)
-            self._parts[name] = parts = None if newest is None else _parts(newest.report.load)
-            if newest is not None and parts is not None:
-                self._total += parts
-                self._counted += 1
-                self._oldest_s = min(self._oldest_s, newest.at_s)
+            before, newest = self._parts[name], membership.believed(name)
+            now = None if newest is None else _parts(newest.report.load)
+            if now != before:
+                self._parts[name] = now
+                self._total += (now or 0) - (before or 0)
+                self._counted += (now is not None) - (before is not None)
+            if newest is not None and newest.at_s < self._oldest_s:
+                self._oldest_s = newest.at_s
         return (self._total + _parts(own_load)) / FINEST / (self._counted + 1)
 
 
@@ -514,9 +513,13 @@ class Membership:
     def believed(self, node: str) -> ReceivedReport | None:
         """As `report`, and when it was heard."""
         received, announced = self._reports.by_name.get(node), self._announced.by_name.get(node)
-        if received is None or (announced is not None and received.report.sequence < announced.report.sequence):
+        if received is None:
+            received = announced
+            if received is None:
+                return None
+        elif announced is not None and received.report.sequence < announced.report.sequence:
             received = announced  # all members of a directory are in their first run
-        return None if received is None or self._state.now.boot_s - received.at_s > self._believed_s else received
+        return received if self._state.now.boot_s - received.at_s <= self._believed_s else None
 
     def is_older(self, at_s: float) -> bool:
         """True if a report of that time is too old to be believed."""

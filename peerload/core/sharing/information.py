@@ -169,18 +169,24 @@ class View:
     )
 
     def __init__(
-        self, observed: Observed, sensed: LoadSampled, peers: Sequence[str] | None, uncounted: Work | None
+        self,
+        observed: Observed,
+        sensed: LoadSampled,
+        thresholds: Thresholds,
+        peers: Sequence[str] | None = None,
+        uncounted: Work | None = None,
+        request: ResourceRequest | None = None,
+        told: tuple[LoadReport | None, float] = (None, 0.0),
     ) -> None:
-        """peers: None = all that are usable; uncounted: a waiting task that is left out. `for_request`: that of the task in question,
-        if it asks for GPUs: then loads are in GPUs (`seen_by`)."""
+        """peers: None = all that are usable; uncounted: a waiting task that is left out; told: the last announcement, and when.
+        `for_request`: that of the task in question, if it asks for GPUs: then loads are in GPUs (`seen_by`)."""
         self._state, self._queue, self._membership, self._hints, self._mediator, self._stranded, self._ledger = observed
         self._peers = peers
         self._uncounted = uncounted
         self.sensed = sensed
-        self.for_request: ResourceRequest | None = None
-        self.thresholds: Thresholds
-        self.told: LoadReport | None = None
-        self.told_s = 0.0
+        self.for_request = request if request is not None and request.gpus else None
+        self.thresholds = thresholds
+        self.told, self.told_s = told
         self.starts_here = False
         self.asleep: Mapping[str, float] = {}
 
@@ -493,9 +499,8 @@ class Information:
         self._steady: TransferPolicy | None = None
         self._settled_version = NOT_SETTLED
         self._sensed = LoadSampled(0.0, 0.0, 0)
-        self._own = View(self._observed, self._sensed, None, None)
+        self._own = View(self._observed, self._sensed, self._thresholds)
         """What a load policy sees of all tasks here."""
-        self._own.thresholds = self._thresholds
         self._is_index_steady = bool(getattr(state.policies.load, "steady", False))
         """True if the load index changes only with the tasks here and with what the sensors read."""
         self._is_in_seconds = bool(getattr(state.policies.load, "in_seconds", False))
@@ -531,12 +536,8 @@ class Information:
     ) -> View:
         """The view that a policy gets of this node, and the peers in question (None: all). ``uncounted``: a waiting task that the load
         leaves out. request: of the task that is to be placed."""
-        view = View(self._observed, self._sensed, peers, uncounted)
-        if request is not None and request.gpus:
-            view.for_request = request
-        view.thresholds = self.thresholds()
-        view.told, view.told_s = self._told, self._told_s
-        return view
+        told = self._told, self._told_s
+        return View(self._observed, self._sensed, self.thresholds(), peers, uncounted, request, told)
 
     def thresholds(self) -> Thresholds:
         """The transfer policy's thresholds; asked for once an event."""
@@ -562,7 +563,7 @@ class Information:
         """The load index in slots, which the thresholds are compared with: of the index `tasks` it is n. ``uncounted``: a waiting
         task that is left out."""
         if uncounted is not None:
-            view = View(self._observed, self._sensed, None, uncounted)
+            view = View(self._observed, self._sensed, self._thresholds, uncounted=uncounted)
             return self._in_slots(view, view.load)
         if self._ledger.load_version != self._compared_at:
             self._compare()

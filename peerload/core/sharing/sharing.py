@@ -21,6 +21,7 @@ import msgspec
 from peerload.core.membership.membership import NamesThat
 from peerload.core.resources.admission import asked_of, has_room, why_never
 from peerload.core.sharing.information import (
+    ANYTHING,
     WAITING_LOOKED_AT_MAX,
     Information,
     MovableTasksView,
@@ -49,7 +50,7 @@ from peerload.model.task import task_home
 from peerload.policy.api import Probe, valid_answer, valid_partner, valid_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Container
 
     from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.handoff.home import FileHolders, HomeHandoff
@@ -306,18 +307,15 @@ class Receiver:
         announcement: nodes that know the same reports agree on who asks, without a message. Those that want more have room,
         as their reports say; with ``is_ahead`` also those with no task to give."""
         announcement = f"{node} {report.incarnation} {report.sequence}"
-        own, before = _weight(announcement, self._state.node), 0
-        peers = self._membership.eligible(Need(), "")
+        own = _weight(announcement, self._state.node)
+        peers = self._membership.eligible(ANYTHING, "")
         if is_ahead:
-            known = self._membership.reports(peers)
-            others: Iterable[str] = (peer for peer, told in known if told.accepts or not told.gives)
+            lighter = (peer for peer in peers if _weight(announcement, peer) < own)  # their reports alone are looked at
+            first = (1 for _, told in self._membership.reports(lighter) if told.accepts or not told.gives)
         else:
-            others = self._membership.reporting(peers, "accepts")
-        for peer in others:
-            before += _weight(announcement, peer) < own
-            if before == ASKERS:
-                return False
-        return True
+            accepting = self._membership.saying(peers, "accepts")
+            first = (1 for peer, _ in accepting if _weight(announcement, peer) < own)
+        return sum(islice(first, ASKERS)) < ASKERS
 
     @property
     def _slots(self) -> int:
@@ -325,7 +323,7 @@ class Receiver:
 
     def step(self, search: Search) -> None:
         """Ask the policy whom to ask next, and do it."""
-        peers = self._membership.eligible(Need(), "")
+        peers = self._membership.eligible(ANYTHING, "")
         if self._state.policies.information.reports_guide_probing and self._information.asks_ahead():
             peers = NamesThat(peers, self._may_even_out)
         view = self._information.view(peers)

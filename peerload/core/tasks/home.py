@@ -266,26 +266,26 @@ class Home:
 
     def become(self, task: HomeTask, reason: str, /, **changes: object) -> TaskRecord:
         """A new durable record; raises InvariantBroken for a transition that the table does not have."""
-        record = task.record
-        after = changes.get("state", record.state)
-        if after is not record.state and after not in TRANSITIONS[record.state]:
-            raise InvariantBroken(f"{record.task}: {record.state} → {after}", story=f"{record!r}; {reason}")
+        record, state = task.record, self._state
+        before, after = record.state, changes.get("state", record.state)
+        if after is not before and after not in TRANSITIONS[before]:
+            raise InvariantBroken(f"{record.task}: {before} → {after}", story=f"{record!r}; {reason}")
         task.record = now = msgspec.structs.replace(record, reason=reason, **changes)
-        if after is not record.state and task.uid in self.tasks:
-            self.states[record.state] -= 1
+        if after is not before and task.uid in self.tasks:
+            self.states[before] -= 1
             self.states[now.state] += 1
         if now.node != record.node:
             self._moved(task, record.node)
-        ends = now.state.is_final and not record.state.is_final
-        kept = PutTask(now, self._state.now.wall_s, reason)
+        ends = after is not before and now.state.is_final
+        kept = PutTask(now, state.now.wall_s, reason)
         if ends:
             owed = task.terms.completion_jobs()
             chores = (PutChores(record.task, owed),) if owed else ()
-            self._state.persist(kept, *self.mediator.rows_at_end(now), *chores)
+            state.persist(kept, *self.mediator.rows_at_end(now), *chores)
         else:
-            self._state.persist(kept)
-        runs = bool(task.running_at) and now.state is TaskState.LEASED
-        self._state.actions.append(TaskChanged(now, runs, reason))
+            state.persist(kept)
+        runs = bool(task.running_at) and after is TaskState.LEASED
+        state.actions.append(TaskChanged(now, runs, reason))
         if ends:
             self.mediator.task_ended(now)
         return now

@@ -265,15 +265,15 @@ class WaitingQueue:
 
     def next_startable(self) -> Work | None:
         """The work at the head of the line, if it fits now. `Work.devices` says what it is to have."""
-        ledger = self.ledger
+        ledger, levels, devices = self.ledger, self._levels, self._devices
         version = ledger.version, ledger.devices.version
         if version == self.settled_at:
             return None
-        if self._devices.is_idle and (not self._levels or (ledger.is_full and not ledger.waits_for_devices)):
+        if devices.is_idle and (not levels or (ledger.is_full and not ledger.waits_for_devices)):
             self._arrived.clear()
-            self._devices.depends_on_cores = bool(self._levels)
+            devices.depends_on_cores = bool(levels)
             self.settled_at = version
-            self._no_room_at = ledger.room_version if self._levels else 0, version[1]
+            self._no_room_at = ledger.room_version if levels else 0, version[1]
             return None
         room = ledger.room_version if self._devices.depends_on_cores else 0, ledger.devices.version
         looks_at_all = room != self._no_room_at or self._has_urgent()
