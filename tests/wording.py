@@ -119,7 +119,6 @@ class Says(Enum):
     NO_ENVIRONMENT = "its environment cannot be read"
     NO_MORE_TASKS = "{} tasks run already, as many as this system allows"
     NOT_BUILT = "environment: {} cannot be built (exit code"
-    CACHE_FULL = "the file cache is full"
     DOES_NOT_TRAVEL = "does not travel"
     GUESTS_WITHOUT_FILES = "guests have no files"
     NO_PEERLOAD = "has no peerload"

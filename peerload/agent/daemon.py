@@ -424,7 +424,7 @@ class Daemon:
         nodes_view = NodesView(node, gpus, cluster_view)
         agent_view = AgentView(info, node, launcher, gpus, cluster_view, links_view)
         storage_view = StorageView(config.node, disk, store, self.retention, self._damage)
-        self.exits = ExitRecords(info, spool, disk, files, energy)
+        self.exits = ExitRecords(info, spool, disk, files, energy, inbox, watches)
         diagnostics = DiagnosticsView(node, launcher, self.exits, storage_view, cluster_view, links_view)
         histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
         figures = MetricsView(info, node, inbox, diagnostics, histograms, energy)
@@ -500,10 +500,9 @@ class Daemon:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, started: recording.Started) -> None:
         assert self.launcher is not None
-        launcher = self.launcher_events.without_own(await self.launcher.start(self.launcher_events))
-        ended = await self.exits.settled(launcher.ended)  # nobody may rely on a result before its output is on disk
+        launcher = await self.launcher_events.first_listed(await self.launcher.start(self.launcher_events))
         try:
-            await self._serve_clients_and_peers(loop, msgspec.structs.replace(launcher, ended=ended), started)
+            await self._serve_clients_and_peers(loop, launcher, started)
         except BaseException:
             if not self._is_up:  # a start that failed leaves nothing behind
                 if not launcher.running:

@@ -13,6 +13,7 @@ import logging
 import os
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from signal import SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
@@ -557,7 +558,9 @@ class AttemptStarts:
             self.spawn(action)
 
     def interrupt(self, action: actions.SignalTask) -> bool:
-        """End the staging of an attempt by this signal. False if it is not staged now."""
+        """End the staging of an attempt by this signal, or the wait of its output files for room. False if it does neither."""
+        if action.signal in (SIGINT, SIGTERM, SIGKILL) and self._settler.give_up(action.key):
+            return True
         if not (self._environments.ended_early(action.key) or self._files.ended_early(action.key)):
             return False
         reason = f"signal {action.signal} while its files were put in place"

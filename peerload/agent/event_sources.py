@@ -7,6 +7,7 @@ Nothing is decided here. An attempt that has ended is reported when its output i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections import Counter
@@ -22,6 +23,7 @@ from peerload.agent.launcher.oom_output import with_shortages
 from peerload.agent.peers.connection import is_link_message
 from peerload.agent.runtime import SHORT_OF, BackgroundTasks
 from peerload.core.handoff.executor import OFFERS_MAX
+from peerload.files.store import NoRoom
 from peerload.launcher.process import SHORTAGES
 from peerload.launcher.protocol import StdinFed
 from peerload.model import events, metrics, rules
@@ -38,10 +40,10 @@ from peerload.model.messages import (
     Sync,
     Trust,
 )
-from peerload.model.task import Exit, execution_key
+from peerload.model.task import Exit, execution_key, without_files
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from peerload.agent.accounts import DirectoryQueries, UserServices
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import DuplicateNames
     from peerload.agent.peers.membership import Members
-    from peerload.agent.runtime import AgentInfo, Inbox, RunState
+    from peerload.agent.runtime import AgentInfo, Inbox, RunState, TaskWatches
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin import StdinFetches, StdinForwarding
@@ -69,6 +71,8 @@ T = TypeVar("T")
 log = logging.getLogger("peerload.agent")
 
 CANNOT_STAGE, CANNOT_EXECUTE = 125, 126
+ROOM_PAUSE_S, ROOM_PAUSE_S_MAX = 1.0, 30.0
+"""First and longest pause before room is looked for again for the output files of an ended attempt."""
 SHORT_PAUSE_S, SHORT_PAUSE_S_MAX = 1.0, 30.0
 """First and longest pause before the output of ended attempts is settled again for which descriptors or memory were short."""
 PEERS_MAX = 4096
@@ -85,15 +89,28 @@ class ExitRecords:
     """The exits that the launcher reports, completed: with their output on disk."""
 
     def __init__(
-        self, info: AgentInfo, spool: Spool, disk: DiskSpace, files: AttemptFiles, energy: EnergySensors
+        self,
+        info: AgentInfo,
+        spool: Spool,
+        disk: DiskSpace,
+        files: AttemptFiles,
+        energy: EnergySensors,
+        inbox: Inbox,
+        watches: TaskWatches,
     ) -> None:
         self._info = info
+        self._inbox = inbox
+        self._watches = watches
         self._spool = spool
         self.disk = disk
         self.files = files
         self.with_energy = energy.ended
         self.waits_because = ""
         """Resource that was short when the end of a task waited last: file descriptors or memory."""
+        self.without_room: dict[str, str] = {}
+        """Ended attempts whose output files wait for room on a disk, and why. Each keeps its slot, so that they are no more than
+        those."""
+        self._given_up: dict[str, asyncio.Event] = {}
 
     @property
     def waiting(self) -> int:
@@ -103,6 +120,14 @@ class ExitRecords:
     async def settled(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
         """Put the output of these ended attempts on disk → the same attempts, with the resource that they report to
         have run out of. Attempts that lost some of their output are counted."""
+        settled = await self._settled(ended, waits=True)
+        return tuple((key, exit_) for key, exit_, _ in settled)
+
+    async def settled_now(self, ended: Sequence[tuple[str, Exit]]) -> list[tuple[str, Exit, str]]:
+        """As `settled`, but nothing waits for room: each attempt has the reason why its output files have none, or ""."""
+        return await self._settled(ended, waits=False)
+
+    async def _settled(self, ended: Sequence[tuple[str, Exit]], *, waits: bool) -> list[tuple[str, Exit, str]]:
         found = await self._patiently(len(ended), lambda: asyncio.to_thread(self._spool.settle, ended))
         lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
         if lost:
@@ -110,8 +135,46 @@ class ExitRecords:
         full = self._info.config.node if self.disk.is_full else ""
         found = await asyncio.to_thread(with_shortages, self._spool, found, full)
         with_energy = [(key, self.with_energy(key, exit_)) for key, exit_ in found]
-        settle = [self._patiently(1, functools.partial(self.files.settled, *one)) for one in with_energy]
-        return tuple(zip([key for key, _ in found], await asyncio.gather(*settle), strict=True))
+        ends = await asyncio.gather(*(self._with_files(*one, waits=waits) for one in with_energy))
+        return [(key, *end) for (key, _), end in zip(with_energy, ends, strict=True)]
+
+    async def _with_files(self, key: str, exit_: Exit, *, waits: bool) -> tuple[Exit, str]:
+        """Collect and place the output files of an ended attempt → its exit, and "". While a disk has no room for them they wait;
+        without ``waits``: its exit as it is, and the reason."""
+        pause_s = ROOM_PAUSE_S
+        try:
+            while True:
+                try:
+                    return await self._patiently(1, functools.partial(self.files.settled, key, exit_)), ""
+                except NoRoom as error:
+                    why = str(error)
+                if not waits:
+                    return exit_, why
+                given_up = self._given_up.setdefault(key, asyncio.Event())
+                if self.without_room.get(key) != why:
+                    task = self.files.task_of(key)
+                    log.warning("output files wait for room: task=%s error=%s", task, why)
+                    self._watches.delayed(task, why)
+                    self._inbox.put(events.OutputWaits(key, why))
+                self.without_room[key] = why
+                self._info.counters[metrics.OUTPUTS_WAITING] = len(self.without_room)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await given_up.wait()
+                    return without_files(exit_, f"it was ended while its output files waited: {why}"), ""
+                pause_s = min(2 * pause_s, ROOM_PAUSE_S_MAX)
+        finally:
+            if waits:
+                self._given_up.pop(key, None)
+                self.without_room.pop(key, None)
+                self._info.counters[metrics.OUTPUTS_WAITING] = len(self.without_room)
+
+    def give_up(self, key: str) -> bool:
+        """Let the output files of an ended attempt wait no longer, and be lost. False if they do not wait."""
+        given_up = self._given_up.get(key)
+        if given_up is not None:
+            given_up.set()
+        return given_up is not None
 
     async def _patiently(self, count: int, settle: Callable[[], Awaitable[T]]) -> T:
         """Settle the ends of so many attempts. While this agent is short of descriptors or memory, they wait."""
@@ -192,15 +255,38 @@ class ExitSettler:
         self._output.attempts_ended(((key, exit_),))
         self._inbox.put(events.TaskEnded(key, exit_))
 
+    def give_up(self, key: str) -> bool:
+        """Let the output files of an ended attempt wait for room no longer. False if they do not wait."""
+        return self._records.give_up(key)
+
     def settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
         """Settle the list of a launcher; ``then`` is called when it is in the inbox."""
         self._background.start(self._settle_listed(event, then))
 
     async def _settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
-        ended = await self._records.settled(event.ended)
-        self._output.attempts_ended(ended)
-        self._inbox.put(msgspec.structs.replace(event, ended=ended))
+        event, waiting = await self.without_waiting(event)
+        self._output.attempts_ended(event.ended)
+        self._inbox.put(event)
         then()
+        self.settle_waiting(waiting)
+
+    async def without_waiting(
+        self, event: events.LauncherReady
+    ) -> tuple[events.LauncherReady, list[tuple[str, Exit, str]]]:
+        """Settle the list of a launcher → the same list, in which an attempt counts as running while its output files have no
+        room, so that they hold up nothing else; and these attempts, and why."""
+        settled = await self._records.settled_now(event.ended)
+        ended = tuple((key, exit_) for key, exit_, why in settled if not why)
+        waiting = [one for one in settled if one[2]]
+        also = tuple((key, exit_.started_at, 0.0) for key, exit_, _ in waiting)
+        return msgspec.structs.replace(event, ended=ended, running=event.running + also), waiting
+
+    def settle_waiting(self, waiting: Iterable[tuple[str, Exit, str]]) -> None:
+        """Settle ended attempts that the core takes for running ones: it learns at once that they have ended."""
+        for key, exit_, why in waiting:
+            self._inbox.put(events.OutputWaits(key, why))
+            if key not in self._records.without_room:
+                self.settle(events.TaskEnded(key, exit_))
 
     def never_started(self, key: str, reason: str) -> None:
         """Report that an attempt was not started, and may be tried again."""
@@ -246,6 +332,8 @@ class LauncherEvents:
         self._prefixes = tuple(one.PREFIX for one in own)
         self._early: list[Event] | None = []
         """Events that wait; None: no event needs to."""
+        self._waiting: list[tuple[str, Exit, str]] = []
+        """Attempts of the first list whose output files have no room."""
 
     def received(self, event: Event | StdinFed) -> None:
         """Put an event into the inbox, the end of an attempt only with its output on disk."""
@@ -260,6 +348,11 @@ class LauncherEvents:
         if isinstance(event, events.LauncherReady):
             event = self.without_own(event)
         self._take(event)
+
+    async def first_listed(self, ready: events.LauncherReady) -> events.LauncherReady:
+        """Settle the first list of a launcher; nobody may rely on a result before its output is on disk."""
+        ready, self._waiting = await self._settler.without_waiting(self.without_own(ready))
+        return ready
 
     def without_own(self, ready: events.LauncherReady) -> events.LauncherReady:
         """The list of a launcher without the agent's own processes."""
@@ -284,6 +377,9 @@ class LauncherEvents:
     def release_early(self) -> None:
         """Report the events that have waited, in their order."""
         early, self._early = self._early, None
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._settler.settle_waiting(waiting)
         for event in early or ():
             self._take(event)
 

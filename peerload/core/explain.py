@@ -262,7 +262,9 @@ def drained_reason(reason: str) -> str:
 
 
 def uncollected_reason(task: HomeTask) -> str:
-    """The reason why the result of a task that has ended elsewhere is not recorded yet; "" if there is none."""
+    """The reason why the result of a task that has ended is not recorded yet; "" if there is none."""
+    if task.output_waits_because and task.phase is HomePhase.HERE:
+        return f"it has ended, and its output files wait in its working directory: {task.output_waits_because}"
     collection = task.collection
     if collection is None or task.record.attempt != collection.attempt or task.phase not in _ELSEWHERE:
         return ""

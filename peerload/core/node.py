@@ -199,6 +199,8 @@ class Node:
                 self._message(event)
             case events.OutputArrived():
                 self.handoff.output_arrived(event)
+            case events.OutputWaits():
+                self.runs.output_waits(event.key, event.why)
             case events.OutputComing():
                 self.handoff.output_coming(event)
             case events.FilesStaged():

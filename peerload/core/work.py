@@ -198,6 +198,8 @@ class Work:
     count = 1
     """Number of tasks that this stands for."""
     killed_because = ""
+    output_waits_because = ""
+    """Why the output files of its process, which has ended, are not collected or in their places yet."""
     started_s = 0.0
     devices: tuple[str, ...] = ()
     reserved: tuple[str, ...] = ()

@@ -132,8 +132,15 @@ class BlockStore:
             marks = ",".join("?" * len(some))
             yield from self._execute(f"SELECT {columns} FROM blocks WHERE digest IN ({marks})", some)  # noqa: S608 -- marks
 
-    def put(self, blocks: Sequence[bytes | memoryview], expected: Sequence[bytes] | None = None) -> list[bytes]:
-        """Keep these blocks → their digests. Raises NoRoom, Damaged if they are not the ``expected`` ones, OSError."""
+    def put(
+        self,
+        blocks: Sequence[bytes | memoryview],
+        expected: Sequence[bytes] | None = None,
+        *,
+        beyond_limit: bool = False,
+    ) -> list[bytes]:
+        """Keep these blocks → their digests. beyond_limit: only the disk bounds them. Raises NoRoom, Damaged if they are not the
+        ``expected`` ones, OSError."""
         digests = [digest_of(block) for block in blocks]
         if expected is not None and digests != list(expected):
             raise Damaged("a block has another content", why="its content does not have the digest it should have")
@@ -144,7 +151,7 @@ class BlockStore:
             if not new:
                 return digests
             self.check_disk(size)
-            if self.needs_room(size):
+            if not beyond_limit and self.needs_room(size):
                 raise NoRoom(
                     "the file cache is full",
                     why=f"{self._size_bytes} of {self.limit_bytes} bytes are in use, and {size} more are wanted",

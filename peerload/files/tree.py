@@ -430,14 +430,23 @@ def literal_directory(glob: str) -> str:
 def _read_output(
     parents: DirfdCache, path: str, take: Callable[[bytes], bytes], *, needs_all: bool
 ) -> FileEntry | None:
-    """Read a file → its entry; None if it cannot be read and need not. Raises StagingFailed."""
+    """Read a file → its entry; None if it cannot be read and need not. Raises StagingFailed, and what ``take`` raises."""
+    is_refused = False
+
+    def taken(block: bytes) -> bytes:
+        nonlocal is_refused
+        is_refused = True
+        digest = take(block)
+        is_refused = False
+        return digest
+
     try:
-        return read_file(parents, path, take)[0]
+        return read_file(parents, path, taken)[0]
     except FileNotFoundError:
         if needs_all:
             raise vanished(path) from None
     except StagingFailed:
-        if needs_all:
+        if needs_all or is_refused:
             raise
     return None
 

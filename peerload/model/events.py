@@ -501,6 +501,13 @@ class OutputArrived(_Event, frozen=True):
     conflicts: int = 0
 
 
+class OutputWaits(_Event, frozen=True):
+    """The process of an attempt here has ended, and its output files wait for room on a disk; its end is reported after them."""
+
+    key: str
+    why: str
+
+
 class OutputComing(_Event, frozen=True):
     """Progress of the output files of an attempt: the amount at home by now."""
 
@@ -595,6 +602,6 @@ Event = (
     | ForgetRequested | NodeRevoked | RemoteCancelRequested | DiskRoomChanged | CoresEnforced | PricesRead
     | MachineSleeping | MachineWoke | PeerMet | PeerUnreachable | MessageReceived | GossipReceived | LoopLagged
     | SendFailed | TimerExpired | TaskStarted | TaskEnded | TaskLost | TaskFrozen | LauncherLost | LauncherSilent
-    | LauncherReady | OutputArrived | OutputComing | FilesStaged | LoadSampled | DevicesFound | DevicesSampled
+    | LauncherReady | OutputArrived | OutputWaits | OutputComing | FilesStaged | LoadSampled | DevicesFound | DevicesSampled
     | MpsReported | DirectoryFound | SpeedMeasured | PowerMeasured | BusChanged | LoadPublished | AgentStopping
 )  # fmt: skip

@@ -50,6 +50,7 @@ COMMITS_STALLED = _metric("commits_stalled", "1 while commits wait for room on t
 ENDS_WAITING = _metric(
     "ends_waiting", "Ended attempts that are not reported yet, since the agent is short of descriptors or memory."
 )
+OUTPUTS_WAITING = _metric("outputs_waiting", "Ended attempts whose output files wait for room on a disk of this node.")
 REQUESTS_REFUSED = _metric("requests_refused_total", "Requests that were answered with an error; by `code`.")
 
 # Execution on this node

@@ -310,3 +310,19 @@ def test_a_node_that_asks_for_work_gets_a_task_whose_files_it_has() -> None:
 
 def test_small_files_give_no_task_to_a_node_that_asks_before_its_turn() -> None:
     assert asked_by_a_holder(FILES).sent(messages.GiveReply).task == "x/3"
+
+
+def test_output_files_that_wait_for_room_keep_the_slot_and_no_time_limit_ends_them() -> None:
+    x = Given(peers=())
+    x.submit(spec(files=FILES, time_limit_s=3.0))
+    x.submit(spec())
+    key = x.task().key
+    x.when(events.TaskStarted(key, 1_000_100.0))
+    x.when(events.OutputWaits(key, "the disk is full"))
+    assert uncollected_reason(x.task()).endswith("the disk is full")
+    assert x.after(4).timer("limit", key) == []
+    assert x.task(2).record.state is TaskState.QUEUED
+    x.when(events.TaskEnded(key, Exit(0)))
+    record = next(action.record for action in x.last if isinstance(action, actions.TaskChanged))
+    assert (record.task, record.state) == ("x/1", TaskState.DONE)
+    assert x.task(2).record.state is TaskState.LEASED

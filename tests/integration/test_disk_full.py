@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from peerload.model.errors import AgentUnavailable, BadRequest
+from peerload.model.metrics import OUTPUTS_WAITING
 from tests.integration.cluster import Agent, Cluster, ended
+from tests.integration.test_files import User
 from tests.integration.test_web import serve
 from tests.support import wait_until
 from tests.wording import Says
@@ -313,3 +315,55 @@ def test_a_full_disk_is_scraped_like_any_other(cluster: Cluster) -> None:
         after = scraped()
         assert after["peerload_inbox_events"] == 0
         assert after.keys() >= {"peerload_disk_size_bytes", "peerload_commits_stalled"}
+
+
+def test_output_files_wait_for_room_at_their_home_through_a_restart_too(cluster: Cluster, tmp_path: Path) -> None:
+    agent = on_small_disk(cluster)
+    disk = cluster.directory / "disk"
+    content = os.urandom(4 << 20)
+    (tmp_path / "content").write_bytes(content)
+    user = User(cluster, [agent], tmp_path)
+    go = tmp_path / "go"
+    command = f"until [ -e {go} ]; do sleep 0.05; done; cat {tmp_path}/content > made; exit 3"
+    task = user.types("submit", "--in", "content", "--out", "made", "sh", "-c", command).stdout.strip()
+    wait_until(lambda: agent.states()[task] == "running")
+    filler = fill(disk)
+    os.truncate(filler, filler.stat().st_size - (5 << 20))  # the task can write, and below the low mark nothing is kept
+    go.touch()
+    wait_until(lambda: agent.counters().get(OUTPUTS_WAITING) == 1, what="the outputs to wait")
+
+    def told() -> None:
+        assert agent.states() == {task: "running"}
+        for verb in ("show", "why"):
+            assert "wait in its working directory" in user.types(verb, task).stdout
+        checkup = agent.call("checkup")
+        assert checkup["outputs_waiting"]["attempts"] == 1
+        assert checkup["outputs_waiting"]["why"] in user.types("doctor").stdout
+
+    told()
+    agent.kill()
+    agent.start()
+    wait_until(lambda: agent.call("checkup")["outputs_waiting"] is not None, what="the outputs to wait again")
+    told()
+    assert not (tmp_path / "made").exists()
+    filler.unlink()
+    ended = agent.wait(task)[task]
+    assert (ended["state"], ended["exit_code"]) == ("failed", 3)
+    assert (tmp_path / "made").read_bytes() == content
+    assert agent.call("checkup")["outputs_waiting"] is None
+
+
+def test_a_task_whose_output_files_wait_can_be_cancelled(cluster: Cluster, tmp_path: Path) -> None:
+    agent = on_small_disk(cluster)
+    user = User(cluster, [agent], tmp_path)
+    go = tmp_path / "go"
+    command = f"until [ -e {go} ]; do sleep 0.05; done; head -c 100000 /dev/zero | tr '\\0' x > made"
+    task = user.types("submit", "--out", "made", "sh", "-c", command).stdout.strip()
+    wait_until(lambda: agent.states()[task] == "running")
+    filler = fill(cluster.directory / "disk")
+    os.truncate(filler, filler.stat().st_size - (1 << 20))
+    go.touch()
+    wait_until(lambda: agent.counters().get(OUTPUTS_WAITING) == 1, what="the outputs to wait")
+    assert user.types("cancel", task).returncode == 0
+    wait_until(lambda: not agent.counters().get(OUTPUTS_WAITING), what="the outputs to be given up")
+    assert agent.states() == {task: "cancelled"}

@@ -361,6 +361,26 @@ def test_files_that_a_cache_has_no_room_for_are_refused_at_submit_or_leave_the_t
         user.types("cancel", task)
 
 
+def test_outputs_that_are_larger_than_the_caches_come_home_all_the_same(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('[files]\ncache = "2MiB"\n')
+    directory = tmp_path / "project"
+    directory.mkdir()
+    with Cluster() as cluster:
+        agents = [cluster.agent("n1", "--config", str(config))]
+        agents.append(cluster.agent("n2", "--config", str(config), "--peer", agents[0].listen))
+        cluster.await_acquainted(agents)
+        user = User(cluster, agents, directory)
+        for node in ("n1", "n2"):
+            done = user.types(
+                "run", "--node", node, "--out", node, "sh", "-c", f"head -c 5000000 /dev/urandom > {node}"
+            )
+            assert done.returncode == 0, done.stderr
+            assert (directory / node).stat().st_size == 5_000_000
+        for agent in agents:
+            wait_until(lambda agent=agent: agent.call("files")["size_bytes"] <= 2 << 20, what="the cache to shrink")  # type: ignore[misc]
+
+
 @pytest.mark.long
 def test_a_hundred_members_of_one_snapshot_on_four_nodes_have_each_byte_cross_once_to_each(tmp_path: Path) -> None:
     directory, met = tmp_path / "project", tmp_path / "met"

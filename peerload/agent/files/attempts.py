@@ -25,6 +25,7 @@ from peerload.agent.accounts import BUSY, POLICY, TaskUser
 from peerload.agent.files.transfer import FileCache, FileCaches
 from peerload.agent.launcher.client import LauncherError
 from peerload.agent.runtime import SHORT_OF, in_own_thread
+from peerload.agent.store.disk_space import NO_ROOM
 from peerload.files import work
 from peerload.files.as_user import FRAME_BYTES_MAX, HEADER_BYTES
 from peerload.files.manifest import decode_root
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
     from pathlib import Path
 
-    from peerload.agent.files.transfer import Fetch, FileCacheSettings
+    from peerload.agent.files.transfer import Fetch, FileCacheSettings, OutputBlocks
     from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
@@ -139,14 +140,17 @@ class UserWork:
         values: Sequence[object],
         *,
         makes: bool = False,
+        outputs: OutputBlocks | None = None,
     ) -> Any:  # noqa: ANN401 -- as the work has it
         """Do a part of `files/work.py` in a directory as the user of a task → its result. Raises StagingFailed, WorkLost,
-        OSError."""
+        OSError. makes: it fills the disk with copies of blocks; outputs: where the blocks that it gives go, None: into the cache
+        within its limit."""
         tries_left = TRIES_MAX
         async with cache.turns:
             while True:
                 try:
-                    return await self._run(cache, task_user, key, directory, [name, *values], makes=makes)
+                    order = [name, *values]
+                    return await self._run(cache, task_user, key, directory, order, makes=makes, outputs=outputs)
                 except WorkLost as error:
                     tries_left -= not isinstance(error, WorkBusy)
                     if not tries_left:
@@ -154,7 +158,15 @@ class UserWork:
                     await asyncio.sleep(RETRY_S)
 
     async def _run(
-        self, cache: FileCache, task_user: TaskUser, key: str, directory: bytes, values: list[object], *, makes: bool
+        self,
+        cache: FileCache,
+        task_user: TaskUser,
+        key: str,
+        directory: bytes,
+        values: list[object],
+        *,
+        makes: bool,
+        outputs: OutputBlocks | None,
     ) -> Any:  # noqa: ANN401 -- as above
         name = secrets.token_hex(8)
         path = self._directory / name
@@ -176,7 +188,7 @@ class UserWork:
             if accepted.done():
                 reader, writer = await asyncio.open_unix_connection(sock=accepted.result()[0], limit=MESSAGE_BYTES_MAX)
                 try:
-                    return await self._serve(cache, reader, writer, values, makes=makes)
+                    return await self._serve(cache, reader, writer, values, makes=makes, outputs=outputs)
                 except (ConnectionError, asyncio.IncompleteReadError):
                     pass  # the launcher says why
                 except TimeoutError:
@@ -203,6 +215,7 @@ class UserWork:
         outgoing: object,
         *,
         makes: bool,
+        outputs: OutputBlocks | None,
     ) -> Any:  # noqa: ANN401 -- as above
         """Give and take blocks until the work is done → its result."""
         failure: Exception | None = None
@@ -223,16 +236,20 @@ class UserWork:
             try:
                 if makes:
                     await cache.transfer.in_thread(cache.check_disk, READ_BYTES_MAX)
-                outgoing = await self._answer(cache, message)
+                outgoing = await self._answer(cache, message, outputs)
             except (PeerloadError, OSError) as error:
                 failure, outgoing = error, None
 
-    async def _answer(self, cache: FileCache, message: ReadBlocks | PutBlocks) -> object:
+    async def _answer(self, cache: FileCache, message: ReadBlocks | PutBlocks, outputs: OutputBlocks | None) -> object:
         """Give or take blocks. Raises StagingFailed, OSError."""
         if isinstance(message, ReadBlocks):
             most = min(message.bytes_max, READ_BYTES_MAX)
             return await cache.transfer.in_thread(cache.store.read_some, message.digests, most)
-        await cache.keep(message.blocks)
+        if outputs is None:
+            await cache.keep(message.blocks)
+        else:
+            await cache.transfer.in_thread(outputs.put, message.blocks)
+            cache.transfer.trim_later()
         return True
 
 
@@ -436,6 +453,11 @@ class AttemptFiles:
         """The run of the launcher that has the working directories; "" where the agent has them."""
         return self._launcher.run if self._is_system else ""
 
+    def task_of(self, key: str) -> str:
+        """The task of an attempt that has files; "" if it is not known any more."""
+        note = self._notes.get(key)
+        return note.task if note is not None else ""
+
     def has(self, key: str) -> bool:
         """True if an attempt has files, so that its outputs are to be collected."""
         return key in self._notes
@@ -583,11 +605,14 @@ class AttemptFiles:
         """Do a part of `files/work.py` in a directory, or in the scratch directory of an attempt. Raises StagingFailed, WorkLost,
         OSError."""
         cache, is_new = self._cache(user), name in {"make", "prepare"}
+        outputs = cache.for_outputs() if name == "collect" else None
         if self._user_work is not None:
-            return await self._user_work.run(cache, user, key, directory, name, values, makes=is_new)
+            return await self._user_work.run(cache, user, key, directory, name, values, makes=is_new, outputs=outputs)
         if directory == SCRATCH:
             directory = os.fsencode(self._spool.make_scratch(key))
-        return await cache.transfer.in_slow_thread(work.WORK[name], directory, blocks or cache.store, *values)
+        return await cache.transfer.in_slow_thread(
+            work.WORK[name], directory, outputs or blocks or cache.store, *values
+        )
 
     def ended_early(self, key: str) -> bool:
         """Stop the staging of an attempt. False if none is under way."""
@@ -601,7 +626,8 @@ class AttemptFiles:
 
     async def settled(self, key: str, exit_: Exit) -> Exit:
         """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is a failure if an output
-        is missing. Raises OSError if this agent is short of descriptors or memory: then it can be called again."""
+        is missing. Raises NoRoom while a disk here has no room for them, OSError if this agent is short of descriptors or
+        memory: then it can be called again."""
         note = self._notes.get(key)
         if note is None:
             return exit_
@@ -619,9 +645,10 @@ class AttemptFiles:
                 why, conflicts, returned = await self._place(
                     uid, note.task, note.user, note.files, note.directory, note.submitted_at, staged.outputs, began_s
                 )
-            except (NoRoom, WorkLost, OSError) as error:
-                if isinstance(error, OSError) and error.errno in SHORT_OF:
-                    raise
+            except NoRoom:
+                raise
+            except (WorkLost, OSError) as error:
+                _raise_if_it_may_pass(error)
                 why, conflicts = _words(error), 0
             unplaced = unplaced or why
             staged = msgspec.structs.replace(staged, conflicts=conflicts)
@@ -641,6 +668,8 @@ class AttemptFiles:
             cache = self._cache(note.user)
             try:
                 id_ = await collect(is_success)
+            except NoRoom:
+                raise
             except StagingFailed as error:
                 if not is_success:
                     raise
@@ -649,9 +678,10 @@ class AttemptFiles:
             if not id_:
                 return staged, unplaced
             root = await cache.transfer.in_slow_thread(_kept, cache.store, id_)
+        except NoRoom:
+            raise
         except (PeerloadError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in SHORT_OF:
-                raise
+            _raise_if_it_may_pass(error)
             return staged, (unplaced or f"its outputs cannot be collected: {_words(error)}") if is_success else ""
         except Exception as error:  # else the agent would end, and each that is started anew
             log.exception("outputs not collected, by a bug: task=%s", note.task)
@@ -683,6 +713,7 @@ class AttemptFiles:
                 action.uid, action.task, user, task.spec.files, terms.files_home, at, action.files, began_s
             )
             self._event_log.record("files", "returned", task=action.task, reason=returned or unplaced)
+            await self._give_back(cache)
         except (NoRoom, OSError) as error:
             return f"its output files cannot be kept: {_words(error)}", event
         except StagingFailed as error:
@@ -754,6 +785,14 @@ class AttemptFiles:
         while self._is_more_dropped:
             self._is_more_dropped = False
             await self.caches.in_slow_thread(self._spool.remove_dropped)
+            for cache in self.caches.all():
+                await self._give_back(cache)
+
+    async def _give_back(self, cache: FileCache) -> None:
+        """Bring a cache back within its limit, as far as no task needs what is in it: outputs may have exceeded it."""
+        if cache.store.size_bytes > cache.store.limit_bytes:
+            self.caches.pin()
+            await cache.transfer.in_slow_thread(cache.store.collect, self.caches.pinned)
 
     def keep_only_known(self) -> None:
         """Forget what earlier agents have left of attempts that this node does not know."""
@@ -783,6 +822,14 @@ def _manifests_of(note: AttemptNote) -> list[bytes]:
     """The manifests that an attempt needs."""
     outputs = note.result.outputs if note.result is not None else b""
     return [note.files.manifest, outputs] if outputs else [note.files.manifest]
+
+
+def _raise_if_it_may_pass(error: Exception) -> None:
+    """Raise an error again that may pass: NoRoom for a full disk, OSError for what this agent is short of."""
+    if isinstance(error, OSError) and error.errno in SHORT_OF:
+        raise error
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        raise NoRoom(_words(error)) from None
 
 
 def _words(error: Exception) -> str:

@@ -56,6 +56,8 @@ SOURCES_MAX = 2
 """Nodes that one manifest is fetched from at a time."""
 BLOCKS_MIN = 64
 """Least number of blocks asked of one node: sharing fewer is not worth a connection."""
+ROOM_EVERY_BYTES = 256 << 20
+"""Outputs that exceed the cache look for room there again after so many bytes: each look reads its index."""
 SILENCE_S_MAX = 30.0
 """Longest time without progress; then the copy is given up."""
 TRIM_AFTER_S = 1.0
@@ -66,12 +68,14 @@ RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
 
 class Fetch:
     """Transfer of one manifest. sources: nodes that may have it, the best first; done_bytes: received so far;
-    size_bytes: of all files, 0 = not known yet; is_counted: some attempt has counted it as its own; begun: the
-    manifest is here, and the blocks of its files are being fetched; cancelled if there are none."""
+    size_bytes: of all files, 0 = not known yet; is_counted: some attempt has counted it as its own; outputs: where blocks of outputs go;
+    begun: the manifest is here, and the blocks of its files are being fetched;
+    cancelled if there are none."""
 
     def __init__(self, manifest: bytes) -> None:
         self.manifest = manifest
         self.is_counted = False
+        self.outputs: OutputBlocks | None = None
         self.done_bytes = self.size_bytes = 0
         self.sources: list[str] = []
         self.tasks: list[bytes] = []
@@ -110,6 +114,24 @@ class Fetch:
             if self._is_over:
                 return digests
             return list(itertools.takewhile(lambda digest: digest not in self._lacking, digests))
+
+
+class OutputBlocks:
+    """The blocks of one cache while outputs come into it. The limit of the cache does not bound them, since nobody else has them:
+    what is not needed gives way, and then the disk alone is the bound."""
+
+    def __init__(self, store: BlockStore, make_room: Callable[[int], None]) -> None:
+        self._store, self._make_room = store, make_room
+        self._next_bytes = 0
+        self.read, self.read_some = store.read, store.read_some
+
+    def put(self, blocks: Sequence[bytes | memoryview], expected: Sequence[bytes] | None = None) -> list[bytes]:
+        """As `BlockStore.put`."""
+        size = sum(map(len, blocks))
+        if self._store.size_bytes >= self._next_bytes and self._store.needs_room(size):
+            self._make_room(size)
+            self._next_bytes = self._store.size_bytes + ROOM_EVERY_BYTES
+        return self._store.put(blocks, expected, beyond_limit=True)
 
 
 class FileTransfer:
@@ -187,6 +209,7 @@ class FileTransfer:
         known = self._fetches.get(manifest)
         if known is None:
             known = self._fetches[manifest] = Fetch(manifest)
+            known.outputs = OutputBlocks(self._store, self._make_room) if is_output else None
             known.work = asyncio.get_running_loop().create_task(
                 self._fetch(known, manifest, self._outputs if is_output else self._inputs)
             )
@@ -282,7 +305,7 @@ class FileTransfer:
                 wanted = digests[at : at + len(piece.blocks)]
                 if len(wanted) < len(piece.blocks):
                     raise StagingFailed(f"{node} has sent more blocks than were asked for")
-                if not await self.in_thread(self._keep, wanted, piece.blocks):
+                if not await self.in_thread(self._keep, wanted, piece.blocks, fetch.outputs):
                     log.warning("a node has sent a wrong block: node=%s", node)
                     self._counters[metrics.FILES_WRONG] += 1
                     if node in fetch.distrusted:
@@ -298,13 +321,13 @@ class FileTransfer:
         finally:
             await pieces.aclose()  # type: ignore[attr-defined]
 
-    def _keep(self, wanted: Sequence[bytes], blocks: Sequence[memoryview]) -> bool:
+    def _keep(self, wanted: Sequence[bytes], blocks: Sequence[memoryview], outputs: OutputBlocks | None) -> bool:
         """Keep received blocks → False if they are not the wanted ones. Raises StagingFailed, OSError."""
         size = sum(map(len, blocks))
-        if self._store.needs_room(size):
+        if outputs is None and self._store.needs_room(size):
             self._make_room(size)
         try:
-            self._store.put(blocks, wanted)
+            (outputs or self._store).put(blocks, wanted)
         except Damaged:
             return False
         return True
@@ -354,6 +377,11 @@ class FileCache:
         others = self._caches.all() if self.store.needs_room(size_bytes) else ()
         for cache in (*(cache for cache in others if cache is not self), self):
             cache.store.collect(self._caches.pinned, size_bytes)
+
+    def for_outputs(self) -> OutputBlocks:
+        """The blocks while the outputs of one attempt are collected."""
+        self._caches.pin()
+        return OutputBlocks(self.store, self._make_room)
 
     async def keep(self, blocks: Sequence[bytes | memoryview]) -> None:
         """Keep blocks. Raises StagingFailed, OSError."""

@@ -332,11 +332,20 @@ class DiagnosticsView:
             **self._storage.checkup(),
             **({} if caller.sees_all else {"damaged": []}),
             **self._links.checkup(node.membership),
+            "outputs_waiting": _waiting_for_room(exits, caller),
             "ends_waiting": {"attempts": exits.waiting, "why": exits.waits_because} if exits.waiting else None,
             "frozen": [node.executor.remote_tasks[key].task for key in frozen],
             "trouble": node.state.profile.trouble or None,
             **self._cluster.checkup(),
         }
+
+
+def _waiting_for_room(exits: ExitRecords, caller: Principal) -> dict[str, object] | None:
+    """Ended attempts whose output files wait; why only for those who may see all tasks, since it may name a file."""
+    reasons = list(exits.without_room.values())
+    if not reasons:
+        return None
+    return {"attempts": len(reasons), "why": reasons[0] if caller.sees_all else ""}
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------

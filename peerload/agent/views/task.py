@@ -434,6 +434,8 @@ def remote_listed(node: Node, remote: RemoteTask, user: str) -> dict[str, object
 def _remote_reason(node: Node, remote: RemoteTask) -> str:
     if remote.phase is RemotePhase.ENDED:
         return f"{remote.home} has not taken its result yet"
+    if remote.output_waits_because:
+        return f"it has ended, and its output files wait: {remote.output_waits_because}"
     if remote.killed_because:
         return remote.killed_because
     if remote.key in node.runs.frozen:

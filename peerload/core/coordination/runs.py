@@ -293,6 +293,7 @@ class RunningTasks:
         if devices:
             self._ledger.devices.mps_ended(key, work.spec.argv, exit_)
         self._leave(key)
+        work.output_waits_because = ""
         speed = self._state.profile.speed
         if exit_.speed != speed:
             exit_ = msgspec.structs.replace(exit_, speed=speed)
@@ -347,6 +348,16 @@ class RunningTasks:
             self._died(key, work, reason)
         self.fill()
 
+    def output_waits(self, key: str, why: str) -> None:
+        """Record that the output files of an ended process wait for room here."""
+        work = self._works.get(key)
+        if isinstance(work, HomeTask):
+            self._state.note("files", "waiting", task=work.task, attempt=work.record.attempt, reason=why)
+        elif work is not None:
+            self._state.note_remote(work, "output waits", why)
+        if work is not None:
+            work.output_waits_because = why
+
     def froze(self, key: str, *, frozen: bool) -> None:
         """Record that an attempt was frozen, since its lease ran out, or thawed."""
         work = self._works.get(key)
@@ -361,7 +372,7 @@ class RunningTasks:
     def stop(self, key: str) -> None:
         """Send SIGTERM, later SIGKILL, to a task past its time limit."""
         work = self._works.get(key)
-        if work is not None:
+        if work is not None and not work.output_waits_because:
             work.killed_because = TIME_LIMIT
             self._state.actions.append(SignalTask(key, SIGTERM))
             self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(key))

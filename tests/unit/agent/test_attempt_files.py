@@ -24,10 +24,9 @@ from peerload.model.actions import KeepOutput, StageFiles
 from peerload.model.errors import PeerloadError
 from peerload.model.events import OutputComing
 from peerload.model.messages import Blocks, BlocksEnd, BlocksRequest
-from peerload.model.task import SCRATCH, Exit, Staged, SubmitOptions, TaskFiles, TaskSpec
+from peerload.model.task import SCRATCH, Exit, SubmitOptions, TaskFiles, TaskSpec
 from tests.each import each
 from tests.support import PATIENCE_S
-from tests.wording import Says
 
 UID = bytes(16)
 KEY = f"{UID.hex()}-1"
@@ -102,40 +101,45 @@ def test_the_progress_of_outputs_on_their_way_is_told(tmp_path: Path, monkeypatc
     assert recorded[0] == ("returning", "5 MiB on the way from y")
 
 
-def test_outputs_that_the_cache_has_no_room_for_make_a_success_none(tmp_path: Path) -> None:
+def test_outputs_exceed_the_cache_and_wait_for_a_disk(tmp_path: Path) -> None:
     async def story() -> Exit:
         files = files_of(tmp_path, [], limit_bytes=2000)
         store = files.caches.of("").store
         tree, blocks = encode(Manifest())
-        store.put(blocks)
+        store.put([*blocks, b"not needed by a task"])
         note = AttemptNote("n/1", TaskFiles(tree, outputs=("*",)), TaskUser("n", ""), is_ready=True)
         files._notes[KEY] = note
         scratch = tmp_path / "scratch" / KEY
         scratch.mkdir(parents=True)
         (scratch / "out").write_bytes(bytes(5000))
+        free_bytes, store._free_bytes = store._free_bytes, lambda: 0  # type: ignore[method-assign]
         try:
-            failed = await files.settled(KEY, Exit(3))
-            assert (failed.exit_code, failed.staged) == (3, Staged())  # it is told apart from a success alone
-            note.result = None
+            for exit_ in (Exit(3), Exit(0)):
+                with pytest.raises(NoRoom):
+                    await files.settled(KEY, exit_)
+            store._free_bytes = free_bytes  # type: ignore[method-assign]
             return await files.settled(KEY, Exit(0))
         finally:
             await files.close()
 
     ended = asyncio.run(story())
-    assert ended.exit_code == 125
-    assert Says.CACHE_FULL() in ended.reason
+    assert ended.exit_code == 0
+    assert ended.staged is not None
+    assert (ended.staged.out_count, ended.staged.out_bytes) == (1, 5000)
 
 
 @each(
-    ("error", "is_kept"),
+    ("error", "raised"),
     [
-        (RecursionError("too deep"), True),
-        (OSError(errno.ENOSPC, "No space left on device"), True),
-        (OSError(errno.EMFILE, "Too many open files"), False),
+        (RecursionError("too deep"), None),
+        (OSError(errno.EIO, "Input/output error"), None),
+        (OSError(errno.ENOSPC, "No space left on device"), NoRoom),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), NoRoom),
+        (OSError(errno.EMFILE, "Too many open files"), OSError),
     ],
 )
 def test_outputs_that_cannot_be_collected_fail_the_task_and_a_shortage_of_the_agent_does_not(
-    tmp_path: Path, error: Exception, is_kept: bool
+    tmp_path: Path, error: Exception, raised: type[Exception] | None
 ) -> None:
     async def story() -> Exit:
         files = files_of(tmp_path, [])
@@ -150,8 +154,8 @@ def test_outputs_that_cannot_be_collected_fail_the_task_and_a_shortage_of_the_ag
         finally:
             await files.close()
 
-    if not is_kept:
-        with pytest.raises(OSError, match="Too many"):
+    if raised is not None:
+        with pytest.raises(raised, match=str(error.args[-1])):
             asyncio.run(story())
         return
     ended = asyncio.run(story())

@@ -258,7 +258,8 @@ class Disk:
 
         files: Any = SimpleNamespace(has=lambda _key: False, settled=settled)
         energy: Any = SimpleNamespace(ended=lambda _key, exit_: exit_)
-        records = ExitRecords(info, spool, disk, files, energy)
+        watches: Any = SimpleNamespace(delayed=lambda *_: None)
+        records = ExitRecords(info, spool, disk, files, energy, inbox, watches)
         return ExitSettler(records, inbox, pulls, output, devices, RunState())
 
     def ended(self, spool: Spool, output: TaskOutputs, event: events.TaskEnded) -> list[str]:
