@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import hashlib
 import itertools
 import json
@@ -24,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from peerload.cli.simulate.work import GC_THRESHOLD
 from peerload.model import metrics
 from peerload.model.config import CoreConfig
 from peerload.model.errors import ConfigError
@@ -403,7 +401,7 @@ def _kept() -> dict[str, Features]:
 def _measured(names: list[str], scale: int, jobs: int, budget_s: float | None) -> Iterator[Features]:
     """Measure presets side by side; those that are not begun after the budget are left out."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=gc.set_threshold, initargs=(GC_THRESHOLD,)) as pool:
+    with ProcessPoolExecutor(jobs, context) as pool:
         left: set[Future[Features]] = {pool.submit(features, (name, scale)) for name in names}
         try:
             for done in as_completed(list(left), budget_s):

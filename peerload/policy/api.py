@@ -487,7 +487,10 @@ def valid_thresholds(answer: object) -> Thresholds:
     """Validate thresholds: finite numbers ≥ 0."""
     if not isinstance(answer, Thresholds):
         raise TypeError(f"a {type(answer).__name__} is not Thresholds")
-    for threshold in (answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch):
+    thresholds = answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch
+    if set(map(type, thresholds)) == {float} and all(map(isfinite, thresholds)) and min(thresholds) >= 0.0:  # mostly
+        return answer
+    for threshold in thresholds:
         if not isinstance(threshold, NUMBER):
             raise TypeError(f"a {type(threshold).__name__} is not a threshold")
         if threshold < 0 or not isfinite(threshold):

@@ -15,7 +15,9 @@ go wrong, and pays for it at every step. Where nothing goes wrong, both give equ
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import heapq
 import math
 import random
@@ -26,6 +28,7 @@ import msgspec
 
 from peerload.core.membership.membership import Directory, ReceivedReport
 from peerload.core.node import Node
+from peerload.core.sharing.sharing import ACTS_ON_NONE, ReportFilter
 from peerload.model import actions, events, timers
 from peerload.model.config import CoreConfig
 from peerload.model.errors import InvariantBroken
@@ -39,7 +42,6 @@ from peerload.sim.utilization import SAMPLE, CpuUse, check_modelled, readings_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from peerload.core.sharing.sharing import ReportFilter
     from peerload.model.actions import Action
     from peerload.model.resources import LoadReport
     from peerload.model.task import TaskRecord
@@ -193,25 +195,42 @@ class _Listeners:
 
     def _look_again(self) -> None:
         for name in self.changed:
-            before, now = self._filters.get(name), self._nodes[name].sharing.report_filter()
+            before, now = self._filters.get(name, ACTS_ON_NONE), self._nodes[name].sharing.report_filter()
             if now != before:
                 self._filters[name] = now
-                if before is not None:
-                    for group in self._groups(before):
-                        group.discard(name)
-                for group in self._groups(now):
-                    group.add(name)
+                self._regroup(name, before, now)
         self.changed.clear()
 
-    def _groups(self, reports: ReportFilter) -> Iterator[set[str]]:
-        if reports.every:
-            yield self._act_on_all
-        if reports.with_room:
-            yield self._want_room
-        if reports.with_work_from < math.inf:
-            yield self._want_work[reports.with_work_from]
-        for busy in reports.of_nodes:
-            yield self._hinted[busy]
+    def _regroup(self, name: str, before: ReportFilter, now: ReportFilter) -> None:
+        """Move a node from the groups that it was in to those that it is in now."""
+        if now.every != before.every:
+            (self._act_on_all.add if now.every else self._act_on_all.discard)(name)
+        if now.with_room != before.with_room:
+            (self._want_room.add if now.with_room else self._want_room.discard)(name)
+        if now.with_work_from != before.with_work_from:
+            self._want_work[before.with_work_from].discard(name)
+            if now.with_work_from < math.inf:
+                self._want_work[now.with_work_from].add(name)
+        if now.of_nodes != before.of_nodes:
+            for busy in before.of_nodes:
+                self._hinted[busy].discard(name)
+            for busy in now.of_nodes:
+                self._hinted[busy].add(name)
+
+
+GC_THRESHOLD = 50_000
+"""Objects after which cycles are looked for while a model runs, which makes hardly any."""
+
+
+@contextlib.contextmanager
+def rare_collections() -> Iterator[None]:
+    """Look for cycles no more often than at each GC_THRESHOLD objects: all nodes are looked through each time."""
+    often, *others = gc.get_threshold()
+    gc.set_threshold(max(often, GC_THRESHOLD) if often else 0, *others)
+    try:
+        yield
+    finally:
+        gc.set_threshold(often, *others)
 
 
 HEAD = "head"
@@ -317,12 +336,13 @@ class QueueingModel:
     def run(self, arrivals: Iterator[Arrival], *, tasks: int) -> None:
         """Submit this many more of the arrivals; tasks that have not ended by then go on in the next run."""
         until = self.arrived + tasks
-        while self.arrived < until:
-            arrival = next(arrivals, None)
-            if arrival is None:
-                return
-            self.advance(arrival.at_s)
-            self._arrive(arrival)
+        with rare_collections():
+            while self.arrived < until:
+                arrival = next(arrivals, None)
+                if arrival is None:
+                    return
+                self.advance(arrival.at_s)
+                self._arrive(arrival)
 
     def drain(self) -> None:
         """Go on without arrivals until every task has ended."""
@@ -515,11 +535,9 @@ class QueueingModel:
         if delays.transfer_s and isinstance(message, Commit):
             delay_s += delays.transfer_s
         self.messages += 1
-        received, at_s = events.MessageReceived(name, message), self.now_s + delay_s
-        if self._head:
+        received = events.MessageReceived(name, message)
+        if delay_s or self._head:
             self._delivered(action.dst, received, delay_s)
-        elif at_s > self.now_s:
-            self._at(at_s, action.dst, received)
         else:
             self._now.append((action.dst, received))
 

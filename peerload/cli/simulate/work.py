@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import multiprocessing
 import signal
 import time
@@ -35,8 +34,6 @@ END_S = 10.0
 """Time that a worker may take to end after it closed its connection."""
 LINES_EVERY_S = 30.0
 """Time between two lines of progress where stderr is not a terminal."""
-GC_THRESHOLD = 50_000
-"""Objects after which a worker looks for cycles, of which a simulation makes hardly any."""
 
 
 class Progress:
@@ -188,7 +185,6 @@ def _death(code: int | None) -> PeerloadError:
 def _work(connection: Connection) -> None:
     """Main function of a worker: receives the scenarios, then one job after the other; sends progress, and the
     result of each job."""
-    gc.set_threshold(GC_THRESHOLD)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent has ended
         scenarios: Sequence[Scenario] = connection.recv()
         while True:

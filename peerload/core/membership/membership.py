@@ -205,6 +205,8 @@ class ReportTable:
     def changed_since(self, changes: int) -> Iterator[str] | None:
         """The names whose reports have changed since there were this many changes; None: that is too long ago."""
         number = self.changes - changes
+        if not number:
+            return iter(())
         return islice(reversed(self.changed), number) if number <= len(self.changed) else None
 
 
@@ -236,8 +238,7 @@ class LoadTotal:
         """Mean load index over this node and the peers that have reported theirs."""
         own, announced = tables
         heard, told = own.changed_since(self._seen[0]), announced.changed_since(self._seen[1])
-        is_older = membership.is_older(self._oldest_s)
-        if self._peers is not peers or is_older or heard is None or told is None:
+        if self._peers is not peers or heard is None or told is None or membership.is_older(self._oldest_s):
             self._peers, self._total, self._counted, self._oldest_s = peers, 0, 0, math.inf
             self._parts = dict.fromkeys(peers)
             names: Iterable[str] = peers

@@ -152,6 +152,8 @@ class View:
     __slots__ = (
         "_hints",
         "_ledger",
+        "_load",
+        "_load_version",
         "_mediator",
         "_membership",
         "_peers",
@@ -187,6 +189,8 @@ class View:
         self.for_request = request if request is not None and request.gpus else None
         self.thresholds = thresholds
         self.told, self.told_s = told
+        self._load: float
+        self._load_version = NOT_COMPARED
         self.starts_here = False
         self.asleep: Mapping[str, float] = {}
 
@@ -207,14 +211,20 @@ class View:
 
     @property
     def load(self) -> float:
-        """The load policy's word."""
+        """The load policy's word; it is asked again when something has changed that it may depend on."""
         if self.for_request is not None:
             return self.gpu_load
+        if self._load_version == self._ledger.load_version:
+            return self._load
+        policy = self._state.policies.load
         try:
-            return valid_load(self._state.policies.load.load(self))
+            self._load = load = valid_load(policy.load(self))
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.policy_failed(error)
             return self.load_tasks / max(self.slots, 1) * self.load_unit
+        if getattr(policy, "steady", False):
+            self._load_version = self._ledger.load_version
+        return load
 
     @property
     def load_mean(self) -> float:

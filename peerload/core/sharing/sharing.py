@@ -703,6 +703,7 @@ class ReportFilter(NamedTuple):
 
 
 ACTS_ON_ALL = ReportFilter(True, False, math.inf, ())
+ACTS_ON_NONE = ReportFilter(False, False, math.inf, ())
 
 
 class Sharing:
