@@ -11,6 +11,7 @@ Sources are named as in docs/references.md.
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import filterfalse
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, runtime_checkable
 
@@ -610,7 +611,7 @@ def _uniform(peers: Sequence[str], asked: Collection[str], rng: random.Random) -
 
 
 def _by_report(view: NodeView, asked: Collection[str], rng: random.Random, wanted: Reported) -> str | None:
-    pool = [peer for peer in view.reporting(wanted) if peer not in asked]
+    pool = list(filterfalse(asked.__contains__, view.reporting(wanted)))
     if not pool:
-        pool = [peer for peer in view.reporting("nothing") if peer not in asked]
+        pool = list(filterfalse(asked.__contains__, view.reporting("nothing")))
     return pool[rng.randrange(len(pool))] if pool else None

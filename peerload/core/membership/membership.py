@@ -122,18 +122,19 @@ CHANGES_KEPT_MAX = 1024
 
 
 class NamesThat(Sequence[str]):
-    """Names that pass a test, which is made for those that are looked at only."""
+    """Names that pass a test on what is known of them, which is made for those that are looked at only. One of which nothing is
+    known passes."""
 
-    __slots__ = ("_all", "_found", "_passes")
+    __slots__ = ("_found", "_passes", "all")
 
     def __init__(self, names: Sequence[str], passes: Callable[[str], bool]) -> None:
-        self._all = names
+        self.all = names
         self._passes = passes
         self._found: tuple[str, ...] | None = None
 
     def _names(self) -> tuple[str, ...]:
         if self._found is None:
-            self._found = tuple(filter(self._passes, self._all))
+            self._found = tuple(filter(self._passes, self.all))
         return self._found
 
     def __len__(self) -> int:
@@ -150,23 +151,23 @@ class NamesThat(Sequence[str]):
         return self._names()[index]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._all and self._passes(str(name))
+        return name in self.all and self._passes(str(name))
 
     def among(self, names: Container[str]) -> Iterator[str]:
         """Nodes of this set that are also among ``names``."""
-        return filter(self._passes, filter(names.__contains__, self._all))
-
-    def besides(self, *names: Container[str]) -> Iterator[str]:
-        """Nodes of this set that are in none of ``names``."""
-        left: Iterable[str] = self._all
-        for others in names:
-            left = filterfalse(others.__contains__, left)
-        return filter(self._passes, left)
+        return filter(self._passes, filter(names.__contains__, self.all))
 
 
 def _among(nodes: Sequence[str], names: Container[str]) -> Iterator[str]:
     """Those of the nodes that are among these names, in the order of the nodes."""
     return nodes.among(names) if isinstance(nodes, NamesThat) else filter(names.__contains__, nodes)
+
+
+def _besides(nodes: Iterable[str], *names: Container[str]) -> Iterator[str]:
+    """Those of the nodes that are in none of ``names``, in the order of the nodes."""
+    for others in names:
+        nodes = filterfalse(others.__contains__, nodes)
+    return iter(nodes)
 
 
 class ReportTable:
@@ -566,10 +567,10 @@ class Membership:
         own, announced = self._reports, self._announced
         if wanted != "nothing":
             return [node for node, _ in self.saying(nodes, wanted)]
-        peers = nodes if isinstance(nodes, NamesThat) else NamesThat(nodes, bool)
+        names = nodes.all if isinstance(nodes, NamesThat) else nodes
         if self.is_older(min(own.oldest_s, announced.oldest_s)):
-            return list(peers.besides({node for node, _ in self.reports(nodes)}))
-        return list(peers.besides(own.by_name, announced.by_name))
+            return list(_besides(names, {node for node, _ in self.reports(names)}))
+        return list(_besides(names, own.by_name, announced.by_name))
 
     def saying(
         self, nodes: Sequence[str], wanted: Said, age_s_max: float = math.inf
