@@ -93,7 +93,7 @@ class Account(NamedTuple):
 
 
 class Accounts:
-    """Looks accounts up, by number alone, since that is what the operating system vouches for; for one thread alone.
+    """Looks accounts up by number alone, since the operating system vouches for numbers only; for one thread alone.
 
     The groups are those that the database gives the account now, not those that a process has: a user who was taken out of a group
     is out of it here within KEPT_S, whatever is still running, and one who was put in need not log in anew.

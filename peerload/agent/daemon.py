@@ -602,7 +602,8 @@ class Daemon:
         return service
 
     async def _recovered(self) -> events.AgentStarted:
-        """Read what was durable, and whether the directories of waiting tasks are here now. A directory that cannot
+        """Read the durable state, and check whether the directories of waiting tasks are here now. A directory that
+        cannot
         be checked, because too many others hang, counts as here: a start that fails reports it."""
         kept = self.store.recover()
         self.info.notices += preflight.report_damage(self._damage, self.store, self.event_log)
@@ -630,7 +631,7 @@ class Daemon:
         return replace(kept, tasks=tuple(tasks), members=tuple(members))
 
     def _begin(self, kept: events.AgentStarted, launcher: events.LauncherReady) -> None:
-        """Have the core take up what was durable, and what runs, as its first event."""
+        """Give the core its first event: the durable state and the running processes."""
         self.inbox.put(
             msgspec.structs.replace(
                 kept,
@@ -650,7 +651,7 @@ class Daemon:
         self.launcher_events.release_early()
 
     async def _wind_down(self) -> None:
-        """Say good-bye, let what was decided become durable and go out, close everything."""
+        """Announce that this node leaves, flush the store and the outbox, close everything."""
         assert self.launcher is not None
         self.socket.close()
         self.forward_server.close()
@@ -690,7 +691,7 @@ class Daemon:
 
 
 async def _within_patience(control: Callable[[], list[str]]) -> list[str]:
-    """Do this in a thread, since a driver may hang. → what could not be done, which is logged."""
+    """Run ``control`` in a thread with a time limit, since a driver may hang. → its failures, which are logged."""
     try:
         failures = await asyncio.wait_for(asyncio.to_thread(control), CONTROLS_S_MAX)
     except TimeoutError:

@@ -320,7 +320,7 @@ class Timers:
 
 @dataclass(eq=False, repr=False)
 class RecordEffects:
-    """Effects on what is on disk: rows, events, completion jobs; and tasks that the core asks the store for."""
+    """Effects on the disk: rows, events, completion jobs; and lookups of tasks that the core asks the store for."""
 
     _store: Store
     _outbox: Outbox
@@ -425,8 +425,8 @@ class TaskVariables:
         self._environments = environments
         self._mps = mps
         self._last: tuple[TaskSpec | None, dict[bytes, bytes], dict[bytes, bytes]] = (None, {}, {})
-        """Of the last task that was started its spec, its environment, and what is added to it unless it has devices: tasks of one
-        array have the same."""
+        """Cache of the last started task: its spec, its environment, and the additions for a task without devices.
+        Tasks of one array share them."""
 
     def of(self, action: actions.SpawnTask) -> dict[bytes, bytes]:
         """The variables for an attempt. Raises BadRequest if the environment of its submission is invalid."""
@@ -520,7 +520,7 @@ class AttemptStarts:
     _background: BackgroundTasks
 
     def stage_offered(self, action: actions.StageFiles) -> None:
-        """Put in place what an attempt of another home needs, before its lease begins."""
+        """Stage the files of an attempt of another home before its lease begins."""
         self._environments.offered(action)
 
     def spawn(self, action: actions.SpawnTask) -> None:
@@ -591,7 +591,7 @@ class AttemptStorage:
         self._environments.keep_only(node)
 
     def forget(self, action: actions.ForgetTask) -> None:
-        """Remove what is kept of an attempt that has ended."""
+        """Remove the state kept for an attempt that has ended."""
         self._fetches.end(action.key)
         if action.output:
             self._spool.drop(action.key)

@@ -623,7 +623,7 @@ class BusEvents:
             self._links.dial_copy(other.address)
 
     def from_bus(self, envelope: Envelope, *, retained: bool) -> None:
-        """Take advice that came over the broker, unless its sender is revoked."""
+        """Handle advice from the broker, unless its sender is revoked."""
         if not self._trust.admits(envelope.src, envelope.src_boot):
             self._security.counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason="revoked_node")] += 1
             self._security.report("J4", envelope.src, "a message over MQTT, though it was revoked")

@@ -119,8 +119,8 @@ def serve(
 
 
 def _load_the_agent() -> None:
-    """Three quarters of what an agent is made of, once its settings are known to be right. Nothing of that is garbage, which
-    is not looked for meanwhile: that would be an eighth of a start."""
+    """Import the agent (three quarters of its modules), after its settings were checked. Garbage collection is off
+    meanwhile: it would find nothing, and takes an eighth of a start."""
     gc.disable()
     import peerload.agent.daemon  # noqa: F401, PLC0415
 

@@ -218,7 +218,7 @@ def count_dropped(counters: Counter[str], reason: str) -> None:
 
 
 class BusOwner(Protocol):
-    """Receiver of what comes from the broker."""
+    """Receiver of messages from the broker."""
 
     def from_bus(self, envelope: Envelope, /, *, retained: bool) -> None:
         """Take advice of another node."""

@@ -581,7 +581,7 @@ class ReadTimeout:
             self._restart()
 
     def pause(self, *, paused: bool) -> None:
-        """Reading is paused (nothing can come), or goes on."""
+        """Pause the timeout while reading is paused (nothing can arrive), or resume it."""
         self._is_paused = paused
 
     def stop(self) -> None:

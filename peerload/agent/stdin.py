@@ -212,7 +212,7 @@ class StoredStdin:
         return self.size_bytes - self.taken_bytes < INPUT_AHEAD_BYTES_MAX
 
     async def room(self) -> dict[str, Any]:
-        """Wait until more may be sent, or no more is wanted → what its client is told then: offset wanted ended."""
+        """Wait until more may be sent, or no more is wanted → the answer to the client: offset, wanted, ended."""
         with self.watched() as changed:
             while not (self.has_room or self.is_closed or self.has_ended):
                 changed.clear()
@@ -225,7 +225,7 @@ class StoredStdin:
         return self.size_bytes > INPUT_KEPT_BYTES_MAX and not self.is_cut
 
     def began(self, key: str) -> None:
-        """This attempt begins to take the input, or goes on with it."""
+        """Begin or continue to send the input to this attempt."""
         if key != self._key:
             self._key = key
             self.taken_bytes = 0
@@ -535,7 +535,7 @@ class StdinForwarding:
             self._fetches.begin(remote)
 
     def begin_command(self, key: str, source: StoredStdin) -> None:
-        """The launcher was told to start this command of `exec`, which reads from there, or runs it still."""
+        """Forward input from ``source`` to this command of `exec`, which the launcher starts or still runs."""
         self._here[key] = source
         self._commands.add(key)
         self.grown(key, source)
@@ -580,7 +580,7 @@ class StdinForwarding:
                 self._launcher.resize(task.key, *window)
 
     def cut_if_due(self, uid: bytes, source: StoredStdin) -> None:
-        """Have the beginning of what is too large dropped: that is durable before it is done."""
+        """Drop the beginning of an input that is too large; the decision is durable first."""
         if source.is_too_large and uid not in self._cuts_requested:
             self._cuts_requested.add(uid)
             self._inbox.put(InputCut(uid))
@@ -594,7 +594,7 @@ class StdinForwarding:
             self._fetches.fed(key, offset, is_closed=is_closed)
 
     def note_input(self, record: TaskRecord, source: StoredStdin) -> None:
-        """Have the record say that something has come, if it has."""
+        """Note in the task's record that input has arrived, if so."""
         if source.size_bytes and not record.input_came:
             self._inbox.put(InputCame(record.uid))
 

@@ -86,7 +86,7 @@ class PastDurations:
 
     @property
     def mean_s(self) -> float:
-        """Their mean. There must be one."""
+        """Mean duration (s). At least one run is required."""
         return self._sum_s / len(self._durations)
 
     def nearly_all_s(self, speed: float) -> float:
@@ -98,7 +98,7 @@ class PastDurations:
         return max(seen_s, math.exp(self._mean_log + DEVIATIONS * deviation) / speed)
 
     def ascending(self, speed: float) -> tuple[float, ...]:
-        """Their durations on a node of this speed, in order."""
+        """Durations (s) scaled to a node of this speed, ascending."""
         if self._ascending is None or self._ascending[0] != speed:
             self._ascending = speed, tuple(sorted(seen_s / speed for seen_s in self._durations))
         return self._ascending[1]
@@ -221,7 +221,7 @@ def command_keys(argv: Sequence[bytes], directory: bytes) -> Keys:
 
 
 def _is_flag(word: bytes) -> bool:
-    """``-5`` is a number."""
+    """True of an option such as ``-x``; ``-5`` is a number."""
     return word.startswith(b"-") and not word[1:2].isdigit()
 
 
@@ -302,7 +302,7 @@ MARGIN, MARGIN_BYTES = 1.10, 256 * MIB
 """A need is what was seen, times this, and so much."""
 RUNS_MANY = 10
 NEARLY_ALL_BYTES = 0.95
-"""Of so many runs or more, a need is what this share of them stayed below."""
+"""From this number of runs on, an estimated need is a quantile of theirs."""
 TYPICAL = 0.9
 """A task of which nothing is known is taken to need what this share of all runs stayed below."""
 ANY_MODEL = ""

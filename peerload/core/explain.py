@@ -112,7 +112,7 @@ class WaitReasons:
         return ""
 
     def has_room_here(self, spec: TaskSpec, *, ignores_turn: bool = False) -> str:
-        """This node, if it has room; ``ignores_turn``: as if the task came before all others here."""
+        """This node's name, if it has room; ignores_turn: as if the task were first in line here."""
         here = self._here(spec.request, spec.placement, ignores_turn=ignores_turn)
         return here.node if here.now else ""
 
@@ -641,7 +641,7 @@ def _less(node: Node, request: ResourceRequest) -> Iterator[list[Change]]:
 
 
 def _elsewhere(placement: Placement) -> Iterator[Change]:
-    """More nodes."""
+    """Changes that allow more nodes."""
     if placement.local:
         yield "without --local", {"local": False}
     if placement.node:
@@ -659,7 +659,7 @@ def _largest(amounts: Iterable[float], below: float) -> list[float]:
 
 
 def _gpu_memory(node: Node, request: ResourceRequest) -> list[int]:
-    """Less memory of each GPU than it asks for, or any where it asks for none in particular."""
+    """Smaller amounts of memory of each GPU to try; any, if the request names none."""
     ledger = node.ledger
     if request.gpu_fraction < 1.0 or request.gpu_share is GpuShare.EXCLUSIVE:
         return []
@@ -685,7 +685,7 @@ def _fewer_cores(node: Node, asked: float) -> list[float]:
 
 
 def _less_memory(node: Node, asked: int) -> list[int]:
-    """Less memory than it asks for. That of others is not told."""
+    """Smaller amounts of memory to try, from this node; those of other nodes are not known."""
     ledger = node.ledger
     free = (ledger.profile.mem_bytes - ledger.mem_promised_bytes) / GIB
     return [int(amount * GIB) for amount in _largest([free], asked / GIB)] if ledger.profile.mem_bytes else []

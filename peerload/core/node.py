@@ -156,7 +156,7 @@ class Node:
         validation.validate_room(self.ledger, self.queue, self.runs)
 
     def shrink(self) -> None:
-        """Make the tables of tasks as small as what is in them: a dictionary keeps the size that it had at most."""
+        """Rebuild the tables of tasks at their present size: a dictionary never shrinks by itself."""
         self.submissions.shrink()
         for table in self.home.tables():
             kept = list(table.items())
@@ -400,12 +400,12 @@ class Node:
             self.sharing.report_met(node, event.report)
 
     def _gossiped(self) -> None:
-        """Gossip has changed what is believed of peers."""
+        """Handle changes of peers' states that gossip has found."""
         for node in self.membership.back():
             self._is_back(node)
 
     def load_gossiped(self, load: Load, src: str) -> bool:
-        """A load that came by gossip: kept, and acted upon → whether it is news."""
+        """Keep a load that came by gossip and act on it. → True if it is news."""
         report = load.report()
         is_news = self.membership.report_received(load.node, report, load.age_s, by_itself=src == load.node)
         if is_news:
@@ -413,7 +413,7 @@ class Node:
         return is_news
 
     def _is_back(self, node: str) -> None:
-        """A peer is there anew, or again: what is between us is settled at once."""
+        """Settle open matters with a peer that has returned or restarted."""
         self.handoff.leases.peer_is_back(node)
         self.executor.home_is_back(node)
         self.sharing.sender.peer_met()
@@ -451,7 +451,7 @@ class Node:
             route(self, event)
 
     def _terminated(self, event: events.MessageReceived) -> Any:  # noqa: ANN401 -- one of `TerminationMessage`
-        """Tell those who wait for the end of an attempt. → the message, which proves it."""
+        """Notify clients that wait for the end of an attempt. → the message that proves it."""
         message: Any = event.message
         self.runs.terminations.message_received(event.src, message)
         return message
@@ -835,7 +835,8 @@ TABLE: Mapping[type[Any], VerdictsByRole] = {
 
 
 class Authorisation:
-    """The table, for one node that knows what it has of others (``executor``) and what others have of it (``home``)."""
+    """Authorisation of messages by table. ``executor`` knows the tasks of other homes here, ``home`` those of this home
+    elsewhere."""
 
     def __init__(self, node: str, home: Home, executor: ExecutorHandoff) -> None:
         self._node = node

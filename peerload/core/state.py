@@ -63,7 +63,7 @@ class CoreState:
         self.actions: list[Action] = []
         self.counts: dict[str, int] = {}
         self.policy_failure = ""
-        """What the first failure of a policy was, and where."""
+        """First failure of a policy, and its place in the code."""
         self.has_disk_room = True
         self.runs_frozen_only = False
         self.is_stuck = False
@@ -117,7 +117,7 @@ class CoreState:
         self.counts[name] = self.counts.get(name, 0) + by
 
     def policy_failed(self, error: Exception) -> None:
-        """Count a policy that raised, or gave an invalid answer, and keep what the first was."""
+        """Count a failure of a policy (an exception, an invalid answer), and keep the first."""
         self.count(metrics.POLICY_ERRORS)
         if not self.policy_failure:
             trace = error.__traceback__
@@ -151,8 +151,8 @@ class CoreState:
         self.actions.append(Note(PutEvent(self.now.wall_s, what, state, task, attempt, node, reason)))
 
     def broken(self, rule: str, who: str, what: str) -> None:
-        """Say that something was refused for the sake of a rule of security, and to whom. Only of what no node says that
-        keeps the rules, however late it comes."""
+        """Report that a security rule was broken, and by whom. Only for messages that a correct node never sends,
+        however late they arrive."""
         self.note("security", rule, node=who, reason=what)
 
     def note_remote(self, remote: RemoteTask, state: str, reason: str) -> None:
@@ -198,18 +198,18 @@ class Mediator(Protocol):
         """A task has ended, and its end is on its way to the disk."""
 
     def is_awaited(self, array: str, /) -> bool:
-        """True if other tasks, or other homes, are told when members of this array end."""
+        """True if other tasks or other homes wait for the ends of this array's members."""
 
     def task_left(self, task: HomeTask, /) -> None:
         """A task is over and leaves memory."""
 
     def submission_checked(self, event: TaskSubmitted, /) -> None:
-        """All tasks that a submission waits for are known to exist."""
+        """Continue a submission: all tasks that it waits for are known to exist."""
 
     # -- attempts ------------------------------------------------------------------------------------------------------
 
     def offer_declined(self, task: HomeTask, offering: Offering, reason: str, /) -> None:
-        """An offer came to nothing."""
+        """Handle an offer that was declined."""
 
     def may_regain_lease(self, task: HomeTask, /) -> bool:
         """True if a task that was held may be leased again."""
@@ -220,7 +220,7 @@ class Mediator(Protocol):
         """True if an unfinished task of this home has this uid."""
 
     def is_ending(self, key: str, /) -> bool:
-        """True if the launcher still has an attempt that nobody here knows, and is ending it."""
+        """True if the launcher is still ending an attempt that this node does not know."""
 
     def accepts_offer(self, offer: Offer, /) -> bool:
         """True if the transfer policy accepts an offer."""
@@ -268,8 +268,8 @@ class BatchedRequests:
         self._under_way: dict[int, Iterator[int | None]] = {}
 
     def carry_out(self, request: int, steps: Iterator[int | None]) -> None:
-        """Do what a request takes, a step a task, or for as many alike as it yields; what is left after TASKS_AT_A_TIME goes on in
-        events of its own. What has become of a task meanwhile is for its step to look at."""
+        """Carry out the steps of a request: each handles one task, or as many similar tasks as it yields. After
+        TASKS_AT_A_TIME the rest continues in later events, so each step has to check the current state of its task."""
         self._under_way[request] = steps
         self.go_on(request)
 

@@ -157,8 +157,7 @@ class GrantedLease(msgspec.Struct, gc=False):
 
 
 class Collection(msgspec.Struct, frozen=True, gc=False):
-    """A result whose output is on its way home. A task has one while it is COLLECTING, and keeps it if the output could not be
-    fetched.
+    """Result whose output is being fetched. A task has one while it is COLLECTING, and keeps it if the fetch fails.
 
     why: why the task is not tried again; failed_because: why the output could not be kept here the last time; done_bytes: of the
     output files, here by now.
@@ -262,8 +261,8 @@ class HomeTask(Work):
     def enter(
         self, phase: HomePhase, *, offering: Offering | None = None, collection: Collection | None = None
     ) -> None:
-        """Another phase, with what is known in it only; the one place where it is set. Raises InvariantBroken for a
-        transition that HOME_TRANSITIONS does not have."""
+        """Set the phase and its fields; the only place that does. Raises InvariantBroken for a transition that is not
+        in HOME_TRANSITIONS."""
         if (
             phase not in HOME_TRANSITIONS[self.phase]
             or (offering is None) == (phase is HomePhase.OFFERED)

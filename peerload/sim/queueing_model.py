@@ -513,7 +513,7 @@ class QueueingModel:
         return self._head_free_s
 
     def _what_is_done(self) -> dict[type[Any], Callable[[str, Any], object] | None]:
-        """What is done about each kind of action; None: nothing."""
+        """Handler of each kind of action; None: the action is ignored."""
         return {
             **dict.fromkeys(WITHOUT_MEANING),
             **dict.fromkeys(NEVER_ASKED_FOR, self._not_asked_for),

@@ -394,7 +394,7 @@ class Environments:
             (self._noted / attempt).unlink(missing_ok=True)
 
     def keep_only(self, node: Node) -> None:
-        """Forget attempts that this node does not know any more, and what an earlier agent has not built to the end."""
+        """Forget attempts that this node no longer knows, and remove builds that an earlier agent has not finished."""
         self._loop = asyncio.get_running_loop()
         for attempt in [attempt for attempt in self._uses if not node.knows(attempt)]:
             self.forget(attempt)

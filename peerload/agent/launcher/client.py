@@ -105,7 +105,7 @@ class LauncherError(PeerloadError):
 
 
 class FrameReceiver(Protocol):
-    """Receiver of what a launcher reports, frame by frame."""
+    """Receiver of a launcher's reports, frame by frame."""
 
     def events_received(self, events: list[LauncherEvent], /) -> None:
         """Take the events of one frame. What it raises ends the connection."""
@@ -129,7 +129,7 @@ class EventFrames(asyncio.Protocol):
         self._arrived = asyncio.Event()
         self._receiver: FrameReceiver | None = None
         self.lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        """Why no more events can come: what is in LOST, or a bug."""
+        """Error that ended the connection: one of LOST, or a bug. No more events can come."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""

@@ -21,13 +21,13 @@ again."""
 
 
 class HeartbeatOwner(Protocol):
-    """The end of a connection whose other end has to answer pings."""
+    """Owner of a connection whose other end has to answer pings."""
 
     def ping(self) -> None:
         """Send a ping."""
 
     def silence_changed(self, *, silent: bool) -> None:
-        """Nothing was received in time after a ping, or something is received again."""
+        """Handle the loss of the other end (no answer to a ping in time), or its return."""
 
 
 class Heartbeat:
@@ -58,7 +58,7 @@ class Heartbeat:
         self._is_ping_pending = self.is_silent = False
 
     async def answers(self, within_s: float) -> bool:
-        """Send a ping now → True if anything is received within so many seconds."""
+        """Send a ping now → True if anything is received within ``within_s``."""
         waiting = asyncio.get_running_loop().create_future()
         if len(self._waiting) >= WAITING_MAX:
             return False

@@ -376,7 +376,7 @@ class TaskOutputs:
         mirror.result()
 
     async def cut(self, key: str) -> None:
-        """Cut the output of an ended attempt to its limit, unless somebody reads it; then that is done later."""
+        """Cut the output of an ended attempt to its limit; while it is being read, later."""
         if not self.is_busy(key):
             await asyncio.to_thread(self._spool.cut, key)
 

@@ -124,7 +124,7 @@ def _towards(host: str) -> str:
 
 
 def _free(host: str, port: int) -> int:
-    """This port if it is free there, else 0."""
+    """``port`` if it is free at ``host``, else 0."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(family, kind) as probe:

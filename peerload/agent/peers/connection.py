@@ -87,11 +87,11 @@ class Owner(Protocol):
         """The TLS handshake is complete and nothing was sent yet: send Hello."""
 
     def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
-        """A valid Hello of this cluster came first. False refuses the peer: the connection closes."""
+        """Handle a valid Hello of this cluster, the first frame. False refuses the peer: the connection closes."""
         raise NotImplementedError
 
     def received(self, connection: PeerConnection, envelope: Envelope) -> None:
-        """A later frame of the peer came."""
+        """Handle a later frame of the peer."""
 
     def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:
         """A frame could not be decoded. Returns whether to go on reading."""
@@ -286,7 +286,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.owner.writable(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handle what has come, then tell the owner, once."""
+        """Handle the bytes received so far, then notify the owner, once."""
         for timer in (self._timer, self._stalled):
             if timer is not None:
                 timer.cancel()
@@ -463,7 +463,8 @@ NO_MEMBER = "what answers there is no node of the cluster"
 
 
 class ConnectionRegistry:
-    """All connections of one node, streams included: makes them, and closes those whose certificate counts no more."""
+    """Registry of one node's connections, streams included: creates them, and closes those whose certificate is no
+    longer valid."""
 
     def __init__(self, tls: Credentials, envelopes: wire.Envelopes, counters: Counter[str]) -> None:
         self._tls = tls

@@ -85,10 +85,10 @@ _log = logging.getLogger("peerload.peer")
 
 
 class LinkOwner(Protocol):
-    """Receiver of what comes over the links."""
+    """Receiver of messages from the links."""
 
     def deliver(self, src: str, message: LinkMessage, /) -> None:
-        """A message of a peer came."""
+        """Handle a message of a peer."""
 
     def met(self, hello: Hello, /) -> None:
         """A link to a peer was made."""
@@ -97,7 +97,7 @@ class LinkOwner(Protocol):
         """The last link to a peer is lost, or none could be made."""
 
     def send_failed(self, dst: str, message: LinkMessage, /) -> None:
-        """This message was not sent."""
+        """Handle a message that could not be sent."""
 
     def name_taken(self, by: str, /) -> None:
         """The peer at this address refuses this node, because another agent has its name."""

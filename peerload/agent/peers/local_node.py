@@ -1,4 +1,5 @@
-"""This node as its peers see it: identity, profile, Hello and State, envelopes and sealers; and duplicates of its name.
+"""Local node as its peers see it: identity, profile, Hello and State, envelopes and sealers; and duplicates of its
+name.
 
 An agent that is refused because another has its name ends if it started less than NEWCOMER_S ago and never had a task, so
 that nothing is lost. Any other stays, cut off from the peers that refuse it, and reports that: no peer's word ends an agent
@@ -88,7 +89,7 @@ class LocalNode:
         return State(state.identity, state.profile, self._report())
 
     def _report(self) -> LoadReport:
-        """This node's load now. The core hears that it was published."""
+        """Current load of this node. The core is notified of its publication."""
         report = self._node.sharing.shown()
         self._inbox.put(events.LoadPublished(report))
         return report

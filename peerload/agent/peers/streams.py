@@ -86,7 +86,7 @@ class StreamServer(Protocol):
         message: Any,  # noqa: ANN401 -- of the kinds that it serves, which differ
         /,
     ) -> None:
-        """A message of this node came over a stream."""
+        """Handle a message of this node from a stream."""
 
     def closed(self, link: PeerConnection, /) -> None:
         """The stream is closed."""

@@ -78,7 +78,7 @@ class NodeCommands:
         self._run.stop(Ending.LEAVE)
 
     def _suffering(self, here: str) -> list[str]:
-        """Consequences of leaving for the current tasks, in words."""
+        """Consequences for the current tasks if this node leaves, in words."""
         remotes = len(self._node.executor.remote_tasks)
         unfinished = self._node.home.tasks.values()
         leased = [task for task in unfinished if task.record.state is TaskState.LEASED]

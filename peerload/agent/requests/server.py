@@ -690,7 +690,8 @@ class TaskChanges:
             self._output.ended(key, record.exit.stdout_bytes, record.exit.stderr_bytes)
 
     def members_cancelled(self, action: MembersCancelled) -> None:
-        """Untouched members of an array were cancelled, of which nothing else is known here than who follows them."""
+        """Notify the followers of untouched members of an array that were cancelled. Nothing else is known of them
+        here."""
         if self._observers or self._watches:
             for change in action.changes():
                 self.changed(change)

@@ -441,7 +441,7 @@ class WhyRequest:
         }
 
     def _waiting(self, task: HomeTask) -> dict[str, object]:
-        """Why a waiting task does not start: a reason for every node."""
+        """Explanation of a waiting task: for every node, the reason why it does not start there."""
         node, now_s = self._node, now().boot_s
         reasons = WaitReasons(node, task, now_s)
         verdicts = [*map(self._as_trusted, reasons.verdicts()), *self._pinned_elsewhere(task)]

@@ -145,7 +145,7 @@ def _place() -> Path:
 
 
 class GpuThread:
-    """Does one call at a time, each in a thread that does not keep the process alive."""
+    """Runner of driver calls, one at a time, each in a thread that does not keep the process alive."""
 
     def __init__(self) -> None:
         self._done: asyncio.Future[Any] | None = None

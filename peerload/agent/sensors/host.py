@@ -54,7 +54,7 @@ class KernelFile:
             os.close(self._fd)
 
     def read(self) -> bytes:
-        """Its first READ_BYTES_MAX bytes; empty if it is absent."""
+        """First READ_BYTES_MAX bytes of the file; empty if it is absent."""
         if self._fd < 0:
             try:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)

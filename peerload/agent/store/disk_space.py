@@ -203,8 +203,7 @@ class DiskSpace:
         inbox.put(DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
 
     def refill(self) -> None:
-        """Take what is missing of the reserve, if there is room enough for that and for more. From any thread; it may
-        last."""
+        """Refill the reserve, if the disk has room for that and more. For any thread; it may take long."""
         missing = self.reserve.wanted_bytes - self.reserve.size_bytes
         if missing > 0 and self.free_bytes() >= 2 * missing + ADMIT_BYTES:
             self.reserve.take()

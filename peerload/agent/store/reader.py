@@ -132,7 +132,7 @@ class StoreReader:
         return int(self._execute(schema.OUTPUT_BYTES_OF_OWNER, _from_to(who))[0][0] or 0)
 
     def past_runs(self) -> tuple[PastRun, ...]:
-        """The tasks that ended last and told how, the oldest first; one that cannot be read teaches nothing."""
+        """Last ended tasks with a known usage, the oldest first; unreadable rows are skipped."""
         specs: dict[int, TaskSpec] = {}
         each: dict[int, Each] = {}
         runs = []

@@ -470,8 +470,7 @@ class Store(StoreRecovery):
         return int(self._write_now(schema.COUNT_INCARNATION)[0][0])
 
     def take_new_id(self) -> None:
-        """Be another database to peers from now on, as what this one has promised may not be in it; durable before it
-        returns."""
+        """Give the database a new id, since promises to peers may be missing from it; durable on return."""
         store_id = secrets.token_hex(8)
         self._write_now(schema.KEEP_ID, store_id)
         self.store_id = store_id
@@ -554,7 +553,7 @@ class Store(StoreRecovery):
             pass
 
     def _write_waiting(self) -> bool:
-        """Commit what waits, or the first that comes. → whether more may come."""
+        """Commit all waiting rows; if there are none, wait for the first. → False at the end."""
         waiting = [self._queue.get()]
         while not self._queue.empty():
             waiting.append(self._queue.get())

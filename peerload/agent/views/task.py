@@ -90,7 +90,7 @@ def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict
 
 
 def deferral_text(node: Node, task: HomeTask) -> str:
-    """Why and until when a task is put off for cheaper energy; "" if it is not."""
+    """Reason and end of a deferral for cheaper energy, in words; "" for a task that is not deferred."""
     found = node.dispatch.deferral(task)
     if found is None:
         return ""

@@ -119,7 +119,7 @@ class ClientRequests:
         return [{"id": task.task, "node": task.record.node, "state": peer.state.value}]
 
     def _answer_part(self, request: int, stopped: dict[str, bool], later: dict[str, None]) -> dict[str, bool]:
-        """Tell what has become of the tasks that were looked at, but for those that are yet to be. → these."""
+        """Report the outcome of the handled tasks, without those still to be handled. → the latter."""
         done = {name: is_stopped for name, is_stopped in stopped.items() if name not in later}
         self._state.actions.append(AnswerPart(request, _cancelled(done)))
         return {name: stopped[name] for name in later}
@@ -204,7 +204,7 @@ class ClientRequests:
         self._answer(event.request, was_drained=was_drained)
 
     def forget(self, event: events.ForgetRequested) -> None:
-        """A user asserts that a node is gone for good; one that is there is not forgotten."""
+        """Handle `forget`: a user declares a node gone for good. One that is alive is refused."""
         peer = self._membership.get(event.node)
         is_forgotten = self._membership.forget(event.node)
         error: BadRequest | None = None
@@ -226,7 +226,7 @@ class ClientRequests:
 
 
 def _cancelled(stopped: dict[str, bool]) -> dict[str, object]:
-    """The answer about these names, each with whether something was stopped."""
+    """Answer of a cancel, from the names and whether something was stopped for each."""
     return {
         "cancelled": [name for name, is_stopped in stopped.items() if is_stopped],
         "already_ended": [name for name, is_stopped in stopped.items() if not is_stopped],

@@ -151,7 +151,8 @@ class SubmissionInProgress:
 
 
 class SubmissionLog:
-    """Numbers tasks, and knows the tokens of the last submissions, so that repeating a submit is safe."""
+    """Log of submissions: numbers tasks and keeps the tokens of the last submissions, so that a submit can be
+    repeated."""
 
     def __init__(self, state: CoreState, membership: Membership) -> None:
         self._state = state
@@ -166,8 +167,8 @@ class SubmissionLog:
         self._counter = counter
 
     def repeated(self, event: TaskSubmitted) -> dict[str, object] | None:
-        """The first answer (what stood in its task's way then is not told again), if this token was used before.
-        Raises BadRequest if it stood for something else."""
+        """Answer to a repeated submission: the first answer to its token, without the obstacles of that time. None for
+        a new token. Raises BadRequest if the token belongs to another submission."""
         known = self._tokens.get(event.token)
         if known is None and event.before is not None:
             digest, name, members = event.before
@@ -189,8 +190,8 @@ class SubmissionLog:
         return event.token in self._tokens or event.before is not None or event.token in self._under_way
 
     def is_under_way(self, event: TaskSubmitted) -> bool:
-        """True if an array with this token is being made: then it is answered with that. Raises BadRequest if it is another
-        command."""
+        """True if an array with this token is being created; the request is then answered together with it. Raises
+        BadRequest if the token belongs to another command."""
         made = self._under_way.get(event.token)
         if made is None:
             return False
@@ -200,8 +201,8 @@ class SubmissionLog:
         return True
 
     def placeable(self, event: TaskSubmitted) -> tuple[str | None, dict[str, str]]:
-        """Why nobody can run it now, None if somebody can; and the nodes that could and decline, each with its reason. Raises
-        NeverRunnable if no node known could ever run it, unless it may wait for one."""
+        """Reason why no node can run the task now (None if one can), and the nodes that could run it but decline, each
+        with its reason. Raises NeverRunnable if no known node could ever run it, unless it may wait for one."""
         state, membership = self._state, self._membership
         why = why_not_placeable(
             state, membership, event.spec, directory_here=event.directory_here, refuses=not event.waits_for_node
@@ -224,7 +225,8 @@ class SubmissionLog:
         return made
 
     def keep_so_far(self, made: SubmissionInProgress) -> None:
-        """Keep the members that were made so far, once there are many. They count for nothing until the submission is kept."""
+        """Persist the members created so far, once there are many. They take effect only with the submission's own
+        row."""
         if made.unkept < self._state.config.members_at_a_time:
             return
         begins = () if made.is_begun else (PutMaking(made.submission.counter),)
@@ -240,8 +242,8 @@ class SubmissionLog:
         rows: Iterable[Row] = (),
         declining: Mapping[str, str] | None = None,
     ) -> None:
-        """Keep the submission and what is left of its tasks (D1), and ``rows`` with them, and answer. placeable: why nobody
-        can run it now; declining: the nodes that could run it and decline, each with its reason."""
+        """Persist the submission, its remaining tasks (D1) and ``rows``, and answer. placeable: reason why no node can
+        run it now; declining: the nodes that could run it but decline, each with its reason."""
         state, event = self._state, made.event
         del self._under_way[event.token]
         state.persist(PutSubmission(made.submission), *made.rows, *rows)
@@ -259,7 +261,7 @@ class SubmissionLog:
             state.actions.append(Answer(again.request, {**reply, "repeated": True}))
 
     def shared(self, spec: TaskSpec) -> TaskSpec:
-        """An equal spec whose environment is shared in memory with all tasks that have the same."""
+        """Equal spec that shares the bytes of its environment in memory with other tasks."""
         kept = self._environments.get(spec.environment)
         if kept is None:
             self._environments[spec.environment] = spec.environment
@@ -267,14 +269,15 @@ class SubmissionLog:
         return spec if kept is spec.environment else msgspec.structs.replace(spec, environment=kept)
 
     def shrink(self) -> None:
-        """Make the tokens anew, so that they lie together: each of them was made between tasks that have ended since."""
+        """Rebuild the tokens so that they lie together in memory: they were allocated between tasks that have ended
+        since."""
         packed = msgspec.msgpack.encode(list(self._tokens.items()))
         self._tokens.clear()
         self._tokens.update(_tokens.decode(packed))
 
 
 def why_not_here(state: CoreState, spec: TaskSpec, *, directory_here: bool) -> str:
-    """Why this node can never run a task of its own, in words; "" if it can."""
+    """Reason why this node can never run a task of its own, in words; "" if it can."""
     never = why_never(state.profile, spec.request, spec.placement, state.node)
     return never or ("" if directory_here else _no_directory(spec))
 
@@ -286,9 +289,8 @@ def _no_directory(spec: TaskSpec) -> str:
 def why_not_placeable(
     state: CoreState, membership: Membership, spec: TaskSpec, *, directory_here: bool, refuses: bool = True
 ) -> str | None:
-    """Why a task waits though this node is idle: it cannot run here, and no node that could says that it has room.
-    None if there is nothing to wait for but a turn. Raises NeverRunnable if no node known could ever run it, unless it
-    may wait for one (not ``refuses``)."""
+    """Reason why a task waits although this node is idle: it cannot run here, and no node that could reports room. None
+    if it only waits for its turn. Raises NeverRunnable if no known node could ever run it and ``refuses`` is set."""
     here = why_not_here(state, spec, directory_here=directory_here)
     if not here:
         return None
@@ -372,7 +374,7 @@ def _refuse_hopeless(
 
 
 def _nearest_miss(state: CoreState, membership: Membership, spec: TaskSpec) -> tuple[str, str]:
-    """The node that lacks least, and what it lacks, in words."""
+    """Node that lacks least for a task, and what it lacks, in words."""
     profiles = [state.profile, *(peer.profile for peer in _members(membership) if peer.knows_profile)]
     lacking = [(lacks(profile, spec.request, spec.placement, state.node), profile) for profile in profiles]
     fewest = min(lacking, key=lambda one: (len(one[0]), one[1].gpus == 0, -one[1].gpus, one[1].node))
@@ -380,7 +382,7 @@ def _nearest_miss(state: CoreState, membership: Membership, spec: TaskSpec) -> t
 
 
 SINGLY_MAX = 250
-"""Members of a uniform array that are looked at one by one for whether they go elsewhere: the first of them mostly stay."""
+"""Bound of the members of a uniform array that are dispatched one by one; the first of them mostly stay here."""
 
 
 @dataclass(eq=False, repr=False)
@@ -403,11 +405,12 @@ class TaskDispatch:
             task.cannot_here = _no_directory(task.spec)
 
     def _never_here(self, spec: TaskSpec) -> str:
-        """Why this node can never run a task; "" if it can."""
+        """Reason why this node can never run a task; "" if it can."""
         return why_never(self._state.profile, spec.request, spec.placement, self._state.node)
 
     def arrives(self, task: HomeTask) -> None:
-        """Dispatch an arriving task: it waits here, or looks for a place elsewhere. The load that decides does not count it."""
+        """Dispatch an arriving task: queue it here, or search for another node. The load that decides does not include
+        it."""
         if self._home.rests_until_sure(task):
             return
         if task.terms.is_conditional and not self._eligibility.admits(task):
@@ -423,7 +426,7 @@ class TaskDispatch:
             self._sharing.sender.search_for(task)
 
     def arrive_together(self, block: UntouchedMembers) -> Iterator[int | None]:
-        """Dispatch arriving members of a uniform array: they wait here as one, and look for places in turn."""
+        """Dispatch arriving members of a uniform array: queue them as one object, and search for nodes in turn."""
         sender = self._sharing.sender
         may_send = self._membership.has_any() and sender.may_send(block)
         if self._never_here(block.spec) or (may_send and sender.places_all):
@@ -443,7 +446,7 @@ class TaskDispatch:
                 sender.search_for_members(block.task)
 
     def _rests_for_price(self, task: HomeTask) -> bool:
-        """Have a task rest that may start later, until its cheapest hours. → whether it does."""
+        """Defer a task that may start later until its cheapest hours. → True if it is deferred."""
         start_s = self._cheapest_start(task)
         now = self._state.now.wall_s
         if start_s > now:
@@ -462,8 +465,8 @@ class TaskDispatch:
         return task.spec.est_s or history.expected_s(history.keys(task.spec)) or history.mean_s
 
     def deferral(self, task: HomeTask) -> tuple[float, float, float | None] | None:
-        """When (Unix s) a task that is put off for its price will start, the mean price of a kWh then, and now; None if it is not
-        put off."""
+        """Start (Unix s) of a task that is deferred for its price, the mean price of a kWh then, and the price now;
+        None if it is not deferred."""
         start_s = self._cheapest_start(task) if task.phase is HomePhase.RESTING else 0.0
         if start_s <= self._state.now.wall_s:
             return None
@@ -472,7 +475,7 @@ class TaskDispatch:
         return start_s, price, self._state.price
 
     def prices_changed(self, prices: tuple[tuple[float, float], ...]) -> None:
-        """Other prices are known: tasks that are put off arrive again."""
+        """Replace the energy prices; deferred tasks arrive again."""
         put_off = [task for task in self._home.tasks.values() if self.deferral(task) is not None]
         self._state.prices = prices
         for task in put_off:
@@ -480,8 +483,8 @@ class TaskDispatch:
             self._home.rested(task)
 
     def reevaluate_waiting(self) -> None:
-        """This node has other devices than before. Its own tasks that wait for some wait here if it can run them now, else
-        look for a place elsewhere."""
+        """Handle a change of this node's devices: own tasks that need devices are queued here if this node can run them
+        now, else they search for another node."""
         sender = self._sharing.sender
         for task in [task for task in self._home.tasks.values() if task.spec.request.takes_devices]:
             is_queued, is_stranded = task.is_queued, task.uid in self._home.stranded
@@ -498,7 +501,7 @@ class TaskDispatch:
                 sender.strand(task, cannot)
 
     def directory_found(self, directory: bytes) -> None:
-        """A working directory is here after all: the tasks that wait elsewhere for want of it may run here, too."""
+        """Handle a working directory that has appeared here: tasks that could not run here without it now can."""
         stranded = self._home.stranded
         for task in [
             task for task in self._home.tasks.values() if task.cannot_here and task.spec.directory == directory
@@ -518,8 +521,8 @@ class TaskDispatch:
         self.arrives(task)
 
     def returned(self, message: Return | NotStarted, to: str) -> None:
-        """A node has promised never to start its attempt. With ``to``, a better node that it suggests, the task is offered
-        there at once, without a search; else it is an arrival."""
+        """Handle NOT_STARTED: a node promises never to start its attempt. If it suggests a better node (``to``), the
+        task is offered there at once, without a search; otherwise the task arrives again."""
         task = self._home.tasks.get(message.uid)
         if task is None or task.phase is HomePhase.RESTING:  # None: it cannot be run again, and has failed
             return
@@ -555,8 +558,8 @@ class Intake:
     _dispatch: TaskDispatch
 
     def submitted(self, event: TaskSubmitted) -> None:
-        """Keep, answer and dispatch a submission, or refuse it. One that names tasks to wait for is first checked for whether there
-        are such tasks."""
+        """Persist, answer and dispatch a submission, or refuse it. Tasks that it waits for are first checked to
+        exist."""
         if not event.terms.awaits or self._submissions.is_known(event):
             self.accepted(event)
         else:
@@ -567,7 +570,8 @@ class Intake:
         self._batches.carry_out(event.request, self._submitted(event))
 
     def _repeated(self, event: TaskSubmitted, reply: dict[str, object]) -> Iterator[int | None]:
-        """Answer a submission that was accepted before. Its client attends the tasks from now on; that of then may be gone."""
+        """Answer a submission that was accepted before. The tasks are bound to this client from now on; the first may
+        be gone."""
         if event.client:
             self._client_binding.submission_begun(event.client)
             for task in self._home.named(str(reply["id"])):
@@ -642,14 +646,14 @@ class Intake:
     # -- after a restart -----------------------------------------------------------------------------------------------
 
     def restored(self, row: TaskRow) -> HomeTask:
-        """Take in a task of this home from the store, in the phase that goes with its durable state."""
+        """Restore a task of this home from its row, in the phase that matches its durable state."""
         phase = _phase_of(row.record, self._state.node)
         task = HomeTask(row.record, self._submissions.shared(row.spec), self._state.now.boot_s, row.terms, phase)
         self._dispatch.adopt(task, directory_here=row.directory_here)
         return task
 
     def restored_members(self, row: MembersRow) -> UntouchedMembers:
-        """Take in members of a uniform array of which nothing had become."""
+        """Restore the untouched members of a uniform array from their row."""
         spec, now_s = self._submissions.shared(row.spec), self._state.now.boot_s
         block = UntouchedMembers(self._home, row.members, row.record, row.key, spec, now_s, row.terms)
         self._home.adopt_members(block)
@@ -657,7 +661,7 @@ class Intake:
 
 
 def submission_order(work: HomeTask | UntouchedMembers) -> tuple[int, int]:
-    """The place in the order of submission."""
+    """Sort key: order of submission."""
     member = work.members[0] if isinstance(work, UntouchedMembers) else member_of(work.task)
     return submission_of(work.task), member
 

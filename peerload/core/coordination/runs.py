@@ -97,13 +97,12 @@ class RunningTasks:
         return key in self._works or key in self._ahead
 
     def is_ending(self, key: str) -> bool:
-        """True if the launcher had this attempt running when it was last asked, nobody here knows it, and it has not
-        ended yet."""
+        """True if the launcher still runs this attempt although this node does not know it."""
         return key in self._strangers
 
     @property
     def has_launcher(self) -> bool:
-        """True if anything can be started now."""
+        """True if the launcher is connected."""
         return not self._launcher_away
 
     def works(self) -> Iterable[HomeTask | RemoteTask]:
@@ -166,8 +165,8 @@ class RunningTasks:
             lane.append(task)
 
     def _slots_for(self, work: Work) -> int:
-        """The slots that share what waits, if it is all like this: those of this node, and of the peers that could run it and have no task
-        of their own to give, as of the last PEER_SLOTS_KEPT_S."""
+        """Slots that share the waiting tasks, if all are like ``work``: those of this node and of the peers that could
+        run it and have no task to give. The peers' part is cached for PEER_SLOTS_KEPT_S."""
         own, spec, names = self._state.profile.slots, work.spec, self._state.policies.names
         if all(name == "none" for kind, name in names.items() if kind.startswith("location.")):
             return own
@@ -233,7 +232,8 @@ class RunningTasks:
                 self._give_ahead(following)
 
     def _wait_for_devices(self) -> None:
-        """Be told when time alone may have given a waiting task room, and have a reading of devices that one has left."""
+        """Set the timer for the next time at which a device may become free without an event, and request a reading of
+        devices that a task has left."""
         devices = self._ledger.devices
         if devices.was_left:
             devices.was_left = False
@@ -400,8 +400,8 @@ class RunningTasks:
         self._state.actions.append(ForgetTask(key, output=True))
 
     def _forget_exit(self, key: str, exit_: Exit | None = None) -> None:
-        """Forget how an attempt has ended that nobody here knows: of another home, or of a task that was cancelled before this
-        agent was started."""
+        """Drop the exit record of an attempt that this node does not know: one of another home, or of a task cancelled
+        before this agent's start."""
         with contextlib.suppress(ValueError):
             uid, attempt = attempt_of(key)
             if exit_ is not None and not self._executor.fences.home(uid):
@@ -499,7 +499,7 @@ class Frozen:
         """True while an attempt is frozen, and until what that has changed is undone."""
 
     def __iter__(self) -> Iterator[str]:
-        """The attempts that are held still, the longest first."""
+        """Frozen attempts, the longest frozen first."""
         return iter(sorted(self._since_s, key=lambda key: self._since_s[key]))
 
     def restore(self, keys: Iterable[str]) -> None:
@@ -522,7 +522,7 @@ class Frozen:
             self._state.clear_timer(timers.FrozenTimeout(key))
 
     def settle(self) -> None:
-        """Give room to those who can use it, after every event while it is needed."""
+        """End frozen attempts whose room is needed; called after every event while there are any."""
         state, ledger = self._state, self._ledger
         if not self._since_s:
             state.runs_frozen_only = state.is_stuck = self.is_needed = False
@@ -591,9 +591,9 @@ TerminationMessage = Result | Died | NotStarted | Return
 
 
 class TerminationTracker:
-    """Tells those who wait for the end of a cancelled attempt that its processes are gone: a cancel is confirmed when it is
-    durable, which says nothing about processes. The launcher here has seen the end, or the node that had the attempt has given
-    its word: a result, DIED, NOT_STARTED. Nothing of that is durable: who still waits asks again."""
+    """Notifies waiting clients when the processes of a cancelled attempt are gone. A cancel is confirmed once it is
+    durable, which says nothing about processes. The proof is an exit seen by the launcher here, or a result, DIED or
+    NOT_STARTED of the attempt's node. Nothing here is durable: a client that still waits asks again."""
 
     def __init__(self, state: CoreState, home: Home, runs: RunningTasks) -> None:
         self._state = state
@@ -663,7 +663,7 @@ class ResourceShortage:
 
     @property
     def leaves_because(self) -> str:
-        """Why own waiting tasks look for a place elsewhere; "" if they need not."""
+        """Reason why own waiting tasks search for another node; "" if they need not."""
         return f"{self._state.node} cannot start it: {self.reason}" if self._is_open else ""
 
     def began(self, reason: str) -> None:
@@ -685,7 +685,7 @@ class ResourceShortage:
         self._executor.give_all_back(f"{self._state.node} cannot start it: {reason}")
 
     def try_again(self) -> None:
-        """The pause is over, or something has ended here and may have given back what was missing."""
+        """Allow starts again: after the pause, or when an ended task may have released what was missing."""
         if self._is_open:
             self._is_open = False
             self._state.clear_timer(timers.Shortage())

@@ -241,7 +241,7 @@ class ExecutorHandoff:
         return None
 
     def _too_many(self, src: str) -> str:
-        """Why nothing more of src is taken, whatever room there is; "" if something is."""
+        """Reason why nothing more of src is accepted, whatever room there is; "" if src may offer more."""
         if len(self._table.reserved.get(src, ())) >= OFFERS_MAX:
             self._state.broken(rules.PEERS_LIMITED, src, f"more than {OFFERS_MAX} offers outstanding")
             return f"{OFFERS_MAX} offers of {src} are outstanding here already"
@@ -501,7 +501,7 @@ class ExecutorHandoff:
         return sum(remote.phase is RemotePhase.WAITING for remote in remotes)
 
     def give_unrunnable_back(self) -> None:
-        """Return attempts that wait here for what this node has no more."""
+        """Return waiting attempts that need something this node no longer has."""
         for remote in [remote for remote in self.remote_tasks.values() if remote.phase is RemotePhase.WAITING]:
             never = why_never(self._state.profile, remote.spec.request, remote.spec.placement, remote.home)
             if never:
@@ -555,7 +555,7 @@ class ExecutorHandoff:
         self._remove(remote)
 
     def _remove(self, remote: RemoteTask) -> None:
-        """An attempt that was not started leaves, with the files that came for it."""
+        """Remove an attempt that was not started, and its staged files."""
         if remote.spec.is_staged:
             self._state.actions.append(ForgetTask(remote.key, output=False))
         self._table.remove(remote)
@@ -748,7 +748,7 @@ DROP_AGAIN_S = 1.0
 
 
 class AttemptFence(NamedTuple):
-    """``at_s``: this node's clock when it was last of use; ``home``: whose task it is, "" if nobody knows."""
+    """Fence of one task. at_s: this node's clock at its last use; home: the task's home, "" if unknown."""
 
     attempt: int
     kind: FenceKind
@@ -792,8 +792,7 @@ class AttemptFences:
         return fence is not None and fence.attempt == attempt and fence.kind is FenceKind.REFUSED
 
     def row(self, uid: bytes, attempt: int, kind: FenceKind, home: str) -> PutFloor:
-        """Raise the fence (or say otherwise why it is there) → what is to be made durable. Where there are too many, the
-        oldest are forgotten."""
+        """Raise a fence, or change its reason → the row to persist. Above the bound, the oldest fences are dropped."""
         now = self._state.now
         self._fences.pop(uid, None)  # so that it comes last
         self._bound()
@@ -806,7 +805,8 @@ class AttemptFences:
             self._state.persist(self.row(uid, attempt, kind, home))
 
     def found_running(self, key: str) -> None:
-        """The launcher has an attempt that nobody here knows (the database was lost): it has started, whatever comes."""
+        """Fence an attempt that the launcher runs and this node does not know (the database was lost): it has
+        started."""
         with contextlib.suppress(ValueError):
             uid, attempt = attempt_of(key)
             self.raise_to(uid, attempt, FenceKind.STARTED, self.home(uid))

@@ -270,8 +270,8 @@ class HomeHandoff:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))  # its word is kept until then
 
     def _may_report(self, task: HomeTask, src: str, message: NotStarted | Return | Died) -> bool:
-        """True if src has this attempt, and its word on it counts: with a new database it knows nothing of what its old one
-        has promised (R6); only its lease, or a new start of its machine, ends the attempt then."""
+        """True if src holds this attempt and can report on it. With a new database, src knows nothing of the promises
+        of the old one (R6); the attempt then ends only with its lease or a reboot of the machine."""
         record = task.record
         has_it = task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN)
         if not has_it or (src, message.attempt) != (record.node, record.attempt):
@@ -290,8 +290,8 @@ class HomeHandoff:
         return True
 
     def peer_is_older(self, node: str) -> None:
-        """A node has come back with an older copy of its database, which may not have what is granted to it now: its word
-        that an attempt never started, or died, counts for nothing."""
+        """Mark the grants of a node that returned with an older copy of its database: its reports that an attempt never
+        started or died no longer count."""
         self._state.count(metrics.PEERS_WITH_OLDER_STORE)
         for task in self._home.at(node):
             granted(task).is_forgotten = True
@@ -303,7 +303,7 @@ class HomeHandoff:
             self._home.requeue(task, reason, grants=self._other_grants(task))
 
     def _other_grants(self, task: HomeTask) -> tuple[Grant, ...]:
-        """All but the current one, which nobody has started, or ever will."""
+        """All grants but the current one; no node has started them or ever will."""
         return tuple(grant for grant in task.record.grants if grant.attempt != task.record.attempt)
 
     def _was_granted(self, task: HomeTask, src: str, attempt: int) -> bool:
@@ -650,7 +650,7 @@ class HomeLeases:
         return len(tasks)
 
     def ask_all(self) -> None:
-        """Ask what became of every task that is elsewhere, since this home is back."""
+        """Query the executor of every task that is on another node, after this home's return."""
         for node in list(self._home.elsewhere):
             self.peer_is_back(node)
 
@@ -673,8 +673,8 @@ class TaskParking:
         self.is_away = False
 
     def go_away(self, why: str) -> None:
-        """Park what other nodes have and was heard of since this home's start. At a node that a user has said to be gone for
-        good nobody would hear of it, or come back: there leases run out."""
+        """Park the tasks on other nodes that were heard of since this home's start. Leases at nodes that a user
+        declared gone simply expire."""
         self.is_away = True
         parked: dict[str, list[Parked]] = {}
         for node in list(self._home.elsewhere):
@@ -730,7 +730,7 @@ class FileHolders:
         self._bytes_per_s = BYTES_PER_S
 
     def has(self, node: str, task: HomeTask) -> None:
-        """A node has accepted a task, whose files are there."""
+        """Record that a node has accepted a task and has its files."""
         if task.spec.files is None:
             return
         manifest = task.spec.files.manifest
@@ -738,7 +738,7 @@ class FileHolders:
         nodes[node] = None
 
     def took(self, staged: Staged | None) -> None:
-        """An attempt has ended whose files came so fast."""
+        """Record the transfer rate of an ended attempt's files."""
         if staged is not None and staged.in_bytes >= LEARNED_BYTES_MIN and staged.in_s > 0:
             self._bytes_per_s += (staged.in_bytes / staged.in_s - self._bytes_per_s) / 2
 

@@ -92,8 +92,7 @@ class Detector:
     # -- whose turn it is ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """There is somebody to probe: begin at a random moment, so that nodes that start together do not beat
-        together."""
+        """Start probing, at a random moment, so that nodes that start together do not probe in step."""
         shared = self._shared
         if not shared.is_armed(Kind.TURN):
             shared.arm(Kind.TURN, shared.preset.probe_s * shared.rng.random())
@@ -210,7 +209,7 @@ class Detector:
         self._shared.health.better()
 
     def nacked(self, src: str, sequence: int) -> None:
-        """A helper has heard nothing; but it is there itself."""
+        """Handle the NACK of a helper: it got no answer from the probed member, but is alive itself."""
         probe = self._probes.get(sequence)
         if probe is not None and src in probe.helpers:
             probe.helpers[src] = True
@@ -218,7 +217,7 @@ class Detector:
     # -- helping others ------------------------------------------------------------------------------------------------
 
     def asked(self, src: str, request: GossipPingRequest, address: str) -> None:
-        """Ping somebody on behalf of another."""
+        """Handle an indirect probe: ping its target on behalf of src."""
         shared = self._shared
         if len(self._helped) >= HELPED_MAX:
             dropped = next(iter(self._helped))
@@ -239,7 +238,7 @@ class Detector:
     # -- standing still ------------------------------------------------------------------------------------------------
 
     def stalled(self) -> None:
-        """This node did not run for a while: what it has not heard proves nothing."""
+        """Handle a pause of this node itself: missing answers during the pause prove nothing."""
         shared = self._shared
         if shared.now_s > self._stalled_s + shared.preset.lag_s:
             shared.core.count(metrics.STALLS)
@@ -308,7 +307,8 @@ class AntiEntropy:
             self._look_again()
 
     def linked(self, node: str) -> None:
-        """There is a new link to it: exchange everything, not too often unless it is believed to be gone."""
+        """Handle a new link to a node: exchange all of membership. The rate is limited unless the node is believed to
+        be gone."""
         shared = self._shared
         member = shared.members.get(node)
         if member is None:
@@ -457,7 +457,7 @@ class Gossip:
 
     @property
     def own(self) -> MembershipUpdate:
-        """This node's word about itself."""
+        """This node's update about itself."""
         state = self.shared.core
         rumour = rumour_of(state.identity, state.profile, self.refutation)
         if self._is_asleep:
@@ -470,13 +470,14 @@ class Gossip:
         self.pass_on(self.own, grave=grave)
 
     def leave(self) -> None:
-        """This node stops on purpose."""
+        """Announce that this node leaves on purpose."""
         self._is_leaving = True
         for node in self.shared.draw(LEAVE_TOLD_MAX):
             self.shared.send(node, self.own)
 
     def sleep(self) -> None:
-        """This machine is about to be suspended: members that know it pass it on. Over their links, too, where nothing is lost."""
+        """Announce that this machine is about to be suspended, also over the links, where nothing is lost. Members pass
+        it on."""
         self._is_asleep = True
         self.refutation += 1
         for node in self.shared.draw(LEAVE_TOLD_MAX):
@@ -484,7 +485,7 @@ class Gossip:
             self.shared.core.send(node, Sync((self.own,)))
 
     def wake(self) -> None:
-        """It is back, if it was."""
+        """Announce that this machine is awake again, if it was asleep."""
         if self._is_asleep:
             self._is_asleep = False
             self.announce_change(grave=True)
@@ -492,14 +493,14 @@ class Gossip:
                 self.shared.core.send(node, Sync((self.own,)))
 
     def spread_load(self, report: LoadReport) -> None:
-        """This node's load, for everybody."""
+        """Spread this node's load by gossip."""
         if self.shared.there:
             self._pass_on_load(Load.of(self.shared.core.node, report, is_news=True))
 
     # -- what is said of others ----------------------------------------------------------------------------------------
 
     def update_received(self, rumour: MembershipUpdate, src: str, *, spread: bool = True) -> bool:
-        """Somebody says this; true if it is news. ``src``: who passed it on; spread: whether it is worth passing on."""
+        """Handle an update → True if it is news. src: the member that passed it on; spread: pass it on further."""
         if rumour.node == self.shared.core.node:
             self._about_this_node(rumour, src)
             return False
@@ -547,7 +548,7 @@ class Gossip:
         return True
 
     def _believe(self, member: GossipMember, was: MembershipUpdate | None, now: MembershipUpdate, src: str) -> None:
-        """The word of a member has changed: what follows for probing and suspicion."""
+        """Adopt an update of a member: adjust probing and suspicion."""
         shared = self.shared
         if was is None or was.standing is not now.standing:
             shared.changed()
@@ -595,7 +596,7 @@ class Gossip:
             self.shared.arm(Kind.SUSPECT, max(over_s - self.shared.now_s, 0.0), rumour.node)
 
     def _unrefuted(self, node: str) -> None:
-        """The time of a suspect is over, if nothing was said meanwhile to prolong it."""
+        """Declare a suspect dead whose time is over, unless its suspicion was prolonged meanwhile."""
         shared, member = self.shared, self.shared.members.get(node)
         if member is None or member.suspicion is None:
             return
@@ -632,7 +633,7 @@ class Gossip:
             shared.changed()
 
     def _about_this_node(self, rumour: MembershipUpdate, src: str) -> None:
-        """Refute what others say of this node, if it is wrong."""
+        """Refute an update about this node, if it is wrong."""
         own = self.own
         if self._is_leaving:
             return
@@ -747,7 +748,7 @@ class Gossip:
             self._spoke(member, over_link=True)
 
     def _spoke(self, member: GossipMember, *, over_link: bool) -> None:
-        """A word of the run that is believed in; if that is called dead, it should know."""
+        """Record a message of a member's current run; one that is declared dead is told so."""
         shared = self.shared
         member.heard_s = shared.now_s
         if member.rumour.standing is MemberStatus.ALIVE or shared.now_s - member.warned_s < WARN_S:
@@ -759,8 +760,8 @@ class Gossip:
             shared.send(member.rumour.node, member.rumour)
 
     def synced(self, src: str, sync: Sync) -> None:
-        """All that another member knows, over the peer link; it is answered in kind if it asks, or is wrong about this
-        node."""
+        """Handle a full exchange from a member over the peer link. It is answered with another if the member asks for
+        that, or is wrong about this node."""
         before = self.refutation, self.shared.core.identity.incarnation
         for rumour in sync.rumours:
             self.update_received(rumour, src)
@@ -772,7 +773,7 @@ class Gossip:
             self.shared.core.send(src, Sync((self.own,)))
 
     def everything(self, *, asks: bool) -> Sync:
-        """All that this node knows, with its age."""
+        """Full exchange: all that this node knows of the members, each with its age."""
         now_s = self.shared.now_s
         rumours = [
             msgspec.structs.replace(member.rumour, age_s=max(now_s - member.since_s, 0.0))
@@ -813,7 +814,7 @@ class Gossip:
 
 
 def rumour_of(identity: Identity, profile: Profile, refutation: int) -> MembershipUpdate:
-    """The update of a node that says itself that it is alive."""
+    """Update by which a node declares itself alive."""
     return MembershipUpdate(
         identity.node,
         identity.boot,

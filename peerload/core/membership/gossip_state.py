@@ -39,7 +39,7 @@ class _News:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """The smallest goes first: the graver, then what was sent less, then the newer."""
+        """Sort key, smallest first: graver updates, then those sent less often, then newer ones."""
         return self.urgency, self.sent, -self.number
 
 
@@ -210,7 +210,7 @@ class GossipListener(Protocol):
         """True if one more member may be kept."""
 
     def load_heard(self, load: Load, src: str, /) -> bool:
-        """``src`` told this load. Whether it was news."""
+        """Handle a load that src passed on. → True if it is news."""
 
     def loads(self) -> Iterable[Load]:
         """The newest loads known, for members that are new."""

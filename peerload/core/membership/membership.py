@@ -159,7 +159,7 @@ class NamesThat(Sequence[str]):
 
 
 def _among(nodes: Sequence[str], names: Container[str]) -> Iterator[str]:
-    """Those of the nodes that are among these names, in the order of the nodes."""
+    """Intersection of ``nodes`` and ``names``, in the order of ``nodes``."""
     return nodes.among(names) if isinstance(nodes, NamesThat) else filter(names.__contains__, nodes)
 
 
@@ -229,7 +229,7 @@ class LoadTotal:
         self._peers: Sequence[str] | None = None
         self._seen = 0, 0
         self._parts: dict[str, int | None] = {}
-        """Of each peer; None: nothing is believed of it."""
+        """Report of each peer; None: the peer has no valid report."""
         self._total = self._counted = 0
         self._oldest_s = math.inf
 
@@ -420,7 +420,7 @@ class OwnProfile:
         self._troubles: dict[str, str] = {}
 
     def change(self, **changes: object) -> None:
-        """These fields are now so."""
+        """Set fields of this node's profile."""
         profile = self._state.profile
         if isinstance(power := changes.get("power"), PowerCurve):
             changes["power"] = self._state.config.limited(power)
@@ -429,12 +429,12 @@ class OwnProfile:
         self._ledger.set_profile(profile)
 
     def set_devices(self, devices: tuple[Device, ...]) -> None:
-        """These were found here."""
+        """Set the devices that were found on this node."""
         self._ledger.devices.set_devices(devices)
         self.change(devices=self._ledger.devices.advertised(), gpus=sum(device.kind == GPU for device in devices))
 
     def trouble(self, what: str, words: str) -> None:
-        """This node has some trouble with ``what``, or ("") no longer."""
+        """Set the problem (``words``) that this node has with ``what``; "" clears it."""
         troubles = {name: said for name, said in self._troubles.items() if name != what} | (
             {what: words} if words else {}
         )
@@ -513,7 +513,7 @@ class Membership:
         return KnownReport(received.report, self._state.now.boot_s - received.at_s) if received is not None else None
 
     def believed(self, node: str) -> ReceivedReport | None:
-        """As `report`, and when it was heard."""
+        """Newest valid report of a node, as `report`, with the time of its arrival."""
         received, announced = self._reports.by_name.get(node), self._announced.by_name.get(node)
         if received is None:
             received = announced
@@ -563,7 +563,7 @@ class Membership:
                 yield node, report
 
     def reporting(self, nodes: Sequence[str], wanted: Reported) -> list[str]:
-        """The peers among these whose newest report says so, unless it is too old to be believed."""
+        """Peers among ``nodes`` whose newest report has the flag ``wanted`` and has not expired."""
         own, announced = self._reports, self._announced
         if wanted != "nothing":
             return [node for node, _ in self.saying(nodes, wanted)]
@@ -575,7 +575,7 @@ class Membership:
     def saying(
         self, nodes: Sequence[str], wanted: Said, age_s_max: float = math.inf
     ) -> Iterator[tuple[str, LoadReport]]:
-        """As `reports`, of the peers whose newest report says so."""
+        """Reports, as `reports`, of the peers whose newest report has the flag ``wanted``."""
         own, announced = self._reports, self._announced
         names = own.accepting | announced.accepting if wanted == "accepts" else own.giving | announced.giving
         return self.reports(_among(nodes, names), age_s_max, wanted)
@@ -599,7 +599,7 @@ class Membership:
                     self.profiles.has(peer, profile, is_new=False)
 
     def announce_load(self, report: LoadReport) -> None:
-        """This node's load, for everybody, by gossip, unless a broker tells it; and its profile, if that has changed."""
+        """Announce this node's load by gossip, unless a broker carries it; and its profile, if that has changed."""
         itself = self._state.profile.version, self._state.identity.boot
         if itself != self._told_itself:
             self._told_itself = itself
@@ -608,7 +608,7 @@ class Membership:
             self.gossip.spread_load(report)
 
     def leave(self) -> None:
-        """This node stops on purpose."""
+        """Announce that this node leaves on purpose."""
         alive = [node for node in self._names if (peer := self.get(node)) is not None and peer.state is PeerState.ALIVE]
         informed = alive if len(alive) <= LEAVING_SAID_MAX else self._state.rng.sample(alive, LEAVING_SAID_MAX)
         for node in informed:
@@ -680,7 +680,7 @@ class Membership:
             self._mediator.peer_came_back_older(identity.node)
 
     def heard_from(self, node: str) -> None:
-        """A peer said something over its link."""
+        """Record that a peer has sent something over its link."""
         peer = self._peers.get(node)
         if peer is not None:
             peer.heard_s = self._state.now.boot_s
@@ -688,7 +688,8 @@ class Membership:
                 self.gossip.heard_from(node)
 
     def report_received(self, node: str, report: LoadReport, age_s: float = 0.0, *, by_itself: bool = True) -> bool:
-        """A peer told its load, so long ago, or somebody did. True if it is believed instead of what was."""
+        """Record a load report of a peer, ``age_s`` old, from itself or another. True if it replaces the earlier
+        one."""
         reports, state = self._reports, self._state
         known, received = reports.by_name.get(node), ReceivedReport(report, state.now.boot_s - age_s, by_itself)
         if known is None:
@@ -702,11 +703,11 @@ class Membership:
         return True
 
     def load_heard(self, load: Load, src: str) -> bool:
-        """A load came by gossip. Whether it is news."""
+        """Record a load that came by gossip. True if it is news."""
         return self._mediator.peer_load_heard(load, src)
 
     def own_load(self) -> LoadReport:
-        """This node's load, for members to hear of."""
+        """This node's load report, for gossip."""
         return self._mediator.own_report()
 
     def unreachable(self, node: str) -> None:
@@ -714,7 +715,7 @@ class Membership:
         self.gossip.unreachable(node)
 
     def left(self, node: str) -> None:
-        """A peer said good-bye."""
+        """Record that a peer has left on purpose."""
         member = self.gossip.shared.members.get(node)
         if member is not None:
             rumour = msgspec.structs.replace(member.rumour, standing=MemberStatus.LEFT, by=())
@@ -738,7 +739,7 @@ class Membership:
         return self.gossip.forget(node)
 
     def back(self) -> list[str]:
-        """The peers of which gossip told since this was last asked that they are there again, or anew."""
+        """Peers that gossip reported as returned or restarted since the last call."""
         back, self._back = self._back, []
         return back
 
@@ -851,8 +852,8 @@ class Membership:
         )
 
     def could_ever(self, spec: TaskSpec, home: str) -> bool:
-        """True if any peer not known to have left or to be shut out could run this, also one that is silent or drained now, or
-        whose file system does not answer, or a member of an earlier start that was not met since."""
+        """True if any peer could ever run this task. Peers that are silent, drained, not met since this agent's start,
+        or whose file system does not answer count; those that have left or are shut out do not."""
         return bool(self.unmet(spec.placement, home)) or any(
             peer.state is not PeerState.LEFT
             and not peer.is_shut_out
@@ -880,7 +881,7 @@ class Membership:
         return sorted(fits)
 
     def directory_answered(self, node: str, published: DirectoryTold) -> None:
-        """A peer says whether it would run tasks of a user in a directory."""
+        """Record a peer's answer whether it runs tasks of a user in a directory."""
         if published.code in DECLINES_LASTING:
             self.remember_decline(node, published.code, decline_subject(published.code, published))
         elif not published.code:
@@ -908,7 +909,7 @@ class Membership:
         return next(found, "")
 
     def will_decline(self, node: str, spec: TaskSpec) -> bool:
-        """True if this node declined lately, for a lasting reason, what would be so of this task, too."""
+        """True if this node recently declined a task for a lasting reason that also applies to this task."""
         return bool(self.declined_code(node, spec))
 
     def why_declines(self, node: str, spec: TaskSpec) -> str:
@@ -940,7 +941,7 @@ class Membership:
         return [(directory, user.decode()) for directory, _, user in parts]
 
     def any_declined(self) -> bool:
-        """True if anything is remembered at all (the common case is no)."""
+        """True if any refusal is remembered (rarely so)."""
         return bool(self._declined)
 
     # -- inside --------------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class PeerInfo:
         return self.boot_shut_out == self.identity.boot
 
     def was_later_than(self, identity: Identity) -> bool:
-        """True if this is a late word of an earlier start. Where the disk was lost since, only its boot tells:
+        """True if this is a late message of an earlier start. After the loss of its disk, only the boot id tells:
         incarnations began anew."""
         mine = self.identity
         is_earlier = identity.store == mine.store and identity.incarnation < mine.incarnation
@@ -135,7 +135,7 @@ class Profiles:
             self._shared.arm(Kind.PROFILES, seconds)
 
     def ask(self) -> None:
-        """Ask for what is due."""
+        """Request the profiles that are due."""
         shared = self._shared
         due: dict[str, list[str]] = {}
         for node, wanted in self._wanted.items():
@@ -169,8 +169,8 @@ class Profiles:
             self._shared.core.send(src, ProfileTold(tuple(told)))
 
     def received(self, src: str, told: ProfileTold) -> bool:
-        """Take in profiles that were asked for, from whom they were asked; a node's own profile always, and before any other. True if a
-        peer became known by it, or has changed."""
+        """Handle profiles. A node's own profile is always accepted, and first; others only if requested from src. →
+        True if a peer became known, or has changed."""
         found = False
         for known in told.profiles:
             node = known.profile.node
@@ -312,7 +312,7 @@ class Waking:
 
 
 def _network(address: str) -> str:
-    """The network of an address, as far as its number tells: 24 bits of it, of IPv6 64; "" for a name."""
+    """Network of an address, guessed from its number: the first 24 bits, of IPv6 64; "" for a name."""
     try:
         number = ip_address(address.rpartition(":")[0].strip("[]"))
     except ValueError:

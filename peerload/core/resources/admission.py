@@ -137,7 +137,7 @@ def gpu_mem_bytes_max(profile: Profile, request: ResourceRequest, placement: Pla
 
 
 def lacks(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> list[str]:
-    """All reasons that keep a node from ever running a task; empty if it could."""
+    """Reasons why a node can never run a task; empty if it can."""
     found = []
     anything, anywhere = type(request)(cpus=min(request.cpus, profile.cpus or request.cpus)), type(placement)()
     devices = _why_no_devices(profile, request)
@@ -372,7 +372,7 @@ class Ledger:
         self.load_tasks = count + self.foreign_slots
 
     def set_profile(self, profile: Profile) -> None:
-        """This node has another profile from now on."""
+        """Replace this node's profile."""
         self.profile = profile
         self.load_version += 1
 
@@ -384,7 +384,7 @@ class Ledger:
 
     @property
     def _count(self) -> int:
-        """All tasks but those that wait for devices."""
+        """Number of tasks without those that wait for devices."""
         return len(self.running) + self.waiting - self._device_waiters + len(self.inbound)
 
     @property
@@ -508,8 +508,8 @@ class Ledger:
         learned: Mapping[str, int] = NOTHING_LEARNED,
         owner: str | None = "",
     ) -> None:
-        """An attempt starts to hold what it asked for: these devices, for ``run_s`` nearly for sure; ``learned``, ``owner``: as of
-        `DeviceRequest`."""
+        """Book the resources of a starting attempt, and these devices. run_s: the time it takes with high probability;
+        learned, owner: as in `DeviceRequest`."""
         if key not in self.running:
             if devices:
                 ask = DeviceRequest(request, self.devices.config, learned, run_s, owner)
@@ -522,7 +522,8 @@ class Ledger:
             self._changed()
 
     def end(self, key: str) -> bool:
-        """An attempt holds nothing any more, but for devices that it may still be seen on; False if it held nothing."""
+        """Release the resources of an ended attempt, except devices that its processes may still use. False if it held
+        none."""
         held = self.running.pop(key, None)
         if held is None:
             return False
@@ -686,7 +687,7 @@ class DeviceQueue:
         return (request, run_s, is_over, tuple(learned.items())), run_s, learned
 
     def _may_reserve(self, work: Work, run_s: float, *, is_soft_too: bool = True) -> bool:
-        """True if something may be kept for it: what has hardened stays."""
+        """True if devices may be reserved for it beside the hardened reservations."""
         kept = self._ledger.kept
         is_hard = kept.is_hard(run_s, self._ledger.now_s - work.arrived_s)
         return bool(work.reserved) or ((is_hard or is_soft_too) and kept.may_reserve(is_hard=is_hard))

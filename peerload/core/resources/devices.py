@@ -419,8 +419,8 @@ MPS_FAULTS_MAX = 2
 
 
 class DeviceLedger:
-    """All devices of this node, in the order in which they are numbered; `holding` names the devices of an attempt.
-    version grows with whatever may give a waiting task room."""
+    """Ledger of this node's devices, in the order of their numbers; `holding` names the devices of an attempt. version:
+    grows with every change that may give a waiting task room."""
 
     def __init__(self, profile: Profile, config: GpuConfig) -> None:
         self.config = config
@@ -450,7 +450,8 @@ class DeviceLedger:
         self.kept = devices
 
     def set_devices(self, devices: Iterable[Device]) -> None:
-        """These are the node's devices. One that is gone but was given to somebody stays, and is not given again."""
+        """Replace the node's devices. One that has disappeared while an attempt holds it stays, and is not granted
+        again."""
         before, self.states = self.states, {}
         for device in devices:
             state = before.pop(device.id, None)
@@ -502,7 +503,7 @@ class DeviceLedger:
         return strays
 
     def _is_seen(self, key: str) -> bool:
-        """True if its processes are on a device still, or nobody can tell."""
+        """True if processes of the attempt may still be on a device."""
         states = [self.states[name] for name in self.holding[key]]
         return any(
             state.reading.health is Health.UNKNOWN or any(key == seen for seen, _ in state.reading.ours)
@@ -512,7 +513,7 @@ class DeviceLedger:
     # -- grants --------------------------------------------------------------------------------------------------------
 
     def grant(self, key: str, names: Sequence[str], ask: DeviceRequest, now_s: float) -> None:
-        """These devices are this attempt's from now on; one that is not there (any more) is noted all the same."""
+        """Grant devices to an attempt; one that does not exist (any more) is noted all the same."""
         for name in names:
             state = self.states.get(name)
             if state is None:
@@ -602,7 +603,8 @@ class DeviceLedger:
                 grant.mode = DeviceMode.TIME
 
     def mps_ended(self, key: str, command: tuple[bytes, ...], exit_: Exit) -> None:
-        """Learn from the end of an attempt that still holds its devices."""
+        """Learn from the exit of an attempt under MPS: its fault, or its duration. Called while it still holds its
+        devices."""
         for state in self.of_grant(key) if key in self.holding else ():
             grant = state.grants[key]
             if grant.mode is DeviceMode.MPS and grant.fault and exit_.failed_device:
@@ -614,7 +616,7 @@ class DeviceLedger:
     # -- summed up -----------------------------------------------------------------------------------------------------
 
     def advertised(self) -> tuple[Device, ...]:
-        """All devices, as the profile of this node tells them."""
+        """Devices as this node's profile lists them."""
         return tuple(self.states[name].device.advertised(self.states[name].grantable_bytes) for name in self._present)
 
     def loads(self, now_s: float) -> tuple[DeviceLoad, ...]:
@@ -712,8 +714,7 @@ def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request:
 
 
 def _has_failed(exit_: Exit) -> bool:
-    """True if the attempt failed by itself: nobody stopped it, it was within its time, and the machine had memory
-    for it."""
+    """True if the attempt failed by itself: it was not stopped, not timed out, and not out of the machine's memory."""
     is_stopped = exit_.exit_code == TIME_LIMIT_EXIT_CODE or exit_.signal in STOPPED_BY
     return exit_.exit_code != 0 and not is_stopped and exit_.out_of in ("", OUT_OF_GPU_MEMORY)
 

@@ -49,7 +49,7 @@ class Scope:
 
     @property
     def all(self) -> list[DeviceState]:
-        """Both."""
+        """Preferred and other devices together."""
         return [*self.preferred, *self.others]
 
 
@@ -150,7 +150,8 @@ def preferred(states: Sequence[DeviceState], names: Sequence[str]) -> list[Devic
 
 
 def matches_device(device: Device, name: str) -> bool:
-    """True if a user's word for GPUs (a number, the beginning of a name, a pattern of models) means this one."""
+    """True if a user's selector of GPUs (a number, the beginning of a name, a pattern of models) matches this
+    device."""
     if name.isdecimal():
         return device.index == int(name)
     if device.name.lower().startswith(name.lower()):
@@ -176,8 +177,8 @@ class Reservation(msgspec.Struct, frozen=True, eq=False):
 
 
 class Backfill:
-    """Room kept for whoever waits for devices, so that nobody starves: EASY backfilling, per device. The reservations at one
-    moment, made in the order in which tasks wait.
+    """Reservations for tasks that wait for devices, so that none starves: EASY backfilling, per device. They are those
+    of one moment, made in the order in which tasks wait.
 
     The first task in line that does not fit *reserves* the devices that will be the first to have room for it, at the time S
     at which the tasks there are expected to have ended nearly for sure (p90; infinite where that is not known). A later task
@@ -204,7 +205,7 @@ class Backfill:
         ledger.keep(self._by_device)
 
     def may_reserve(self, *, is_hard: bool) -> bool:
-        """True if one more that waits may have something kept for it."""
+        """True if one more waiting task may have a reservation."""
         devices = len(self._ledger.states)
         return self._hard < devices if is_hard else self._soft < RESERVED_MAX and len(self._by_device) < devices
 
@@ -285,7 +286,7 @@ class Backfill:
     def _soonest(
         self, request: ResourceRequest, ask: DeviceRequest, waited_s: float
     ) -> tuple[tuple[str, ...], float] | None:
-        """The devices that have room first, of equal ones those that nobody waits for, and when."""
+        """Devices that have room first, and when. Among equals, devices without a reservation come first."""
         chosen: list[str] = []
         starts_s = self.now_s
         wanted = [(self._ledger.of_kind(kind), count) for kind, count in request.devices]

@@ -206,12 +206,12 @@ class View:
 
     @property
     def reports_guide_probing(self) -> bool:
-        """The information policy's word."""
+        """Answer of the information policy."""
         return self._state.policies.information.reports_guide_probing
 
     @property
     def load(self) -> float:
-        """The load policy's word; it is asked again when something has changed that it may depend on."""
+        """Load index by the load policy."""
         if self.for_request is not None:
             return self.gpu_load
         if self._load_version == self._ledger.load_version:
@@ -346,7 +346,7 @@ class View:
 
     @property
     def cpus_started(self) -> float:
-        """Cores that what runs or comes has."""
+        """Cores of running and inbound tasks."""
         return self._ledger.cpus_running + self._ledger.cpus_inbound
 
     @property
@@ -386,7 +386,7 @@ class View:
         return seen if wanted is None else ((node, report) for node, report in seen if getattr(report, wanted))
 
     def reporting(self, wanted: Reported) -> Sequence[str]:
-        """Peers whose newest report says ``wanted``."""
+        """Peers whose newest report has the flag ``wanted``."""
         if self.for_request is None or wanted == "nothing":
             return self._membership.reporting(self.peers, wanted)
         return [node for node, _ in self.reports(wanted=wanted)]
@@ -510,7 +510,7 @@ class Information:
         self._settled_version = NOT_SETTLED
         self._sensed = LoadSampled(0.0, 0.0, 0)
         self._own = View(self._observed, self._sensed, self._thresholds)
-        """What a load policy sees of all tasks here."""
+        """View of all tasks here, for load policies."""
         self._is_index_steady = bool(getattr(state.policies.load, "steady", False))
         """True if the load index changes only with the tasks here and with what the sensors read."""
         self._is_in_seconds = bool(getattr(state.policies.load, "in_seconds", False))
@@ -610,13 +610,13 @@ class Information:
         return self.level(uncounted) >= self.thresholds().send_at * self._ledger.profile.slots
 
     def accepts(self) -> bool:
-        """True if a task of another home is welcome, as far as the load tells."""
+        """True if the load allows a task of another home."""
         if self._ledger.load_version != self._compared_at:
             self._compare()
         return self._accepts
 
     def wants(self, expected: int = 0) -> bool:
-        """True if this node is to ask for a task, beside so many that it has asked for already."""
+        """True if this node should ask for a task in addition to ``expected`` that it has asked for already."""
         if self._ledger.load_version != self._compared_at:
             self._compare()
         thresholds, slots = self._thresholds, self._ledger.profile.slots
@@ -770,7 +770,7 @@ class Information:
             self._compared_at = NOT_COMPARED
 
     def _settle_standing(self) -> None:
-        """Another standing counts if it holds."""
+        """Start or stop the settle timer of a changed load region."""
         ledger, devices = self._ledger, self._ledger.devices
         version = ledger.load_version, devices.version if devices.states else 0, len(self._stranded)
         if version == self._settled_version and self._is_index_steady and self._steady is not None:
@@ -789,7 +789,8 @@ class Information:
             self._state.set_timer_in(self._state.config.settle_s, timers.RegionSettled())
 
     def region_held(self) -> None:
-        """The standing has held for settle_s: told, or asked about, if the information policy says so."""
+        """Handle a load region that has held for settle_s: announce it, or ask others, as the information policy
+        decides."""
         said = self._said
         now = self.report()
         known = said if said is not None and self._standing(said) != self._standing(now) else self._told
@@ -805,7 +806,7 @@ class Information:
         self._is_quiet = False
 
     def _changed(self, told: LoadReport | None, now: LoadReport) -> None:
-        """Announce a change, or ask others, as the information policy says."""
+        """Announce a change, or ask others, as the information policy decides."""
         before, self._before, self._before_standing = self._before, now, self._standing(now)
         self._settled_version = NOT_SETTLED
         policy = self._state.policies.information
@@ -852,7 +853,7 @@ class Information:
         self._said = self._due = None
 
     def period_passed(self) -> None:
-        """The information policy tells everybody at a fixed period."""
+        """Announce the load: the fixed period of the information policy has passed."""
         self.announce()
 
     def announce(self, report: LoadReport | None = None) -> None:

@@ -71,7 +71,7 @@ class Search(msgspec.Struct, eq=False):
     wants_good_gpus: bool = False
     """True if it looks for such GPUs."""
     because: str = ""
-    """Why the node that was offered the task was chosen before all others."""
+    """Reason why the node that was offered the task was chosen."""
     is_broadcast: bool = False
     """True if all nodes were asked at once, by a broadcast."""
     is_late: bool = False
@@ -350,7 +350,7 @@ class Sender:
             self.search_for(task)
 
     def room_at(self, node: str, report: LoadReport) -> None:
-        """A node says what room it has: it may be some for a stranded task, or for one that waits for devices here."""
+        """Handle a report of a node's room: offer it a stranded task, or one that waits for devices here."""
         if report.accepts:
             self._full.pop(node, None)
         tasks = list(islice(self._without_place(), STRANDED_ASKED_MAX))
@@ -429,7 +429,7 @@ class Sender:
         return step.to
 
     def take_turns(self) -> None:
-        """Start searches whose turn has come; a task whose node has room by now just stays."""
+        """Start the searches whose turn has come. A task stays if this node has room for it by now."""
         while self.waiting and self._in_flight < self._state.config.searches_in_flight_max:
             task = self._next_in_turn()
             if task is None or task.search != 0 or task.phase is not HomePhase.WAITING:
@@ -544,7 +544,7 @@ class Sender:
         return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
 
     def _stays(self, search: Search, step: Step, peers: Sequence[str]) -> bool:
-        """True if the task would stay, also because the policy names nobody who could run it."""
+        """True if the task would stay, also because the policy names no node that could run it."""
         if isinstance(step, Transfer):
             return step.to not in peers
         if isinstance(step, Broadcast):

@@ -106,7 +106,8 @@ class TaskDonor:
         return None
 
     def waits_for_room_there(self, profile: Profile, report: LoadReport) -> Work | None:
-        """A task that waits for devices here while that node says that it has some: it goes, whatever the loads are."""
+        """Task that waits for devices here while that node reports free ones; it moves whatever the loads are. None if
+        there is none."""
         for work in islice(self._queue.waiting_for_devices(), LOOKED_AT_MAX):
             request = asked_of(self._state, work)
             if request.gpus and has_room(request, report) and self._may_go(work, profile):
@@ -193,8 +194,8 @@ class TaskDonor:
 
 
 class RetryRate:
-    """Pauses between what is repeated so often "per mean service time", by chance (docs/policies.md, live rules), from the
-    learned durations of tasks here."""
+    """Random pauses between repetitions whose rate is given per mean service time (docs/policies.md, live rules),
+    learned from the durations of tasks here."""
 
     __slots__ = ("_state",)
 
@@ -225,7 +226,7 @@ PROMISED_MAX = 256
 
 
 class Receiver:
-    """Asks for work, and answers who asks for some. One per node; its timers are ``probe`` and ``retry``.
+    """Receiver side of load sharing: asks for work. One per node; its timers are ``probe`` and ``retry``.
 
     It asks one node after the other until one promises a task. The promise counts as load for inbound_s; the task itself comes
     as an offer of its home. It asks whenever a task has ended here, when a report shows work elsewhere, and at the policy's
@@ -257,7 +258,7 @@ class Receiver:
     # -- asking for work -----------------------------------------------------------------------------------------------
 
     def wants_more(self) -> bool:
-        """True if it is below its mark, with what it has asked for already."""
+        """True if this node is below its mark, the tasks it has asked for included."""
         state = self._state
         return self._information.wants(self._in_flight) and state.takes_remote_tasks and state.profile.slots > 0
 
@@ -276,15 +277,15 @@ class Receiver:
             self.step(search)
 
     def answer(self, node: str, report: LoadReport) -> None:
-        """A node has told everybody that it has work. If all that want more asked it, one of them would have a task, and the
-        number of questions would grow with the number of nodes. So of those that ask again by themselves only ASKERS ask,
-        and only that node; and none asks where it would be refused because the task would only wait here instead."""
+        """Handle an announcement that a node has work. If all nodes that want work asked, one would get a task, and the
+        questions would grow with the number of nodes. So of the nodes that ask again by themselves only ASKERS ask, and
+        only that node; and none asks where it would be refused because the task would only wait here instead."""
         if self.answers(node, report):
             self.pull(first=node, asks_others=not self._state.policies.receiver.retry_rate)
 
     def answers(self, node: str, report: LoadReport) -> bool:
-        """True if this node asks a node that has told everybody this report: it wants more, and would not be refused as far as
-        that tells."""
+        """True if this node asks the sender of this announced report for work: it wants more, and by the report would
+        not be refused."""
         if not self.wants_more():
             return False
         if not self._state.policies.receiver.retry_rate:
@@ -295,7 +296,8 @@ class Receiver:
         return self._is_asker(node, report, is_ahead=is_ahead)
 
     def wants_from(self) -> float:
-        """Tasks per slot that a node must have, beside the one that it gives, for this node to ask it; infinite: it asks none."""
+        """Tasks per slot that a node must keep beside the one it gives for this node to ask it; infinite: it asks
+        none."""
         if not self.wants_more():
             return math.inf
         if not self._state.policies.receiver.retry_rate or not self._information.asks_ahead():
@@ -359,7 +361,7 @@ class Receiver:
         self._searches.wait(search)
 
     def give_replied(self, src: str, reply: GiveReply) -> None:
-        """PROMISED counts as load until the offer comes; NONE asks the next."""
+        """Handle a GiveReply: PROMISED counts as load until the offer comes; after NONE, ask the next node."""
         self._membership.report_received(src, reply.report)
         search = self._searches.answered(reply.search, src)
         if search is None or search.task is not None:
@@ -524,7 +526,7 @@ class PairProtocol:
         self._state.send(node, PairRequest(self._last, self._information.report()))
 
     def reply_received(self, src: str, reply: PairReply) -> None:
-        """The other one's word: refused, even, it gives, or this node does."""
+        """Handle the partner's answer: it refuses, loads are even, it gives, or this node gives."""
         self._membership.report_received(src, reply.report)
         for uid in reply.promised:
             self._donor.expect(uid)
@@ -557,7 +559,7 @@ class PairProtocol:
         self._give(chosen, src)
 
     def unpair_received(self, src: str, message: Unpair) -> None:
-        """The richer one has said what it gives."""
+        """Handle the richer partner's decision what it gives."""
         for uid in message.promised:
             self._donor.expect(uid)
         if self._is_paired_with(src, message.pairing):
@@ -611,9 +613,9 @@ class PairProtocol:
 
 
 class StateRequests:
-    """Asks everybody at once who is useful to this node, and answers such requests. One per node; its timer is ``answer``.
+    """Requests of state to all nodes at once, and answers to such requests. One per node; its timer is ``answer``.
 
-    Only the useful answer, each after a random pause, until the asker says that it has enough. The information policy asks
+    Only useful nodes answer, each after a random pause, until the asker has enough. The information policy asks
     for load; a sender's search may ask for room for one task (its answers are that search's).
     """
 
@@ -693,8 +695,8 @@ class StateRequests:
 
 
 class ReportFilter(NamedTuple):
-    """Filter of the reports, told to everybody, that a node may act on, beside keeping them (`Sharing.acts_on`): all; those of nodes
-    with room; those of nodes with so many tasks per slot, beside the one that they may give; those of nodes that it has a hint of."""
+    """Filter of the announced reports that a node may act on (`Sharing.acts_on`): all; those of nodes with room; those
+    of nodes that keep this many tasks per slot beside one that they give; those of nodes that it has a hint of."""
 
     every: bool
     with_room: bool
@@ -707,7 +709,7 @@ ACTS_ON_NONE = ReportFilter(False, False, math.inf, ())
 
 
 class Sharing:
-    """All of load sharing, for the rest of the core. One per node."""
+    """Facade of load sharing for the rest of the core. One per node."""
 
     def __init__(
         self,
@@ -792,7 +794,7 @@ class Sharing:
             self.report_met(src, report)
 
     def report_met(self, src: str, report: LoadReport) -> None:
-        """A new report, which others have heard, too."""
+        """Handle a new announced report, which the other nodes receive too."""
         self._announced(src, report, to_all=True)
         self._act_on(src, report, asks=self.receiver.answer)
 
@@ -807,8 +809,8 @@ class Sharing:
         return bool(self._stranded or self._ledger.waits_for_devices or (self._places_all and self._ledger.waiting))
 
     def acts_on(self, now: Instant, src: str, report: LoadReport) -> bool:
-        """True if this node does anything about a report that is told to everybody now, beside knowing it: asks for work, offers
-        a task, or changes its hints, thresholds that it keeps, or its load index."""
+        """True if this node would act on an announced report: ask for work, offer a task, or change its hints, cached
+        thresholds or load index."""
         if self._acts_on_all:
             return True
         self._state.now = now

@@ -89,7 +89,7 @@ class Dependencies:
         self._restored = {fate.task: fate for fate in fates}
 
     def restored(self) -> None:
-        """All tasks have been adopted: what is not known yet is asked for, what nobody waits for is forgotten."""
+        """Finish the restart: ask for unknown outcomes, and forget those that no task waits for."""
         unneeded = tuple(name for name in self._restored if name not in self._awaited)
         if unneeded:
             self._state.persist(DropFates(unneeded))
@@ -256,7 +256,7 @@ class Dependencies:
         return [PutFate(fate)]
 
     def found(self, name: str, *, is_known: bool, failed: str) -> None:
-        """Take in what the disk has of a task of this home."""
+        """Handle the answer of the store about a task of this home."""
         awaited = self._awaited.get(name)
         if awaited is None:
             return
@@ -299,7 +299,8 @@ class Dependencies:
             self._elsewhere.get(task_home(name), {}).pop(name, None)
 
     def forgotten(self, node: str) -> int:
-        """A user says that this home is gone for good: nobody can tell any more. → of how many tasks that was asked."""
+        """Handle `forget` of a home: the outcomes of its tasks stay unknown. → the number of tasks that waited for
+        them."""
         names = list(self._elsewhere.get(node, ()))
         for name in names:
             self._loses(self._awaited[name], f"{node}, the home of {name}, was forgotten")
@@ -326,7 +327,7 @@ class Dependencies:
 
 
 def names_of(terms: SubmitOptions) -> Iterator[str]:
-    """All that is waited for, each once."""
+    """Names of the awaited tasks, each once."""
     return iter(dict.fromkeys((*terms.after, *terms.after_ok)))
 
 
@@ -349,8 +350,8 @@ ENDING = "ending"
 
 
 class RemoteStatusQuery(Dependents):
-    """A submission that names tasks, until it is known that there are such. left: those of which nobody has said so yet;
-    has_timer: whether it is refused after a while."""
+    """Submission whose awaited tasks are being checked for existence. left: names not confirmed yet; has_timer: True if
+    it is refused after a while."""
 
     __slots__ = ("event", "has_timer", "left")
 
@@ -415,7 +416,7 @@ class RemoteStatusQueries:
             self._submit(inquiry)
 
     def _check(self, event: TaskSubmitted, counter: int) -> None:
-        """Raises BadRequest for what need not be asked after."""
+        """Raises BadRequest for names that can be refused without a query."""
         state = self._state
         if len(self._inquiries) >= state.config.inquiries_max:
             raise SlowDown("too many submissions wait for word on other tasks", retry_after_s=1.0)
@@ -458,7 +459,7 @@ class RemoteStatusQueries:
                 self._outcome_known(told.task)
 
     def _outcome_known(self, name: str) -> None:
-        """Something was heard of a task that is awaited: perhaps of one that a submission names."""
+        """Handle news of an awaited task, which may be one that a submission names."""
         awaited = self._dependencies.get(name)
         if awaited is None:
             return
@@ -501,7 +502,7 @@ class RemoteStatusQueries:
             self._refuse(inquiry, _silent(name, task_home(name), why))
 
     def gone(self, client: int) -> None:
-        """This connection is closed: what its client waits to see accepted is dropped, as nobody would be there for it."""
+        """Drop the unaccepted submissions of a closed connection."""
         for inquiry in [one for one in self._inquiries.values() if one.event.client == client]:
             self._refuse(inquiry, BadRequest("nothing was submitted: its client is gone"))
 
@@ -531,7 +532,7 @@ class RemoteStatusQueries:
             self._state.actions.append(FindTasks(tuple(unknown)))
 
     def is_watched(self, task: str) -> bool:
-        """True if another home has asked after this task of this home, or after its array, and was not told yet that it is over."""
+        """True if another home waits for the outcome of this task or of its array."""
         return task in self._watched or task.rpartition(".")[0] in self._watched
 
     def is_any_watched(self, array: str) -> bool:

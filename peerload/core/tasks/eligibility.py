@@ -188,7 +188,7 @@ class TaskGroup:
         return None
 
     def is_next(self, task: HomeTask) -> bool:
-        """True if nobody stands before it in the line."""
+        """True if the task is first in line."""
         while self.line and self.waiting.get(self.line[0][1]) != self.line[0][0]:
             heapq.heappop(self.line)
         return bool(self.line) and self.line[0][1] == task.uid
@@ -299,7 +299,7 @@ class TaskGroups:
             del self._groups[name]
 
     def regains(self, task: HomeTask) -> bool:
-        """Give a held task that a node still has a slot again → whether there is one."""
+        """Give a slot of its group back to a held task that a node still has. → False if none is free."""
         group = self._of(task)
         if group is None:
             return True
@@ -436,8 +436,8 @@ def group_dict(group: TaskGroup, members: Collection[HomeTask] | None = None) ->
 
 
 def own_part(group: TaskGroup, sees: Callable[[HomeTask], bool]) -> dict[str, object] | None:
-    """A group as somebody gets it who sees some of its tasks only; None: there is none of them, and nobody has set the group. The slots
-    taken are those of all, where there is a limit: it is one for all."""
+    """Group as shown to a user who may see only some of its tasks; None if it has none of these and was never
+    configured. Where there is a limit, the slots taken are those of all its tasks."""
     members = [task for task in group.members.values() if sees(task)]
     is_set = group.settings != GroupSettings(group.settings.name)
     if not members and not is_set:

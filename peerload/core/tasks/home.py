@@ -159,8 +159,8 @@ class Home:
         return list(islice(self.tasks.values(), at_most))
 
     def untouched_run(self, names: Sequence[str], at: int) -> tuple[UntouchedMembers, range] | None:
-        """The untouched members of one array that are named from here on without a gap, or with their array, and with whom no more
-        ends than these; a bounded number of them. None if there are none."""
+        """Next run of untouched members of one array in ``names``, from ``at`` on, without a gap, or named by their
+        array; bounded in number. Ending them ends no other task. None if there is no such run."""
         name, at_most = names[at], self._state.config.uniform_at_a_time
         array = name if name in self.untouched else name.rpartition(".")[0]
         blocks = self.untouched.get(array)
@@ -301,14 +301,14 @@ class Home:
             self.elsewhere.setdefault(node, {})[task.uid] = task
 
     def at(self, node: str) -> list[HomeTask]:
-        """The tasks that another node has, or had when it was last heard of."""
+        """Tasks that another node has, as far as known."""
         return list(self.elsewhere.get(node, {}).values())
 
     def requeue(
         self, task: HomeTask, reason: str, *, arrives: bool = True, rests_s: float = 0.0, **changes: object
     ) -> None:
-        """Back to the queue, nobody has it. ``arrives``: it is decided about anew at once; ``rests_s``: it is considered
-        after that only; ``last_node`` among the changes: that node was only not heard of and may still have it (R11)."""
+        """Return a task that no node has to the queue. arrives: dispatch it anew at once; rests_s: only after this
+        pause; last_node among the changes: that node is only silent and may still have it (R11)."""
         if self._cannot_repeat(task, reason):
             return
         self._clear_timers(task)

@@ -322,7 +322,7 @@ class WaitingQueue:
         return None
 
     def count_before(self, work: Work, at_most: int) -> int:
-        """The number of its kind and priority that came before it and still wait; no more than ``at_most`` are counted."""
+        """Number of waiting tasks of its kind and priority that arrived before it; counted up to ``at_most``."""
         level = self._levels.get(work.spec.priority)
         if level is None:
             return 0
@@ -364,7 +364,7 @@ class WaitingQueue:
         return (work for work in self._arrived if work.spec.priority == priority and not work.withheld)
 
     def _in_line(self, local: LinkedQueue, remote: LinkedQueue) -> Iterator[Work]:
-        """Both lines as the priority policy has them."""
+        """Both lines merged in the order of the priority policy."""
         lines = _free(local), _free(remote)
         preferred = self._preferred() if local and remote else "first"
         if preferred == "first":
@@ -372,7 +372,7 @@ class WaitingQueue:
         return chain(*(lines if preferred == "local" else reversed(lines)))
 
     def as_it_is(self) -> Iterator[Work]:
-        """All that waits, in no certain order, with untouched members of an array as one."""
+        """All waiting work in no particular order; the untouched members of an array are one item."""
         return chain.from_iterable(line.as_it_is() for level in self._levels.values() for line in level)
 
     def oldest_first(self, lines: Sequence[int] = ALL) -> Iterator[Work]:
@@ -416,7 +416,7 @@ class WaitingQueue:
         return first_local if preferred == "local" else first_remote
 
     def _preferred(self) -> str:
-        """The kind of task that goes first, where tasks of both kinds wait, as the priority policy says."""
+        """Kind of task that the priority policy starts first when both kinds wait."""
         ledger = self.ledger
         try:
             return self._state.policies.priority.prefer(

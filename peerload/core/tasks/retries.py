@@ -80,7 +80,8 @@ class LostAttempts:
         return self._pause_s(task.false_starts - 1) if task.false_starts > 1 else 0.0
 
     def device_failed(self, task: HomeTask, exit_: Exit) -> str:
-        """Queue a task again, durably, whose current attempt failed because a device did: → "". Else why this is its result."""
+        """Queue a task again, durably, after a failure of a device. → "", or the reason why the failure is its
+        result."""
         record = task.record
         losses = record.losses + 1
         if task.spec.guarantee is Guarantee.ONCE:
@@ -110,8 +111,8 @@ class LostAttempts:
             self._lose(task, f"{node} is called dead", took_down="", last_node=node, rests=False)
 
     def disk_lost(self, task: HomeTask) -> None:
-        """Its node answers with another database than it had, and was not booted anew: what it has promised is forgotten.
-        Its lease ends that, but if it was parked it has none: nobody can tell whether it runs on."""
+        """Handle a node that answers with a new database without having been rebooted: its promises are lost. A lease
+        ends the attempt; a parked attempt has none, so its state becomes unknown."""
         node = task.record.node
         if not task.record.parked_ts:
             return
@@ -151,8 +152,8 @@ class LostAttempts:
             self._home.requeue(task, reason, rests_s=rests_s, losses=losses, lost_on=lost_on, last_node=last_node)
 
     def _unknown(self, task: HomeTask, reason: str, *, is_gone: bool) -> None:
-        """``is_gone``: its node has nothing of it left, or so a user said, so that there is nobody to ask. If it comes back
-        with it all the same, it goes on (R11)."""
+        """Set a task to UNKNOWN. is_gone: its node has nothing left of it, or a user said so, and is not asked. If the
+        node returns with it all the same, it continues (R11)."""
         self._state.count(metrics.OUTCOMES_UNKNOWN)
         node = task.record.node
         if node != self._state.node:
@@ -254,7 +255,7 @@ class Retries:
         return ""
 
     def _is_known(self, node: str) -> bool:
-        """True if it is known what that node has; not, perhaps, at once after this home's start."""
+        """True if that node's resources are known, which may not be so just after this home's start."""
         peer = self._membership.get(node)
         return node == self._state.node or (peer is not None and peer.knows_profile)
 
@@ -265,7 +266,7 @@ class Retries:
         return need_bytes if most_bytes is None else min(need_bytes, most_bytes)
 
     def _most_bytes(self, task: HomeTask) -> int | None:
-        """The most memory that it could get of each GPU on any node known, None = nobody knows."""
+        """Largest memory of each GPU that any known node could give the task; None: unknown."""
         state, spec = self._state, task.spec
         peers = (peer.profile for peer in self._membership if peer.state in (PeerState.ALIVE, PeerState.SUSPECT))
         sizes = [
