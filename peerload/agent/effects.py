@@ -295,7 +295,6 @@ class Timers:
         self._timers[action.timer] = loop.call_later(delay_s, self._expire, action.timer, now_s + delay_s)
 
     def clear(self, action: actions.ClearTimer) -> None:
-        """Cancel a timer."""
         handle = self._timers.pop(action.timer, None)
         if handle is not None:
             handle.cancel()
@@ -313,7 +312,6 @@ class Timers:
             self._inbox.put(events.TimerExpired(timer))
 
     def close(self) -> None:
-        """Cancel all timers."""
         for handle in self._timers.values():
             handle.cancel()
 
@@ -667,7 +665,6 @@ class ResultEffects:
         self._peers.send(action.dst, Result(action.task, action.uid, action.attempt, exit_, is_small, stdout, stderr))
 
     def keep(self, action: actions.KeepOutput) -> None:
-        """Keep the output that came with a result."""
         self._background.start(self._keep(action))
 
     def fetch(self, action: actions.FetchOutput) -> None:

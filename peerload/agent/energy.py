@@ -302,7 +302,6 @@ class Waker:
         self._running: set[asyncio.Task[None]] = set()
 
     def wake(self, profile: Profile) -> None:
-        """Wake the node of this profile."""
         if self._resume_cmd:
             task = asyncio.get_running_loop().create_task(self._resume(profile.node))
             self._running.add(task)

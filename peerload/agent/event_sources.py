@@ -208,7 +208,6 @@ class AttemptDevices:
     _mps: MpsDaemons
 
     def has(self, key: str) -> bool:
-        """True if this attempt holds devices."""
         return key in self._node.ledger.devices.holding
 
     async def report_failures(self, key: str) -> None:
@@ -232,7 +231,6 @@ class ExitSettler:
         self._background = BackgroundTasks(self._run)
 
     def settle(self, event: events.TaskEnded) -> None:
-        """Settle the end of an attempt."""
         self._fetches.end(event.key)
         has_output = event.exit.stdout_bytes or event.exit.stderr_bytes
         if (
@@ -518,7 +516,6 @@ class PeerEventSource:
                 self._messages.received(src, message)
 
     def met(self, hello: Hello) -> None:
-        """A link to a peer was made."""
         self._trust.met(hello)
         self._members.met(hello)
         self._inbox.put(
@@ -526,19 +523,15 @@ class PeerEventSource:
         )
 
     def unreachable(self, node: str, reason: str) -> None:
-        """The last link to a peer is lost, or none could be made."""
         self._inbox.put(events.PeerUnreachable(node, reason))
 
     def send_failed(self, dst: str, message: LinkMessage) -> None:
-        """A message was not sent."""
         self._messages.send_failed(dst, message)
 
     def name_taken(self, by: str) -> None:
-        """The peer at this address refuses this node, because another agent has its name."""
         self._duplicates.refused(by)
 
     def copied(self, other: Identity, up_s: float) -> None:
-        """An agent with this node's name and database, up for so long, has proven its name."""
         self._duplicates.copy_proven(other, up_s)
 
 
@@ -553,7 +546,6 @@ class BusPeers:
         """Boot id of each node, and the number of advice messages since it was heard."""
 
     def received(self, envelope: Envelope) -> None:
-        """Record that a peer is on MQTT."""
         self._peers[envelope.src] = (envelope.src_boot, 0)
 
     def boot_of(self, node: str) -> str | None:
@@ -614,11 +606,9 @@ class BusEvents:
     _bus_peers: BusPeers
 
     def bus_changed(self, *, connected: bool) -> None:
-        """A broker can be reached, or no longer."""
         self._inbox.put(events.BusChanged(connected))
 
     def copy_reported(self, other: Identity) -> None:
-        """A message over the broker claims to come from an agent with this node's name and database."""
         if self._duplicates.copy_reported(other):
             self._links.dial_copy(other.address)
 

@@ -236,7 +236,6 @@ class JoinServer:
         return self._tls.certificate
 
     def newcomer(self, closed: Callable[[asyncio.BaseProtocol], None]) -> JoiningNode:
-        """The protocol object of one connection; it calls ``closed`` with itself at its end."""
         return JoiningNode(self, closed)
 
     def close(self) -> None:

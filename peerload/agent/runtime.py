@@ -585,7 +585,6 @@ class ReadTimeout:
         self._is_paused = paused
 
     def stop(self) -> None:
-        """The connection is closed."""
         self._is_partial = False
         if self._timer is not None:
             self._timer.cancel()

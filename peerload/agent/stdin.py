@@ -252,7 +252,6 @@ class StoredStdin:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[asyncio.Event]:
-        """An event that is set at each change."""
         event = asyncio.Event()
         self._watchers.add(event)
         try:

@@ -244,7 +244,6 @@ class BacklogEstimate:
         self._unknown = 0
 
     def add(self, work: Work) -> None:
-        """Work waits here."""
         keys = self._history.keys_of(work)
         command = self._commands.get(keys[0])
         if command is None:
@@ -340,7 +339,6 @@ class GpuRuns:
 
     @property
     def resident_bytes(self) -> int:
-        """The largest resident set of any."""
         return max(run[1] for run in self._runs)
 
 

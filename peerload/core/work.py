@@ -289,7 +289,6 @@ class HomeTask(Work):
         return self.record.migrations
 
     def need(self) -> Need:
-        """The need that is sent with probes."""
         return Need(self.spec.request, self.spec.placement, self.record.migrations)
 
 

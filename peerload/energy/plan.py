@@ -124,7 +124,6 @@ class Candidate(NamedTuple):
         return self.curve.watts_at(0.0) * self.wake_s
 
     def told_cost(self, work_s: float, cpus: float) -> TaskCost:
-        """Cost of a task here, for people."""
         joules, quality = self.joules(work_s, cpus), self.curve.quality
         return TaskCost(self.node, joules, quality, self.price, self.wake_s, self.wake_j)
 

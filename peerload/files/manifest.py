@@ -72,7 +72,6 @@ class Root(NamedTuple):
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
-    """The name of a block."""
     return blake3(data).digest()
 
 

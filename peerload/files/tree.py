@@ -400,7 +400,6 @@ def _block(fd: int, size: int) -> bytes:
 
 
 def identity_of(status: os.stat_result) -> tuple[int, int, int, int]:
-    """Identity of one state of a file."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 

@@ -119,7 +119,6 @@ class MemoryLimits:
         raise NotImplementedError
 
     def close(self, key: str) -> None:
-        """Forget the task."""
         raise NotImplementedError
 
     def remove(self) -> None:

@@ -76,5 +76,4 @@ class Lanes(Generic[AnyStart]):
         return None
 
     def behind(self, key: str) -> list[str]:
-        """Keys of those that wait behind this one."""
         return [following for following in self._lanes.get(key, ()) if following in self.waiting]

@@ -449,13 +449,11 @@ def claim_name(what: str, store: str) -> str:
 
 
 def frame(messages: list[bytes]) -> bytes:
-    """The frame of these encoded messages."""
     body: bytes = _PACKER.pack_array_header(len(messages)) + b"".join(messages)
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
 def packed(value: Any) -> bytes:  # noqa: ANN401 -- any MessagePack value, with messages in it
-    """A value in MessagePack."""
     raw: bytes = _PACKER.pack(value)
     return raw
 

@@ -193,7 +193,6 @@ class Exits:
         (self._to_sync if is_synced else self._reportable).append(event)
 
     def forget(self, key: str) -> None:
-        """Drop a record."""
         if self.ended.pop(key, None) is not None:
             self._compact()
 
@@ -246,7 +245,6 @@ class Exits:
 
 
 def _decoded(rows: list[Any]) -> Iterator[tuple[str, ExitRecord]]:
-    """The readable records of a log."""
     for row in rows:
         try:
             key, raw = row

@@ -173,7 +173,6 @@ class AgentSocket:
         log_line(f"socket was gone and is restored: path={self._path}")
 
     def close(self) -> None:
-        """Remove the socket."""
         if os.path.lexists(self._path):
             os.unlink(self._path)
 

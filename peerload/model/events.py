@@ -480,7 +480,6 @@ class LauncherReady(_Event, frozen=True):
     frozen: tuple[str, ...] = ()
 
     def without(self, keys: AbstractSet[str]) -> LauncherReady:
-        """The list without these attempts."""
         return LauncherReady(
             tuple(run for run in self.running if run[0] not in keys),
             tuple(end for end in self.ended if end[0] not in keys),

@@ -34,7 +34,6 @@ class _Numbered(_Timer, frozen=True):
 
     @property
     def number(self) -> int:
-        """The number of its search or request."""
         return int(self.digits)
 
 

@@ -45,7 +45,6 @@ class Rehearsal(msgspec.Struct, frozen=True):
 
     @property
     def is_good(self) -> bool:
-        """True if the rehearsal found nothing."""
         return not self.policy_errors and not self.shared and self.repeats
 
 

@@ -410,7 +410,6 @@ def _span(name: str, node: str, first: Mapping[str, Any], last: Mapping[str, Any
 
 
 def trace_lines(task: Mapping[str, Any], spans: list[dict[str, Any]], missing: Iterable[str], now: float) -> list[str]:
-    """The waterfall as text."""
     first = min((span["began"] for span in spans), default=now)
     last = max([span["ended"] or now for span in spans] + [first + 1e-6])
     trace = task.get("trace")

@@ -123,7 +123,6 @@ def as_text(line: Iterable[Span]) -> str:
 
 
 def level(share: float | None) -> str:
-    """Style for the share that is in use."""
     if share is None:
         return "dim"
     return "good" if share < WARN_SHARE else "warn" if share < BAD_SHARE else "bad"

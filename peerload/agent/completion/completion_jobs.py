@@ -95,7 +95,6 @@ class CompletionJobs:
         self._outcomes: BoundedDict[tuple[int, int], tuple[str, str]] = BoundedDict(OUTCOMES_MAX)
 
     def wake(self) -> None:
-        """Look for jobs now."""
         self._news.set()
 
     async def run(self) -> None:

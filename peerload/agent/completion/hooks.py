@@ -69,7 +69,6 @@ SIGKILL = 9
 
 
 def outcome_of(record: TaskRecord) -> dict[str, str]:
-    """The outcome of a task as PEERLOAD_… variables."""
     facts = {"NODE": record.node, "REASON": record.reason[:1000], "STATE": record.state.value}
     facts |= {"STARTED_AT": f"{record.started_at:.3f}", "ENDED_AT": f"{record.ended_at:.3f}"}
     if record.exit is not None:
@@ -226,7 +225,6 @@ class NotifyHooks:
     # -- the launcher --------------------------------------------------------------------------------------------------
 
     def event_received(self, event: Event) -> None:
-        """Take an event about one of these commands."""
         if isinstance(event, TaskEnded):
             self._end(event.key, event.exit)
         elif isinstance(event, TaskLost):

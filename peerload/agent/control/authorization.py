@@ -352,7 +352,6 @@ def _verb(request: control.Request) -> str:
 
 
 def refs_of(request: control.Request) -> tuple[str, ...]:
-    """The task references of a request."""
     task = getattr(request, "task", None)
     if isinstance(task, str):
         return (task,)
@@ -405,7 +404,6 @@ class WaitCharge:
         self.end()
 
     def end(self) -> None:
-        """Release the charge."""
         for payer, _ in self._bounds:
             self._tasks[payer] -= self._charged
             if not self._tasks[payer]:

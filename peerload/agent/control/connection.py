@@ -189,7 +189,6 @@ class Connection:
             self._write(control.encode({"id": number, "more": part}))
 
     def fail(self, number: int, error: Exception) -> None:
-        """Send an error as the final response."""
         self._write(control.encode({"id": number, "error": error_object(error)}))
 
     def forward_frame(self, number: int, kind: str, body: dict[str, Any]) -> None:
@@ -274,7 +273,6 @@ class LocalConnection(Connection, asyncio.Protocol):
         self._clients.disconnected(self)
 
     def pause_writing(self) -> None:
-        """The write buffer is full."""
         self._can_write.clear()
 
     def resume_writing(self) -> None:
@@ -291,7 +289,6 @@ class LocalConnection(Connection, asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes in the write buffer."""
         return self._transport.get_write_buffer_size()
 
     def hold_requests(self) -> None:
@@ -378,7 +375,6 @@ def check_size(raw: bytes) -> None:
 
 
 def error_object(error: Exception) -> dict[str, Any]:
-    """The error as sent to a client."""
     if isinstance(error, PeerloadError):
         return {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
     return {"code": "error", "what": str(error), "why": "", "hint": ""}
@@ -510,7 +506,6 @@ class LocalSocket:
         return refusal
 
     def disconnected(self, connection: LocalConnection) -> None:
-        """A client has disconnected."""
         if connection in self._connections:
             self._connections.discard(connection)
             self._quotas.disconnected(connection.caller)

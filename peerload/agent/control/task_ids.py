@@ -61,7 +61,6 @@ def last_submission(store: StoreReader, ref: str, who: str | None = None) -> str
 
 
 def invalid_task_id(ref: str) -> BadRequest:
-    """The error for an invalid reference."""
     return BadRequest(
         f"{ref!r} is not a task id", why="ids look like 42, 42.7, 42.3-9, ws1/42, @ or @~1", hint="peerload ls"
     )

@@ -369,7 +369,6 @@ class AttemptFiles:
             await asyncio.shield(fetch)
 
     def user_of(self, action: StageFiles | SpawnTask) -> TaskUser:
-        """The user of an attempt on this node."""
         own = self._node.home.by_id.get(action.task) if action.home == self._own_name else None
         return TaskUser(action.home, action.spec.user, -1 if own is None else own.terms.owner)
 
@@ -426,7 +425,6 @@ class AttemptFiles:
         )
 
     async def usage(self, caches: Sequence[FileCache]) -> dict[str, object]:
-        """The contents of these caches, for clients."""
         self.caches.pin()
         found = [await cache.transfer.in_thread(cache.store.usage) for cache in caches]
         in_use = self.caches.pinned
@@ -819,7 +817,6 @@ class AttemptFiles:
 
 
 def _manifests_of(note: AttemptNote) -> list[bytes]:
-    """The manifests that an attempt needs."""
     outputs = note.result.outputs if note.result is not None else b""
     return [note.files.manifest, outputs] if outputs else [note.files.manifest]
 
@@ -840,7 +837,6 @@ def _words(error: Exception) -> str:
 
 
 def _uid_in(key: str) -> bytes:
-    """The uid of the task of an attempt."""
     return bytes.fromhex(key.partition("-")[0])
 
 

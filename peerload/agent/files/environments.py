@@ -158,7 +158,6 @@ class Environments:
         return action.spec.lock is None or (action.key in self._uses and self._is_built(self._uses[action.key]))
 
     def prepares(self, key: str) -> bool:
-        """True if an attempt waits for its environment."""
         return key in self._staging
 
     def offered(self, action: StageFiles) -> None:
@@ -334,7 +333,6 @@ class Environments:
             del self._ends[key]
 
     def event_received(self, event: Event) -> None:
-        """Take an event about a builder."""
         key = getattr(event, "key", "")
         end = self._ends.get(key)
         if isinstance(event, TaskEnded | TaskLost) and end is None:
@@ -385,7 +383,6 @@ class Environments:
         (self._noted / attempt).write_text(key, encoding="ascii")
 
     def forget(self, attempt: str) -> None:
-        """Release the environment of an attempt."""
         self.ended_early(attempt)
         self._unuse(attempt)
 

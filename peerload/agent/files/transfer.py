@@ -89,7 +89,6 @@ class Fetch:
         self._is_over = False
 
     def begin(self, digests: Sequence[bytes]) -> None:
-        """Record that the fetch of these blocks begins."""
         self._lacking = set(digests)
         if not self.begun.done():
             self.begun.set_result(None)
@@ -446,7 +445,6 @@ class FileCaches:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all blocks."""
         return sum(cache.store.size_bytes for cache in self.all())
 
     async def in_slow_thread(self, function: Callable[[], R]) -> R:
@@ -454,7 +452,6 @@ class FileCaches:
         return await asyncio.get_running_loop().run_in_executor(self.threads[1], function)
 
     def all(self) -> Sequence[FileCache]:
-        """All caches."""
         return list(self._caches.values())
 
     def _open_user(self, name: str) -> None:

@@ -140,7 +140,6 @@ class EventFrames(asyncio.Protocol):
         self._end(exc if isinstance(exc, OSError) else ConnectionResetError("the launcher closed the connection"))
 
     def data_received(self, data: bytes) -> None:
-        """Deliver the events of whole frames."""
         self._buffer += data
         if self._receiver is None:
             self._arrived.set()
@@ -323,7 +322,6 @@ class LauncherLink:
 
     @property
     def pid(self) -> int:
-        """The launcher's pid, 0 while there is none."""
         return self._pid
 
     @property
@@ -380,7 +378,6 @@ class LauncherLink:
         self._process.detach()
 
     async def stop_all(self) -> None:
-        """End all tasks, and the launcher."""
         self._closing = True
         self._heartbeat.stop()
         if self._frames is None and self._reading is not None:  # another is being started
@@ -410,7 +407,6 @@ class LauncherLink:
 
     @property
     def run(self) -> str:
-        """The name of this run of the launcher."""
         return self._run
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -458,7 +454,6 @@ class LauncherLink:
         self._request(request)
 
     def signal(self, key: str, number: int) -> None:
-        """Send a signal to a task."""
         self._request(SignalRequest(key, number))
 
     def feed(self, key: str, size_bytes: int, *, has_ended: bool) -> None:
@@ -613,11 +608,9 @@ class LauncherLink:
             self._heartbeat.start()
 
     def ping(self) -> None:
-        """See `HeartbeatOwner`."""
         self._request(PingRequest())
 
     def silence_changed(self, *, silent: bool) -> None:
-        """See `HeartbeatOwner`."""
         self._owner.received(LauncherSilent(silent))
 
     def events_received(self, events: list[LauncherEvent], /) -> None:
@@ -718,7 +711,6 @@ class HeldDevices(msgspec.Struct, frozen=True):
 
     @property
     def gpus(self) -> tuple[Device, ...]:
-        """The GPUs among the devices."""
         return tuple(device for device in self.devices if device.kind == GPU)
 
     @property

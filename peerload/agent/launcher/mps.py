@@ -285,7 +285,6 @@ class MpsDaemons:
         return f"GPU {state.device.index}" if state is not None else daemon.device
 
     def event_received(self, event: Event) -> None:
-        """Take an event about a keeper."""
         if isinstance(event, TaskEnded | TaskLost):
             key = event.key
             daemon = next((one for one in self._by_device.values() if one.key == key), None)

@@ -473,7 +473,6 @@ class ConnectionRegistry:
         self._connections: weakref.WeakSet[PeerConnection] = weakref.WeakSet()
 
     def make(self, owner: Owner, *, dialled: bool, stream: bool = False, back: int = 0) -> PeerConnection:
-        """A connection without a transport."""
         made = PeerConnection(owner, self._tls, self._envelopes, dialled=dialled, stream=stream, back=back)
         self._connections.add(made)
         return made

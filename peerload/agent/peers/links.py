@@ -188,7 +188,6 @@ class PeerLinks:
                 link.close(f"{node} is forgotten")
 
     def connect(self, identity: Identity) -> None:
-        """Make a link to this node if there is none."""
         self.learn(identity)
         peer = self._table.entries.get(identity.node)
         if peer is not None and not peer.links and not peer.is_dialled:
@@ -507,7 +506,6 @@ class PeerLinks:
     # -- within --------------------------------------------------------------------------------------------------------
 
     def drop(self, reason: str, who: str = "", detail: str = "") -> None:
-        """Count a frame or connection that was dropped, and report it if it breaks a security rule."""
         self._table.drop(reason, who, detail)
 
     def _write(self, link: PeerConnection, dst: str, message: LinkMessage) -> None:
@@ -528,7 +526,6 @@ class PeerLinks:
             loop.call_soon(self._owner.send_failed, dst, message)
 
     def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        """Run this in the background until it ends or the links are closed."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)

@@ -165,7 +165,6 @@ class Members:
             raise
 
     def send(self, action: SendGossip) -> None:
-        """Send a datagram to a peer."""
         self._lag.watch()
         self._socket.send(action.node, self._source_of(action.node) or action.address, action.messages)
 
@@ -467,7 +466,6 @@ class LagWatch:
         self._handle = None
 
     def close(self) -> None:
-        """Stop watching."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -514,7 +512,6 @@ class AddressFile:
         return int(port) if last_host.strip("[]") == host and is_port else 0
 
     def set_listen(self, address: str) -> None:
-        """Keep the address of this node."""
         if address != self.listen:
             self.listen = address
             self._write()

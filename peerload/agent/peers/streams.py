@@ -243,7 +243,6 @@ class StreamReader:
     # -- Owner -------------------------------------------------------------------------------------------------------
 
     def opened(self, connection: PeerConnection) -> None:
-        """Send Hello."""
         connection.send(self._local.hello(stream=True))
 
     def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
@@ -254,7 +253,6 @@ class StreamReader:
         return False
 
     def received(self, connection: PeerConnection, envelope: Envelope) -> None:
-        """Keep the message for the reader."""
         if not isinstance(envelope.body, self._kinds):
             connection.abort("it sent something that was not asked for")
             return
@@ -275,7 +273,6 @@ class StreamReader:
         """Do nothing: no message waits here."""
 
     def closed(self, _: PeerConnection, reason: str) -> None:
-        """Wake the reader."""
         self._reason = self._reason or reason
         self._arrived.set()
 
@@ -345,7 +342,6 @@ class Reachability:
     _is_stopped: bool = False
 
     def start(self) -> None:
-        """Start the periodic checks."""
         self._timer = asyncio.get_running_loop().call_later(coalesced_s(CHECK_EVERY_S), self._check_all)
 
     def stop(self) -> None:

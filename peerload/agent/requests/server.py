@@ -266,7 +266,6 @@ class QueryVerbs:
     _files: FileRequests
 
     def work(self, connection: Connection, request: control.TaskQuery) -> Coroutine[Any, Any, None]:  # noqa: C901 -- one line a verb
-        """The work that answers a request."""
         match request:
             case control.TasksRequest():
                 return self._tasks.tasks(connection, request)

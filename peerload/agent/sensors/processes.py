@@ -205,7 +205,6 @@ class OwnUse:
         return None
 
     def _processes(self, launcher: int) -> list[list[bytes]]:
-        """Times of the descendants of the launcher."""
         table: dict[int, tuple[int, list[bytes]]] = {}
         for name in os.listdir("/proc"):  # noqa: PTH208 -- names are enough
             if name.isdecimal() and (fields := process_fields(int(name))):

@@ -335,7 +335,6 @@ class RemovalSearch:
         return [_ended(row) for row in rows if isinstance(row[0], int) and isinstance(row[1], int)]
 
     def ended(self) -> int:
-        """The number of ended tasks."""
         return int(self._reader.execute("SELECT count(*) FROM tasks WHERE ended_at > 0").fetchone()[0])
 
     def output_bytes(self) -> int:

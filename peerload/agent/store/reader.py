@@ -671,7 +671,6 @@ class ArrayRow(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> tuple[float, float]:
-        """The place of the row in a list."""
         return _number(self.first[0]), _number(self.first[1])
 
 
@@ -822,5 +821,4 @@ class SubmissionRows:
 
 
 def marks(values: Sequence[object]) -> str:
-    """A place in a statement for each value."""
     return ", ".join("?" * len(values))

@@ -182,7 +182,6 @@ class DateAnchor(NamedTuple):
     ahead_s: float = NOT_AHEAD
 
     def packed(self) -> str:
-        """The anchor as the database has it."""
         return f"{self.boot_id} {self.boot_s:.3f} {self.wall_s:.3f} {self.ahead_s:.3f}"
 
 
@@ -255,11 +254,9 @@ class LoopOwner:
         self._run = run
 
     def committed(self, done: list[Callable[[], None]], /) -> None:
-        """See `WriterOwner`."""
         call_in_loop(self._loop, done)
 
     def failed(self, error: StoreError, /) -> None:
-        """See `WriterOwner`."""
         call_in_loop(self._loop, [functools.partial(self._run.fail, f"the store failed: {error}")])
 
 
@@ -308,7 +305,6 @@ class Store(StoreRecovery):
 
     @property
     def path(self) -> Path:
-        """The file of the database."""
         return self._path
 
     # -- opening -------------------------------------------------------------------------------------------------------

@@ -194,7 +194,6 @@ class EventLog:
         outbox.on_commit(self._committed)
 
     def on_note(self, call: Callable[[PutEvent], None]) -> None:
-        """Call this with each event that is noted."""
         self._noted.append(call)
 
     def note(self, event: PutEvent) -> None:

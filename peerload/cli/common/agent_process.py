@@ -82,7 +82,6 @@ def default_places(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_words(settings: dict[str, Any]) -> list[str]:
-    """The settings as flags again."""
     words = []
     for key, value in settings.items():
         for one in value if key in _REPEATABLE else [value]:

@@ -44,11 +44,9 @@ class Progress:
         self._passed = self._total = 0
 
     def expect(self, tasks: int) -> None:
-        """Add to the tasks to simulate."""
         self._total += tasks
 
     def add(self, tasks: int) -> None:
-        """Add to the simulated tasks."""
         self._passed += tasks
         self._bar.show(self._passed, 0, self._total)
 

@@ -186,7 +186,6 @@ class _Runs:
 
     @property
     def played(self) -> list[tuple[Scenario, Outcome]]:
-        """Results in the order of the scenarios."""
         return [self.found[index] for index in sorted(self.found)]
 
     def _run(self, scenarios: dict[int, Scenario], replications: int, first: int = 0) -> None:

@@ -302,7 +302,6 @@ class ClientBinding:
             self._state.clear_timer(timers.ClientTimeout(task.uid.hex()))
 
     def left(self, task: HomeTask) -> None:
-        """Forget a task that is over."""
         for client in self._attending.pop(task.uid, ()):
             self._leave(client, task.uid)
         self._await_no_more(task)

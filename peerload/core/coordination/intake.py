@@ -84,7 +84,6 @@ class SubmissionInProgress:
             self._reason = f"{self._reason}; repeats {event.retry_of}"
 
     def members(self) -> Iterator[str]:
-        """The ids of its tasks."""
         return (f"{self.name}.{index}" for index in self.event.indices) if self.event.indices else iter((self.name,))
 
     def left(self) -> int:
@@ -139,7 +138,6 @@ class SubmissionInProgress:
         )
 
     def add(self, member: str) -> HomeTask:
-        """Make the task with this id."""
         record = self._record(member, self._uid())
         self.rows.append(PutTask(record, self.submitted_at, self._reason))
         self.unkept += 1

@@ -102,7 +102,6 @@ class RunningTasks:
 
     @property
     def has_launcher(self) -> bool:
-        """True if the launcher is connected."""
         return not self._launcher_away
 
     def works(self) -> Iterable[HomeTask | RemoteTask]:

@@ -453,7 +453,6 @@ class HomeLeases:
     # -- how long ------------------------------------------------------------------------------------------------------
 
     def first_s(self, spec: TaskSpec) -> float:
-        """The lease that a COMMIT grants."""
         return spec.lease_s or self._state.config.lease_s
 
     def _renewal_s(self, task: HomeTask, renewal: Renewal) -> float:
@@ -693,7 +692,6 @@ class TaskParking:
                 self._state.send(node, Park(tuple(parkings[first : first + RENEWALS_MAX])))
 
     def resume(self) -> None:
-        """Awake again."""
         self.is_away = False
 
     def is_answered(self, task: HomeTask, src: str, renewal: Renewal) -> bool:

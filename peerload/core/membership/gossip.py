@@ -252,7 +252,6 @@ class Detector:
 
 
 def ring_place(node: str) -> tuple[int, str]:
-    """Position of a name on the ring."""
     return crc32(node.encode()), node
 
 
@@ -493,7 +492,6 @@ class Gossip:
                 self.shared.core.send(node, Sync((self.own,)))
 
     def spread_load(self, report: LoadReport) -> None:
-        """Spread this node's load by gossip."""
         if self.shared.there:
             self._pass_on_load(Load.of(self.shared.core.node, report, is_news=True))
 

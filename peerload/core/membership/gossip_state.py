@@ -298,12 +298,10 @@ class GossipState:
         self.core.set_timer_in(seconds, timers.GossipDue(kind, subject))
 
     def disarm(self, kind: timers.GossipTimerKind, subject: str = "") -> None:
-        """Clear a timer."""
         if self._due_s.pop((kind, subject), None) is not None:
             self.core.clear_timer(timers.GossipDue(kind, subject))
 
     def is_armed(self, kind: timers.GossipTimerKind) -> bool:
-        """True if this timer is set."""
         return (kind, "") in self._due_s
 
     def left_s(self, kind: timers.GossipTimerKind) -> float | None:

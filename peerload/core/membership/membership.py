@@ -185,7 +185,6 @@ class ReportTable:
         self.changes = 0
 
     def put(self, node: str, received: ReceivedReport) -> None:
-        """Replace the report of a peer."""
         self.by_name.pop(node, None)  # so that the first is the one that came longest ago
         self.by_name[node] = received
         self.oldest_s = min(self.oldest_s, received.at_s)
@@ -350,7 +349,6 @@ class CircuitBreaker:
         return self._skipped[node][1] if self._skipped and self.is_any() and node in self._skipped else ""
 
     def accepted(self, node: str) -> None:
-        """Record an accepted offer."""
         self._refusals.pop(node, None)
 
     def started_anew(self, node: str) -> None:
@@ -616,7 +614,6 @@ class Membership:
         self.gossip.leave()
 
     def hello(self, report: LoadReport) -> Hello:
-        """The introduction of this node."""
         return Hello(self._state.identity, self._state.profile, report, refutation=self.gossip.refutation)
 
     # -- what was heard ------------------------------------------------------------------------------------------------
@@ -703,11 +700,9 @@ class Membership:
         return True
 
     def load_heard(self, load: Load, src: str) -> bool:
-        """Record a load that came by gossip. True if it is news."""
         return self._mediator.peer_load_heard(load, src)
 
     def own_load(self) -> LoadReport:
-        """This node's load report, for gossip."""
         return self._mediator.own_report()
 
     def unreachable(self, node: str) -> None:
@@ -780,7 +775,6 @@ class Membership:
                 self._mediator.peer_died(node)
 
     def loads(self) -> Iterator[Load]:
-        """The loads known, for a newcomer."""
         now_s = self._state.now.boot_s
         for node, received in self._reports.by_name.items():
             if self.is_usable(node):
@@ -807,7 +801,6 @@ class Membership:
             self._eligible.clear()
 
     def timer(self, kind: Kind, subject: str) -> None:
-        """Handle a timer of gossip."""
         if kind is Kind.PROFILES:
             self.gossip.shared.expired_s(kind, subject)
             self.profiles.ask()
@@ -817,7 +810,6 @@ class Membership:
     # -- asked over the peer link --------------------------------------------------------------------------------------
 
     def pinged(self, src: str, ping: Ping, report: LoadReport) -> None:
-        """Answer."""
         self._state.send(src, Pong(ping.sequence, report))
 
     # -- who may run what ----------------------------------------------------------------------------------------------
@@ -898,7 +890,6 @@ class Membership:
             self._declined[(node, code, subject)] = now_s + lasts_s
 
     def has_declined(self, node: str, code: str, subject: bytes) -> bool:
-        """True if this node declined that lately."""
         return bool(self._declined) and self._declined.get((node, code, subject), 0.0) > self._state.now.boot_s
 
     def declined_code(self, node: str, spec: TaskSpec) -> str:

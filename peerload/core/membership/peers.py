@@ -83,7 +83,6 @@ class PeerInfo:
         return is_earlier or identity.boot in self.boots[:-1]
 
     def introduced(self, identity: Identity) -> None:
-        """The peer has introduced itself."""
         if identity.boot not in self.boots:
             self.boots = (*self.boots, identity.boot)[-BOOTS_KEPT_MAX:]
 
@@ -127,7 +126,6 @@ class Profiles:
             self._arm(GATHER_S)
 
     def have(self, node: str) -> None:
-        """Stop asking for a profile."""
         self._wanted.pop(node, None)
 
     def _arm(self, seconds: float) -> None:
@@ -135,7 +133,6 @@ class Profiles:
             self._shared.arm(Kind.PROFILES, seconds)
 
     def ask(self) -> None:
-        """Request the profiles that are due."""
         shared = self._shared
         due: dict[str, list[str]] = {}
         for node, wanted in self._wanted.items():
@@ -269,7 +266,6 @@ class Waking:
         return [*near, *(name for name in alive if everywhere and name not in near)][:ASKED_MAX]
 
     def wake_requested(self, node: str) -> None:
-        """A peer asks this node to wake another."""
         peer, now_s = self._peers.get(node), self._state.now.boot_s
         if peer is not None and peer.state is PeerState.ASLEEP and now_s - self._asked_s.get(node, -AGAIN_S) >= AGAIN_S:
             self._asked_s[node] = now_s

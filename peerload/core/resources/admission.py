@@ -166,7 +166,6 @@ def asked_text(request: ResourceRequest, placement: Placement) -> str:
 
 
 def needs_text(request: ResourceRequest, placement: Placement) -> str:
-    """The whole request of a task, as text."""
     asked = asked_text(request, placement)
     if request.cpus != 1:
         return asked

@@ -234,7 +234,6 @@ class DeviceState:
 
     @property
     def mode(self) -> DeviceMode:
-        """The mode in which it is held."""
         if not self.grants and not self.foreign:
             return DeviceMode.FREE
         if self.is_held_alone or self.device.kind != GPU:

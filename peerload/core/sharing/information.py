@@ -196,22 +196,18 @@ class View:
 
     @property
     def node(self) -> str:
-        """This node's name."""
         return self._state.node
 
     @property
     def peers(self) -> Sequence[str]:
-        """Nodes that may be asked."""
         return self._membership.eligible(ANYTHING, "") if self._peers is None else self._peers
 
     @property
     def reports_guide_probing(self) -> bool:
-        """Answer of the information policy."""
         return self._state.policies.information.reports_guide_probing
 
     @property
     def load(self) -> float:
-        """Load index by the load policy."""
         if self.for_request is not None:
             return self.gpu_load
         if self._load_version == self._ledger.load_version:
@@ -228,20 +224,17 @@ class View:
 
     @property
     def load_mean(self) -> float:
-        """The mean load index over this node and the peers."""
         if self.for_request is None:
             return self._membership.load_mean(self.load, self.peers)
         return fmean([self.load, *(report.load for _, report in self.reports())])
 
     @property
     def load_unit(self) -> float:
-        """The load index of one task per slot."""
         is_in_seconds = self.for_request is None and getattr(self._state.policies.load, "in_seconds", False)
         return self.mean_s or 1.0 if is_in_seconds else 1.0
 
     @property
     def gpu_load(self) -> float:
-        """Load index of the GPUs."""
         policy_load = getattr(self._state.policies.load, "gpu_load", None)
         if policy_load is not None:
             try:
@@ -252,22 +245,18 @@ class View:
 
     @property
     def gpus(self) -> int:
-        """GPUs of this node."""
         return self._ledger.profile.gpus
 
     @property
     def gpu_tasks(self) -> int:
-        """n in GPUs."""
         return self._ledger.gpu_tasks
 
     @property
     def gpus_busy(self) -> float:
-        """GPUs kept busy."""
         return self._ledger.devices.gpus_busy
 
     @property
     def gpus_foreign(self) -> float:
-        """GPUs kept busy by programs other than tasks of this node."""
         return self._ledger.devices.gpus_foreign
 
     @property
@@ -286,43 +275,35 @@ class View:
 
     @property
     def cpus(self) -> float:
-        """Cores of this node."""
         return self._ledger.profile.cpus
 
     @property
     def cpus_busy(self) -> float:
-        """Cores kept busy by anybody."""
         return self.sensed.cpus_busy
 
     @property
     def cpus_foreign(self) -> float:
-        """Cores kept busy by programs other than tasks of this node; 0 if foreign load is not counted."""
         return self.sensed.cpus_busy_foreign if self._state.config.counts_foreign else 0.0
 
     @property
     def foreign_slots(self) -> int:
-        """Slots that foreign load occupies."""
         return 0 if self.for_request is not None else self._ledger.foreign_slots
 
     @property
     def cpus_requested(self) -> float:
-        """Cores asked for by the tasks here."""
         own = 0.0 if self._uncounted is None else self._uncounted.spec.request.cpus
         return max(self._ledger.cpus_requested - own, 0.0)
 
     @property
     def speed(self) -> float:
-        """Speed of this node relative to the reference machine."""
         return self._ledger.profile.speed
 
     @property
     def mean_s(self) -> float:
-        """The mean of the last durations seen, here."""
         return self._state.history.mean_s / self.speed
 
     @property
     def waiting_s(self) -> float:
-        """The durations expected of what waits and is on its way, together."""
         history = self._state.history
         work_s = self._queue.expected_s + len(self._ledger.inbound) * history.mean_s
         if self._uncounted is not None:
@@ -331,36 +312,29 @@ class View:
 
     @property
     def running(self) -> Sequence[RunningTasksView]:
-        """The running attempts."""
         return tuple(RunningTasksView(work, self._state) for work in self._mediator.running_tasks())
 
     @property
     def idle_list(self) -> Sequence[str]:
-        """Nodes that lack work; empty if the preset has no memory."""
         return self._hints.idle
 
     @property
     def busy_list(self) -> Sequence[str]:
-        """Nodes that lack room; empty if the preset has no memory."""
         return self._hints.busy
 
     @property
     def cpus_started(self) -> float:
-        """Cores of running and inbound tasks."""
         return self._ledger.cpus_running + self._ledger.cpus_inbound
 
     @property
     def backlog(self) -> int:
-        """Tasks that wait here, and tasks that have no place."""
         return len(self._queue) + len(self._stranded)
 
     @property
     def price(self) -> float | None:
-        """Price of a kWh here now; None if it is not known."""
         return self._state.price
 
     def profile(self, node: str) -> Profile | None:
-        """Profile of this node or of a peer; None for an unknown peer."""
         if node == self._state.node:
             return self._ledger.profile
         return self._membership.profile(node)
@@ -376,7 +350,6 @@ class View:
         return None if self.told is None else KnownReport(self.told, self._state.now.boot_s - self.told_s)
 
     def reports(self, age_s_max: float = inf, wanted: Said | None = None) -> Iterator[tuple[str, LoadReport]]:
-        """Reports of the peers, at most ``age_s_max`` old, that say ``wanted``."""
         if self.for_request is None and wanted is not None:
             return self._membership.saying(self.peers, wanted, age_s_max)
         known, request = self._membership.reports(self.peers, age_s_max), self.for_request
@@ -386,7 +359,6 @@ class View:
         return seen if wanted is None else ((node, report) for node, report in seen if getattr(report, wanted))
 
     def reporting(self, wanted: Reported) -> Sequence[str]:
-        """Peers whose newest report has the flag ``wanted``."""
         if self.for_request is None or wanted == "nothing":
             return self._membership.reporting(self.peers, wanted)
         return [node for node, _ in self.reports(wanted=wanted)]
@@ -403,12 +375,10 @@ class RunningTasksView:
 
     @property
     def used_s(self) -> float:
-        """Seconds since the attempt took its room."""
         return max(self._state.now.boot_s - self._work.started_s, 0.0)
 
     @property
     def durations(self) -> Sequence[float]:
-        """Past durations of its command, else of all commands, on this node's speed."""
         history = self._state.history
         past = history.past(history.keys_of(self._work)) or history.all
         return past.ascending(self._state.profile.speed)
@@ -427,11 +397,9 @@ class MovableTasksView:
         self.works: dict[str, Work] = {}
 
     def oldest_first(self) -> Iterator[TaskView]:
-        """Movable tasks in the order of arrival."""
         return self._views(self._queue.oldest_first(MOVABLE), self._queue.newest_first(MOVABLE))
 
     def newest_first(self) -> Iterator[TaskView]:
-        """Movable tasks, the last arrived first."""
         return self._views(self._queue.newest_first(MOVABLE), self._queue.oldest_first(MOVABLE))
 
     def _views(self, works: Iterator[Work], other_end: Iterator[Work]) -> Iterator[TaskView]:

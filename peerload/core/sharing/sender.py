@@ -95,7 +95,6 @@ class Searches:
         self._last = 0
 
     def open(self, task: HomeTask | None, probes_max: int | None = None) -> Search:
-        """A new search."""
         search = Search(self.next_id(), task, probes_max)
         self._open[search.id] = search
         return search
@@ -106,7 +105,6 @@ class Searches:
         return self._last
 
     def get(self, search_id: int) -> Search | None:
-        """The open search of this number."""
         return self._open.get(search_id)
 
     def of(self, task: HomeTask) -> Search | None:

@@ -201,7 +201,6 @@ class Dependencies:
         return [f"{name} ({self._stands(name)})" for name in names_of(terms) if not self._fate(name).is_over]
 
     def reason(self, terms: SubmitOptions) -> str:
-        """The dependencies in one line."""
         left = self.waits_for(terms)
         more = f" and {len(left) - NAMED_MAX} more" if len(left) > NAMED_MAX else ""
         return f"waits for {', '.join(left[:NAMED_MAX])}{more}" if left else ""

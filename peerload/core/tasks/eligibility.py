@@ -66,7 +66,6 @@ class Eligibility:
             self.groups.adopt(task)
 
     def left(self, task: HomeTask) -> None:
-        """Forget a task that is over."""
         if task.terms.awaits:
             self.dependencies.left(task)
         self.groups.left(task)
@@ -221,7 +220,6 @@ class TaskGroups:
         return iter([self._groups[name] for name in sorted(self._groups)])
 
     def restore(self, settings: Iterable[GroupSettings]) -> None:
-        """Restore the settings of groups after a restart."""
         for one in settings:
             self._groups[one.name] = TaskGroup(one)
 

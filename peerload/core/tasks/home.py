@@ -118,7 +118,6 @@ class Home:
 
     @property
     def number(self) -> int:
-        """The number of unfinished tasks."""
         return len(self.tasks) + self._untouched_number
 
     def adopt_members(self, block: UntouchedMembers) -> None:

@@ -78,7 +78,6 @@ class LinkedQueue:
             work = work.after
 
     def append(self, work: Work) -> None:
-        """Add work at the end."""
         self.insert(work, self._last)
 
     def insert(self, work: Work, before: Work | None) -> None:
@@ -234,7 +233,6 @@ class WaitingQueue:
         self._look_again()
 
     def release(self, work: Work) -> None:
-        """Stop withholding work."""
         work.withheld = False
         self._look_again()
 
@@ -382,7 +380,6 @@ class WaitingQueue:
             yield from _free(heapq.merge(*(level[line] for line in lines), key=_order))
 
     def newest_first(self, lines: Sequence[int] = ALL) -> Iterator[Work]:
-        """The reverse."""
         for priority in sorted(self._levels):
             level = self._levels[priority]
             yield from _free(heapq.merge(*(reversed(level[line]) for line in lines), key=_order, reverse=True))

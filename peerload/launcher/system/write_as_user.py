@@ -106,7 +106,6 @@ def _copy_part(captured: int, first: int, end: int, fd: int) -> None:
 
 
 def _opened(path: bytes) -> tuple[int, bytes]:
-    """The open directory, and the name in it."""
     where, name = os.path.split(path)
     if not path.startswith(b"/") or name in (b"", b".", b"..") or b"\0" in path:
         raise Unwritable("it is not an absolute path of a file")
