@@ -174,7 +174,7 @@ class DirectoryCache:
         found = self._looks.get(directory)
         if found is None:
             if len(self._looks) >= LOOKS_MAX:
-                raise SlowDown("too many working directories at once", why=f"{LOOKS_MAX} are being looked for")
+                raise SlowDown("too many checks of working directories at once", why=f"{LOOKS_MAX} are running")
             found = self._start(directory)
         if not await done_within(found, CHECK_S_MAX):  # others may wait for the same look
             self._late.add(directory)
@@ -190,7 +190,7 @@ class DirectoryCache:
             found = in_own_thread(lambda: identity_of(directory) if _may_enter(directory) else None)
         except BlockingIOError:
             why = "the limit of processes is reached"
-            raise SlowDown("working directories cannot be looked at: no thread can be made", why=why) from None
+            raise SlowDown("cannot check working directories: no thread can be started", why=why) from None
         self._looks[directory] = found
         found.add_done_callback(lambda found: self._looked(directory, found.result()))
         return found
@@ -211,7 +211,7 @@ class DirectoryCache:
 def stalled(directory: bytes) -> FileSystemStalled:
     """The error for a file system that does not answer."""
     return FileSystemStalled(
-        "the working directory cannot be looked at now",
+        "cannot check the working directory now",
         why=f"the file system of {directory.decode(errors='replace')} does not answer",
     )
 
@@ -268,7 +268,9 @@ class DirectoryQueries:
             answer = self._answers.get((node, spec.directory, spec.user))
             if answer is not None and (answer.code == "directory" or ("" != answer.identity != identity != "")):
                 why = f"{node} does not have {spec.directory.decode(errors='replace')} of this machine"
-                raise SnapshotWanted("the working directory has to travel", why=why, hint="--snapshot")
+                raise SnapshotWanted(
+                    "the task needs a snapshot of its working directory", why=why, hint="send it along:  --snapshot"
+                )
 
     def _keep(self, key: tuple[str, bytes, str], seconds: float) -> None:
         self._fresh_until_s[key] = time.monotonic() + seconds
@@ -324,7 +326,7 @@ class UserServices:
         if found is None or time.monotonic() - found[0] >= ANSWER_KEPT_S:
             why = await self._launcher.ask(DirectoryCheck(directory, *task_user))
             if why.startswith(BUSY):
-                raise SlowDown("the working directory cannot be looked at now", why=why.removeprefix(BUSY))
+                raise SlowDown("cannot check the working directory now", why=why.removeprefix(BUSY))
             if len(self._answers) >= USER_ANSWERS_KEPT_MAX:
                 self._answers.clear()
             found = self._answers[task_user, directory] = time.monotonic(), why
@@ -360,7 +362,7 @@ class UserServices:
             return
         why = await self._launcher.ask(FileCheck(wanted, *self.submitter(spec, terms)))
         if why.startswith(BUSY):
-            raise SlowDown("the files cannot be looked at now", why=why.removeprefix(BUSY))
+            raise SlowDown("cannot check the output files now", why=why.removeprefix(BUSY))
         if why:
             shown = wanted[0].decode("utf-8", "backslashreplace")
             raise BadRequest(f"{shown} cannot be written", why=why.removeprefix(POLICY))
@@ -420,10 +422,10 @@ def check_output_patterns(terms: SubmitOptions, members: int) -> None:
         letters = _LETTERS.findall(pattern)
         if unknown := [letter for letter in letters if not letter or letter not in _KNOWN]:
             what = (b"%" + unknown[0]).decode("utf-8", "backslashreplace")
-            raise BadRequest(f"{what} in {shown} stands for nothing", why=_SAYS)
+            raise BadRequest(f"{what} in {shown} is not a placeholder", why=_SAYS)
         if set(_LETTERS.findall(directory)) - {b"%"}:
             raise BadRequest(
-                f"the directory of {shown} is named by a placeholder", why="only the file's own name may have them"
+                f"the directory of {shown} has a placeholder", why="only the name of the file may have placeholders"
             )
         if slash and name in (b"", b".", b".."):
             raise BadRequest(f"{shown} is a directory", hint=f"name a file in it:  {shown.rstrip('/.')}/out-%j")
@@ -454,11 +456,11 @@ class WritableChecks:
         if not wanted:
             return
         if self._under_way >= FILE_CHECKS_MAX:
-            raise SlowDown("too many files at once", why=f"{FILE_CHECKS_MAX} are being looked at")
+            raise SlowDown("too many checks of output files at once", why=f"{FILE_CHECKS_MAX} are running")
         try:
             check = in_own_thread(lambda: _check(wanted))
         except BlockingIOError as error:
-            raise SlowDown("files cannot be looked at", why=str(error.strerror)) from None
+            raise SlowDown("cannot check output files", why=str(error.strerror)) from None
         self._under_way += 1
         try:
             if not await done_within(check, FILE_CHECK_S_MAX):

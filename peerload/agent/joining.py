@@ -99,7 +99,7 @@ class Enrollment:
         """Make an invitation. addresses: where newcomers may dial this node, beside its own address. Raises BadRequest or
         StoreError."""
         if request.node and (why := self.name_objection(request.node, is_meant=True)):
-            raise BadRequest(f"no node can be called {request.node}", why=why, hint="name another:  --node NAME")
+            raise BadRequest(f"{request.node} is not a valid node name", why=why, hint="name another:  --node NAME")
         try:
             token_id, secret = self._invites.make(
                 time.time(), life_s=request.ttl_s, uses=request.uses, node=request.node, issuer=request.issuer

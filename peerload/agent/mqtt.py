@@ -699,7 +699,7 @@ class MqttBus:
             return sock
         if self._tls is None:
             sock.close()
-            raise ConfigError("mqtt", "no TLS here")
+            raise ConfigError("mqtt", "this node has no certificate for brokers with TLS")
         return await secured(sock, url, self._tls)
 
     def _opened(self, client: _Client, url: BrokerUrl) -> None:

@@ -113,9 +113,9 @@ def _remove(database: OfflineCleaner, spool: Spool, page: list[EndedTask], *, ou
         spool.drop(key)
     if not is_kept and not database.keep(rows):
         raise StoreError(
-            "the disk is full: what was removed cannot be noted down",
+            "the disk is full: the removal cannot be recorded",
             why=f"the outputs of {len(page)} tasks are removed, and their tasks are still listed",
-            hint="make some room by other means, then the same again",
+            hint="free some space by other means, then run this again",
         )
     database.keep(FilesRemoved(keys))
 

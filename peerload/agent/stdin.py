@@ -399,7 +399,7 @@ class StdinFetch:
     def _take(self, piece: InputChunk) -> None:
         if piece.offset != self.size_bytes or piece.offset + len(piece.data) > self._requested_bytes:
             why = f"{self.size_bytes} bytes are here, and it begins at {piece.offset}"
-            raise PeerloadError(f"a piece of the input of {self.remote.task} is out of place", why=why)
+            raise PeerloadError(f"the input of {self.remote.task} arrived out of order", why=why)
         try:
             data = memoryview(piece.data)
             while data:
@@ -413,7 +413,7 @@ class StdinFetch:
     def _end(self, message: InputEnd) -> None:
         if message.size_bytes != self.size_bytes:
             why = f"{self.size_bytes} bytes are here, of {message.size_bytes}"
-            raise PeerloadError(f"the input of {self.remote.task} ends elsewhere", why=why)
+            raise PeerloadError(f"the input of {self.remote.task} is incomplete", why=why)
         self.has_ended = True
         self.feed()
 

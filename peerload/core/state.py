@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from peerload.policy.preset import PolicySet
 
 
-LATER_RUN = "peers know a later run with this database: it was put back from a copy, or another agent has one"
+LATER_RUN = "peers know a later run with this database: it was restored from a copy, or another agent uses one"
 FOREVER_S = 1e8
 """Three years: what is so far off does not come, and no timer is set for it."""
 

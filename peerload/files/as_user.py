@@ -92,7 +92,7 @@ def _work(agent: _Agent) -> None:
     except OSError as error:
         agent.send("failed", error.errno or errno.EIO, error.strerror or str(error), "", "")
     except Exception as error:  # noqa: BLE001 -- nobody sees its standard error
-        agent.send("failed", 0, "the files of the task cannot be handled", repr(error), "")
+        agent.send("failed", 0, "cannot work with the files of the task", repr(error), "")
     else:
         agent.send("done", result)
 

@@ -7,7 +7,7 @@ PeerloadError
 │   ├── NotAllowed      the client is not authorized
 │   ├── SlowDown        a named bound is reached
 │   ├── StagingFailed   files of a task cannot be read, kept, fetched or written
-│   ├── SnapshotWanted  the working directory has to travel with the task
+│   ├── SnapshotWanted  the task needs a snapshot of its working directory
 │   └── DiskFull        the disk has no room for it (ENOSPC)
 ├── UsageError          the command line makes no sense
 ├── ConfigError         a setting is unknown, out of range or contradicts another

@@ -108,7 +108,7 @@ def decode(raw: bytes) -> ReadBlocks | PutBlocks | WorkDone | WorkFailed:
     try:
         found: ReadBlocks | PutBlocks | WorkDone | WorkFailed = _DECODER.decode(raw)
     except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
-        raise StagingFailed("the files of the task cannot be handled", why=str(error)) from None
+        raise StagingFailed("cannot work with the files of the task", why=str(error)) from None
     return found
 
 
@@ -193,19 +193,19 @@ class UserWork:
                     pass  # the launcher says why
                 except TimeoutError:
                     why = f"its user's directory has not answered for {SILENCE_S_MAX:g} s"
-                    raise StagingFailed("the files of the task cannot be reached", why=why) from None
+                    raise StagingFailed("cannot reach the files of the task", why=why) from None
                 finally:
                     writer.close()
             try:
                 async with asyncio.timeout(REASON_S_MAX):
                     why = await asyncio.shield(reply)
             except (LauncherError, TimeoutError) as error:
-                raise WorkLost("no process can work with the files", why=str(error)) from None
+                raise WorkLost("cannot start the process that stages files", why=str(error)) from None
             if why.startswith(BUSY):
-                raise WorkBusy("no process can work with the files now", why=why.removeprefix(BUSY))
+                raise WorkBusy("cannot start the process that stages files now", why=why.removeprefix(BUSY))
             if not why or why.startswith("it was ended"):
-                raise WorkLost("the process that works with the files was lost", why=why)
-            raise StagingFailed("the files of the task cannot be reached as its user", why=why.removeprefix(POLICY))
+                raise WorkLost("the process that stages files was lost", why=why)
+            raise StagingFailed("cannot reach the files of the task as its user", why=why.removeprefix(POLICY))
 
     async def _serve(
         self,
@@ -226,7 +226,7 @@ class UserWork:
                 await writer.drain()
                 size = int.from_bytes(await reader.readexactly(HEADER_BYTES), "big")
                 if size > FRAME_BYTES_MAX:
-                    raise StagingFailed("the files of the task cannot be handled", why=f"a message of {size} bytes")
+                    raise StagingFailed("cannot work with the files of the task", why=f"a message of {size} bytes")
                 body = await reader.readexactly(size)
             message = decode(body)
             if isinstance(message, WorkDone):
@@ -341,7 +341,9 @@ class AttemptFiles:
         """Check the files of a submission that has some: they are all here, and on disk. Raises BadRequest."""
         if spec.files is not None and (not terms.files_home.startswith(b"/") or spec.directory != SCRATCH):
             why = "files_home is an absolute path, and directory is -"
-            raise BadRequest("a task with files has a fresh working directory, and a home for its outputs", why=why)
+            raise BadRequest(
+                "a task with staged files needs a fresh working directory and a directory for its outputs", why=why
+            )
         if spec.lock is not None and spec.placement.builder != spec.lock.kind:
             raise BadRequest("a task with an environment needs a node that builds it", why="builder of its placement")
         cache = self.caches.of(owner_key(terms.owner, spec.user))
@@ -355,7 +357,7 @@ class AttemptFiles:
             pattern = terms.files_home.replace(b"%", b"%%") + b"/" + PART_PREFIX.encode()
             why = await self._launcher.ask(FileCheck([pattern], self._own_name, spec.user, terms.owner))
             if why.startswith(BUSY):
-                raise SlowDown("the working directory cannot be looked at now", why=why.removeprefix(BUSY))
+                raise SlowDown("cannot check the working directory now", why=why.removeprefix(BUSY))
             if why:
                 shown = terms.files_home.decode("utf-8", "backslashreplace")
                 raise BadRequest(f"outputs cannot be written to {shown}", why=why.removeprefix(POLICY))
@@ -851,7 +853,7 @@ class _WhileWanted:
     def read_some(self, digests: Sequence[bytes], bytes_max: int) -> list[bytes]:
         here = self._fetch.here(digests) if self._fetch is not None else digests
         if not self._is_wanted():
-            raise StagingFailed("the files are not wanted any more")
+            raise StagingFailed("the task no longer needs the files")
         self._check_disk(bytes_max)
         return self._read_some(here, bytes_max)
 
@@ -859,6 +861,6 @@ class _WhileWanted:
 def _kept(store: BlockStore, manifest: bytes) -> Root:
     """Make sure that outputs are here and on disk → the root of their manifest. Raises StagingFailed, OSError."""
     if store.missing_of(manifest):
-        raise StagingFailed("not all blocks have come")
+        raise StagingFailed("some blocks of the files have not arrived")
     store.sync()
     return decode_root(store.read(manifest))

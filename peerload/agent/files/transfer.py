@@ -303,12 +303,12 @@ class FileTransfer:
                     return
                 wanted = digests[at : at + len(piece.blocks)]
                 if len(wanted) < len(piece.blocks):
-                    raise StagingFailed(f"{node} has sent more blocks than were asked for")
+                    raise StagingFailed(f"{node} has sent more blocks than were requested")
                 if not await self.in_thread(self._keep, wanted, piece.blocks, fetch.outputs):
                     log.warning("a node has sent a wrong block: node=%s", node)
                     self._counters[metrics.FILES_WRONG] += 1
                     if node in fetch.distrusted:
-                        raise StagingFailed(f"{node} has sent something else than was asked for")
+                        raise StagingFailed(f"{node} has sent files that were not requested")
                     fetch.distrusted.add(node)
                     return  # missing blocks are requested again
                 at += len(wanted)

@@ -417,7 +417,7 @@ class ForwardServer:
             caller = self._access.forwarded(node, message)
             if client.caller not in (NOBODY, caller):
                 what = f"a request of {caller.user or 'another user'} over the stream of {client.caller.user}"
-                raise NotAllowed(f"{node} mixes up users", why=what)
+                raise NotAllowed(f"{node} sent requests of two users over one connection", why=what)
         except PeerloadError as error:
             self._server.refused(client, metrics.FORWARDS_REFUSED, rules.ROLES_CHECKED, str(error))
             client.fail(request_number(message.request) or 0, error)

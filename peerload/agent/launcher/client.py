@@ -275,7 +275,7 @@ REPLY_S_MAX = 330.0
 FRAME_FILL_BYTES = 1 << 20
 """A frame is sent when it has this size; a single request may be larger."""
 
-CONNECTION_BROKEN = "its connection broke; it is there, and so are its tasks"
+CONNECTION_BROKEN = "the connection to it broke; it still runs, and so do its tasks"
 USAGE_S_MAX = 2.0
 """Timeout of a usage request; the launcher answers at once, or is busy."""
 

@@ -457,8 +457,8 @@ def is_link_message(message: Message) -> TypeGuard[LinkMessage]:
     return not isinstance(message, STREAMED)
 
 
-NO_ANSWER, REFUSED, NO_WAY = "it does not answer", "it refuses connections", "there is no way to it"
-NO_MEMBER = "what answers there is no node of the cluster"
+NO_ANSWER, REFUSED, NO_WAY = "it does not answer", "it refuses connections", "there is no route to it"
+NO_MEMBER = "what answers there is not a node of this cluster"
 """Kinds of failed dials, as they are reported to the peer that could not be dialled."""
 
 

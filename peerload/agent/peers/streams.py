@@ -547,8 +547,8 @@ class Reachability:
                 peer.dial_back_failure = address, loop.time(), error.kind
                 raise
             if connection.hello is None or connection.hello.identity.node != peer.node:
-                connection.abort("somebody else answers there")
-                raise LinkUnavailable(peer.node, f"no link to {peer.node}", why="somebody else answers there")  # noqa: TRY301
+                connection.abort("another node answers there")
+                raise LinkUnavailable(peer.node, f"no link to {peer.node}", why="another node answers there")  # noqa: TRY301
         except LinkUnavailable as error:
             self._links.send(peer.node, NotDialled(number, error.kind))
         finally:

@@ -135,7 +135,7 @@ class ClusterCommands:
     def revoke(self, connection: Connection, request: control.RevokeRequest) -> None:
         self._enrollment.check_issuer("revoke", "shut nobody out")
         if request.node == self._info.config.node:
-            raise BadRequest("a node cannot shut itself out", hint="peerload leave  takes this node out of its cluster")
+            raise BadRequest("a node cannot revoke itself", hint="peerload leave  takes this node out of its cluster")
         known = self._node.membership.get(request.node)
         if known is None and not request.force:
             raise BadRequest(

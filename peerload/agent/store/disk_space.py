@@ -168,7 +168,7 @@ class DiskSpace:
         if free < needed:
             raise DiskFull(
                 f"the disk of this node is full; {outcome}",
-                why=f"{_mib(free)} are to be had at {self._directory}, this needs {_mib(needed)}",
+                why=f"{_mib(free)} are available at {self._directory}, this needs {_mib(needed)}",
                 hint=f"make room, then {then}:  peerload clean --outputs --older 1d        running tasks go on, and their results are kept",
             )
 
@@ -182,7 +182,7 @@ class DiskSpace:
                 self.look(inbox, event_log)
             except OSError as error:
                 if error.errno not in SHORT_OF:
-                    run.fail(f"the disk of {self._directory} cannot be looked at: {error.strerror}")
+                    run.fail(f"cannot check the disk of {self._directory}: {error.strerror}")
                     return
             await next_tick(LOOK_EVERY_S)
 

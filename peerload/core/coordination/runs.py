@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 SIGTERM = 15
 SIGKILL = 9
 TIME_LIMIT = "time limit"
-SILENT = "it does not answer: what it has may stand still, and no lease is enforced"
+SILENT = "it does not answer: tasks may be stopped, and leases are not enforced"
 PEER_SLOTS_KEPT_S = 0.05
 """Short tasks end by the hundred a second, and there may be a thousand peers to be counted."""
 RUNS_ON = "it runs on; the agent is back"

@@ -418,19 +418,19 @@ class RemoteStatusQueries:
         """Raises BadRequest for names that can be refused without a query."""
         state = self._state
         if len(self._inquiries) >= state.config.inquiries_max:
-            raise SlowDown("too many submissions wait for word on other tasks", retry_after_s=1.0)
+            raise SlowDown("too many submissions wait for answers about other tasks", retry_after_s=1.0)
         for name in names_of(event.terms):
             home, _, rest = name.partition("/")
             number = int(rest.partition(".")[0])
             if home == state.node and self._home.is_being_made(name):
                 raise NoSuchTask(
                     f"no such task: {name}",
-                    why=f"{home}/{number} is only just being submitted",
-                    hint="submit this one again once that has answered:  peerload ls",
+                    why=f"{home}/{number} is still being submitted",
+                    hint="submit this one again once that one is listed:  peerload ls",
                 )
             if home == state.node and number == counter + 1:
                 raise BadRequest(
-                    f"a task cannot wait for itself: {name} is the next id here, that of this one",
+                    f"a task cannot wait for itself: {name} would be its own id",
                     why=f"the circle would be {name} → {name}",
                     hint="peerload ls",
                 )

@@ -349,7 +349,7 @@ class TaskGroups:
             if event.slots is None:
                 raise BadRequest(
                     f"there is no group {event.name}",
-                    why="no unfinished task names it, and nobody has set it",
+                    why="no unfinished task is in it, and it has no settings",
                     hint=f"peerload group        make it:  peerload group set {event.name} --slots N",
                 )
             group = TaskGroup(GroupSettings(event.name))
