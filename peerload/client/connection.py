@@ -161,7 +161,7 @@ def joined(parts: Iterable[dict[str, Any]], reply: dict[str, Any]) -> dict[str, 
 
 def agent_gone(reason: str) -> AgentUnavailable:
     """The error where the connection to an agent has ended."""
-    return AgentUnavailable("the agent went away", why=reason, hint="is it running?  peerload up")
+    return AgentUnavailable("the agent disconnected", why=reason, hint="is it running?  peerload up")
 
 
 def beyond(piece: dict[str, Any], came: dict[int, int]) -> dict[str, Any] | None:

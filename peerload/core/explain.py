@@ -3,7 +3,7 @@
 For every node known it is said whether the node could ever run the task, whether it has room now, and why. Of this node that
 is what admission says at this moment: the ledger, `placement.py` and the reservations are asked, not copied. Of the others it
 is what follows from their profile and their newest report; where these do not tell, that is said (`EligibilityVerdict.now`
-None): how much memory is promised there is not told, nor which devices those have in mind that wait there. A device that is
+None): reports do not include the promised memory, nor the devices that waiting tasks there need. A device that is
 kept there for one that waits is told as taken, also where a small task could start on it meanwhile.
 
 Suggestions are single changes that are sure to help. Those that cost the user nothing come first (wait for any GPU, state the
@@ -239,7 +239,7 @@ class WaitReasons:
         if peer.profile.drained:
             return drained_reason(peer.profile.drain_reason)
         if peer.profile.trouble:
-            return f"it takes no tasks of others: {peer.profile.trouble}"
+            return f"it accepts no tasks of other nodes: {peer.profile.trouble}"
         if skipped := node.membership.circuit_breaker.why(name):
             return skipped
         if declines := node.membership.why_declines(name, task.spec):
@@ -250,7 +250,7 @@ class WaitReasons:
             limit = node.home.migrations_max(task)
             if not node.state.has_disk_room:
                 return f"nothing is sent away: little room is left on {node.state.node}'s disk"
-            return f"it may move no more: moved {times_text(task.record.migrations)}, at most {limit}"
+            return f"its migration limit is reached: moved {times_text(task.record.migrations)}, at most {limit}"
         return ""
 
 
@@ -450,7 +450,7 @@ def turn_reason(queue: WaitingQueue, task: HomeTask) -> str:
 def reported_room(profile: Profile, report: LoadReport, request: ResourceRequest) -> Known:
     """Room of another node for a task: whether it has some now (None: not known), and the reason."""
     if report.region is Region.UNDERLOADED and not report.accepts:
-        return False, "it takes no tasks of others now"
+        return False, "it accepts no tasks of other nodes now"
     cores, cores_text = _cores_there(profile, report, request)
     if not request.takes_devices:
         return cores, cores_text
@@ -477,7 +477,7 @@ def _cores_there(profile: Profile, report: LoadReport, request: ResourceRequest)
     if not report.accepts:
         return False, f"it takes no more of others: {stands}"
     if request.mem_bytes and profile.mem_bytes and report.running:
-        return None, f"{stands}; how much memory is promised there is not told"
+        return None, f"{stands}; its promised memory is not known here"
     least, most = _cpus_free(profile, report)
     if request.cpus <= least + EPSILON:
         return True, f"room: {stands}"
@@ -501,7 +501,7 @@ def _cores_beside_devices(profile: Profile, report: LoadReport, request: Resourc
     if profile.slots_fixed and report.running >= profile.slots:
         return False, f"full: {stands}"
     if request.mem_bytes and profile.mem_bytes and report.running:
-        return None, "how much memory is promised there is not told"
+        return None, "its promised memory is not known here"
     least, _ = _cpus_free(profile, report)
     is_sure = report.load_tasks < profile.slots and request.cpus <= least + EPSILON and not report.waiting
     return (True if is_sure else None), stands

@@ -237,7 +237,7 @@ def _still_there(node: str, state: PeerState) -> BadRequest:
     if state is PeerState.SUSPECT:
         return BadRequest(
             f"{node} is only suspect",
-            why="it does not answer; it is called dead if that goes on for some seconds",
+            why="it does not answer; it is declared dead if that goes on for some seconds",
             hint=f"then:  peerload forget {node}        what it is now:  peerload nodes",
         )
     return BadRequest(f"{node} is {state}", hint="stop it first; there:  peerload leave")

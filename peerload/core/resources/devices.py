@@ -229,7 +229,7 @@ class DeviceState:
 
     @property
     def is_held_alone(self) -> bool:
-        """True if somebody has it who shares it with nobody."""
+        """True if an attempt holds it exclusively."""
         return any(grant.ask.is_exclusive for grant in self.grants.values())
 
     @property
@@ -269,7 +269,7 @@ class DeviceState:
         if ask.owner is None:
             return "guests get no MPS: each runs as another user, and MPS serves one user at a time"
         if any(grant.mode is not DeviceMode.MPS for grant in others) or (self.foreign and not others):
-            return "others use it without MPS"
+            return "other programs use it without MPS"
         if any(grant.ask.owner != ask.owner for grant in others):
             return "another user has its MPS"
         if len(others) >= self.degree.limit:
@@ -353,9 +353,9 @@ class DeviceState:
         foreign, config = self.foreign, self._config
         others = [grant for key, grant in self.grants.items() if key not in without]
         if any(grant.ask.is_exclusive for grant in others):
-            return "held by a task that shares it with nobody"
+            return "held exclusively by another task"
         if ask.wants_empty_on(self.device) and (count or foreign):
-            return f"{counted(count, 'task')} on it" if count else "others use it"
+            return f"{counted(count, 'task')} on it" if count else "other programs use it"
         if count + foreign >= config.tasks_max:
             return f"{counted(count + foreign, 'task')} on it, at most {config.tasks_max}"
         if not self.device.mem_bytes:  # nothing is known of it: parts of it, as they add up
@@ -368,7 +368,7 @@ class DeviceState:
             return f"too much work on it ({activity:g} of {ask.activity_max:g})"
         unsettled = any(not grant.is_settled(now_s, config.settle_s) for grant in others)
         if unsettled:
-            return "a task on it has not shown yet how much memory it takes"
+            return "the memory use of a task on it is not known yet"
         need, free = ask.bytes_of(self.device), self.free_bytes(now_s, without)
         if need is None:
             return "" if free else "no memory free"

@@ -108,7 +108,7 @@ class LostAttempts:
         (--fast)."""
         if task.spec.guarantee is Guarantee.FAST and task.phase is HomePhase.AWAY:
             node = task.record.node
-            self._lose(task, f"{node} is called dead", took_down="", last_node=node, rests=False)
+            self._lose(task, f"{node} was declared dead", took_down="", last_node=node, rests=False)
 
     def disk_lost(self, task: HomeTask) -> None:
         """Handle a node that answers with a new database without having been rebooted: its promises are lost. A lease
@@ -145,7 +145,7 @@ class LostAttempts:
             self._home.fail(task, f"given up after {losses} lost attempts; the last: {reason}")
             return
         if len(lost_on) >= self._state.config.poison_nodes:
-            reason = f"{' and '.join(lost_on)} went away while it ran there"
+            reason = f"{' and '.join(lost_on)} failed while it ran there"
             self._home.hold(task, reason, losses=losses, lost_on=lost_on, last_node=last_node)
         else:
             rests_s = self._pause_s(losses) if rests else 0.0

@@ -247,7 +247,7 @@ def test_an_agent_that_goes_and_comes_back() -> None:
         app._sampler.switch(Scripted(SEEN))
         await until(pilot, lambda: "from ws1" in screen(app)[0])
 
-    play((120, 40), body, SEEN, AgentUnavailable("the agent went away", why="reset"))
+    play((120, 40), body, SEEN, AgentUnavailable("the agent disconnected", why="reset"))
 
 
 def test_what_cannot_be_done_is_said() -> None:
