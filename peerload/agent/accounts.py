@@ -231,8 +231,8 @@ class DirectoryQueries:
         self._answers: BoundedDict[tuple[str, bytes, str], DirectoryTold] = BoundedDict(ANSWERS_KEPT_MAX)
 
     async def ask(self, nodes: Sequence[str], directory: bytes, user: str) -> None:
-        """Ask those of these nodes whose answer is not fresh. Returns when all have answered, after ANSWER_S_MAX at
-        the latest."""
+        """Query the nodes whose answer has expired. Returns when all have answered, after ANSWER_S_MAX at the
+        latest."""
         if directory == SCRATCH:
             return
         now_s = time.monotonic()

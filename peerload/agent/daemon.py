@@ -208,7 +208,7 @@ class Daemon:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Start, serve until told to stop, stop. Raises PeerloadError if it cannot start."""
+        """Start, serve until a request to stop, stop. Raises PeerloadError if it cannot start."""
         loop = asyncio.get_running_loop()
         workers = Workers()
         loop.set_default_executor(workers)
@@ -311,7 +311,7 @@ class Daemon:
     # -- composition ---------------------------------------------------------------------------------------------------
 
     def _open_durability(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the writer of the store, and build what hands rows and events to it."""
+        """Start the writer of the store, and build the outbox and the event log."""
         run = self.run_state
         self.store.start_writer(LoopOwner(loop, run))
         self.outbox = Outbox(self.store, run)
@@ -603,8 +603,7 @@ class Daemon:
 
     async def _recovered(self) -> events.AgentStarted:
         """Read the durable state, and check whether the directories of waiting tasks are here now. A directory that
-        cannot
-        be checked, because too many others hang, counts as here: a start that fails reports it."""
+        cannot be checked, because too many others hang, counts as here: a start that fails reports it."""
         kept = self.store.recover()
         self.info.notices += preflight.report_damage(self._damage, self.store, self.event_log)
         here: dict[tuple[TaskUser, bytes], bool] = {}

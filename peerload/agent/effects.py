@@ -147,7 +147,7 @@ class Performer:
     _clients: ClientEffects
 
     def perform(self, event: Event, decided: list[Action]) -> None:
-        """Carry out what was decided about an event."""
+        """Perform the actions of one event."""
         if isinstance(event, events.LauncherReady):
             self._tasks.launcher.resume()
         outbox, outward = self._outbox, self._outward

@@ -320,7 +320,7 @@ class OwnProcesses(Protocol):
 
 
 class LauncherEvents:
-    """The receiver of what the launcher reports."""
+    """Receiver of the launcher's events."""
 
     def __init__(self, inbox: Inbox, settler: ExitSettler, stdin: StdinForwarding, own: Sequence[OwnProcesses]) -> None:
         self._inbox = inbox

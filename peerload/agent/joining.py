@@ -64,7 +64,7 @@ ARRIVES_WITHIN_S = 60.0
 
 
 class Enrollment:
-    """The invitations of one node, and who may use them."""
+    """Open invitations of one node, and the checks of requests to join."""
 
     def __init__(self, info: AgentInfo, node: Node, tls: Credentials, trust: TrustStore) -> None:
         self._info = info

@@ -63,9 +63,9 @@ LOG_NAME = "agent.log"
 
 
 def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None) -> int:  # noqa: ANN401 -- a module
-    """Run the agent until it is told to stop. ``flags``: what was given on the command line; ``defaults``: where this user's
-    ``state`` and ``socket`` are; ``gpu_library``: what speaks like `pynvml`, None: this machine's driver is looked for.
-    → the exit code; 125 if it could not start, said on stderr."""
+    """Run the agent until a request or signal stops it. ``flags``: what was given on the command line; ``defaults``:
+    where this user's ``state`` and ``socket`` are; ``gpu_library``: what speaks like `pynvml`, None: this machine's
+    driver is looked for. → the exit code; 125 if it could not start, said on stderr."""
     code = CANNOT
     files_max = open_more_files()
     try:

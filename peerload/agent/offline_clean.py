@@ -145,7 +145,7 @@ class OfflineCleaner(RemovalSearch):
         return str(self._reader.execute("SELECT value FROM meta WHERE key = 'node'").fetchone()[0])
 
     def unfinished(self) -> tuple[int, ...]:
-        """The submissions of which something has not ended."""
+        """Submissions with tasks that have not ended."""
         states = ", ".join("?" * len(FINAL))
         found = self._reader.execute(f"SELECT DISTINCT counter FROM tasks WHERE state NOT IN ({states})", FINAL)  # noqa: S608 -- placeholders
         return tuple(int(row[0]) for row in found)

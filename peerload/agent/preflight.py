@@ -254,7 +254,7 @@ def begin_as_copy(store: Store, config: AgentConfig) -> str:
 
 
 def report_damage(notices: list[str], store: Store, journal: EventLog) -> list[str]:
-    """Write to the log and the event log what of the database is lost or cannot be read. notices: of `begin_anew` and
+    """Report lost and unreadable parts of the database in the log and the event log. notices: of `begin_anew` and
     `begin_as_copy`. → all notices for whoever starts the agent."""
     notices, damaged, unreadable = list(notices), store.damaged, store.unreadable
     for notice in notices:

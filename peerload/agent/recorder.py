@@ -1,4 +1,4 @@
-"""Writes what the node is given and what it decides into a file, so that `peerload replay` can decide it again.
+"""Recorder of the events and decisions of the node in a file, which `peerload replay` decides again.
 
 It never stands in the way: no sync, and a file that cannot be written any more ends the recording, not the agent.
 """
@@ -32,7 +32,7 @@ class Recorder:
     part of its own."""
 
     def __init__(self, path: str, started: recording.Started, bytes_max: int = recording.RECORDING_BYTES_MAX) -> None:
-        """Raises ConfigError if the file cannot be used, or holds something else."""
+        """Raises ConfigError if the file cannot be used, or is not a recording."""
         self._path = path
         self._bytes_max = bytes_max
         self._descriptor: int | None = None
@@ -103,8 +103,8 @@ class Recorder:
 
 
 def _open(path: str) -> tuple[int, int]:
-    """The file, which nobody else may read (tasks' variables are in it), and how much of it is whole; the rest, which an
-    agent that was killed has left, is cut off."""
+    """The file, readable by its owner only (it has tasks' variables), and the size of its complete part; the rest,
+    which an agent that was killed has left, is cut off."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or its agent is gone

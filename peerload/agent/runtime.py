@@ -196,7 +196,7 @@ class RunState:
         self._stopping.set()
 
     def fail(self, why: str) -> None:
-        """Stop after something that must not be survived, and log why."""
+        """Stop after a fatal error, and log the reason."""
         log.critical("agent stops: reason=%s", why)
         self.stop(Ending.FAILED)
 

@@ -282,7 +282,7 @@ class StdinStore:
         return name in self._open or (self._directory / f"{name}{_SUFFIX}").exists()
 
     def drop(self, name: str) -> None:
-        """Remove an input that nobody reads any more."""
+        """Remove an input without readers."""
         known = self._open.pop(name, None)
         if known is not None:
             known.is_closed = known.is_dropped = True
@@ -291,7 +291,7 @@ class StdinStore:
             remove(self._directory / f"{name}{suffix}")
 
     def drop_others(self, names: set[str]) -> None:
-        """Forget what an earlier start of this agent has left, but for these."""
+        """Remove the inputs of earlier starts of this agent, except these."""
         for path in self._directory.glob(f"*{_SUFFIX}*"):
             name = path.name.partition(".")[0]
             if "-" not in name and name not in names and name not in self._open:
@@ -636,7 +636,7 @@ class ServedStdin:
         self.work: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Send what is asked for as it comes, then the end."""
+        """Send the requested input as it arrives, then its end."""
         task = self._task()
         if task is None:
             self._link.send(InputEnd(gone=True))

@@ -185,5 +185,5 @@ class AsyncTask(operations.Handle):
     why = _of_task(operations.why)
 
     def follow(self) -> AsyncIterator[operations.Piece]:
-        """Its output as it comes, until it has ended."""
+        """Follow the output of the task until it has ended."""
         return self._client.follow(self)

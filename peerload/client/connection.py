@@ -129,7 +129,7 @@ class Protocol:
 
 
 def follows(verb: str, fields: dict[str, object]) -> bool:
-    """True if the answer to a request may take for ever, since it tells what happens from now on."""
+    """True if the answer to a request has no time limit, since it follows future events."""
     return verb == "wait" or bool(fields.get("follow"))
 
 
@@ -322,7 +322,7 @@ class AgentConnection:
         return answer
 
     def _await_sign(self) -> None:
-        """Wait until the agent sends anything. Raises TimeoutError."""
+        """Wait until the agent sends data. Raises TimeoutError."""
         assert self._timeout_s is not None
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)

@@ -447,7 +447,7 @@ def wait_one(task: Handle, timeout_s: float | None = None) -> Call[Ended]:
 
 
 def ended(tasks: Iterable[Named]) -> Stream[Ended]:
-    """Each end as it comes."""
+    """Yield the end of each task as it arrives."""
     return Stream("wait", {"tasks": list(map(_name, tasks))}, _ended, lambda _: ())
 
 
@@ -471,7 +471,7 @@ def output(task: Named) -> Call[Output]:
 
 
 def follow(task: Named) -> Stream[Piece]:
-    """A task's output as it comes, until it has ended. Raises OutputIncomplete then if not all of it came."""
+    """Follow a task's output until it has ended. Raises OutputIncomplete then if not all of it came."""
     gaps = OutputGaps()
 
     def items(part: Reply) -> Iterator[Piece]:

@@ -122,7 +122,7 @@ class MemoryLimits:
         raise NotImplementedError
 
     def remove(self) -> None:
-        """Remove what is left; there are no tasks."""
+        """Remove the remaining cgroup; there are no tasks."""
 
 
 PREFIX = "peerload-"

@@ -52,8 +52,8 @@ def note_units(directory: str, kind: str, root: str, memory_root: str) -> None:
 
 
 def kill_leftovers(directory: str, ended: set[str]) -> None:
-    """Kill what is left of an earlier launcher's tasks, and return when it is gone, however long that takes: a task
-    that is reported as dead while it runs would run twice. ended: keys that have an exit record."""
+    """Kill the remaining processes of an earlier launcher's tasks, and return when they are gone, however long that
+    takes: a task that is reported as dead while it runs would run twice. ended: keys that have an exit record."""
     boot = machine_boot()
     try:
         with open(f"{directory}/{UNITS_NAME}", encoding="utf-8", errors="surrogateescape") as file:
@@ -149,7 +149,7 @@ class Watchdog:
 
 
 def watchdog_main() -> None:
-    """Kill what the launcher has left; the arguments are those of `Watchdog`."""
+    """Kill the remaining tasks of the dead launcher; the arguments are those of `Watchdog`."""
     directory, root, run, memory_root = sys.argv[1:]
     began_s = time.monotonic()
     if root:

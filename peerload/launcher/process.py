@@ -222,7 +222,7 @@ def _become(
 
 
 def raise_shortage(error: Exception) -> None:
-    """Raise the error again if the node is short of something; return if it is the task's."""
+    """Raise the error again if it is due to a shortage on this node; return if it is the task's."""
     if isinstance(error, OSError) and error.errno in SHORTAGES:
         raise error
 
@@ -351,7 +351,7 @@ class SingleUser:
         """Exit code and reason of a process that has ended before it was its command; None if it was."""
 
     def release(self, key: str) -> None:
-        """Release what an attempt had; nothing of it is left."""
+        """Release the resources of an attempt; nothing of it is left."""
         if self._limits is not None:
             self._limits.close(key)
 
@@ -433,7 +433,7 @@ class Capture:
         return 2 * self.bytes_max + SLACK_BYTES
 
     def _give_back(self, size: int) -> None:
-        """Free what a task has reserved beyond the end of its file. What it writes meanwhile is lost."""
+        """Free the disk space that a task has reserved beyond the end of its file. What it writes meanwhile is lost."""
         try:
             os.truncate(self.path, size)
         except OSError:  # as above

@@ -159,7 +159,7 @@ class AgentSocket:
         return listener
 
     def listen_again(self) -> None:
-        """Make the socket again if its name is gone, since nobody could connect any more. Connections stay."""
+        """Recreate the socket if its name is gone, since no agent could connect any more. Connections stay."""
         if os.path.lexists(self._path):
             return
         try:
@@ -411,7 +411,7 @@ class Launcher:
         self._epoll.register(self._watchdog.pidfd, select.EPOLLIN)
 
     def run(self) -> None:
-        """Serve until told to stop; or, without an agent that wants it, as long as there are tasks."""
+        """Serve until a request to stop; or, without an agent that wants it, as long as there are tasks."""
         while not self._is_over():
             masks = dict(self._epoll.poll(self._timeout_s()))
             for fd in masks:
@@ -655,7 +655,7 @@ class Launcher:
         self._agent.flush()
 
     def _is_due(self) -> bool:
-        """True if what there is to report has to be reported now."""
+        """True if the pending reports are due now."""
         if self._stopping or self._events or not self._exits.may_wait:
             return True
         has_ends = self._exits.has_unreported
@@ -803,7 +803,7 @@ class Launcher:
 
 
 def ignore_signals() -> None:
-    """Ignore what a terminal or a broken pipe sends."""
+    """Ignore the signals of terminals and broken pipes."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
 

@@ -83,7 +83,7 @@ class LaunchedTask:
         self.limit_due_s = time.monotonic() + LIMIT_EVERY_S
 
     def back_off(self) -> None:
-        """Look again later, since something of it is left; each pause is longer."""
+        """Check again later, since processes of it are left; each pause is longer."""
         self.close_due_s = time.monotonic() + self.close_wait_s
         self.close_wait_s = min(self.close_wait_s * 2, CLOSE_S_MAX)
 

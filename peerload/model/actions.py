@@ -94,8 +94,8 @@ class PutMembers(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class PutUsage(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep what a cancelled task has used, now that the processes of its last attempt are gone. Only the first such row of a task
-    counts, and only of this attempt at this node. task: "" = the one with this uid."""
+    """Store the resource usage of a cancelled task, after the end of its last attempt's processes. Only the first such
+    row of a task counts, and only of this attempt at this node. task: "" = the one with this uid."""
 
     task: str
     uid: bytes

@@ -385,9 +385,9 @@ class PeerUnreachable(_Event, frozen=True):
 
 
 class MessageReceived(_Event, frozen=True):
-    """A peer said something. For an Offer: directory_here: whether its working directory exists on this node; refused: why
-    the policy of this node lets its user run nothing, "" if it does; stalled: why it is not known whether the directory
-    exists, "" if it is."""
+    """A message of a peer arrived. For an Offer: directory_here: whether its working directory exists on this node;
+    refused: why the policy of this node lets its user run nothing, "" if it does; stalled: why it is not known whether
+    the directory exists, "" if it is."""
 
     src: str
     message: LinkMessage

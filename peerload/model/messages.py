@@ -572,7 +572,7 @@ class InputRequest(_OfAttempt, frozen=True, tag="input-request"):
 
 
 class InputChunk(_Message, frozen=True, tag="input-chunk"):
-    """A piece of input at its offset, the next after what was sent before."""
+    """Piece of input at its offset, which continues the piece before."""
 
     offset: Annotated[int, Meta(ge=0, le=1 << 60)]
     data: Annotated[bytes, Meta(max_length=512 << 10)]

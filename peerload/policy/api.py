@@ -325,7 +325,7 @@ WatchedChange = Literal["region", "tasks", "nothing"]
 
 @runtime_checkable
 class InformationPolicy(Protocol):
-    """Decision when and to whom this node reports its load.
+    """Policy of load reports: when, and to which nodes.
 
     reports_guide_probing: whom to probe is drawn from reports first; period_s: time between periodic broadcasts (0:
     none); with ``believed_s``, in seconds, no report is believed for longer; watches: the changes at which `tells`
@@ -335,7 +335,7 @@ class InformationPolicy(Protocol):
 
     @property
     def watches(self) -> WatchedChange:
-        """Kind of change that the policy is told of: ``region``, ``tasks`` or ``nothing``."""
+        """Kind of change that triggers the policy: ``region``, ``tasks`` or ``nothing``."""
 
     @property
     def reports_guide_probing(self) -> bool:

@@ -428,8 +428,7 @@ class EnergyModel(QueueingModel):
     # -- machines ------------------------------------------------------------------------------------------------------
 
     def _machines_reach(self, now_s: float) -> bool:
-        """Handle everything that machines do by themselves at this instant, before any node decides → True if there was
-        anything."""
+        """Handle the machines' own events at this instant, before any node decides → True if there were any."""
         due = [(name, one) for name, one in self._machines.items() if one.next_s <= now_s + SAME_INSTANT_S]
         for name, machine in due:
             machine.pass_to(now_s)

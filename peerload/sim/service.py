@@ -87,8 +87,8 @@ BURST_MAX, PERIOD_MAX = 1e4, 1e9
 
 
 class Modulation(msgspec.Struct, frozen=True):
-    """Arrivals whose rate changes: ``mmpp`` (Markov-modulated: quiet and burst in turn, of exponential length) or ``daily``
-    (a sine). The mean rate stays."""
+    """Modulation of the arrival rate: ``mmpp`` (Markov-modulated: quiet and burst in turn, of exponential length) or
+    ``daily`` (a sine). The mean rate stays."""
 
     name: str
     parameters: tuple[float, float]

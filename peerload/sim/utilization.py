@@ -138,7 +138,7 @@ class CpuUse:
         self._is_sampled = dict.fromkeys(nodes, False)
 
     def before(self, name: str, now_s: float) -> None:
-        """Add up what was busy until now; called before an event changes what runs on this node."""
+        """Integrate the utilization up to now; called before an event changes what runs on this node."""
         self._busy_s[name] += self._nodes[name].ledger.cpus_running * (now_s - self._since_s[name])
         self._since_s[name] = now_s
 

@@ -353,7 +353,7 @@ _CHORES = {"saved": "output file written", "notified": "notified", "abandoned": 
 
 
 def executors_of(task: Mapping[str, Any]) -> list[str]:
-    """The other nodes that had attempts of a task, as `show` tells it."""
+    """Other nodes that had attempts of a task, from the answer to `show`."""
     nodes = dict.fromkeys(step["node"] for step in task["history"] if step["node"])
     return [node for node in nodes if node != task["home"]]
 
@@ -392,7 +392,7 @@ def trace_spans(
 
 
 def _of_attempt(node: str, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The spans of one attempt, from what its node noted; a wait of no length is left out."""
+    """Spans of one attempt, from the events of its node; a wait of no length is left out."""
     found = []
     for event, after in zip(events, [*events[1:], None], strict=True):
         name = _ELSEWHERE.get(event["state"])

@@ -337,7 +337,7 @@ class ViewState:
         return True
 
     def filter(self, pane: str, text: str) -> None:
-        """Show only rows with all these words; ``key:word`` matches one fact, ``!word`` excludes rows."""
+        """Filter rows by words, all of which must occur; ``key:word`` matches one fact, ``!word`` excludes rows."""
         self.filters[pane] = text[:FILTER_CHARS_MAX]
         self.tops[pane] = 0
 

@@ -1,4 +1,4 @@
-"""Codecs of what nodes send each other: envelopes (over links and a broker) and gossip datagrams.
+"""Codecs of the messages between nodes: envelopes (over links and a broker) and gossip datagrams.
 
 Decoding is total: any bytes give a value or a ProtocolError. A datagram is an array of the lowest and the highest version of
 the protocol that its sender speaks, and its messages; its caller seals it, with the sender's name and start in the seal.

@@ -68,7 +68,7 @@ class _Sender:
 
 
 class Sealer:
-    """Sealer in the name of one start of one node, and opener of what other nodes of the cluster sealed for the same
+    """Sealer for one start of one node, and opener of messages that other nodes of the cluster sealed for the same
     purpose.
 
     key: KEY_BYTES random bytes, the cluster's; cluster: its id; node, boot: the sender; purpose: messages of one

@@ -317,7 +317,7 @@ class OutputSaver:
         live.work = self._background.start(self._follow(live, key))
 
     async def _follow(self, live: _Live, key: str) -> None:
-        """Copy what a running task writes until it runs no more."""
+        """Copy the output of a running task until it ends."""
         pause_s = RETRY_S
         try:
             while self._runs(live):

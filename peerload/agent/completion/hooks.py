@@ -156,7 +156,7 @@ class NodeHooks:
                 self._report("failed", hook, target, facts, output or f"exit code {code}")
 
     async def _deliver(self, target: str, facts: dict[str, str]) -> tuple[int, str]:
-        """Deliver one notification, in some tries → 0, or the exit code of the last try, and what it printed."""
+        """Deliver one notification, with retries → 0, or the exit code of the last try, and its output."""
         code, output = 0, ""
         for tries in range(TRIES_MAX):
             if tries:

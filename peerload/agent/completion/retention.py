@@ -173,7 +173,7 @@ class TaskRemover:
             await asyncio.sleep(PAUSE_S)
 
     def _is_in_use(self, task: EndedTask) -> bool:
-        """True if somebody follows the task or waits for its end, or its process is not gone yet."""
+        """True if a client follows the task or waits for its end, or its process still exists."""
         name = self._name(task)
         if (
             task.uid in self._node.home.tasks

@@ -313,7 +313,7 @@ class Authorization:
     # -- ownership ---------------------------------------------------------------------------------------------------------
 
     def with_owner(self, caller: Principal, spec: TaskSpec, terms: SubmitOptions) -> tuple[TaskSpec, SubmitOptions]:
-        """Set the owner of a submission to its caller, whatever the client says."""
+        """Set the owner of a submission to its caller, not to the name that the client gives."""
         user, owner = "", -1
         if self.is_system:
             user, owner = (caller.user, caller.uid) if caller.uid >= 0 else (caller.who, -1)

@@ -733,8 +733,8 @@ class AttemptFiles:
         outputs: bytes,
         began_s: float,
     ) -> tuple[str, int, str]:
-        """Place the outputs of an attempt → why one is not in its place, the number of those that are kept beside another, and
-        what came home, in words."""
+        """Place the outputs of an attempt → the reason why one could not be placed, the number kept beside changed
+        files, and a summary in words."""
         own = self._placed[uid] = self._placed.get(uid, {})
         cache, mark = self._cache(user), task
         self._placing.append(outputs)
@@ -795,7 +795,7 @@ class AttemptFiles:
             await cache.transfer.in_slow_thread(cache.store.collect, self.caches.pinned)
 
     def keep_only_known(self) -> None:
-        """Forget what earlier agents have left of attempts that this node does not know."""
+        """Remove the files that earlier agents left for attempts unknown to this node."""
         for key in [key for key in self._notes if not self._node.knows(key)]:
             self.forget(key)
         self._remove_dropped()

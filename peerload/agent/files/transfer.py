@@ -252,8 +252,8 @@ class FileTransfer:
                 wait_s = RETRY_S_MIN if fetch.done_bytes > before else min(wait_s * 2, RETRY_S_MAX)
 
     async def _fetch_from_all(self, fetch: Fetch, digests: list[bytes]) -> Exception | None:
-        """Fetch what can be had of these blocks just now, from several nodes at a time if they are many → why something is
-        missing; of several reasons one that may pass."""
+        """Fetch the available blocks, many of them from several nodes at a time → the reason why some are missing; of
+        several reasons one that may pass."""
         size = min(max(len(digests) // (2 * len(fetch.sources)), BLOCKS_MIN), BLOCKS_MAX)
         parts = [digests[at : at + size] for at in range(0, len(digests), size)][::-1]
         idle = fetch.sources[::-1]
@@ -363,8 +363,8 @@ class FileCache:
         self.turns = asyncio.Semaphore(WORKS_MAX)
 
     def check_disk(self, size_bytes: int) -> None:
-        """Make sure that so much may be written beside the cache, at the cost of what no task needs in it. For a thread. Raises
-        NoRoom."""
+        """Check that this many bytes may be written beside the cache; unneeded blocks are removed for that. For a
+        thread. Raises NoRoom."""
         try:
             self.store.check_disk(size_bytes)
         except NoRoom:
@@ -448,7 +448,7 @@ class FileCaches:
         return sum(cache.store.size_bytes for cache in self.all())
 
     async def in_slow_thread(self, function: Callable[[], R]) -> R:
-        """Call a function that may take minutes, in a thread for such."""
+        """Call a function that may take minutes, in a thread of the pool for slow work."""
         return await asyncio.get_running_loop().run_in_executor(self.threads[1], function)
 
     def all(self) -> Sequence[FileCache]:

@@ -279,7 +279,7 @@ class Tunnel:
         self._holds_client = too_much
 
     def _cancel(self, number: int) -> None:
-        """Tell the other node that nobody waits for this response."""
+        """Cancel this response at the other node."""
         if self._link is not None and self._reader is not None and not self._link.is_closed:
             self._link.send(ForwardStop(number))
 
@@ -480,7 +480,7 @@ class ForwardedClient(Connection):
             self._link.send(Forwarded(bytes(body[first:after]), continues=after < len(body)))
 
     async def drain(self) -> None:
-        """Wait until the other node has read most of what was written; its client may be slow."""
+        """Wait until the other node has read most of the sent data; its client may be slow."""
         try:
             await self._link.drain()
         except ConnectionError:

@@ -352,8 +352,8 @@ class LauncherLink:
             self._run_state.fail(f"the launcher's events are lost: {error!r}")
 
     def log_facts(self) -> None:
-        """Log which launcher this is, and what it cannot enforce. The caller decides when: an agent that fails to start
-        should log only why."""
+        """Log the launcher's identity, and the limits that it cannot enforce. The caller decides when: an agent that
+        fails to start should log only why."""
         log.info(
             "launcher connected: pid=%d protocol=%d units=%s memory=%s",
             self._pid,
@@ -544,7 +544,7 @@ class LauncherLink:
     # -- connection ----------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> tuple[EventFrames, LauncherReady]:
-        """Connect, starting the launcher if nobody answers, and get the list."""
+        """Connect and get the list of tasks; start the launcher if none answers."""
         frames = await open_or_start(self._process)
         try:
             listing, facts = await fetch_list(frames)

@@ -37,7 +37,7 @@ _WORDS = re.compile(
 
 
 def reports_gpu_oom(stderr: bytes) -> bool:
-    """True if the end of a program's stderr says that it had too little GPU memory."""
+    """True if the end of a program's stderr reports a lack of GPU memory."""
     return _WORDS.search(stderr) is not None
 
 

@@ -394,7 +394,7 @@ class TaskOutputs:
                 await self.cut(key)
 
     def is_busy(self, key: str) -> bool:
-        """True if somebody follows the files of this attempt, or they are on their way here."""
+        """True if a client follows the files of this attempt, or they are being fetched."""
         return key in self._followers or key in self._mirrors
 
     async def close(self) -> None:

@@ -280,7 +280,7 @@ class Spool:
         return True
 
     def remove_dropped(self) -> None:
-        """Remove what was put aside. It may be many files: for a thread."""
+        """Remove the files that were moved aside. It may be many files: for a thread."""
         with contextlib.suppress(OSError):
             for path in list(self._dropped.iterdir()):
                 if path.is_symlink():  # its task has put a link in its place: what that leads to is none of ours
@@ -291,7 +291,7 @@ class Spool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file of a task, or what the task has put in its place; what cannot be removed stays."""
+    """Remove a file of a task, or anything that the task has put in its place; what cannot be removed stays."""
     try:
         path.unlink(missing_ok=True)
     except OSError:  # its task has made a directory of it

@@ -445,7 +445,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def abort(self, reason: str) -> None:
-        """Close at once and discard what the transport still holds."""
+        """Close at once and discard the unsent data."""
         self.is_closed = True
         self.reason = self.reason or reason
         if self._transport is not None:
@@ -836,7 +836,7 @@ class _Backlog:
         self.paused: set[PeerConnection] = set()
 
     def settle(self, taken: int) -> None:
-        """Remove what the core has taken."""
+        """Remove the messages that the core has taken."""
         while self.messages and self.messages[0][0] <= taken:
             self.size_bytes -= self.messages.popleft()[1]
 

@@ -248,8 +248,8 @@ class PeerLinks:
         return await self.streams.open(dst, address, kinds)
 
     def dial_copy(self, address: str) -> None:
-        """Dial an agent that is said to have this node's name and database: its certificate proves its name then. One that
-        does not answer in time is dialled again, at most COPY_DIALS_MAX times in all."""
+        """Dial an agent that was reported to have this node's name and database: its certificate proves its name then.
+        One that does not answer in time is dialled again, at most COPY_DIALS_MAX times in all."""
         if address != self._local.identity.address:
             self.spawn(self._dial_copy(address), f"copy {address}")
 
@@ -395,7 +395,7 @@ class PeerLinks:
             self._write(link, peer.node, peer.take())
 
     def closed(self, connection: PeerConnection, reason: str) -> None:
-        """Give back what was not sent; if that was the last link to a peer, report the peer as unreachable."""
+        """Return the unsent messages; if that was the last link to a peer, report the peer as unreachable."""
         self._listener.handshake_done(connection)
         self._open.discard(connection)
         self.streams.closed(connection)
@@ -568,7 +568,7 @@ NOTICE_EVERY_S = 60.0
 
 
 class NewcomerServer(Protocol):
-    """Serves those who ask to join (agent/joining.py)."""
+    """Server for connections of machines that want to join (agent/joining.py)."""
 
     def newcomer(self, closed: Callable[[asyncio.BaseProtocol], None]) -> asyncio.BaseProtocol:
         """The protocol object of one connection; it calls ``closed`` with itself at its end."""

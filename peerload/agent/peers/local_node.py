@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class LocalNode:
-    """Makes what this node sends about itself, and knows from the core which peers there are."""
+    """Creates this node's messages about itself; reads the known peers from the core."""
 
     def __init__(self, info: AgentInfo, cluster: ClusterDirectory, keyring: Keyring, node: Node, inbox: Inbox) -> None:
         self._info = info

@@ -114,8 +114,8 @@ class Streams:
         inputs: StreamServer | None = None,
         forwards: StreamServer | None = None,
     ) -> None:
-        """Serve from now on what is requested in pieces (outputs of attempts that ran here, blocks of files), the standard
-        input of tasks that run elsewhere, and the clients of other nodes."""
+        """Start to serve requests for pieces (outputs of attempts that ran here, blocks of files), for the standard
+        input of tasks that run elsewhere, and of clients of other nodes."""
         self._pieces, self._inputs, self._forwards = pieces, inputs, forwards
 
     async def open(

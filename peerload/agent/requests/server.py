@@ -305,7 +305,7 @@ class QueryVerbs:
 
 @dataclass(eq=False, repr=False)
 class NodeAnswers:
-    """The answers that a node gives at once, from what it knows of itself and its cluster."""
+    """Answers from the state in memory about this node and its cluster."""
 
     _agent: AgentView
     _nodes: NodesView
@@ -367,7 +367,7 @@ class SubmissionRequest(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class FileRequests:
-    """Takes files of clients that are about to submit a task, and shows what is kept."""
+    """Requests about files: receives files before a submission, and lists the cache."""
 
     _files: AttemptFiles
     _environments: Environments
@@ -392,7 +392,7 @@ class FileRequests:
 
 @dataclass(eq=False, repr=False)
 class Submissions:
-    """Puts submissions to the core, whose answer is sent once its decision is durable."""
+    """Submissions: passed to the core; the answer is sent once the decision is durable."""
 
     _core: CoreRequests
     _access: Authorization
@@ -620,7 +620,7 @@ def _why_not_ended(records: list[TaskRecord], unfinished: Mapping[bytes, HomeTas
 
 
 class TaskFigures:
-    """Counts starts and ends of the tasks of this home, and the age of what decisions used."""
+    """Counts starts and ends of the tasks of this home, and the age of the reports used by decisions."""
 
     def __init__(self, node: str, counters: Counter[str]) -> None:
         self._node = node

@@ -90,8 +90,8 @@ class UsageSource(Protocol):
 
 
 class EnergyCheckpoint(msgspec.Struct):
-    """Checkpoint of the energy accounts, from which the next agent goes on. boot: of the machine; at_s: when the last window ended,
-    by its boot clock."""
+    """Checkpoint of the energy accounts, from which the next agent continues. boot: of the machine; at_s: when the last
+    window ended, by its boot clock."""
 
     boot: str = ""
     at_s: float = 0.0
@@ -280,7 +280,7 @@ class EnergySensors:
         return found, readings
 
     def _take_host(self, at_s: float, passed_s: float, readings: list[Reading], busy: float) -> None:
-        """Add what the best sensor that works has measured."""
+        """Add the measurement of the best working sensor."""
         deltas = {
             self.command: self.command.take(at_s),
             self._hwmon: self._hwmon.take(at_s),
@@ -308,7 +308,7 @@ class EnergySensors:
             self.watts, self.quality = self._active.watts, self._active.quality
 
     def _take_cards(self, at_s: float, passed_s: float) -> None:
-        """Add the energy of the GPUs, and who held them. A slice of a card has a share of all of it."""
+        """Add the energy of the GPUs, and the attempts that held them. A slice of a card has a share of all of it."""
         holders: dict[str, dict[str, None]] = {}
         chips = self._hwmon.cards.power
         places = {

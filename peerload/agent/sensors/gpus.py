@@ -171,7 +171,7 @@ class GpuThread:
 
 
 def _looked_at(done: asyncio.Future[Any]) -> None:
-    """Retrieve the exception of a call that nobody waits for any more, so that asyncio does not log it."""
+    """Retrieve the exception of an abandoned call, so that asyncio does not log it."""
     if not done.cancelled():
         done.exception()
 

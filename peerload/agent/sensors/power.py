@@ -84,7 +84,7 @@ class PowerSource:
 
 
 class _OfReadings(PowerSource):
-    """A sensor that tells watts now and then."""
+    """Sensor that reports watts at intervals."""
 
     silent_s = HOLD_S
 

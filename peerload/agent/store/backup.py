@@ -96,7 +96,7 @@ def _copies(database: Path) -> dict[int, Path]:
 
 
 def main(words: list[str]) -> int:
-    """Go back to what a peerload of this schema can read in this state directory."""
+    """Restore the copy of the database that a peerload of this schema can read."""
     directory, version = words
     try:
         aside = go_back(Path(directory) / DATABASE, int(version))

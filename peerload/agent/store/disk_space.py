@@ -55,7 +55,7 @@ SYNC_FAILED = frozenset((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FS
 
 
 class DiskReserve:
-    """A file that takes room while nobody needs it. May be used from any thread."""
+    """File that reserves disk space for emergencies. May be used from any thread."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self._path = path
@@ -218,7 +218,7 @@ class DiskSpace:
 
 
 def cannot_write(error: OSError) -> str:
-    """The reason why something could not be written on this node, for people."""
+    """Reason of a failed write on this node, in words."""
     if error.errno in NO_ROOM:
         return "the disk of its home is full"
     return error.strerror or type(error).__name__

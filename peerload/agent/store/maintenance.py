@@ -59,7 +59,7 @@ _JOB_COLUMNS = "number, kind, counter, member, due_at, tries, why"
 
 
 class MaintenanceRow(msgspec.Struct, frozen=True):
-    """Root of what the agent itself asks of the writer, beside the rows that the core decides on."""
+    """Base of the writer's rows that come from the agent itself, not from decisions of the core."""
 
 
 class EndedTask(msgspec.Struct, frozen=True, gc=False):
@@ -248,7 +248,8 @@ class RemovalCriteria(msgspec.Struct, frozen=True):
 
 
 class RemovalSearch:
-    """Looks for what may go, through a connection of its own: for one thread at a time, never the loop's own."""
+    """Search for removable tasks and outputs, through a connection of its own: for one thread at a time, never the
+    loop's own."""
 
     def __init__(self, path: Path) -> None:
         self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)

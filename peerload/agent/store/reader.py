@@ -101,7 +101,7 @@ class StoreReader:
         """Other rows that could not be read then, a sentence for each."""
 
     def only_of(self, who: str) -> StoreReader:
-        """Reader that shows only what one owner (`owner_key`) may see: tasks in lists, events and counts.
+        """Reader restricted to the tasks that one owner (`owner_key`) may see: tasks in lists, events and counts.
         Reads that name a task or a submission are not narrowed, since they are checked before."""
         narrowed = StoreReader(self._node)
         narrowed._reader = self._reader

@@ -407,7 +407,7 @@ def decoded_each(raw: object, counter: object) -> Each:
 
 
 def more_with_usage(raw: object, usage: Usage, name: object) -> bytes | None:
-    """The rare fields of a task with what it has used; None if that is in them already. Raises StoreError."""
+    """Rare fields of a task, with its resource usage; None if that is in them already. Raises StoreError."""
     more = ExtraColumns() if raw is None else _decoded(_more, raw, f"the record of {name}")
     return None if more.usage is not None else encode(msgspec.structs.replace(more, usage=usage))
 

@@ -237,7 +237,7 @@ class TrustedDate:
 
 
 class WriterOwner(Protocol):
-    """Learns what became of rows, from the writer's thread."""
+    """Receiver of the outcome of commits, called from the writer's thread."""
 
     def committed(self, done: list[Callable[[], None]], /) -> None:
         """Rows are durable: call these functions, in order."""
@@ -486,7 +486,7 @@ class Store(StoreRecovery):
             raise StoreError("the database cannot be written", why=str(error)) from None
 
     def close(self) -> None:
-        """Commit what waits, close, let go of the lock."""
+        """Commit the waiting rows, close, release the lock."""
         if self._thread is not None:
             self._closing.set()
             self._queue.put(None)

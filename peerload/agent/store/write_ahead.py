@@ -208,7 +208,7 @@ class EventLog:
         self.note(PutEvent(time.time(), what, state, task=task, node=node, reason=reason))
 
     def settle(self) -> None:
-        """Hand over what was noted."""
+        """Hand over the noted events."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

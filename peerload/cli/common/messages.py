@@ -119,7 +119,7 @@ def say_unsaved(files: dict[str, Any]) -> int:
 
 
 def say_notice(piece: dict[str, Any]) -> bool:
-    """Say on stderr what a part of a stream of output tells about its task; False if it is a piece of the output."""
+    """Report a notice within a stream of output on stderr; False if it is a piece of the output."""
     for key, say_it in (("unknown", say_unknown), ("away", _say_away), ("waits", _say_waits)):
         if key in piece:
             say_it(piece[key])

@@ -70,7 +70,7 @@ class OutputWriter:
             say(f"{size_text(gap)} of output are missing at the end: they cannot be read")
 
     def close(self) -> None:
-        """Write an incomplete character that was held back."""
+        """Write the incomplete last character."""
         for stream, shown in self._shown.items():
             write_all(stream, shown.of(b"", final=True))
 

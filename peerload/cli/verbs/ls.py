@@ -120,7 +120,7 @@ def lines(reply: dict[str, Any], flags: Namespace, chosen: Selection) -> list[st
 
 
 def _none(flags: Namespace, chosen: Selection) -> str:
-    """A line instead of an empty table, with what to type."""
+    """Line in place of an empty table, with the next command to type."""
     if flags.remote:
         return "no task of another home is on this node        my own tasks:  peerload ls"
     if chosen.words or chosen.is_narrowed:

@@ -80,7 +80,7 @@ UNMET_NAMED_MAX = 8
 
 
 def _for_task(told: dict[str, Any], nodes: list[dict[str, Any]], flags: Namespace) -> int:
-    """Show what each node is to a waiting task."""
+    """Show, for each node, whether it could run a waiting task."""
     verdicts = {one["node"]: one for one in told["nodes"]}
     if flags.json:
         keys = ("can_ever", "now", "reason")
@@ -408,7 +408,7 @@ def top_sample(client: AgentConnection, at: str = "") -> dict[str, Any]:
 
 
 def cluster_sums(info: dict[str, Any], nodes: list[dict[str, Any]], tasks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The sums over the nodes that are alive, and what this agent says about itself."""
+    """Sums over the nodes that are alive, and this agent's own notices."""
     alive = [node for node in nodes if node.get("state") == "alive"]
     return {
         "node": info.get("node"),

@@ -66,7 +66,7 @@ def main(words: list[str]) -> int:
 def _reported(
     flags: Namespace, played: list[tuple[Scenario, Outcome]], words: list[str], *, is_one: bool
 ) -> list[PeerloadError]:
-    """Write all files that the flags name, and the answer to stdout → what cannot be written."""
+    """Write all files that the flags name, and the answer to stdout → the errors."""
     results = _told(flags, played, words)
     failed = _save(flags, results, is_final=True)
     if flags.plot and len({told["load"] for told in results}) > 1:  # of an interrupted run there may be one
@@ -82,7 +82,7 @@ def _told(flags: Namespace, played: list[tuple[Scenario, Outcome]], words: list[
 
 
 def _save(flags: Namespace, results: list[dict[str, Any]], *, is_final: bool) -> list[PeerloadError]:
-    """Write the CSV and the Parquet file → what cannot be written. Pipes and devices are written at the end only."""
+    """Write the CSV and the Parquet file → the errors. Pipes and devices are written at the end only."""
     failed = []
     for flag, name, write in (
         ("--csv", flags.csv, sim_report.write_csv),

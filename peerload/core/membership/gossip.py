@@ -610,7 +610,7 @@ class Gossip:
             )
 
     def forget(self, node: str) -> bool:
-        """Broadcast that a member is gone for good, and look for it no more. False if it is not known."""
+        """Declare a member gone for good: broadcast that, and stop probing it. False if it is not known."""
         member, of_earlier_start = self.shared.members.get(node), self.anti_entropy.known.pop(node, None)
         if member is not None:
             rumour = msgspec.structs.replace(member.rumour, standing=MemberStatus.FORGOTTEN, by=())
