@@ -371,7 +371,7 @@ class Daemon:
         files = AttemptFiles(caches, spool, launcher, links, inbox, node, event_log)
 
         self.energy = energy = EnergySensors(config, node, gpus, launcher, EnergyStore(state / ENERGY_DATABASE), inbox)
-        self.environments = environments = Environments(config, files, launcher, spool, links, inbox, event_log)
+        environments = Environments(config, files, launcher, spool, links, inbox, event_log)
 
         self.mps = mps = MpsDaemons(config, node, launcher, inbox, event_log)
 

@@ -113,7 +113,7 @@ class PowerControls:
             for kind, target, value in [*_cpu_changes(settings), *self._gpu_changes(settings, failures)]:
                 before, why = self._before(kind, target, value)
                 if not why and before != value:
-                    # Noted ahead of the change: who dies in between has changed nothing that is not noted.
+                    # Noted before the change: an agent killed in between leaves no change that is not noted.
                     noted = [*changed, Control(kind, target, before)]
                     try:
                         self._keep(noted)

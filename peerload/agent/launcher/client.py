@@ -104,13 +104,6 @@ class LauncherError(PeerloadError):
     code = "launcher"
 
 
-class FrameReceiver(Protocol):
-    """Receiver of a launcher's reports, frame by frame."""
-
-    def events_received(self, events: list[LauncherEvent], /) -> None:
-        """Take the events of one frame. What it raises ends the connection."""
-
-
 class LauncherOwner(Protocol):
     """Receiver of the events about a launcher and its tasks."""
 
@@ -127,7 +120,7 @@ class EventFrames(asyncio.Protocol):
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._arrived = asyncio.Event()
-        self._receiver: FrameReceiver | None = None
+        self._receiver: LauncherLink | None = None
         self.lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         """Error that ended the connection: one of LOST, or a bug. No more events can come."""
 
@@ -179,7 +172,7 @@ class EventFrames(asyncio.Protocol):
             await self._arrived.wait()
         return events
 
-    def deliver_to(self, receiver: FrameReceiver) -> None:
+    def deliver_to(self, receiver: LauncherLink) -> None:
         """Deliver the events of each frame from now on."""
         self._receiver = receiver
         self.data_received(b"")
@@ -614,7 +607,7 @@ class LauncherLink:
         self._owner.received(LauncherSilent(silent))
 
     def events_received(self, events: list[LauncherEvent], /) -> None:
-        """See `FrameReceiver`."""
+        """Handle the events of one frame. An exception ends the connection."""
         self._heartbeat.received()
         for event in events:
             self._event(event)

@@ -151,7 +151,6 @@ def grantable_bytes(device: Device, config: GpuConfig) -> int:
 
 class DeviceGrant:
     """A device given to one attempt. ends_s: when the grant is almost surely over, infinite = not known;
-    leaves_s: since when the attempt is over, though its processes may still be on the device; 0 = it runs.
     stable: number of successive readings that saw the same memory of it. mode: how it is held; others: tasks
     under MPS that were there before; fault: a fault of MPS under it."""
 
@@ -160,7 +159,6 @@ class DeviceGrant:
         "ends_s",
         "fault",
         "key",
-        "leaves_s",
         "mode",
         "now_bytes",
         "others",
@@ -190,7 +188,6 @@ class DeviceGrant:
         self.now_bytes = 0
         self.peak_bytes = 0
         self.stable = 0
-        self.leaves_s = 0.0
 
     def saw(self, used_bytes: int) -> None:
         """Record a reading of memory."""
@@ -540,8 +537,6 @@ class DeviceLedger:
             return
         self._leaving[key] = now_s
         self.was_left = True
-        for name in names:
-            self.states[name].grants[key].leaves_s = now_s
 
     def _release(self, key: str) -> None:
         self.version += key in self.holding
