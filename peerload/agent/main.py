@@ -93,8 +93,8 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
 
 
 def open_more_files() -> int:
-    """Let this process have as many files open as it may ever: clients, peers and streams take one each. → how many it
-    could have before, which is what its tasks are to have."""
+    """Raise the limit of open files to its maximum: clients, peers and streams take one each. → the limit before, which
+    applies to tasks."""
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -24,7 +24,7 @@ log = logging.getLogger("peerload.agent")
 
 PRIVATE = 0o600
 BUFFERED_BYTES_MAX = 1 << 20
-"""Written at the latest when so much has come together; and at the end of every turn of the inbox."""
+"""Size of the buffer at which it is written; also at the end of every turn of the inbox."""
 
 
 class Recorder:
@@ -72,7 +72,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """The end of a turn: hand what has come to the kernel, so that a killed agent leaves it behind."""
+        """Write the buffered records to the kernel at the end of a turn, so that they survive a killed agent."""
         if self._descriptor is None or not self._buffer:
             return
         try:
@@ -85,7 +85,7 @@ class Recorder:
             self._forget()
 
     def close(self) -> None:
-        """The agent stops on purpose."""
+        """Close the recording; the agent stops on purpose."""
         self._end("the agent stopped")
 
     def _end(self, reason: str) -> None:

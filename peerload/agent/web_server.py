@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 STARTS_MAX = 6
-"""Starts in a row that may end soon; then it is given up until the agent starts again."""
+"""Bound on starts in a row that end soon; after them, the server is given up until the agent's next start."""
 LIVED_S_MIN = 60.0
-"""One that lived for so long did not end soon."""
+"""A server that ends earlier counts as having ended soon."""
 PAUSE_S = 1.0
 """Pause before the second start; it doubles."""
 STOP_S_MAX = 3.0
@@ -55,7 +55,7 @@ class WebServer:
         return command + [part for name in config.web.host for part in ("--host", name)]
 
     async def run(self) -> None:
-        """Keep one running, until cancelled."""
+        """Keep a server running, until cancelled."""
         loop, starts = asyncio.get_running_loop(), 0
         while starts < STARTS_MAX:
             began_s = loop.time()
@@ -69,7 +69,8 @@ class WebServer:
             await asyncio.sleep(PAUSE_S * 2.0**starts if starts < STARTS_MAX else 0)
 
     async def _serve(self) -> int:
-        """Start one, and wait for its end → exit code. Its standard output, where a code for one browser goes, is nowhere."""
+        """Start a server, and wait for its end → exit code. Its standard output (a code for one browser) is
+        discarded."""
         own = child_environment() | {"PEERLOAD_WEB_CHILD": "1"}
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         try:

@@ -27,7 +27,7 @@ PUT_BYTES = 4 << 20
 
 
 class _StoreFailed(StagingFailed):
-    """The agent cannot give or take a block; it knows why."""
+    """Error: the agent cannot read or store a block; the agent has the reason."""
 
 
 class _Agent:

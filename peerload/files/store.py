@@ -139,7 +139,7 @@ class BlockStore:
         *,
         beyond_limit: bool = False,
     ) -> list[bytes]:
-        """Keep these blocks → their digests. beyond_limit: only the disk bounds them. Raises NoRoom, Damaged if they are not the
+        """Store blocks → their digests. beyond_limit: only the disk bounds them. Raises NoRoom, Damaged if they are not the
         ``expected`` ones, OSError."""
         digests = [digest_of(block) for block in blocks]
         if expected is not None and digests != list(expected):
@@ -311,7 +311,7 @@ class BlockStore:
             raise NoRoom("the cache of files cannot be used", why=str(error)) from None
 
     def sync(self) -> None:
-        """Have all blocks on disk. Raises OSError."""
+        """Sync all blocks to the disk. Raises OSError."""
         with self._syncing:  # who comes meanwhile waits until its blocks are there, too
             with self._lock:
                 if not self._is_dirty:

@@ -38,7 +38,7 @@ class RecordLog:
         self.size_bytes = os.fstat(self._fd).st_size
 
     def read(self) -> list[Any]:
-        """All complete records from the start of the file; what follows the first bad one is cut off."""
+        """Read all complete records from the start of the file; cut the file off at the first bad one."""
         records, size = whole_records(self.path)
         if size < self.size_bytes:
             os.ftruncate(self._fd, size)
@@ -91,7 +91,7 @@ class RecordLog:
         self._fd = fd
 
     def sync(self) -> None:
-        """Sync what was added. It may take as long as the disk pleases: not for the launcher's own thread."""
+        """Sync the added records. May take as long as the disk needs: not for the launcher's own thread."""
         os.fdatasync(self._fd)
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Frozen values that every room shares: tasks, resources, load, messages, events, actions, errors, config."""
+"""Frozen values shared by all packages: tasks, resources, load, messages, events, actions, errors, config."""

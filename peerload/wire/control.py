@@ -132,7 +132,7 @@ class Select(_Selecting, frozen=True, tag="select"):
 
 
 class History(_Request, frozen=True, tag="history"):
-    """Ended tasks, also those that ``tasks`` tells no more → tasks, as ``tasks`` tells them and with what they used;
+    """List ended tasks, also those that ``tasks`` lists no more → tasks, as ``tasks`` lists them, with their usage;
     those that ended at ``since`` (Unix s) or later, the newest ``limit`` of them (null: all), ``truncated`` tells whether
     there were more. The last ended first; with oldest_first in the order they were submitted in. cluster: as with
     ``tasks``."""

@@ -81,7 +81,8 @@ class Fetch:
         self.tasks: list[bytes] = []
         """Tasks that wait for it: a node that serves all users gives their files to the nodes that have them alone."""
         self.distrusted: set[str] = set()
-        """Nodes that have sent a wrong block. They are asked to verify what they send; the second time they are dropped."""
+        """Nodes that have sent a wrong block. They are asked to verify blocks before sending; after a second one they
+        are dropped."""
         self.work: asyncio.Task[None] | None = None
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lacking: set[bytes] = set()
@@ -174,14 +175,15 @@ class FileTransfer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def in_slow_thread(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function that may take minutes, in a thread of its own kind: blocks go on meanwhile."""
+        """Call a function that may take minutes, in a thread of the pool for slow work, so that transfers of blocks
+        continue."""
         work = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._slow_threads, work)
 
     # -- to other nodes ------------------------------------------------------------------------------------------------
 
     async def serve(self, _: str, request: BlocksRequest) -> AsyncIterator[Blocks | BlocksEnd]:
-        """The blocks that a member asks for. It ends without BlocksEnd if they cannot be read just now."""
+        """Serve the blocks that a member requests. Ends without BlocksEnd if they cannot be read now."""
         left = request.digests
         try:
             while left:
@@ -203,8 +205,9 @@ class FileTransfer:
     # -- from other nodes ----------------------------------------------------------------------------------------------
 
     def fetch(self, manifest: bytes, sources: Sequence[str], task: bytes, *, is_output: bool = False) -> Fetch:
-        """Fetch a manifest and all its blocks from these nodes, the best first, unless that is under way: then they are further
-        ones. Its work raises StagingFailed for what cannot be had at all, PeerloadError or OSError for what may be had later."""
+        """Fetch a manifest and all its blocks from these nodes, the best first. If a fetch is under way, they become
+        further sources of it. Its work raises StagingFailed for a permanent failure, PeerloadError or OSError for one
+        that may pass."""
         known = self._fetches.get(manifest)
         if known is None:
             known = self._fetches[manifest] = Fetch(manifest)
@@ -332,7 +335,7 @@ class FileTransfer:
         return True
 
     async def close(self) -> None:
-        """Stop all; the next agent goes on with what is missing."""
+        """Stop all fetches; the next agent continues with the missing blocks."""
         if self._trim_timer is not None:
             self._trim_timer.cancel()
         work = [fetch.work for fetch in self._fetches.values() if fetch.work is not None]

@@ -327,8 +327,8 @@ class LauncherLink:
         return bool(self._pid) and await self._heartbeat.answers(within_s)
 
     async def start(self, owner: LauncherOwner) -> LauncherReady:
-        """Find the launcher or start one. owner: receives what comes of it; it needs this link itself, to end and feed tasks.
-        → running tasks, exit records, and which tasks are frozen. Raises LauncherError."""
+        """Find the launcher or start one. owner: receiver of its events; it needs this link itself, to end and feed
+        tasks. → running tasks, exit records, and which tasks are frozen. Raises LauncherError."""
         self._owner = owner
         if not self._service_of:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)

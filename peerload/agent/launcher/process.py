@@ -15,7 +15,7 @@ import peerload
 from peerload.launcher.protocol import ALREADY_RUNS
 
 GONE_S = 0.2
-"""Time for a launcher that hangs up to end; after that it counts as there."""
+"""Time for a launcher that closed the connection to end; after that it counts as running."""
 
 
 class LauncherProcess:
@@ -129,7 +129,7 @@ def _is_hidden(pid: int) -> bool:
 
 
 def is_still_there(pid: int) -> bool:
-    """True if a launcher that hung up is still there."""
+    """True if a launcher that closed the connection still runs."""
     wait_gone(pid, GONE_S)
     return is_alive(pid)
 

@@ -98,7 +98,7 @@ class AttachRequests:
         return task is not None and task.spec.terminal is not None
 
     def _record(self, ref: str) -> TaskRecord:
-        """The newest record; read from the store only if the task has ended."""
+        """Newest record of a task; read from the store only if the task has ended."""
         task = self._node.home.by_id.get(self._task_ids.whole_id(ref))
         return task.record if task is not None else self._task_ids.single(ref)
 
@@ -241,7 +241,7 @@ class InsideCommands:
         self._launcher.spawn(action, stdout, stderr, {}, path, owner=owner, inside=inside)
 
     def finish(self, key: str) -> None:
-        """Drop a command when its client is done. If it still runs, it is killed, and dropped with its exit."""
+        """Drop a command whose client is done. If it still runs, it is killed, and dropped with its exit."""
         end = self._commands.pop(key).end
         is_over = end.done() and not end.cancelled()
         if not is_over or end.exception() is not None:

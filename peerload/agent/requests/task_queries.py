@@ -111,7 +111,7 @@ def why_waiting(node: Node, record: TaskRecord) -> str:
 
 
 class DurableReads:
-    """The store of one agent as clients read it: all that was acknowledged, and nothing that a crash could undo."""
+    """Store of one agent as clients read it: everything acknowledged, and nothing that a crash could undo."""
 
     def __init__(self, store: Store, outbox: Outbox, event_log: EventLog) -> None:
         self.store = store

@@ -42,10 +42,10 @@ COMMAND_EVERY_S = 10.0
 COMMAND_S_MAX = 5.0
 READ_S_MAX = 0.2
 FIND_EVERY = 30
-"""Readings from one look for chips to the next."""
+"""Number of readings between two searches for chips."""
 OUTPUT_BYTES_MAX = 4096
 SILENT_S = 10.0
-"""A counter that tells nothing for so long is no source any more; what it missed is a gap."""
+"""Time in s after which a counter without readings is no source any more; the time that it missed is a gap."""
 WATTS_MAX = 1e6
 NOT_THE_MACHINE = re.compile(r"amdgpu|radeon|nouveau|i915|xe|nvme|BAT|AC|ADP|ucsi", re.IGNORECASE)
 """hwmon chips whose power is that of one device, or flows into the machine."""
@@ -97,7 +97,7 @@ class _OfReadings(PowerSource):
         self.known_s, self.watts, self.why = at_s, watts, ""
 
     def goes_on_from(self, at_s: float) -> None:
-        """The agent before has counted until then."""
+        """Continue from the time up to which the earlier agent has counted."""
         self._integral.at_s = at_s
 
     def take(self, at_s: float) -> EnergyDelta:
@@ -114,7 +114,7 @@ class PowerCommand(_OfReadings):
         self._command = command
 
     async def run(self) -> None:
-        """Ask for ever."""
+        """Run the command periodically, until cancelled."""
         while self._command:
             await self.ask()
             await next_tick(COMMAND_EVERY_S)
@@ -171,7 +171,7 @@ class Hwmon(_OfReadings):
         await asyncio.wait({self._reading}, timeout=READ_S_MAX)
 
     def read(self, at_s: float) -> None:
-        """Take a reading; look for chips now and then."""
+        """Take a reading; search for chips from time to time."""
         self._find_in -= 1
         if self._find_in < 0:
             self._find_in = FIND_EVERY

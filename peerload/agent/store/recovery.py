@@ -1,4 +1,4 @@
-"""Recovery: what an agent reads from its database when it starts.
+"""Recovery: the reads of the database at the start of an agent.
 
 A row that cannot be read stops nobody: it stays as it is, is named, and all others are served. Its id is never given
 again. An unreadable promise (a floor, an attempt of another home) counts as the strongest promise.
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 UID_BYTES = 16
 ROWS_AT_A_TIME = 10_000
-"""Rows that are in memory beside the tasks made of them: of a million that would be as much again."""
+"""Rows that are in memory at a time beside the tasks made of them; a million rows would double the memory."""
 FLOOR_MAX = 1 << 62
 """The floor of a task whose own cannot be read: no attempt of it is ever started here (again)."""
 UNIFORM_MAX = 1000
 """Uniform arrays whose untouched members are read together; of more than so many each member is a task of its own."""
 COUNTER_MAX = 10**15
-"""A greater number of a submission is none that was ever given."""
+"""Bound on numbers of submissions; a greater one was never assigned."""
 
 
 class StoreRecovery(StoreReader):
@@ -247,7 +247,7 @@ class StoreRecovery(StoreReader):
         return tuple(GroupSettings(name, max(slots, 0), bool(is_paused)) for name, slots, is_paused in rows)
 
     def _counter(self) -> int:
-        """The highest number of a submission that is known of, in whatever is left of it."""
+        """Highest known number of a submission, from any remaining row of it."""
         numbers = [row[0] for row in self._execute("SELECT value FROM meta WHERE key IN ('counter', 'removed')")]
         for table in ("submissions", "tasks", "events"):
             numbers += [row[0] for row in self._execute(schema.HIGHEST.format(table=table), (COUNTER_MAX,))]

@@ -53,7 +53,8 @@ SIGKILL = 9
 TIME_LIMIT = "time limit"
 SILENT = "it does not answer: tasks may be stopped, and leases are not enforced"
 PEER_SLOTS_KEPT_S = 0.05
-"""Short tasks end by the hundred a second, and there may be a thousand peers to be counted."""
+"""Time in s for which the count of peer slots is cached: short tasks end by the hundred a second, with up to a thousand
+peers to count."""
 RUNS_ON = "it runs on; the agent is back"
 
 
@@ -194,7 +195,7 @@ class RunningTasks:
         return expected_s if expected_s <= self._state.config.ahead_s else 0.0
 
     def _occupy(self, key: str) -> None:
-        """An attempt that was given ahead has room, and leaves its lane."""
+        """Give room to an attempt that was given ahead; it leaves its lane."""
         lane = self._ahead.pop(key)
         task = next(task for task in lane if task.key == key)  # mostly the first
         lane.remove(task)
@@ -220,7 +221,7 @@ class RunningTasks:
         )
 
     def _leave(self, key: str) -> None:
-        """An attempt that had room is gone: the next of its lane has it."""
+        """Handle the end of an attempt that had room: the next of its lane gets the room."""
         del self._works[key]
         self._ledger.end(key)
         if lane := self._lanes.pop(key, None):
@@ -247,7 +248,7 @@ class RunningTasks:
                 self._state.clear_timer(timers.Devices())
 
     def strayed(self, key: str, device: str) -> None:
-        """A running attempt uses a device that it was not given: for people to know. It counts as foreign there."""
+        """Report a running attempt that uses a device it was not given. It counts as foreign load there."""
         work = self._works.get(key)
         if work is None:
             return
@@ -265,7 +266,7 @@ class RunningTasks:
         self._ledger.devices.expire(self._state.now.boot_s)
 
     def started(self, key: str, started_at: float) -> None:
-        """The launcher has the process."""
+        """Record that the process of an attempt runs."""
         self._shortage.started(key)
         work = self._works.get(key) or next((task for task in self._ahead.get(key, ()) if task.key == key), None)
         if isinstance(work, HomeTask):
@@ -461,8 +462,8 @@ def _devices_of(work: HomeTask | RemoteTask) -> tuple[str, ...]:
 
 
 def _limited(exit_: Exit, work: HomeTask | RemoteTask) -> Exit:
-    """A task that was ended for its time limit shows that, whatever the signal made of it; also if the agent that sent
-    the signal is not the one that sees the end. One that somebody here has ended says who, unless it had ended well."""
+    """Exit of a task ended for its time limit, with that as its reason whatever the signal made of it, also after a
+    restart of the agent. The exit of a task ended by a user names the user, unless it succeeded."""
     if work.killed_because and work.killed_because != TIME_LIMIT and exit_.exit_code and not exit_.reason:
         exit_ = msgspec.structs.replace(exit_, reason=work.killed_because)
     limit_s = work.spec.time_limit_s
@@ -473,7 +474,7 @@ def _limited(exit_: Exit, work: HomeTask | RemoteTask) -> Exit:
 
 
 LOOKED_AT_MAX = 64
-"""Waiting tasks of this home that are looked at for one that has a use for the room."""
+"""Waiting tasks of this home that are checked for one that could use the room of a frozen attempt."""
 ONE_CORE = ResourceRequest()
 
 
@@ -562,7 +563,7 @@ class Frozen:
         self._state.actions.append(EvictTask(remote.key, reason))
 
     def _whom_it_helps(self, due: list[str]) -> str | None:
-        """The first task that has no room now, and would have if these were gone; None if there is none."""
+        """First task that has no room now and would have room without these attempts; None if there is none."""
         own = (work for work in self._queue.oldest_first() if isinstance(work, HomeTask))
         asking: list[HomeTask | Offer] = list(itertools.islice(own, LOOKED_AT_MAX))
         if self._state.turned_away is not None:
@@ -666,7 +667,7 @@ class ResourceShortage:
         return f"{self._state.node} cannot start it: {self.reason}" if self._is_open else ""
 
     def began(self, reason: str) -> None:
-        """Open the breaker: an attempt could not be started for want of something."""
+        """Open the breaker after an attempt that could not be started because of a shortage."""
         if self._is_open:  # it was on its way when another failed
             return
         config, now_s = self._state.config, self._state.now.boot_s

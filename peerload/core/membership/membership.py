@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
 
 AHEAD_MAX = 1000
-"""Bound on reports that others tell of a node: they are no further ahead of the node's own word than this many reports, or it is not true."""
+"""Bound on reports about a node by others: one that is further ahead of a report by the node itself is replaced by
+that."""
 
 
 class ReceivedReport(msgspec.Struct, frozen=True, gc=False):
@@ -63,8 +64,8 @@ class ReceivedReport(msgspec.Struct, frozen=True, gc=False):
     by_itself: bool = True
 
     def is_superseded_by(self, other: ReceivedReport, incarnation: int) -> bool:
-        """True if the other is to be believed instead: the newest (incarnation, sequence), but nothing that others tell
-        keeps the node's own word out for long. incarnation: that of the run that is believed in now."""
+        """True if ``other`` replaces this report: the newest (incarnation, sequence) wins, but reports by others never
+        keep the node's own out for long. incarnation: that of the node's current run."""
         mine, its = self.report, other.report
         if its.incarnation == mine.incarnation:
             if its.sequence > mine.sequence:
@@ -81,7 +82,7 @@ ELIGIBLE_KEPT_MAX = 1024
 
 
 class NamesWithout(Sequence[str]):
-    """Names in order, without one of them, which costs nothing to leave out; that a name is in is found by bisection."""
+    """Names in order without one of them, as a view; membership is found by bisection."""
 
     __slots__ = ("_all", "_count", "_skipped")
 
@@ -122,8 +123,7 @@ CHANGES_KEPT_MAX = 1024
 
 
 class NamesThat(Sequence[str]):
-    """Names that pass a test on what is known of them, which is made for those that are looked at only. One of which nothing is
-    known passes."""
+    """Lazily filtered names: the test runs only for the names that are accessed."""
 
     __slots__ = ("_found", "_passes", "all")
 
@@ -305,9 +305,10 @@ COMMANDS_MAX = 1024
 NODES_MAX = 1024
 """Nodes of which something is counted, likewise."""
 TRANSIENT = ("room", "busy", "cannot")
-"""Declines that count: the others tell of something that its profile says, or soon will."""
+"""Codes of declines that the circuit breaker counts; the others stem from facts that are in the node's profile, or soon
+will be."""
 FAILED_ON_MANY = ""
-"""Placeholder for the node of a command that has failed fast on more than one."""
+"""Placeholder for the node of a command that has failed fast on several nodes."""
 
 
 class CircuitBreaker:
@@ -352,7 +353,7 @@ class CircuitBreaker:
         self._refusals.pop(node, None)
 
     def started_anew(self, node: str) -> None:
-        """Another start of it: what the last one did is over."""
+        """Handle another start of the node: forget the failures of the last one."""
         self._refusals.pop(node, None)
         self._failures.pop(node, None)
         if self._skipped.pop(node, None) is not None:
@@ -483,7 +484,7 @@ class Membership:
                 yield self._listed(name)
 
     def get(self, node: str) -> PeerInfo | None:
-        """The peer of this name, whatever is believed of it; to be looked at only."""
+        """Peer of this name in any state; read-only."""
         peer = self._peers.get(node)
         return self._listed(node) if peer is None and self._is_listed(node) else peer
 
@@ -585,8 +586,8 @@ class Membership:
     # -- this node itself ----------------------------------------------------------------------------------------------
 
     def start(self, known: Sequence[Identity], seeds: Sequence[str], asleep: Sequence[Profile]) -> None:
-        """Look for the members of earlier starts, and for whoever is at these addresses. asleep: those of the members that slept:
-        nobody else may be there to tell of them."""
+        """Search for the members of earlier starts, and for nodes at these addresses. asleep: those of the members that
+        slept, since perhaps no other member can report them."""
         self.gossip.anti_entropy.start(known, seeds)
         identities = {identity.node: identity for identity in known}
         for profile in asleep:
@@ -636,8 +637,8 @@ class Membership:
         refutation: int = 0,
         in_person: bool = True,
     ) -> bool:
-        """A peer introduced itself, ``in_person`` over its own link, else by way of a broker. True if it is new here, or
-        another start of one that was known."""
+        """Handle the introduction of a peer, ``in_person`` over its own link, else over a broker. True if it is new
+        here, or another start of a known one."""
         node = identity.node
         if node == self._state.node:
             return False
@@ -672,7 +673,8 @@ class Membership:
         return is_new
 
     def _met_earlier(self, known: PeerInfo, identity: Identity, *, in_person: bool) -> None:
-        """A start from before the one that is known introduced itself: a late word, unless nobody has heard of that start."""
+        """Handle the introduction of an earlier start than the known one: a late message, unless that start was never
+        heard of; then the node has an older database."""
         if in_person and identity.boot != known.identity.boot and identity.boot not in known.boots:
             self._mediator.peer_came_back_older(identity.node)
 

@@ -86,11 +86,11 @@ class PeerHints:
         return self._busy
 
     def is_idle(self, node: str) -> None:
-        """Add a node that searched here for work and found none."""
+        """Record a node that searched here for work and found none."""
         self._put(self._idle, node)
 
     def is_busy(self, node: str) -> None:
-        """Add a node that searched here for room and found none."""
+        """Record a node that searched here for room and found none."""
         self._put(self._busy, node)
 
     def refused_work(self, node: str) -> None:
@@ -129,7 +129,7 @@ def _taken(names: list[str], node: str) -> bool:
 SLACK = {"time": 0.0, "balanced": 0.1, "energy": 0.5}
 """Share by which a task may end later for the sake of its joules, by what its user prefers."""
 WAITING_LOOKED_AT_MAX = 1000
-"""Waiting tasks at either end of the queue that are held against a node that asks for work: some milliseconds."""
+"""Waiting tasks at either end of the queue that are compared with a node that asks for work: some milliseconds."""
 ANYTHING = Need()
 """The need that every node with slots can meet."""
 
@@ -495,7 +495,7 @@ class Information:
     # -- asked by the other parts --------------------------------------------------------------------------------------
 
     def sampled(self, event: LoadSampled) -> bool:
-        """The sensors have read again. → whether foreign programs have left a slot that they occupied."""
+        """Handle new readings of the sensors. → whether foreign programs have left a slot that they occupied."""
         self._sensed = self._own.sensed = event
         ledger = self._ledger
         ledger.load_version += 1
@@ -606,8 +606,8 @@ class Information:
         return thresholds.is_pipelined and self._finished_during_handoff() > max(thresholds.prefetch, 1.0)
 
     def handoff_took(self, handoff_s: float) -> None:
-        """Learn how long it takes from the request for a task until it is here: near the shortest lately, since the time
-        that a request waits in line is of the requests before it."""
+        """Learn the time from a request for a task to its arrival. The estimate stays near the shortest recent time,
+        since the time that a request waits in line belongs to the requests before it."""
         if not self._handoff_s or handoff_s < self._handoff_s:
             self._handoff_s = handoff_s
         else:
@@ -620,19 +620,19 @@ class Information:
         return self._asks_ahead
 
     def gives(self) -> bool:
-        """True if there are so many tasks here that one may go, if any waits."""
+        """True if this node has enough tasks to give one away."""
         if self._ledger.load_version != self._compared_at:
             self._compare()
         return self._has_many
 
     def _has_to_give(self) -> bool:
-        """True if it has a task that may go."""
+        """True if this node has a waiting task that may move."""
         if self._stranded or self._ledger.waits_for_devices:
             return True
         return len(self._queue) > 0 and self.gives()
 
     def report(self) -> LoadReport:
-        """The load report of this node now, to be sent."""
+        """Current load report of this node, to be sent."""
         self._sequence += 1
         report = self._described()
         self.report_sent(report)
@@ -643,7 +643,7 @@ class Information:
         return self._described()
 
     def report_sent(self, report: LoadReport) -> None:
-        """Somebody has this report: does it stand elsewhere than everybody knows?"""
+        """Handle a report that was sent: note whether its standing differs from the announced one."""
         if self._watches == "region" and self._told is not None and self._standing(report) != self._told_standing:
             self._said = report
             self._settled_version = NOT_SETTLED
@@ -732,7 +732,7 @@ class Information:
             self.between_events()
 
     def between_events(self) -> None:
-        """The thresholds that the transfer policy has given hold no longer, unless they are steady."""
+        """Drop the thresholds of the transfer policy after an event, unless they are steady."""
         self._marks_at = None
         if self._steady is None:
             self._compared_at = NOT_COMPARED
@@ -770,7 +770,7 @@ class Information:
             self._changed(self._told, self.report())
 
     def announce_again(self) -> None:
-        """tell_s_min is over."""
+        """Allow announcements again: tell_s_min is over."""
         self._is_quiet = False
 
     def _changed(self, told: LoadReport | None, now: LoadReport) -> None:
@@ -885,8 +885,8 @@ class RemoteAdmission:
         return self.would_accept(home, need, offer.load_tasks_max)
 
     def would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
-        """True if this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its thresholds
-        say."""
+        """True if this node would accept such a task of that home now; with n at most ``load_tasks_max``, regardless of
+        its thresholds."""
         profile = self._state.profile
         if not self._state.takes_remote_tasks:
             return False
