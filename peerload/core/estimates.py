@@ -306,7 +306,6 @@ TYPICAL = 0.9
 """A task of which nothing is known is taken to need what this share of all runs stayed below."""
 ANY_MODEL = ""
 NOTHING_LEARNED: Mapping[str, int] = MappingProxyType({})
-_Run = tuple[int, int]
 
 
 class GpuRuns:
@@ -315,7 +314,7 @@ class GpuRuns:
     __slots__ = ("_bytes", "_runs", "durations", "need_bytes")
 
     def __init__(self, kept_max: int) -> None:
-        self._runs: deque[_Run] = deque(maxlen=kept_max)
+        self._runs: deque[int] = deque(maxlen=kept_max)
         self.durations = PastDurations(kept_max)
         self._bytes: list[int] = []
         self.need_bytes = 0
@@ -324,11 +323,11 @@ class GpuRuns:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def add(self, gpu_bytes: int, resident_bytes: int, run_s: float) -> None:
+    def add(self, gpu_bytes: int, run_s: float) -> None:
         """Add a run; the oldest is dropped if there are too many. run_s: on the reference machine."""
-        self._runs.append((gpu_bytes, resident_bytes))
+        self._runs.append(gpu_bytes)
         self.durations.add(run_s, math.log(run_s))
-        self._bytes = sorted(run[0] for run in self._runs)
+        self._bytes = sorted(self._runs)
         seen = self._bytes[-1] if len(self._bytes) < RUNS_MANY else _share(self._bytes, NEARLY_ALL_BYTES)
         self.need_bytes = int(seen * MARGIN) + MARGIN_BYTES
 
@@ -336,10 +335,6 @@ class GpuRuns:
     def typical_bytes(self) -> int:
         """The memory that TYPICAL of the runs stayed below, with the margin. There must be a run."""
         return int(_share(self._bytes, TYPICAL) * MARGIN) + MARGIN_BYTES
-
-    @property
-    def resident_bytes(self) -> int:
-        return max(run[1] for run in self._runs)
 
 
 class GpuHistory:
@@ -362,7 +357,7 @@ class GpuHistory:
         is_whole = exit_.exit_code in (0, TIME_LIMIT_EXIT_CODE)
         if not usage.gpu_memory_bytes_max or not usage.gpu_model or not is_whole:
             return
-        seen = usage.gpu_memory_bytes_max, usage.memory_bytes_max, run_s
+        seen = usage.gpu_memory_bytes_max, run_s
         for model in (usage.gpu_model, ANY_MODEL):
             for key in keys:
                 self._of(key, model).add(*seen)
