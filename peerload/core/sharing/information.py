@@ -208,6 +208,7 @@ class View:
 
     @property
     def load(self) -> float:
+        """Load index by the load policy; cached until a change that it may depend on."""
         if self.for_request is not None:
             return self.gpu_load
         if self._load_version == self._ledger.load_version:
