@@ -123,7 +123,7 @@ CHANGES_KEPT_MAX = 1024
 
 
 class NamesThat(Sequence[str]):
-    """Lazily filtered names: the test runs only for the names that are accessed."""
+    """Lazily filtered names: the test runs only for the names that are accessed. A name without a report passes."""
 
     __slots__ = ("_found", "_passes", "all")
 
