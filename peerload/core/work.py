@@ -198,7 +198,7 @@ class Work:
     """Number of tasks that this stands for."""
     killed_because = ""
     output_waits_because = ""
-    """Why the output files of its process, which has ended, are not collected or in their places yet."""
+    """Reason why the output files of its ended process are not collected or placed yet."""
     started_s = 0.0
     devices: tuple[str, ...] = ()
     reserved: tuple[str, ...] = ()

@@ -164,7 +164,7 @@ def _among(nodes: Sequence[str], names: Container[str]) -> Iterator[str]:
 
 
 def _besides(nodes: Iterable[str], *names: Container[str]) -> Iterator[str]:
-    """Those of the nodes that are in none of ``names``, in the order of the nodes."""
+    """``nodes`` without ``names``, in the order of ``nodes``."""
     for others in names:
         nodes = filterfalse(others.__contains__, nodes)
     return iter(nodes)
