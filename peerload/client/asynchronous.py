@@ -75,7 +75,7 @@ class AsyncClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Nothing is held open."""
+        """Do nothing: no connection is held open."""
 
     def task(self, id: str) -> AsyncTask:  # noqa: A002 -- what it is called
         """A handle on a task that was submitted before."""

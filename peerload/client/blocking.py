@@ -71,7 +71,7 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is held open."""
+        """Do nothing: no connection is held open."""
 
     def task(self, id: str) -> Task:  # noqa: A002 -- what it is called
         """A handle on a task that was submitted before, also elsewhere: ``ws1/42``, ``42.7``, ``@``."""

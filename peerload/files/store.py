@@ -139,8 +139,8 @@ class BlockStore:
         *,
         beyond_limit: bool = False,
     ) -> list[bytes]:
-        """Store blocks → their digests. beyond_limit: only the disk bounds them. Raises NoRoom, Damaged if they are not the
-        ``expected`` ones, OSError."""
+        """Store blocks → their digests. beyond_limit: only the disk bounds them. Raises NoRoom, Damaged if they are not
+        the ``expected`` ones, OSError."""
         digests = [digest_of(block) for block in blocks]
         if expected is not None and digests != list(expected):
             raise Damaged("a block has another content", why="its content does not have the digest it should have")

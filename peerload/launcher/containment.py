@@ -45,9 +45,10 @@ class Units:
         return set()
 
     def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", forks: bool = False) -> None:
-        """Put what the launcher starts from here on into the unit of this key, from its first instruction on. is_fresh: the
-        unit is not reused from, nor for, another task. inside: it is a part of that unit, where units can have parts. forks:
-        it is started by `fork`, where there is one. Raises OSError if there can be no such unit, or there is one already."""
+        """Place processes that the launcher starts, until `leave`, into the unit of this key, from their first
+        instruction on. is_fresh: the unit is not reused from, nor for, another task. inside: it is a part of that unit,
+        where units can have parts. forks: it is started by `fork`, where there is one. Raises OSError if there can be
+        no such unit, or there is one already."""
 
     def leave(self) -> None:
         """Stop putting new processes into the unit that was entered."""
@@ -60,7 +61,7 @@ class Units:
         raise NotImplementedError
 
     def refreeze(self, keys: list[str]) -> None:
-        """Freeze again what a user has thawed of these; for backends where that is possible."""
+        """Freeze again those of these tasks that a user has thawed; for backends where that is possible."""
 
     def thaw(self, key: str) -> None:
         raise NotImplementedError
@@ -98,8 +99,8 @@ class MemoryLimits:
     """Directory of its cgroups; "" if it makes none."""
 
     def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
-        """Count what the launcher starts from here on for this key, whose unit is entered. inside: count it for
-        that key as well. Raises OSError."""
+        """Count the memory of processes that the launcher starts, until `leave`, for this key, whose unit is entered.
+        inside: count it for that key as well. Raises OSError."""
         raise NotImplementedError
 
     def leave(self) -> None:

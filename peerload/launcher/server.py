@@ -230,7 +230,7 @@ class AgentSocket:
         self._pending[agent.fileno()] = agent, bytearray()
 
     def _receive_rest(self) -> None:
-        """Carry out what an agent sent before it was disconnected."""
+        """Carry out the requests that an agent sent before it was disconnected."""
         for _ in range(LAST_READS_MAX):
             if not self._receive():
                 break
@@ -519,7 +519,7 @@ class Launcher:
         return False
 
     def _give_back(self, key: str, ran_s: float) -> None:
-        """Give back what waits behind a task that takes longer than was expected."""
+        """Return the tasks that wait behind one that takes longer than expected."""
         if ran_s >= WAIT_S_MAX:
             for following in self._lanes.behind(key):
                 del self._lanes.waiting[following]

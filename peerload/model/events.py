@@ -585,7 +585,7 @@ class BusChanged(_Event, frozen=True):
 
 
 class LoadPublished(_Event, frozen=True, tag="LoadTold"):
-    """The driver showed a peer or a broker this node's load (`Sharing.shown`), outside of what the core decides."""
+    """The driver has sent this node's load (`Sharing.shown`) to a peer or a broker, without a decision of the core."""
 
     report: LoadReport
 

@@ -165,7 +165,7 @@ class TrustStore:
             self._admitted[node] = boot
 
     def withdraw(self, node: str) -> None:
-        """Take back what `admit` has noted: the node was revoked again."""
+        """Undo `admit`: the node was revoked again."""
         self._admitted.pop(node, None)
 
     def admits(self, node: str, boot: str) -> bool:

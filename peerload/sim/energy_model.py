@@ -518,7 +518,7 @@ class EnergyModel(QueueingModel):
     # -- results -------------------------------------------------------------------------------------------------------
 
     def result(self) -> dict[str, Any]:
-        """Results of the run, as the case format says."""
+        """Results of the run in the case format."""
         jobs, end_s = self._jobs, self._accounted_s
         finished = [(job, row) for job, row in zip(jobs, self.schedule, strict=True) if row[1] is not None]
         responses = [row[1] - job.at_s for job, row in finished]

@@ -176,7 +176,7 @@ class _Listeners:
         """Name of a node → the nodes that remember it as busy."""
 
     def of(self, now: Instant, src: str, report: LoadReport) -> Iterator[str]:
-        """The nodes that do something about this report, in the order in which they were made: each is asked when it is its turn,
+        """Nodes that act on this report, in the order of their creation: each is asked when it is its turn,
         since what the ones before it do may concern it."""
         self._look_again()
         found = self._act_on_all | self._hinted[src]
@@ -477,7 +477,7 @@ class QueueingModel:
                 self._watch.look(self.now_s, name, ledger, ledger.waiting + stranded)
 
     def _who_acts(self, event: events.Event) -> Iterable[str]:
-        """Note an announcement where all can read it → the nodes that do something about it."""
+        """Store an announcement where all nodes can read it → the nodes that act on it."""
         assert isinstance(event, events.MessageReceived)
         src, message = event.src, event.message
         report = message.report if isinstance(message, State) else None

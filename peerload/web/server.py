@@ -153,7 +153,7 @@ async def _listen_unix(path: str, connected: Callable[..., object]) -> asyncio.S
 
 
 def run(settings: ServerSettings, told: Callable[[str], object]) -> int:
-    """Serve until told to stop. told: called once, with the URL of one visit."""
+    """Serve until SIGTERM or SIGINT. told: called once, with the URL of one visit."""
     logging.basicConfig(format="%(levelname)s %(message)s")
 
     def ready(where: str, access: Access) -> None:

@@ -106,7 +106,7 @@ class Options:
         self.add_argument(*self._declared(declared, takes_value=False)[0], action="store_true", **settings)
 
     def _declared(self, declared: tuple[str, ...], *, takes_value: bool) -> tuple[list[str], str]:
-        """The names of a flag, and the word for its value."""
+        """Names of a flag, and the placeholder of its value."""
         words = ", ".join(declared).split(" ")
         names = [word.rstrip(",") for word in words if word.startswith("-")]
         self.takes_value.update(dict.fromkeys(names, takes_value))

@@ -173,7 +173,7 @@ class PlayedNvml:
 
 
 def main() -> int:
-    """Run the agent until it is told to stop."""
+    """Run the agent until a request or signal stops it."""
     from peerload.agent.main import run
 
     machine, *words = sys.argv[1:]

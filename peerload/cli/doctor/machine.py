@@ -673,7 +673,7 @@ def launcher(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def containment(facts: DoctorInput) -> Finding:
-    """Check how tasks are contained, and what that does not enforce."""
+    """Check the containment of tasks, and list the limits that it does not enforce."""
     told = facts.checkup["launcher"]
     kinds = f"tasks are contained by {told['units']}, their memory is limited by {told['memory'] or 'nothing'}"
     says = kinds + (f". Not enforced: {'; '.join(told['unenforced'])}" if told["unenforced"] else "")

@@ -138,8 +138,9 @@ def _draw_bounds(axes: Axes, scenarios: Sequence[Scenario]) -> float:
 
 
 def _draw_policy(axes: Axes, index: int, told: Sequence[dict[str, Any]], top: float, beyond: Counter[float]) -> None:
-    """A line with its intervals through what is stable; what is not as empty marks, at the upper edge if it is beyond it:
-    ``beyond`` counts those by load, which stand one below another. A question mark stands at what has a warning."""
+    """Draw a line with its intervals through the stable points; what is not as empty marks, at the upper edge if it is
+    beyond it: ``beyond`` counts those by load, which stand one below another. A question mark stands at what has a
+    warning."""
     from matplotlib.transforms import ScaledTranslation
 
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
@@ -172,7 +173,7 @@ def _draw_policy(axes: Axes, index: int, told: Sequence[dict[str, Any]], top: fl
 
 
 def _explain(axes: Axes, results: Sequence[dict[str, Any]], *, is_beyond: bool) -> None:
-    """Add what the curves' own entries in the legend do not say."""
+    """Add explanations to the legend that the entries of the curves lack."""
     if any(one["stable"] is not False and one["warnings"] for one in results):
         axes.plot([], [], linestyle="", marker="$?$", color="black", label="not sure: see the table")
     if is_beyond:

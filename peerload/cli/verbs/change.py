@@ -247,8 +247,8 @@ def prio(words: list[str]) -> int:
 
 
 def _change(reader: Options, words: list[str], verb: str, states: Sequence[str], says: dict[str, str]) -> int:
-    """Change the selected tasks, and print what became of each. ``says``: the sentence for each list of the answer, whose
-    places in braces are the flags."""
+    """Change the selected tasks, and print the outcome of each. ``says``: the sentence for each list of the answer,
+    whose places in braces are the flags."""
     selection.add(reader, changes=True)
     flags = reader.read(words)
     asked = {"priority": flags.priority} if verb == "prio" else {}

@@ -189,7 +189,8 @@ class _Runs:
         return [self.found[index] for index in sorted(self.found)]
 
     def _run(self, scenarios: dict[int, Scenario], replications: int, first: int = 0) -> None:
-        """Simulate scenarios, and keep what they find, also if this is interrupted: then rather a complete shorter run."""
+        """Simulate scenarios, and keep their results, also if this is interrupted: then rather a complete shorter
+        run."""
         seed, workers = self._flags.seed, sim_flags.workers(self._flags)
         indices = list(scenarios)
 
