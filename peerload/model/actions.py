@@ -162,7 +162,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "disk": ("low", "full", "ok"),
     "energy": ("prices read", "prices refused", "control failed", "asleep", "not asleep", "awake"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown", "mps", "mps-failed", "mps-unused"),
-    "files": ("staged", "returning", "returned"),
+    "files": ("staged", "returning", "waiting", "returned"),
     "environment": ("building", "built", "failed"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
     "hook": ("failed", "dropped"),
