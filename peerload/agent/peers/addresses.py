@@ -7,6 +7,7 @@ process; tasks go on. An address from a flag, a variable or a file is left alone
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import logging
 import socket
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from peerload.model.config import AgentConfig
 
 CHECK_EVERY_S = 4.0
+PARSED_MAX = 64
+"""Parsed addresses that are remembered."""
 GONE_FOR = 2
 """Checks in a row that have to agree: an address is missing for a moment while its interface is configured."""
 
@@ -135,6 +138,7 @@ def _free(host: str, port: int) -> int:
     return port
 
 
+@functools.lru_cache(PARSED_MAX)
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(parse_address("listen", address, loopback_only=False)[0])

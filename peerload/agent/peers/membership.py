@@ -288,7 +288,7 @@ class GossipSocket(Generic[Sent, Received]):
         self._counters = security.counters
         self._loopback_only = loopback_only
         self._socket: socket.socket | None = None
-        self._is_both = False
+        self._is_both = self._is_inet6 = False
         self._names: BoundedDict[str, tuple[IPAddress | None, float]] = BoundedDict(NAMES_MAX)
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._has_logged = False
@@ -310,7 +310,7 @@ class GossipSocket(Generic[Sent, Received]):
             made.close()
             why = error.strerror or str(error)
             raise ConfigError("listen", f"cannot receive datagrams at {join_address(host, port)}", why=why) from None
-        self._socket = made
+        self._socket, self._is_inet6 = made, family == socket.AF_INET6
         asyncio.get_running_loop().add_reader(made.fileno(), self._readable)
         chosen: int = made.getsockname()[1]
         return chosen
@@ -402,8 +402,7 @@ class GossipSocket(Generic[Sent, Received]):
         found = self._resolved(host)
         if found is None or (self._loopback_only and not found.is_loopback):
             return None
-        assert self._socket is not None
-        is_ours = (found.version == 6) == (self._socket.family == socket.AF_INET6)  # noqa: PLR2004 -- IPv6
+        is_ours = (found.version == 6) == self._is_inet6  # noqa: PLR2004 -- IPv6
         if self._is_both and not is_ours:
             return f"::ffff:{found}", port
         return (str(found), port) if is_ours else None
