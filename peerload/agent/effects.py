@@ -24,7 +24,7 @@ from peerload.agent.runtime import BackgroundTasks, Histogram, coalesced_s, now
 from peerload.agent.store.disk_space import cannot_write
 from peerload.model import actions, events, metrics, timers
 from peerload.model.errors import BadRequest, InvariantBroken, PeerloadError, StoreError
-from peerload.model.messages import ADVICE, RenewOk, Result
+from peerload.model.messages import ADVICE, RenewOk, Result, needs_no_row
 from peerload.model.task import SCRATCH, Exit, execution_key, variables_of
 from peerload.model.timers import GossipTimerKind
 
@@ -167,12 +167,13 @@ class Performer:
             self._tasks.adopt(is_first=is_first)
 
     def _send(self, action: actions.Send) -> None:
-        """Send a message when the rows that it depends on are durable: renewed leases and advice do not wait for other tasks."""
+        """Send a message when the rows that it depends on are durable: renewed leases wait for those of their own tasks, and
+        what promises nothing for none."""
         act = partial(self._outward, action)
         if isinstance(action.message, RenewOk):
             self._outbox.renewal(tuple(extension.uid for extension in action.message.extensions), act)
-        elif isinstance(action.message, ADVICE):
-            self._outbox.advice(act)
+        elif needs_no_row(action.message):
+            self._outbox.at_once(act)
         else:
             self._outbox.when_durable(act)
 
@@ -390,8 +391,9 @@ class PeerEffects:
             self._waker.wake(peer.profile)
 
     def send(self, dst: str, message: LinkMessage) -> None:
-        """Send a message: advice over MQTT while both ends are on it, everything else over the peer link."""
-        if isinstance(message, ADVICE) and self._bus.send(dst, message):
+        """Send a message over the peer link; advice over MQTT while both ends are on it, unless their link carries tasks now:
+        over an open link it costs less than over the broker, and one is not made for advice."""
+        if isinstance(message, ADVICE) and not self.links.carries_tasks(dst) and self._bus.send(dst, message):
             return
         if dst == self._info.config.node:
             self._inbox.put(events.MessageReceived(dst, message))
@@ -665,7 +667,10 @@ class ResultEffects:
         self._peers.send(action.dst, Result(action.task, action.uid, action.attempt, exit_, is_small, stdout, stderr))
 
     def keep(self, action: actions.KeepOutput) -> None:
-        self._background.start(self._keep(action))
+        if action.stdout or action.stderr or action.files:
+            self._background.start(self._keep(action))
+        else:
+            self._inbox.put(events.OutputArrived(action.uid, action.attempt))
 
     def fetch(self, action: actions.FetchOutput) -> None:
         """Fetch the output that did not come with a result."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -437,7 +438,7 @@ class PeerMessages:
         ended task of this node, whose uid another home has taken. It must not be written over."""
         key = execution_key(offer.uid, offer.attempt)
         is_known = key in self._node.executor.remote_tasks or offer.uid in self._node.home.tasks
-        return not is_known and any(path.exists() for path in self._spool.paths(key))
+        return not is_known and any(map(os.path.exists, self._spool.names(key)))
 
     def _may_look_up(self, src: str) -> bool:
         """True if one more directory may be looked at for this peer; otherwise its message stays unanswered."""

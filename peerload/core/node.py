@@ -184,7 +184,7 @@ class Node:
         match event:  # the frequent ones first
             case events.TaskEnded():
                 if event.with_start:
-                    self.runs.started(event.key, event.exit.started_at)
+                    self.runs.started(event.key, event.exit.started_at, is_over=True)
                 self.runs.ended(event.key, event.exit)
             case events.TaskStarted():
                 self.runs.started(event.key, event.started_at)

@@ -225,7 +225,7 @@ class Persist(_Action, frozen=True):
 
 
 class Send(_Action, frozen=True):
-    """Send a message to one peer. Advice goes over MQTT while both are connected to it, else over the peer link."""
+    """Send a message to one peer. Advice goes over MQTT while both are connected to it unless their link carries tasks now, else over the peer link."""
 
     dst: str
     message: Membership | Advice | Ownership

@@ -700,6 +700,17 @@ STREAMED: tuple[type, ...] = get_args(Output | Input | Files | Forwarding)
 """Messages over streams only."""
 BROADCAST: tuple[type, ...] = get_args(Broadcast)
 ADVICE: tuple[type, ...] = get_args(Advice)
+OWNERSHIP: frozenset[type] = frozenset(get_args(Ownership))
+
+
+def needs_no_row(message: Message) -> bool:
+    """True if a message promises nothing beyond the memory of its sender, so that it need not wait for rows on their way to the
+    disk: advice; OFFER and ACCEPT of a task without files, which reserve room. COMMIT is what waits."""
+    if isinstance(message, ADVICE):
+        return True
+    if isinstance(message, Offer):
+        return not message.spec.is_staged
+    return isinstance(message, Accept) and not message.files
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -101,7 +101,8 @@ PEER_UNREACHABLE_NOTICES = _metric(
 PEER_NAME_CLASHES = _metric("peer_name_clashes_total", "Agents that were refused because another has their name.")
 PEER_BANS = _metric("peer_bans_total", "Peers that were banned for malformed frames.")
 ADVICE_OVER_PEER_LINK = _metric(
-    "advice_over_peer_link_total", "Advice that was sent over a peer link, since no broker carried it."
+    "advice_over_peer_link_total",
+    "Advice that was sent over a peer link: no broker carried it, or the link carried tasks.",
 )
 
 # Gossip

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from peerload.model import actions
-from peerload.model.messages import ADVICE, RenewOk
+from peerload.model.messages import RenewOk, needs_no_row
 from tests.chaos.disk import points
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class Release:
             self._machine.perform(action)
 
     def must_wait(self, action: actions.Action) -> bool:
-        """True if what can be seen from outside waits for the rows before it: but for advice, and renewed leases of other tasks,
-        always."""
-        if isinstance(action, actions.Send) and isinstance(action.message, ADVICE):
+        """True if what can be seen from outside waits for the rows before it: but for what promises nothing, and renewed leases of
+        other tasks, always."""
+        if isinstance(action, actions.Send) and needs_no_row(action.message):
             return False
         if not isinstance(action, actions.Send) or not isinstance(action.message, RenewOk):
             return True

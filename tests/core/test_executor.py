@@ -12,7 +12,7 @@ from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
 from peerload.model.resources import LoadReport
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind, execution_key
-from tests.core.given import RECEIVER, UID, Given, ResourceRequest, offer, spec
+from tests.core.given import RECEIVER, UID, WALL_S, Given, ResourceRequest, offer, spec
 
 KEY = f"{UID.hex()}-1"
 STARTS = ["persist start floor=1", "spawn 1"]
@@ -203,6 +203,16 @@ def test_every_query_is_answered() -> None:
     assert x.hear("h", query) == ["result to h", "timer result 1"]
     x.hear("h", messages.ResultAck("h/1", UID, 1))
     assert x.hear("h", query) == ["Died to h"]
+
+
+def test_a_start_that_comes_with_its_end_is_told_by_the_result_alone() -> None:
+    x = Given(peers=("h",))
+    x.hear("h", offer())
+    x.hear("h", commit(x))
+    did = x.when(events.TaskEnded(KEY, Exit(0, started_at=WALL_S, ended_at=WALL_S + 1.0), with_start=True))
+    assert did[:2] == ["persist result", "result to h"]
+    assert "Renew to h" not in did
+    assert [note.state for note in x.notes] == ["running", "ended"]
 
 
 def test_what_was_given_back_is_said_not_to_have_started() -> None:

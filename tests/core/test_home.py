@@ -182,6 +182,16 @@ def test_leases_are_renewed_and_strangers_revoked() -> None:
     assert x.hear("z", renew) == ["Revoke to z"]
 
 
+def test_a_result_without_a_renewal_before_it_tells_of_the_start() -> None:
+    x = away()
+    task = x.task(2)
+    result = messages.Result(task.task, task.uid, 1, Exit(0, started_at=WALL_S + x.at_s, ended_at=WALL_S + x.at_s))
+    told = x.hear("y", result)
+    assert told[0] == "changed running"
+    assert [(note.state, note.node) for note in x.notes] == [("running", "y")]
+    assert "changed running" not in x.hear("y", result)  # it is repeated while its output is fetched
+
+
 @pytest.mark.parametrize("ahead_s", [5 * 3600.0, -5 * 3600.0])
 def test_times_by_a_clock_that_is_wrong_are_neither_in_the_future_nor_before_the_submission(ahead_s: float) -> None:
     x = away()
@@ -318,7 +328,7 @@ def test_the_output_is_home_before_the_result_is_recorded_and_acknowledged() -> 
     x = away()
     task = x.task(2)
     result = messages.Result(task.task, task.uid, 1, RESULT, inline=True)
-    assert x.hear("y", result) == ["KeepOutput"]
+    assert x.hear("y", result) == ["changed running", "KeepOutput"]
     assert x.hear("y", result) == []
     renew = messages.Renew((messages.Renewal(task.task, task.uid, 1, 9.0, 8.0),))
     assert x.hear("y", renew) == []
@@ -332,7 +342,7 @@ def test_long_output_is_fetched_and_fetched_again_after_an_error() -> None:
     x = away()
     task = x.task(2)
     result = messages.Result(task.task, task.uid, 1, RESULT)
-    assert x.hear("y", result) == ["FetchOutput"]
+    assert x.hear("y", result) == ["changed running", "FetchOutput"]
     assert x.when(events.OutputArrived(task.uid, 1, "link broke")) == ["timer lease 65"]
     assert x.hear("y", result) == ["FetchOutput"]
 
@@ -355,7 +365,7 @@ def test_output_that_the_result_does_not_carry_is_recorded_as_missing(sizes: tup
     task = x.task(2)
     exit_ = replace(RESULT, stdout_bytes=sizes[0], stderr_bytes=sizes[1])
     result = messages.Result(task.task, task.uid, 1, exit_, inline=True, stdout=b"out", stderr=b"err")
-    assert x.hear("y", result) == ["KeepOutput"]
+    assert x.hear("y", result) == ["changed running", "KeepOutput"]
     x.when(events.OutputArrived(task.uid, 1))
     kept = task.record.exit
     assert kept is not None

@@ -63,7 +63,7 @@ def test_it_is_queued_again_with_half_as_much_again_before_that_is_acknowledged(
     x = away(request())
     task = x.task()
     did = x.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory()))
-    assert did[:3] == ["clear lease", "clear ask", "persist queued"]
+    assert did[:4] == ["changed running", "clear lease", "clear ask", "persist queued"]
     assert did[-1] == "ResultAck to y"
     record = task.record
     assert (record.gpu_mem_bytes, record.memory_retries, record.losses, record.gpu_alone) == (36 * GIB, 1, 0, False)
@@ -82,7 +82,7 @@ def test_its_result_said_again_is_acknowledged_and_dropped_whatever_has_become_o
     assert x.hear("y", said) == ["ResultAck to y"]
     assert (task.record.attempt, task.record.node, task.record.memory_retries) == (2, "z", 1)
     ended = messages.Result(task.task, task.uid, 2, Exit(0, started_at=7.0, ended_at=8.0), inline=True)
-    assert x.hear("z", ended) == ["KeepOutput"]
+    assert x.hear("z", ended) == ["changed running", "KeepOutput"]
     assert x.hear("y", said) == ["ResultAck to y"]
     assert "persist done" in x.when(events.OutputArrived(task.uid, 2))
     assert x.hear("y", said) == ["persist usage x/1 1 y", "ResultAck to y"]  # which counts for cancelled tasks alone
@@ -105,7 +105,7 @@ def test_a_home_that_died_before_that_was_durable_hears_it_again() -> None:
     again = Given(policies=SENDER, peers=(), started=events.AgentStarted(tasks=(row,), counter=1))
     again.meet("y", gpus=1, devices=(card(0, 24),))  # z is not met yet
     did = again.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory(20, 20)))
-    assert (did[2], did[-1]) == ("persist queued", "ResultAck to y")
+    assert (did[3], did[-1]) == ("persist queued", "ResultAck to y")
     assert again.task().spec.request.gpu_mem_bytes == 24 * GIB
 
 
@@ -157,7 +157,7 @@ def test_twice_then_alone_then_it_has_failed_and_says_so() -> None:
     assert asked == [*zip((6.0, 9.0, 13.5), shares, strict=True)]
     assert x.task().record.memory_retries == 3
     last = out_of_memory(13.5, 13.5, Says.OUT_OF_GPU_MEMORY("gpu0", 13.5, 13.5))
-    assert x.hear("z", messages.Result(task.task, task.uid, 4, last)) == ["FetchOutput"]
+    assert x.hear("z", messages.Result(task.task, task.uid, 4, last)) == ["changed running", "FetchOutput"]
     assert "persist failed" in x.when(events.OutputArrived(task.uid, 4))
     assert task.record.reason == f"{last.reason}; {Says.TRIED(4)}"
     assert task.record.exit == last
@@ -173,7 +173,7 @@ def test_not_more_than_some_node_has_and_no_more_when_it_had_that() -> None:
     x.hear("z", messages.Result(task.task, task.uid, 2, last))
     assert task.record.reason.endswith(Says.MORE_MEMORY_ALONE(30.0))
     given_to(x, "z")
-    assert x.hear("z", messages.Result(task.task, task.uid, 3, last)) == ["FetchOutput"]
+    assert x.hear("z", messages.Result(task.task, task.uid, 3, last)) == ["changed running", "FetchOutput"]
     x.when(events.OutputArrived(task.uid, 3))
     assert task.record.reason == f"{last.reason}; {Says.TRIED(3)}"
 
@@ -188,7 +188,7 @@ def test_a_task_that_may_not_be_tried_again_has_failed(changes: dict[str, Any]) 
     x.submit(spec(**({"request": request()} | changes)))
     given_to(x, "y")
     task = x.task()
-    assert x.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory())) == ["FetchOutput"]
+    assert x.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory())) == ["changed running", "FetchOutput"]
     assert "persist failed" in x.when(events.OutputArrived(task.uid, 1))
     assert task.record.reason == WORDS
 
@@ -215,7 +215,7 @@ def test_of_a_card_that_it_had_for_itself_there_is_no_more() -> None:
     x = away(ResourceRequest(gpus=1), largest=24)
     task = x.task()
     said = out_of_memory(25, 24)  # all of the card, more than a node promises of it
-    assert x.hear("y", messages.Result(task.task, task.uid, 1, said)) == ["FetchOutput"]
+    assert x.hear("y", messages.Result(task.task, task.uid, 1, said)) == ["changed running", "FetchOutput"]
     x.when(events.OutputArrived(task.uid, 1))
     assert task.record.reason == f"{WORDS}; {Says.NO_MORE_MEMORY()}"
 

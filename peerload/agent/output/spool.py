@@ -21,6 +21,7 @@ import secrets
 import shutil
 import stat
 import struct
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,7 +33,6 @@ from peerload.security.private_files import sync
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
     from peerload.model.task import Exit
 
@@ -51,6 +51,8 @@ STREAMS = (1, 2)
 HELD_BEYOND_BYTES = 64 << 10
 _SUFFIX = {1: ".out", 2: ".err"}
 _NAMES = {1: "stdout", 2: "stderr"}
+_INPUT, _SAVED = ".in", ".saved"
+_ENDINGS = (*_SUFFIX.values(), _INPUT, _SAVED)
 
 
 class Ranges(msgspec.Struct, frozen=True):
@@ -89,7 +91,7 @@ class Spool:
 
     def input_path(self, key: str) -> Path:
         """The file that feeds the stdin of an attempt of another home."""
-        return self.directory / f"{key}.in"
+        return self.directory / f"{key}{_INPUT}"
 
     def sizes(self, key: str) -> tuple[int, int]:
         """The size of each stream, holes included; 0 for a file that does not exist."""
@@ -99,9 +101,14 @@ class Spool:
     def read_small(self, key: str, stdout_bytes: int, stderr_bytes: int) -> tuple[bytes, bytes]:
         """Read both streams whole, for a result that carries them; empty if a file is missing or cannot be read."""
         found = []
-        for path, size in zip(self.paths(key), (stdout_bytes, stderr_bytes), strict=True):
+        for stream, size in ((1, stdout_bytes), (2, stderr_bytes)):
+            if not size:
+                found.append(b"")
+                continue
             try:
-                with os.fdopen(open_output(path), "rb") as file:  # processes that it left behind may still write
+                with os.fdopen(
+                    open_output(self.path(key, stream)), "rb"
+                ) as file:  # processes that it left behind may still write
                     found.append(file.read(size))
             except OSError:
                 found.append(b"")
@@ -155,7 +162,7 @@ class Spool:
 
     def saved_path(self, key: str) -> Path:
         """The file with the progress of the files that a user wants the output of an attempt in."""
-        return self.directory / f"{key}.saved"
+        return self.directory / f"{key}{_SAVED}"
 
     def data_ranges(self, key: str, stream: int, first: int, size: int | None, bytes_max: int) -> Ranges:
         """Data ranges of a stream from this offset on, up to ``size`` and at most ``bytes_max``; none if the
@@ -255,8 +262,8 @@ class Spool:
         return settled
 
     def drop(self, key: str) -> None:
-        for path in (*self.paths(key), self.input_path(key), self.saved_path(key)):
-            remove(path)
+        for ending in _ENDINGS:
+            remove(f"{self._directory_name}/{key}{ending}")
 
     def make_scratch(self, key: str) -> Path:
         """Make a fresh directory for an attempt to work in. Raises OSError."""
@@ -290,12 +297,14 @@ class Spool:
             self._dropped.rmdir()  # unless there is more by now
 
 
-def remove(path: Path) -> None:
+def remove(path: str | Path) -> None:
     """Remove a file of a task, or anything that the task has put in its place; what cannot be removed stays."""
     try:
-        path.unlink(missing_ok=True)
+        os.unlink(path)  # noqa: PTH108 -- to make a `Path` takes longer
+    except FileNotFoundError:
+        return
     except OSError:  # its task has made a directory of it
-        _remove_tree(path)
+        _remove_tree(Path(path))
 
 
 def _remove_tree(path: Path) -> None:

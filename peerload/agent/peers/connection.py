@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 import socket
@@ -156,6 +157,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self.used_s = self.active_s = self._loop.time()
         """Loop time of the last message that was more than membership traffic, and of the last message at all."""
+        self.task_s = -math.inf
+        """Loop time of the last message about a task."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._filled = 0

@@ -33,6 +33,7 @@ from peerload.agent.runtime import coalesced_s
 from peerload.model import metrics
 from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import (
+    OWNERSHIP,
     Blocks,
     BlocksEnd,
     BlocksRequest,
@@ -71,7 +72,7 @@ PEERS_MAX = 1000
 IDLE_S = 60.0
 """A link over which nothing but MEMBERSHIP_MESSAGES went for so long is idle."""
 QUIET_S = 5.0
-"""A link over which anything went within this stays open."""
+"""A link over which anything went within this stays open; one over which tasks did takes advice, too."""
 IDLE_KEPT_MAX = 16
 """Idle links that stay open: those used last."""
 IDLE_CHECK_S = 15.0
@@ -207,6 +208,12 @@ class PeerLinks:
             self._fail(dst, [message])
         elif link is None and not peer.is_dialled:
             self._dial_peer(peer)
+
+    def carries_tasks(self, dst: str) -> bool:
+        """True if messages about tasks went over the link to this node within QUIET_S, and it takes more now."""
+        peer = self._table.entries.get(dst)
+        link = peer.link if peer is not None and not peer.waiting else None
+        return link is not None and not link.paused and asyncio.get_running_loop().time() - link.task_s <= QUIET_S
 
     def linked(self) -> list[str]:
         return sorted(node for node, peer in self._table.entries.items() if peer.links)
@@ -542,7 +549,9 @@ class PeerLinks:
 def _mark_used(link: PeerConnection, message: Message) -> None:
     """Record that a message went over this link, in either direction."""
     link.active_s = asyncio.get_running_loop().time()
-    if not isinstance(message, MEMBERSHIP_MESSAGES):
+    if type(message) in OWNERSHIP:
+        link.used_s = link.task_s = link.active_s
+    elif not isinstance(message, MEMBERSHIP_MESSAGES):
         link.used_s = link.active_s
 
 

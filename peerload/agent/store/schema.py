@@ -4,6 +4,7 @@ A row is decoded where it is asked for, and never trusted: a value of the wrong 
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable, Sequence
 from sys import intern
@@ -151,8 +152,19 @@ UNIFORM = (
 """Uniform arrays of which a member waits."""
 FIRST_MEMBER = f"SELECT submitted_at, reason FROM tasks NOT INDEXED WHERE counter = ? AND {UNTOUCHED} LIMIT 1"  # noqa: S608 -- constants
 MEMBERS = f"SELECT member, uid FROM tasks NOT INDEXED WHERE counter = ? AND {UNTOUCHED_WITH} ORDER BY member"  # noqa: S608 -- constants
-PUT_EVENT = "INSERT INTO events (at, what, state, counter, member, task, attempt, node, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+EVENTS_AT_ONCE = 16
+"""Events in one statement: each costs the thread of the store a wait for the interpreter."""
 LAST_EVENT = "SELECT max(number) FROM events"
+
+
+@functools.lru_cache(EVENTS_AT_ONCE)
+def put_events(count: int) -> str:
+    """The statement that inserts so many events."""
+    columns = EVENT_COLUMNS.removeprefix("number, ")
+    rows = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?)"] * count)
+    return f"INSERT INTO events ({columns}) VALUES {rows}"  # noqa: S608 -- constants
+
+
 PUT_LOSS = (
     "INSERT INTO events (number, at, what, state, attempt, node, reason) VALUES (?, ?, 'store', 'lost', 0, '', ?)"
 )

@@ -26,6 +26,7 @@ import sqlite3
 import threading
 import time
 import zlib
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -613,10 +614,12 @@ class Store(StoreRecovery):
                     put_jobs(writer, row, order_of(row.task))
             _put_usages(writer, [row for row in rows if type(row) is PutUsage])
             events = self._events(rows)
-            if events:
-                writer.executemany(schema.PUT_EVENT, events)
-                self._prune(writer, len(events))
-            last_event = writer.execute(schema.LAST_EVENT).fetchone()[0] or 0
+            last_event = self._event_reached
+            for first in range(0, len(events), schema.EVENTS_AT_ONCE):
+                some = events[first : first + schema.EVENTS_AT_ONCE]
+                put = writer.execute(schema.put_events(len(some)), list(chain.from_iterable(some)))
+                last_event = put.lastrowid or last_event
+            self._prune(writer, len(events))
             writer.execute("COMMIT")
             self.commits.observe(time.monotonic() - began_s)
             self._event_reached = last_event

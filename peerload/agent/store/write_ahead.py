@@ -3,7 +3,7 @@
 Rows of one turn are kept together. An outward action that comes after a row goes out when that row is durable, and
 never overtakes another: a client is not told, a peer is not answered and no process is started on the strength of
 something a power cut could take back. Only two kinds of message overtake: renewed leases wait for rows of their own tasks
-alone; advice waits for no row, since it promises nothing and may be false."""
+alone; advice, OFFER and ACCEPT wait for no row, since they promise nothing that a power cut may not take back."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class Outbox:
         else:
             act()
 
-    def advice(self, act: Callable[[], None]) -> None:
-        """Send advice at once: it promises nothing, and a commit takes longer than its way."""
+    def at_once(self, act: Callable[[], None]) -> None:
+        """Send what promises nothing at once: a commit takes longer than its way."""
         if self._broken:
             self.when_durable(act)
         else:

@@ -265,14 +265,14 @@ class RunningTasks:
         self._devices_due_s = math.inf
         self._ledger.devices.expire(self._state.now.boot_s)
 
-    def started(self, key: str, started_at: float) -> None:
-        """Record that the process of an attempt runs."""
+    def started(self, key: str, started_at: float, *, is_over: bool = False) -> None:
+        """Record that the process of an attempt runs; is_over: that it has run, and its end comes next."""
         self._shortage.started(key)
         work = self._works.get(key) or next((task for task in self._ahead.get(key, ()) if task.key == key), None)
         if isinstance(work, HomeTask):
             self._home.started_here(work, started_at)
         elif work is not None:
-            self._executor.started(work, started_at)
+            self._executor.started(work, started_at, is_over=is_over)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 

@@ -359,12 +359,16 @@ class ExecutorHandoff:
         )
         return True
 
-    def started(self, remote: RemoteTask, started_at: float, reason: str = "its process is there") -> None:
-        """The launcher has the process: say so, which is what users see as running."""
+    def started(
+        self, remote: RemoteTask, started_at: float, reason: str = "its process is there", *, is_over: bool = False
+    ) -> None:
+        """The launcher has the process: say so, which is what users see as running. is_over: its RESULT comes next and says so
+        too, except of its devices."""
         remote.running_at = started_at
         self._state.note_remote(remote, "running", reason)
         self._state.set_time_limit(remote.key, remote.spec.time_limit_s, started_at)
-        self._report(remote)
+        if not is_over or remote.devices:
+            self._report(remote)
 
     def ack_received(self, src: str, ack: ResultAck) -> None:
         """Handle RESULT_ACK: the result is recorded at home."""

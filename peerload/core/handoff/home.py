@@ -24,7 +24,7 @@ from peerload.core.resources.admission import asked_of, why_never
 from peerload.core.tasks.retries import LostAttempts, Retries
 from peerload.core.work import Collection, GrantedLease, HomePhase, Offering, story
 from peerload.model import metrics, rules, timers
-from peerload.model.actions import FetchOutput, KeepOutput, TaskChanged
+from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import (
@@ -347,6 +347,7 @@ class HomeHandoff:
             return
         if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
             self._membership.task_ended(src, task.spec, message.exit)
+            self._home.started_elsewhere(task, src, message.exit.started_at)
         why = self._why_over(task, message)
         if why is None:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
@@ -562,11 +563,7 @@ class HomeLeases:
         self.extend(task, lease_s)
         self._ask_if_silent(task, lease_s)
         task.devices = renewal.devices or task.devices
-        if renewal.started_at and not task.running_at:
-            task.running_at = self._home.by_own_clock(task, renewal.started_at)
-            record = msgspec.structs.replace(task.record, started_at=task.running_at)
-            self._state.actions.append(TaskChanged(record, running=True, reason=f"started on {src}"))
-            self._home.seen_running(task, f"started on {src}")
+        self._home.started_elsewhere(task, src, renewal.started_at)
         priority = None if task.running_at else task.record.priority
         return LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s, priority)
 

@@ -480,6 +480,15 @@ class Home:
         )
         self.seen_running(task, reason)
 
+    def started_elsewhere(self, task: HomeTask, node: str, started_at: float) -> None:
+        """Record that the process of a task exists, or existed, on another node, by whose clock it was started then; 0: it was not
+        started. Only the first word of it counts."""
+        if started_at and not task.running_at:
+            task.running_at = self.by_own_clock(task, started_at)
+            record = msgspec.structs.replace(task.record, started_at=task.running_at)
+            self._state.actions.append(TaskChanged(record, running=True, reason=f"started on {node}"))
+            self.seen_running(task, f"started on {node}")
+
     def seen_running(self, task: HomeTask, reason: str) -> None:
         """Record that the process of a task exists. Users see that as a state, though the durable record has
         none for it."""

@@ -26,10 +26,11 @@ from peerload.agent.store.write_ahead import Outbox
 from peerload.model import actions, events, timers
 from peerload.model.errors import StoreError
 from peerload.model.events import Instant, TaskFound
-from peerload.model.messages import Envelope, Message, Offer, ProbeReply, State
+from peerload.model.messages import Accept, Commit, Envelope, Message, ProbeReply, State
 from peerload.model.metrics import SPAWNS_DROPPED
 from peerload.model.resources import LoadReport, Profile
-from tests.core.given import Given, identity, offer
+from peerload.model.task import TaskFiles
+from tests.core.given import UID, Given, identity, offer
 from tests.core.test_executor import KEY, commit
 
 if TYPE_CHECKING:
@@ -44,8 +45,11 @@ class Routes:
     def __init__(self) -> None:
         self.sent: list[tuple[str, str]] = []
         info: Any = SimpleNamespace(config=SimpleNamespace(node="x"), counters=Counter())
+        self.carrying: set[str] = set()
         links: Any = SimpleNamespace(
-            send=lambda dst, _message: self.sent.append(("link", dst)), forget=lambda _node: None
+            send=lambda dst, _message: self.sent.append(("link", dst)),
+            forget=lambda _node: None,
+            carries_tasks=self.carrying.__contains__,
         )
         bus: Any = SimpleNamespace(send=self._bus)
         self.bus_peers = BusPeers()
@@ -76,6 +80,14 @@ def test_only_so_many_are_remembered_to_be_on_mqtt_and_those_heard_last() -> Non
     assert [routes.route(node) for node in ("n0", "n1", "n2", "late")] == ["bus", "link", "bus", "bus"]
 
 
+def test_advice_goes_over_the_link_while_that_carries_tasks() -> None:
+    routes = Routes()
+    routes.publish("y")
+    assert routes.route("y") == "bus"
+    routes.carrying.add("y")
+    assert routes.route("y") == "link"
+
+
 def test_a_peer_that_is_forgotten_is_forgotten_there_too() -> None:
     routes = Routes()
     routes.publish("y")
@@ -83,22 +95,22 @@ def test_a_peer_that_is_forgotten_is_forgotten_there_too() -> None:
     assert routes.route("y") == "link"
 
 
-def test_advice_overtakes_what_waits_for_the_disk() -> None:
+def test_what_promises_nothing_overtakes_what_waits_for_the_disk() -> None:
     gone: list[Message] = []
     peers: Any = SimpleNamespace(send=lambda _dst, message: gone.append(message))
     disk: Any = SimpleNamespace(persist=lambda _rows, done: done())
     outbox, unused = Outbox(disk, RunState()), cast("Any", None)
     performer = Performer(outbox, unused, unused, unused, peers, unused, unused)
     row: Any = SimpleNamespace()
-    sent = offer()
+    waits = [Commit("x/1", UID, 1, 7, 5.0, 60.0), offer(files=TaskFiles(b"m" * 32))]
+    overtakes = [ADVICE, offer(), Accept("y/1", UID, 1, 7, 5.0)]
     performer.perform(
         events.TimerExpired(timers.RetryDue()),
-        [actions.Persist((row,)), actions.Send("y", sent), actions.Send("y", ADVICE)],
+        [actions.Persist((row,)), *(actions.Send("y", message) for message in (*waits, *overtakes))],
     )
-    assert gone == [ADVICE]
+    assert gone == overtakes
     outbox.flush()
-    assert gone == [ADVICE, sent]
-    assert isinstance(sent, Offer)
+    assert gone == [*overtakes, *waits]
 
 
 @pytest.mark.parametrize("retained", [False, True])

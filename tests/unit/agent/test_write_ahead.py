@@ -162,9 +162,9 @@ def test_advice_waits_for_no_row() -> None:
     release = Outbox(disk, RunState())
     release.keep((row(1),))
     release.when_durable(lambda: gone.append("offer"))
-    release.advice(lambda: gone.append("probe"))
+    release.at_once(lambda: gone.append("probe"))
     release.flush()
-    release.advice(lambda: gone.append("another"))
+    release.at_once(lambda: gone.append("another"))
     assert gone == ["probe", "another"]
     disk.commit()
     assert gone == ["probe", "another", "offer"]
@@ -194,7 +194,7 @@ def test_no_renewal_and_no_advice_goes_out_once_rows_could_not_be_kept() -> None
     with pytest.raises(StoreError):
         release.flush()
     release.renewal([task_row(30).record.uid], lambda: gone.append("renewed"))
-    release.advice(lambda: gone.append("advised"))
+    release.at_once(lambda: gone.append("advised"))
     assert gone == []
 
 
