@@ -668,11 +668,13 @@ class _Mediator:
         return self._node.eligibility.is_awaited(array)
 
     def task_left(self, task: HomeTask) -> None:
-        self._node.eligibility.left(task)
-        self._node.client_binding.left(task)
-        if task.record.node != self._node.state.node:
-            self._node.sharing.sender.room_freed(task.record.node)
-        self._node.sharing.sender.place_next()
+        node, sender = self._node, self._node.sharing.sender
+        node.eligibility.left(task)
+        node.client_binding.left(task)
+        if task.record.node != node.state.node:
+            sender.room_freed(task.record.node)
+        if sender.places_all:
+            sender.place_next()
 
     def submission_checked(self, event: events.TaskSubmitted) -> None:
         self._node.intake.accepted(event)

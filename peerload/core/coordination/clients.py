@@ -304,7 +304,8 @@ class ClientBinding:
     def left(self, task: HomeTask) -> None:
         for client in self._attending.pop(task.uid, ()):
             self._leave(client, task.uid)
-        self._await_no_more(task)
+        if self._expected:
+            self._await_no_more(task)
 
     def attend(self, event: events.AttendRequested) -> None:
         """Bind a task to a client that is back."""

@@ -129,9 +129,10 @@ class RunningTasks:
                 self._home.start_here(work)
             elif not isinstance(work, RemoteTask) or not self._executor.start(work):
                 continue
-            self._hold_room(work)
-            self._works[work.key] = work
-            self._shortage.starting(work.key)
+            key = work.key
+            self._hold_room(key, work)
+            self._works[key] = work
+            self._shortage.starting(key)
             self._give_ahead(work)
         if devices.states or devices.was_left or queue.due_s != self._devices_due_s:
             self._wait_for_devices()
@@ -200,18 +201,18 @@ class RunningTasks:
         task = next(task for task in lane if task.key == key)  # mostly the first
         lane.remove(task)
         task.started_s = self._state.now.boot_s
-        self._hold_room(task)
+        self._hold_room(key, task)
         self._works[key] = task
 
-    def _hold_room(self, work: HomeTask | RemoteTask) -> None:
+    def _hold_room(self, key: str, work: HomeTask | RemoteTask) -> None:
         """Reserve room for an attempt that runs here, with the devices that it was given."""
         state, ledger, devices = self._state, self._ledger, _devices_of(work)
         if not devices:
-            ledger.start(work.key, work.spec.request, is_local=work.is_local)
+            ledger.start(key, work.spec.request, is_local=work.is_local)
             return
         models = ledger.devices.models
         ledger.start(
-            work.key,
+            key,
             work.spec.request,
             is_local=work.is_local,
             devices=devices,
@@ -439,7 +440,7 @@ class RunningTasks:
             elif key in running:
                 started_at, ts = running[key]
                 work.started_s = self._state.now.boot_s - max(self._state.now.wall_s - started_at, 0.0)
-                self._hold_room(work)
+                self._hold_room(key, work)
                 if isinstance(work, HomeTask):
                     self._home.started_here(work, started_at, RUNS_ON)
                 else:

@@ -371,11 +371,10 @@ class Sender:
                     yield work
 
     def place_next(self) -> None:
-        """Search a place for the task that has waited longest, if the policy places all tasks: there may be room again."""
-        if self.places_all:
-            following = next((task for task in self._without_place() if task.search is None), None)
-            if following is not None:
-                self.search_for(following)
+        """Search a place for the task that has waited longest, where the policy places all tasks: there may be room again."""
+        following = next((task for task in self._without_place() if task.search is None), None)
+        if following is not None:
+            self.search_for(following)
 
     def search_for(self, task: HomeTask) -> None:
         """Look for a place, in turn: at most searches_in_flight_max at a time."""
@@ -695,7 +694,7 @@ class Sender:
         self.unstrand(task)
         if task.stranded_because:
             task.stranded_because = ""
-        if node:  # there may be room for the next, too
+        if node and self.places_all:  # there may be room for the next, too
             self.place_next()
 
     def drop_search(self, task: HomeTask) -> None:

@@ -66,9 +66,10 @@ class Eligibility:
             self.groups.adopt(task)
 
     def left(self, task: HomeTask) -> None:
-        if task.terms.awaits:
-            self.dependencies.left(task)
-        self.groups.left(task)
+        if task.terms.is_conditional:
+            if task.terms.awaits:
+                self.dependencies.left(task)
+            self.groups.left(task)
 
     def is_awaited(self, array: str) -> bool:
         """True if other tasks, or other homes, are told when members of this array end."""

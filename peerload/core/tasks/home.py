@@ -460,15 +460,8 @@ class Home:
             devices=task.devices,
         )
         self._state.count(PLACED_HERE)
-        spawn = SpawnTask(
-            task.key,
-            task.task,
-            task.record.attempt,
-            self._state.node,
-            task.spec,
-            devices=task.record.devices,
-            after=after,
-        )
+        record, node = task.record, self._state.node
+        spawn = SpawnTask(task.key, task.task, record.attempt, node, task.spec, devices=record.devices, after=after)
         self._state.actions.append(spawn)
 
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
