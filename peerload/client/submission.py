@@ -193,6 +193,8 @@ def prepare(
 
 def _relative(path: str, home: bytes, *, is_glob: bool = False) -> str:
     """A path beneath the working directory. Raises StagingFailed."""
+    from peerload.files.manifest import objection  # noqa: PLC0415 -- most submissions have none
+
     inside = os.path.relpath(os.path.join(os.fsdecode(home), path), os.fsdecode(home))
     if inside == ".." or inside.startswith("../"):
         raise StagingFailed(
@@ -200,6 +202,9 @@ def _relative(path: str, home: bytes, *, is_glob: bool = False) -> str:
             why=f"it is outside of {printable(home)}",
             hint="name another directory to start from:  -d DIR",
         )
+    if why := objection(inside) if inside != "." else "":
+        what = f"the output {printable(path)} cannot come home" if is_glob else f"{printable(path)} cannot be staged"
+        raise StagingFailed(what, why=why, hint="give it another name")
     return "" if inside == "." else inside + ("/" if is_glob and path.endswith("/") else "")
 
 

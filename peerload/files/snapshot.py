@@ -187,7 +187,7 @@ class _Known:
             if isinstance(raw, dict) and raw.get("format") == FORMAT:
                 self._files = raw["files"]
 
-    def entry(self, path: str, status: os.stat_result) -> FileEntry | None:
+    def entry(self, path: str, status: tree.FileStatus) -> FileEntry | None:
         found = self._files.get(path)
         if found is None or found[0] != tree.identity_of(status):
             return None

@@ -27,6 +27,7 @@ from peerload.files.manifest import (
     objection,
 )
 from peerload.model.errors import StagingFailed
+from peerload.model.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -126,14 +127,27 @@ CUT_BY_CONTENT_BYTES_MIN = 8 << 20
 READ_TRIES = 3
 """Number of times that a file which changes is read before it is refused."""
 PART_PREFIX, KEPT_BESIDE = ".peerload-part-", ".peerload-"
+ENTRIES_MAX = 4 * FILES_MAX
+"""Entries of one directory that are looked at, those that ignore files name among them."""
 _SKIPS = "to leave it out, name it in .peerloadignore"
+_OTHERS = "name what may travel, or give it another name:  --in PATH"
+
+
+class FileStatus(NamedTuple):
+    """What matters of an `os.stat_result`, in a fifth of its memory: a tree may have a hundred thousand files."""
+
+    st_size: int
+    st_mode: int
+    st_mtime_ns: int
+    st_ctime_ns: int
+    st_ino: int
 
 
 class Found(NamedTuple):
     """Entry of a tree. target: of a link, "" for a file; status: None for an empty directory; is_named: it alone was asked for."""
 
     path: str
-    status: os.stat_result | None
+    status: FileStatus | None
     target: str = ""
     is_named: bool = False
 
@@ -203,18 +217,18 @@ def scan(
         if not start:
             yield from _scan_directory(base, "", rules, pattern, skips=skips)
             continue
-        _check_name(start, "")
+        _check_name(start, _OTHERS)
         try:
             fd = open_beneath(base, start, os.O_PATH | os.O_NOFOLLOW)
         except OSError as error:
             why = "a link leads there" if error.errno == errno.ELOOP else str(error.strerror)
-            raise StagingFailed(f"{start} cannot be staged", why=why) from None
+            raise StagingFailed(f"{start} cannot be staged", why=why, hint=_OTHERS) from None
         try:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
                 yield from _scan_directory(fd, start, None, pattern, skips=skips)
             else:
-                yield _found(start, status, fd, "", "")._replace(is_named=True)
+                yield _found(start, status, fd, "", _OTHERS)._replace(is_named=True)
         finally:
             os.close(fd)
 
@@ -222,20 +236,18 @@ def scan(
 def _scan_directory(
     above: int, path: str, rules: Rules | None, pattern: re.Pattern[str] | None, *, skips: bool
 ) -> Iterator[Found]:
-    fd, hint = open_beneath(above, ".", DIRECTORY), _SKIPS if rules is not None else ""
+    fd, hint = open_beneath(above, ".", DIRECTORY), _SKIPS if rules is not None else _OTHERS
     try:
-        entries = sorted(os.scandir(fd), key=lambda entry: entry.name)
+        prefix = f"{path}/" if path else ""
+        entries, is_empty = _entries(fd, prefix, pattern)
         rules = rules.within(fd, path, _names(entries, files_only=skips)) if rules is not None else None
-        is_empty = True
         for entry in entries:
             name = entry.name
-            below = f"{path}/{name}" if path else name
+            below = prefix + name
             is_directory = entry.is_dir(follow_symlinks=False)
             if _is_ignored(name, below, rules, is_directory=is_directory):
                 continue
             is_empty = False
-            if pattern is not None and not is_directory and not pattern.match(below):
-                continue
             try:
                 if pattern is None or not is_directory or below.count("/") >= DEPTH_MAX:
                     _check_name(below, hint)
@@ -246,7 +258,8 @@ def _scan_directory(
                     finally:
                         os.close(inner)
                 else:
-                    yield _found(below, entry.stat(follow_symlinks=False), fd, name, hint)
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)  # that of the entry would be kept with it
+                    yield _found(below, status, fd, name, hint)
             except FileNotFoundError:  # it is gone again, as if the tree had been looked through a moment later
                 continue
             except StagingFailed:
@@ -256,6 +269,21 @@ def _scan_directory(
             yield Found(path, None)
     finally:
         os.close(fd)
+
+
+def _entries(fd: int, prefix: str, pattern: re.Pattern[str] | None) -> tuple[list[os.DirEntry[str]], bool]:
+    """The directories in an open one, and what the pattern means, sorted by name; and whether there is nothing else. Raises
+    StagingFailed for too many."""
+    found, is_all = [], True
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            if pattern is None or entry.is_dir(follow_symlinks=False) or pattern.match(prefix + entry.name):
+                found.append(entry)
+            else:
+                is_all = is_all and entry.name.startswith(PART_PREFIX)
+            if len(found) > ENTRIES_MAX:
+                raise _too_many(FILES_MAX)
+    return sorted(found, key=lambda entry: entry.name), is_all
 
 
 def _names(entries: Iterable[os.DirEntry[str]], *, files_only: bool) -> set[str]:
@@ -269,20 +297,21 @@ def _is_ignored(name: str, path: str, rules: Rules | None, *, is_directory: bool
 
 
 def _found(path: str, status: os.stat_result, directory: int, name: str, hint: str) -> Found:
+    kept = FileStatus(status.st_size, status.st_mode, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
     if stat.S_ISREG(status.st_mode):
-        return Found(path, status)
+        return Found(path, kept)
     if not stat.S_ISLNK(status.st_mode):
         raise StagingFailed(f"{path} cannot be staged", why="it is neither a file nor a directory", hint=hint)
     target = os.readlink(name, dir_fd=directory)
     if leads_outside(path, target):
         raise StagingFailed(f"{path} cannot be staged", why=f"it is a link to {target!r}, outside", hint=hint)
-    return Found(path, status, target)
+    return Found(path, kept, target)
 
 
 def _check_name(path: str, hint: str) -> None:
     if why := objection(path):
         shown = path if len(path) <= NAME_BYTES_MAX else f"{path[:NAME_BYTES_MAX]}…"
-        raise StagingFailed(f"{shown!r} cannot be staged", why=why, hint=hint)
+        raise StagingFailed(f"{printable(shown)} cannot be staged", why=why, hint=hint)
 
 
 def vanished(path: str) -> StagingFailed:
@@ -294,9 +323,13 @@ def bounded(found: Iterable[Found], files_max: int = FILES_MAX) -> list[Found]:
     """All of them. Raises StagingFailed as soon as there are too many."""
     all_ = list(itertools.islice(found, files_max + 1))
     if len(all_) > files_max:
-        why = f"there are more than {files_max} files"
-        raise StagingFailed("too many files to be staged", why=why, hint="leave some out:  .peerloadignore")
+        raise _too_many(files_max)
     return all_
+
+
+def _too_many(files_max: int) -> StagingFailed:
+    why = f"there are more than {files_max} files"
+    return StagingFailed("too many files to be staged", why=why, hint="leave some out:  .peerloadignore")
 
 
 def check_size(found: Sequence[Found], bytes_max: int = BYTES_MAX) -> None:
@@ -327,11 +360,14 @@ def read_file(
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StagingFailed(f"{path} cannot be read", why=str(error.strerror)) from None
+            if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+                raise  # it may pass
+            why = "a link has taken its place" if error.errno == errno.ELOOP else str(error.strerror)
+            raise StagingFailed(f"{path} cannot be read", why=why, hint=_SKIPS) from None
         try:
             before = os.fstat(fd)
             if not stat.S_ISREG(before.st_mode):
-                raise StagingFailed(f"{path} cannot be read", why="it is not a file any more")
+                raise StagingFailed(f"{path} cannot be read", why="it is not a file any more", hint=_SKIPS)
             cut, size = [], 0
             for block, times in cut_file(fd, before, by_content=by_content):
                 cut += [(take(block), len(block))] * times
@@ -399,7 +435,7 @@ def _block(fd: int, size: int) -> bytes:
     return data
 
 
-def identity_of(status: os.stat_result) -> tuple[int, int, int, int]:
+def identity_of(status: os.stat_result | FileStatus) -> tuple[int, int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 

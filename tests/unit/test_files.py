@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 
 from peerload.agent.files.transfer import FileCaches, FileCacheSettings
+from peerload.client.submission import prepare
 from peerload.files import manifest, snapshot, tree, work
 from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest
 from peerload.files.store import BlockStore, NoRoom
 from peerload.files.tree import DirfdCache, open_beneath
 from peerload.files.work import OutputMerge, make_tree
 from peerload.model.errors import StagingFailed, StoreError
+from tests.each import each
 from tests.support import wait_until
 from tests.wording import Says
 
@@ -231,6 +233,42 @@ def test_what_cannot_travel_is_refused_by_name_and_left_where_it_is_no_output(
     assert [entry.path for entry in changed(home, nothing, store, "result").files] == ["result"]
     with pytest.raises(StagingFailed):
         changed(home, nothing, store, "*")
+
+
+@each(
+    ("name", "shown", "why"),
+    [
+        (b"a\nb", "a\\x0ab cannot be staged", "control characters"),
+        (b"q\xff", "q\\xff cannot be staged", "not UTF-8"),
+    ],
+)
+def test_a_name_that_cannot_travel_is_shown_as_text_with_a_hint_that_helps(
+    home: Path, name: bytes, shown: str, why: str
+) -> None:
+    (home / os.fsdecode(name)).write_text("x")
+    refusals = []
+    with pytest.raises(StagingFailed) as refused:
+        snapshot.look(os.fsencode(home), [os.fsdecode(name)], everything=False)
+    refusals.append(refused.value)
+    assert refused.value.what == shown
+    for inputs, outputs in (([os.fsdecode(name)], []), ([], [os.fsdecode(name)])):
+        with pytest.raises(StagingFailed) as refused:
+            prepare({"directory": os.fsencode(home)}, {}, inputs, outputs, snapshot=False)
+        refusals.append(refused.value)
+    assert all(why in refusal.why and "another name" in refusal.hint for refusal in refusals)
+
+
+def test_of_a_directory_with_many_files_those_that_a_glob_means_are_kept_in_mind(
+    home: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        (home / f"temporary{number}").write_text(str(number))
+    (home / "result").write_text("r")
+    monkeypatch.setattr(tree, "ENTRIES_MAX", 10)
+    nothing = snapshot.Snapshot(b"", Manifest(), 0)
+    assert [entry.path for entry in changed(home, nothing, store, "result").files] == ["result"]
+    with pytest.raises(StagingFailed, match="too many"):
+        snapshot.look(os.fsencode(home), [], everything=True)
 
 
 @pytest.mark.parametrize(
