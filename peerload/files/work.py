@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 READ_BLOCKS, READ_BYTES = 256, 2 << 20
 """Blocks are read together up to this."""
+SMALL_BYTES, BATCH_BLOCKS = 128 << 10, 2048
+"""Blocks of outputs up to this size are kept together, at most so many of them."""
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -253,15 +255,42 @@ def collect(directory: bytes, blocks: BlockAccess, manifest: bytes, globs: Seque
     StagingFailed, OSError."""
     before = manifests.decode(manifest, blocks.read)
     base = os.open(directory, DIRECTORY | os.O_CLOEXEC)
+    batch = _Batch(blocks)
     try:
-        after = tree.changed(base, before, globs, lambda block: blocks.put([block])[0], needs_all=needs_all)
+        after = tree.changed(base, before, globs, batch.take, needs_all=needs_all)
     finally:
         os.close(base)
+    batch.put()
     if after == Manifest():
         return b""
     id_, own = manifests.encode(after)
     blocks.put(own)
     return id_
+
+
+class _Batch:
+    """Small blocks that are kept together: each time costs a file and a transaction."""
+
+    def __init__(self, blocks: BlockAccess) -> None:
+        self._access = blocks
+        self._waiting: list[bytes] = []
+        self._bytes = 0
+
+    def take(self, block: bytes) -> bytes:
+        """Keep a block, a small one later → its digest."""
+        if len(block) > SMALL_BYTES:
+            return self._access.put([block])[0]
+        self._waiting.append(block)
+        self._bytes += len(block)
+        if self._bytes > READ_BYTES or len(self._waiting) >= BATCH_BLOCKS:
+            self.put()
+        return digest_of(block)
+
+    def put(self) -> None:
+        """Keep those that wait."""
+        if self._waiting:
+            self._access.put(self._waiting)
+            self._waiting, self._bytes = [], 0
 
 
 def place(

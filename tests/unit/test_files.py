@@ -271,6 +271,19 @@ def test_of_a_directory_with_many_files_those_that_a_glob_means_are_kept_in_mind
         snapshot.look(os.fsencode(home), [], everything=True)
 
 
+def test_small_outputs_are_kept_together(home: Path, tmp_path: Path, store: BlockStore) -> None:
+    id_, own = manifest.encode(Manifest())
+    store.put(own)
+    for number in range(work.BATCH_BLOCKS + 10):
+        (home / f"out{number}").write_text(str(number))
+    (home / "large").write_bytes(os.urandom(300_000))
+    before = len(list((tmp_path / "store").rglob("blocks/*/*")))
+    outputs = work.collect(os.fsencode(home), store, id_, ("*",), True)
+    packs = len(list((tmp_path / "store").rglob("blocks/*/*"))) - before
+    assert packs == 4  # two batches, the large one, the manifest
+    assert store.missing_of(outputs) == []
+
+
 @pytest.mark.parametrize(
     "make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("real")], ids=["fifo", "directory", "link"]
 )
