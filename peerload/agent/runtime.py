@@ -628,8 +628,10 @@ class Workers(Executor):
     event loop: that is slow, and the agent lives and can end the task.
     """
 
-    def __init__(self, count: int = THREADS) -> None:
+    def __init__(self, count: int = THREADS, end_s: float | None = None) -> None:
+        """end_s: longest time, in s, that `shutdown` waits for work that is under way; None: until it is done."""
         self._count = count
+        self._end_s = end_s
         self._work: queue.SimpleQueue[tuple[Future[object], Callable[[], object]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._is_short = False
@@ -651,8 +653,9 @@ class Workers(Executor):
         del cancel_futures
         for _ in self._threads:
             self._work.put(None)
+        until_s = None if self._end_s is None else time.monotonic() + self._end_s
         for thread in self._threads if wait else ():
-            thread.join()
+            thread.join(None if until_s is None else max(until_s - time.monotonic(), 0.0))
         self._threads.clear()
         self._count = 0
 

@@ -50,6 +50,8 @@ PIECES_MAX = 2
 """Pieces that are read for other nodes at a time."""
 THREADS = 2
 """Threads that read, write and verify blocks; as many others fill, read and remove whole directories."""
+SLOW_END_S = 2.0
+"""Longest time that an agent that stops waits for these others, which may have minutes to go: the next one begins again."""
 FETCHES_MAX = 2
 """Manifests of inputs that are fetched at a time, and as many of outputs; the others wait."""
 SOURCES_MAX = 2
@@ -153,7 +155,7 @@ class FileTransfer:
         self._fetches: dict[bytes, Fetch] = {}
         self._inputs, self._outputs = asyncio.Semaphore(FETCHES_MAX), asyncio.Semaphore(FETCHES_MAX)
         self._served = asyncio.Semaphore(PIECES_MAX)
-        self._threads, self._slow_threads = threads or (Workers(THREADS), Workers(THREADS))
+        self._threads, self._slow_threads = threads or (Workers(THREADS), Workers(THREADS, SLOW_END_S))
         self._trim_timer: asyncio.TimerHandle | None = None
 
     def trim_later(self) -> None:
@@ -418,7 +420,7 @@ class FileCaches:
         self._links = links
         self._in_use = in_use
         self.pinned: frozenset[bytes] = frozenset()
-        self.threads = Workers(THREADS), Workers(THREADS)
+        self.threads = Workers(THREADS), Workers(THREADS, SLOW_END_S)
         self._caches: dict[str, FileCache] = {}
         if not self._has_users:
             store = BlockStore(self._directory, self.limit_bytes, self._free_bytes_min)

@@ -122,3 +122,12 @@ def test_an_idle_thread_holds_neither_arguments_nor_result_of_its_last_work() ->
     del given, made
     wait_until(lambda: not any(one() for one in there), what="both to be gone")
     workers.shutdown()
+
+
+def test_an_end_with_a_bound_does_not_wait_for_work_that_takes_longer() -> None:
+    workers, go = Workers(1, end_s=0.01), threading.Event()
+    done = workers.submit(go.wait)
+    workers.shutdown()
+    assert not done.done()
+    go.set()
+    assert done.result(60)
