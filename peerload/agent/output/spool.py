@@ -105,10 +105,9 @@ class Spool:
             if not size:
                 found.append(b"")
                 continue
+            path = self.path(key, stream)
             try:
-                with os.fdopen(
-                    open_output(self.path(key, stream)), "rb"
-                ) as file:  # processes that it left behind may still write
+                with os.fdopen(open_output(path), "rb") as file:  # processes that it left behind may still write
                     found.append(file.read(size))
             except OSError:
                 found.append(b"")

@@ -611,10 +611,10 @@ def room(facts: DoctorInput) -> Finding:
         says = "no inodes are left: submissions are refused and no task starts" if is_full else "few inodes are left"
         return Finding(FAIL if is_full else WARN, f"{says}; {status.f_favail} more files can be created", fix)
     if waiting := facts.checkup.get("outputs_waiting"):
-        says = f"the output files of {counted(waiting['attempts'], 'ended task')} wait for room: {waiting['why']}".removesuffix(
-            ": "
+        why = f": {waiting['why']}" if waiting["why"] else ""
+        return Finding(
+            FAIL, f"the output files of {counted(waiting['attempts'], 'ended task')} wait for room{why}", fix
         )
-        return Finding(FAIL, says, fix)
     if disk.get("state") == "full" or disk.get("stalled"):
         return Finding(FAIL, f"the disk is full: submissions are refused; {size_text(free_bytes)} free", fix)
     if free_bytes < low_bytes or disk.get("state") == "low":
