@@ -41,7 +41,8 @@ class Handoff:
     wait in the executor's queue; returns: and may be returned from it; reinstates: a
     lease given up may be taken up again (R11); loose: what only real nodes do:
     reservations run out, a COMMIT never leaves home, START is decided in time and on disk too late to fork, a
-    launcher forks for an agent that is gone, a frozen process is killed; prunes: messages without a future are dropped."""
+    launcher forks for an agent that is gone, a frozen process is killed or never made, an OFFER overtakes the row that puts its
+    task into the queue again; prunes: messages without a future are dropped."""
 
     def __init__(
         self,
@@ -122,11 +123,11 @@ class Handoff:
             emit(Step("submitted"), state._replace(home=home._replace(state=At.QUEUED), history=history))
         if home.unsynced:
             emit(Step("home syncs"), state._replace(home=home._replace(unsynced=False)))
-        if home.state is At.QUEUED and home.attempt < self.attempts:
+        if self._may_offer(home) and home.attempt < self.attempts:
             if home.offered == NOBODY:
                 for node in range(self.nodes):
                     emit(Step("offer", home.attempt + 1, node), self.offered(state, node))
-                if self.local:
+                if self.local and home.state is At.QUEUED:
                     emit(Step("starts at home", home.attempt + 1), self._starts_at_home(state))
             else:
                 emit(Step("offer times out"), state._replace(home=home._replace(offered=NOBODY)))
@@ -148,6 +149,10 @@ class Handoff:
         if home.away:
             emit(Step("home is back"), state._replace(home=home._replace(away=False)))
 
+    def _may_offer(self, home: Home) -> bool:
+        """OFFER waits for no row: that the task was submitted, or is in the queue again, may still be on its way to the disk."""
+        return home.state in (At.NEW, At.QUEUED) or (self.loose and home.state is At.LEASED and home.holder != HERE)
+
     def _takes_back(self, state: State, emit: Emit) -> None:
         """The only COMMIT never left home: nobody can have read it."""
         attempt, node = state.home.attempt, state.home.holder
@@ -165,7 +170,7 @@ class Handoff:
         """Back in the queue at home; the number stays used."""
         burnt = 1 if "n-not-burnt" in self.without and not self.at_most_once else 0
         home = state.home
-        home = home._replace(state=At.QUEUED, attempt=home.attempt - burnt, holder=NOBODY, deadline=0, offered=NOBODY)
+        home = home._replace(state=At.QUEUED, attempt=home.attempt - burnt, holder=NOBODY, deadline=0)
         return state._replace(home=home._replace(parked=False, away=False))
 
     def started(self, history: History, attempt: int) -> History:
@@ -234,9 +239,8 @@ class Handoff:
         if waiting and (x.left != 0 or self.loose) and waiting > x.floor:
             begun = x._replace(floor=waiting, kept=Kept.START, kept_attempt=waiting)  # D3
             emit(Step("START", waiting, node), self.replaced(state, node, begun))
-        if x.has_begun and x.left != 0:
-            forked = self.replaced(state, node, x._replace(waiting=0, runs=waiting))
-            emit(Step("forks", waiting, node), forked._replace(history=self.started(state.history, waiting)))
+        if x.has_begun:
+            self._begun(state, node, emit)
         if waiting and not x.has_begun and self.returns and waiting > x.floor:
             self._returns(state, node, emit)
         if x.reserved and self.loose:
@@ -257,6 +261,16 @@ class Handoff:
             after = self.replaced(state, node, x._replace(kept=Kept.RESULT), result)
             history = state.history._replace(rows=state.history.rows | 1 << x.kept_attempt)
             emit(Step("RESULT", x.kept_attempt, node), after._replace(history=history))
+
+    def _begun(self, state: State, node: int, emit: Emit) -> None:
+        x = state.executors[node]
+        if x.left != 0:
+            forked = self.replaced(state, node, x._replace(waiting=0, runs=x.waiting))
+            emit(Step("forks", x.waiting, node), forked._replace(history=self.started(state.history, x.waiting)))
+        if self.loose:  # D6: the launcher confirms that it made no process
+            refused = x._replace(waiting=0, left=0, applied=0, kept=Kept.REFUSED)
+            said = self.wire.bit(NOT_STARTED, x.waiting, node)
+            emit(Step("NOT_STARTED", x.waiting, node, "no process"), self.replaced(state, node, refused, said))
 
     def _returns(self, state: State, node: int, emit: Emit) -> None:
         x = state.executors[node]
