@@ -208,7 +208,7 @@ class Daemon:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Start, serve until a request to stop, stop. Raises PeerloadError if it cannot start."""
+        """Start, serve until asked to stop, and stop. Raises PeerloadError if it cannot start."""
         loop = asyncio.get_running_loop()
         workers = Workers()
         loop.set_default_executor(workers)

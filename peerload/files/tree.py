@@ -134,7 +134,8 @@ _OTHERS = "name what may travel, or give it another name:  --in PATH"
 
 
 class FileStatus(NamedTuple):
-    """What matters of an `os.stat_result`, in a fifth of its memory: a tree may have a hundred thousand files."""
+    """File status: the fields of an `os.stat_result` that a snapshot needs, in a fifth of its memory, since a tree may have a hundred
+    thousand files."""
 
     st_size: int
     st_mode: int
@@ -272,8 +273,8 @@ def _scan_directory(
 
 
 def _entries(fd: int, prefix: str, pattern: re.Pattern[str] | None) -> tuple[list[os.DirEntry[str]], bool]:
-    """The directories in an open one, and what the pattern means, sorted by name; and whether there is nothing else. Raises
-    StagingFailed for too many."""
+    """Entries of an open directory, sorted by name: its directories, and the files that the pattern matches; and True if it has
+    no others. Raises StagingFailed if there are more than ENTRIES_MAX."""
     found, is_all = [], True
     with os.scandir(fd) as entries:
         for entry in entries:
