@@ -59,6 +59,8 @@ NODES_ASKED_MAX = 64
 """Bound on the nodes that are asked about the directory of one submission."""
 ANSWER_S_MAX = 0.5
 """Timeout of their answers; a later answer counts for the next submission."""
+ANSWER_ELSEWHERE_S_MAX = 5.0
+"""Timeout of the answers about a task that this node can never run: they decide whether its directory travels."""
 HERE_S = 60.0
 """Time for which a node that has the directory is not asked again."""
 MISSING_S = 2.0
@@ -230,9 +232,9 @@ class DirectoryQueries:
         self._awaited: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
         self._answers: BoundedDict[tuple[str, bytes, str], DirectoryTold] = BoundedDict(ANSWERS_KEPT_MAX)
 
-    async def ask(self, nodes: Sequence[str], directory: bytes, user: str) -> None:
+    async def ask(self, nodes: Sequence[str], directory: bytes, user: str, *, decides: bool = False) -> None:
         """Query the nodes whose answer has expired. Returns when all have answered, after ANSWER_S_MAX at the
-        latest."""
+        latest; ANSWER_ELSEWHERE_S_MAX if their answer ``decides`` whether the directory travels."""
         if directory == SCRATCH:
             return
         now_s = time.monotonic()
@@ -243,7 +245,7 @@ class DirectoryQueries:
                 self._keep(key, MISSING_S)
                 self._links.send(key[0], DirectoryRequest(directory, user))
         if waits_for := [self._awaited[key] for key in keys if key in self._awaited]:
-            await asyncio.wait(waits_for, timeout=ANSWER_S_MAX)
+            await asyncio.wait(waits_for, timeout=ANSWER_ELSEWHERE_S_MAX if decides else ANSWER_S_MAX)
             for key in keys:  # who is silent is not waited for again
                 self._awaited.pop(key, None)
 

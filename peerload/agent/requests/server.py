@@ -16,6 +16,7 @@ from peerload.agent.accounts import check_output_patterns, output_patterns
 from peerload.agent.control.authorization import waits_for
 from peerload.agent.runtime import Histogram, now
 from peerload.agent.stdin import input_name
+from peerload.core.resources.admission import why_never
 from peerload.model import metrics
 from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import TaskSubmitted
@@ -139,10 +140,12 @@ class RequestServer:
                     await files.check(spec, terms)
                 # 9. The working directory, on the other nodes and here. A task without one here may run elsewhere.
                 nodes = self._submissions.candidates(spec)
-                await directories.ask(nodes, spec.directory, spec.user)
+                may_freeze = self._submissions.may_freeze(request)
+                decides = may_freeze and self._submissions.is_never_here(spec)
+                await directories.ask(nodes, spec.directory, spec.user, decides=decides)
                 directory_here = await users.admitted(spec, terms)
                 # 10. A directory that is not the same on all of them travels, where the settings want that.
-                if directory_here and self._submissions.may_freeze(request):
+                if directory_here and may_freeze:
                     directories.check_same(nodes, spec, users.identity_of(spec.directory))
                 await self._submissions.queue(connection, request, submission, directory_here=directory_here)
 
@@ -405,6 +408,11 @@ class Submissions:
     def candidates(self, spec: TaskSpec) -> Sequence[str]:
         """The other nodes that could run a task, as far as is known."""
         return self._node.membership.could_run(Need(spec.request, spec.placement), self._node.state.node)
+
+    def is_never_here(self, spec: TaskSpec) -> bool:
+        """True if this node can never run a task: it is pinned elsewhere, or needs what this node lacks."""
+        state = self._node.state
+        return bool(why_never(state.profile, spec.request, spec.placement, state.node))
 
     def may_freeze(self, request: control.Submit | control.RetryRequest) -> bool:
         """True if the client of a new submission can send its directory instead."""

@@ -209,6 +209,23 @@ def test_a_silent_node_holds_up_one_submission_only(monkeypatch: pytest.MonkeyPa
     asyncio.run(story())
 
 
+def test_an_answer_that_decides_whether_a_directory_travels_is_waited_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accounts, "ANSWER_S_MAX", 0.0)
+    monkeypatch.setattr(accounts, "ANSWER_ELSEWHERE_S_MAX", PATIENCE_S)
+
+    async def story() -> None:
+        others = Asked()
+        asking = asyncio.create_task(others.nodes.ask(["z"], b"/data", "", decides=True))
+        await others.about(b"/other")
+        assert not asking.done()
+        others.nodes.answer_received("z", DirectoryTold(b"/data", code="directory"))
+        await asking
+
+    asyncio.run(story())
+
+
 def test_an_answer_to_no_question_is_not_believed_and_few_are_kept() -> None:
     async def story() -> None:
         others = Asked(y="", z="")
