@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -126,6 +127,7 @@ def test_a_folder_of_many_files_says_why() -> None:
         assert len(files) <= FOLDER_FILES_MAX or f"More than {FOLDER_FILES_MAX} files, because" in docstring, name
 
 
+@functools.cache
 def classes() -> list[tuple[Path, ast.ClassDef]]:
     """The classes of the product with their files."""
     files = sorted([*(ROOT / "peerload").rglob("*.py"), *(ROOT / "policies").rglob("*.py")])
