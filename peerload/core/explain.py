@@ -255,6 +255,7 @@ class WaitReasons:
         return ""
 
 
+_RUNNING = (HomePhase.HERE, HomePhase.AWAY)
 _ELSEWHERE = (HomePhase.AWAY, HomePhase.COLLECTING, HomePhase.UNKNOWN)
 
 
@@ -264,8 +265,9 @@ def drained_reason(reason: str) -> str:
 
 def uncollected_reason(task: HomeTask) -> str:
     """The reason why the result of a task that has ended is not recorded yet; "" if there is none."""
-    if task.output_waits_because and task.phase is HomePhase.HERE:
-        return f"it has ended, and its output files wait in its working directory: {task.output_waits_because}"
+    if task.output_waits_because and task.phase in _RUNNING:
+        where = f" on {task.record.node}" if task.phase is HomePhase.AWAY else ""
+        return f"it has ended{where}, and its output files wait in its working directory: {task.output_waits_because}"
     collection = task.collection
     if collection is None or task.record.attempt != collection.attempt or task.phase not in _ELSEWHERE:
         return ""

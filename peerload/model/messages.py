@@ -380,7 +380,8 @@ class Commit(_OfAttempt, frozen=True, tag="commit"):
 class Renewal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A lease within a batch of renewals. started_at: 0 while the task waits in x's queue; deadline_ts: the
     newest ts whose answer set the present deadline, 0 while there is none (the home has parked it); ran_s: run
-    time so far, if its lease grows with that; devices: ids of the devices that it was given; not in every renewal."""
+    time so far, if its lease grows with that; devices: ids of the devices that it was given; not in every renewal;
+    output_waits_because: reason why the output files of its ended process wait at x."""
 
     task: TaskId
     uid: Uid
@@ -390,6 +391,7 @@ class Renewal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     deadline_ts: Seconds = 0.0
     ran_s: Seconds = 0.0
     devices: Annotated[tuple[DeviceId, ...], Meta(max_length=DEVICES_MAX)] = ()
+    output_waits_because: Annotated[str, Meta(max_length=WHY_LENGTH_MAX)] = ""
 
 
 class Renew(_Message, frozen=True, tag="renew"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from peerload.core.explain import uncollected_reason
 from peerload.core.handoff.home import granted
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
@@ -230,3 +232,26 @@ def test_a_floor_tells_why_it_is_there() -> None:
     queried(x, 1)
     rows = [row for act in x.last if hasattr(act, "rows") for row in act.rows if isinstance(row, PutFloor)]
     assert [row.kind for row in rows] == [FenceKind.REFUSED]
+
+
+# -- outputs that wait -------------------------------------------------------------------------------------------------
+
+
+def test_a_home_hears_at_once_that_output_files_wait_where_their_task_ran() -> None:
+    y = guest()
+    y.when(events.OutputWaits(KEY, "the disk is full" * 100))
+    told = y.sent(messages.Renew).renewals[0].output_waits_because
+    assert told == ("the disk is full" * 100)[: messages.WHY_LENGTH_MAX]
+    assert y.after(15).sent(messages.Renew).renewals[0].output_waits_because == told
+
+
+def test_a_home_forgets_that_output_files_wait_when_the_attempt_says_so_no_more_or_is_lost() -> None:
+    x, task = away(spec())
+    told = msgspec.structs.replace(renew(task, 9.0).renewals[0], output_waits_because="the disk is full")
+    x.hear("y", messages.Renew((told,)))
+    assert uncollected_reason(task).endswith("the disk is full")
+    x.hear("y", renew(task, 10.0))
+    assert uncollected_reason(task) == ""
+    x.hear("y", messages.Renew((msgspec.structs.replace(told, ts=11.0),)))
+    x.hear("y", messages.Died(task.task, task.uid, task.record.attempt, "its launcher died"))
+    assert task.output_waits_because == ""

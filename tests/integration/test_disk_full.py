@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -353,17 +354,26 @@ def test_output_files_wait_for_room_at_their_home_through_a_restart_too(cluster:
     assert agent.call("checkup")["outputs_waiting"] is None
 
 
-def test_a_task_whose_output_files_wait_can_be_cancelled(cluster: Cluster, tmp_path: Path) -> None:
-    agent = on_small_disk(cluster)
-    user = User(cluster, [agent], tmp_path)
+@pytest.mark.parametrize("home", ["n1", "n2"])
+def test_a_task_whose_output_files_wait_says_so_at_its_home_and_can_be_cancelled(
+    cluster: Cluster, tmp_path: Path, home: str
+) -> None:
+    agent = asked = on_small_disk(cluster)
+    if home == "n2":
+        asked = cluster.agent("n2", "--peer", agent.listen)
+        cluster.await_acquainted([agent, asked])
+    user = User(cluster, [asked], tmp_path)
     go = tmp_path / "go"
     command = f"until [ -e {go} ]; do sleep 0.05; done; head -c 100000 /dev/zero | tr '\\0' x > made"
-    task = user.types("submit", "--out", "made", "sh", "-c", command).stdout.strip()
-    wait_until(lambda: agent.states()[task] == "running")
+    task = user.types("submit", "--node", "n1", "--out", "made", "sh", "-c", command).stdout.strip()
+    wait_until(lambda: asked.states()[task] == "running")
     filler = fill(cluster.directory / "disk")
     os.truncate(filler, filler.stat().st_size - (1 << 20))
     go.touch()
     wait_until(lambda: agent.counters().get(OUTPUTS_WAITING) == 1, what="the outputs to wait")
+    for verb in ("show", "why", "ls"):
+        shown = functools.partial(user.types, verb, "--json", task)
+        wait_until(lambda shown=shown: "its output files wait" in shown().stdout, what=verb)  # type: ignore[misc]
     assert user.types("cancel", task).returncode == 0
     wait_until(lambda: not agent.counters().get(OUTPUTS_WAITING), what="the outputs to be given up")
-    assert agent.states() == {task: "cancelled"}
+    assert asked.states() == {task: "cancelled"}

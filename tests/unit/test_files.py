@@ -750,8 +750,8 @@ def test_holes_of_a_sparse_file_at_home_are_not_read_to_compare_it(
     output = before.files[0]._replace(blocks=(manifest.ZEROS,) * 1000)
     merge = output_merge(home, before, {})
     merge.place(Manifest((output,)), store.read_some)
-    with (home / "sparse").open("rb") as file:
-        assert (merge.conflicts, file.read(5)) == ([], bytes(5))
+    with (home / "sparse").open("rb") as placed:
+        assert (merge.conflicts, placed.read(5)) == ([], bytes(5))
     assert len(read) < 10
 
 

@@ -358,6 +358,8 @@ class RunningTasks:
             self._state.note_remote(work, "output waits", why)
         if work is not None:
             work.output_waits_because = why
+        if isinstance(work, RemoteTask):
+            self._executor.leases.renew_one(work)
 
     def froze(self, key: str, *, frozen: bool) -> None:
         """Record that an attempt was frozen, since its lease ran out, or thawed."""

@@ -647,7 +647,10 @@ class ExecutorLeases:
         now_s = self._state.now.boot_s
         ran_s = max(now_s - remote.started_s, 0.0) if remote.spec.lease_auto and remote.running_at else 0.0
         deadline_ts = 0.0 if remote.is_parked else remote.ts
-        return Renewal(remote.task, remote.uid, remote.attempt, now_s, remote.running_at, deadline_ts, ran_s, devices)
+        waits = remote.output_waits_because[:WHY_LENGTH_MAX]
+        return Renewal(
+            remote.task, remote.uid, remote.attempt, now_s, remote.running_at, deadline_ts, ran_s, devices, waits
+        )
 
     def extend(self, remote: RemoteTask, extension: LeaseExtension) -> bool:
         """Give an attempt more time, counted from when this node asked for it. True if its home had parked it."""

@@ -563,6 +563,7 @@ class HomeLeases:
         self.extend(task, lease_s)
         self._ask_if_silent(task, lease_s)
         task.devices = renewal.devices or task.devices
+        task.output_waits_because = renewal.output_waits_because
         self._home.started_elsewhere(task, src, renewal.started_at)
         priority = None if task.running_at else task.record.priority
         return LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s, priority)

@@ -418,7 +418,7 @@ class Home:
         if task.lease is not None:
             task.lease.heard_ts = 0.0
             task.lease.deadline_s = 0.0
-        task.killed_because = ""
+        task.killed_because = task.output_waits_because = ""
         task.devices = ()
 
     def fail(self, task: HomeTask, reason: str) -> None:
