@@ -74,6 +74,7 @@ log = logging.getLogger("peerload.agent")
 CANNOT_STAGE, CANNOT_EXECUTE = 125, 126
 ROOM_PAUSE_S, ROOM_PAUSE_S_MAX = 1.0, 30.0
 """First and longest pause before room is looked for again for the output files of an ended attempt."""
+COLLECTED_ANEW = "they are collected anew, since the agent or its launcher was restarted"
 SHORT_PAUSE_S, SHORT_PAUSE_S_MAX = 1.0, 30.0
 """First and longest pause before the output of ended attempts is settled again for which descriptors or memory were short."""
 PEERS_MAX = 4096
@@ -121,14 +122,6 @@ class ExitRecords:
     async def settled(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
         """Put the output of these ended attempts on disk → the same attempts, with the resource that they report to
         have run out of. Attempts that lost some of their output are counted."""
-        settled = await self._settled(ended, waits=True)
-        return tuple((key, exit_) for key, exit_, _ in settled)
-
-    async def settled_now(self, ended: Sequence[tuple[str, Exit]]) -> list[tuple[str, Exit, str]]:
-        """As `settled`, but nothing waits for room: each attempt has the reason why its output files have none, or ""."""
-        return await self._settled(ended, waits=False)
-
-    async def _settled(self, ended: Sequence[tuple[str, Exit]], *, waits: bool) -> list[tuple[str, Exit, str]]:
         found = await self._patiently(len(ended), lambda: asyncio.to_thread(self._spool.settle, ended))
         lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
         if lost:
@@ -136,21 +129,18 @@ class ExitRecords:
         full = self._info.config.node if self.disk.is_full else ""
         found = await asyncio.to_thread(with_shortages, self._spool, found, full)
         with_energy = [(key, self.with_energy(key, exit_)) for key, exit_ in found]
-        ends = await asyncio.gather(*(self._with_files(*one, waits=waits) for one in with_energy))
-        return [(key, *end) for (key, _), end in zip(with_energy, ends, strict=True)]
+        ends = await asyncio.gather(*(self._with_files(*one) for one in with_energy))
+        return tuple((key, end) for (key, _), end in zip(with_energy, ends, strict=True))
 
-    async def _with_files(self, key: str, exit_: Exit, *, waits: bool) -> tuple[Exit, str]:
-        """Collect and place the output files of an ended attempt → its exit, and "". While a disk has no room for them they wait;
-        without ``waits``: its exit as it is, and the reason."""
+    async def _with_files(self, key: str, exit_: Exit) -> Exit:
+        """Collect and place the output files of an ended attempt → its exit. While a disk has no room for them they wait."""
         pause_s = ROOM_PAUSE_S
         try:
             while True:
                 try:
-                    return await self._patiently(1, functools.partial(self.files.settled, key, exit_)), ""
+                    return await self._patiently(1, functools.partial(self.files.settled, key, exit_))
                 except NoRoom as error:
                     why = str(error)
-                if not waits:
-                    return exit_, why
                 given_up = self._given_up.setdefault(key, asyncio.Event())
                 if self.without_room.get(key) != why:
                     task = self.files.task_of(key)
@@ -162,13 +152,12 @@ class ExitRecords:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await given_up.wait()
-                    return without_files(exit_, f"it was ended while its output files waited: {why}"), ""
+                    return without_files(exit_, f"it was ended while its output files waited: {why}")
                 pause_s = min(2 * pause_s, ROOM_PAUSE_S_MAX)
         finally:
-            if waits:
-                self._given_up.pop(key, None)
-                self.without_room.pop(key, None)
-                self._info.counters[metrics.OUTPUTS_WAITING] = len(self.without_room)
+            self._given_up.pop(key, None)
+            self.without_room.pop(key, None)
+            self._info.counters[metrics.OUTPUTS_WAITING] = len(self.without_room)
 
     def give_up(self, key: str) -> bool:
         """Let the output files of an ended attempt wait no longer, and be lost. False if they do not wait."""
@@ -230,6 +219,7 @@ class ExitSettler:
 
     def __post_init__(self) -> None:
         self._background = BackgroundTasks(self._run)
+        self._settling: set[str] = set()
 
     def settle(self, event: events.TaskEnded) -> None:
         self._fetches.end(event.key)
@@ -241,6 +231,7 @@ class ExitSettler:
         ):
             if event.with_start:
                 self._inbox.put(events.TaskStarted(event.key, event.exit.started_at))
+            self._settling.add(event.key)
             self._background.start(self._settle(event))
         else:
             self._output.attempts_ended(((event.key, event.exit),))
@@ -248,9 +239,12 @@ class ExitSettler:
             self._inbox.put(events.TaskEnded(event.key, exit_, event.with_start))
 
     async def _settle(self, event: events.TaskEnded) -> None:
-        ((key, exit_),) = await self._records.settled(((event.key, event.exit),))
-        if exit_.exit_code and self._devices.has(key):
-            await self._devices.report_failures(key)
+        try:
+            ((key, exit_),) = await self._records.settled(((event.key, event.exit),))
+            if exit_.exit_code and self._devices.has(key):
+                await self._devices.report_failures(key)
+        finally:
+            self._settling.discard(event.key)
         self._output.attempts_ended(((key, exit_),))
         self._inbox.put(events.TaskEnded(key, exit_))
 
@@ -263,28 +257,26 @@ class ExitSettler:
         self._background.start(self._settle_listed(event, then))
 
     async def _settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
-        event, waiting = await self.without_waiting(event)
+        event, with_files = await self.without_files(event)
         self._output.attempts_ended(event.ended)
         self._inbox.put(event)
         then()
-        self.settle_waiting(waiting)
+        self.settle_later(with_files)
 
-    async def without_waiting(
-        self, event: events.LauncherReady
-    ) -> tuple[events.LauncherReady, list[tuple[str, Exit, str]]]:
-        """Settle the list of a launcher → the same list, in which an attempt counts as running while its output files have no
-        room, so that they hold up nothing else; and these attempts, and why."""
-        settled = await self._records.settled_now(event.ended)
-        ended = tuple((key, exit_) for key, exit_, why in settled if not why)
-        waiting = [one for one in settled if one[2]]
-        also = tuple((key, exit_.started_at, 0.0) for key, exit_, _ in waiting)
-        return msgspec.structs.replace(event, ended=ended, running=event.running + also), waiting
+    async def without_files(self, event: events.LauncherReady) -> tuple[events.LauncherReady, list[tuple[str, Exit]]]:
+        """Settle the list of a launcher → the same list, in which ended attempts with files count as running; and these. Their
+        output may be large, or come to a file system that does not answer: it holds up nothing else."""
+        with_files = [one for one in event.ended if self._records.files.has(one[0])]
+        ended = await self._records.settled([one for one in event.ended if not self._records.files.has(one[0])])
+        also = tuple((key, exit_.started_at, 0.0) for key, exit_ in with_files)
+        return msgspec.structs.replace(event, ended=ended, running=event.running + also), with_files
 
-    def settle_waiting(self, waiting: Iterable[tuple[str, Exit, str]]) -> None:
+    def settle_later(self, with_files: Iterable[tuple[str, Exit]]) -> None:
         """Settle ended attempts that the core takes for running ones: it learns at once that they have ended."""
-        for key, exit_, why in waiting:
-            self._inbox.put(events.OutputWaits(key, why))
+        for key, exit_ in with_files:
             if key not in self._records.without_room:
+                self._inbox.put(events.OutputWaits(key, COLLECTED_ANEW))
+            if key not in self._settling:
                 self.settle(events.TaskEnded(key, exit_))
 
     def never_started(self, key: str, reason: str) -> None:
@@ -331,8 +323,8 @@ class LauncherEvents:
         self._prefixes = tuple(one.PREFIX for one in own)
         self._early: list[Event] | None = []
         """Events that wait; None: no event needs to."""
-        self._waiting: list[tuple[str, Exit, str]] = []
-        """Attempts of the first list whose output files have no room."""
+        self._with_files: list[tuple[str, Exit]] = []
+        """Ended attempts of the first list that have files."""
 
     def received(self, event: Event | StdinFed) -> None:
         """Put an event into the inbox, the end of an attempt only with its output on disk."""
@@ -350,7 +342,7 @@ class LauncherEvents:
 
     async def first_listed(self, ready: events.LauncherReady) -> events.LauncherReady:
         """Settle the first list of a launcher; nobody may rely on a result before its output is on disk."""
-        ready, self._waiting = await self._settler.without_waiting(self.without_own(ready))
+        ready, self._with_files = await self._settler.without_files(self.without_own(ready))
         return ready
 
     def without_own(self, ready: events.LauncherReady) -> events.LauncherReady:
@@ -376,9 +368,9 @@ class LauncherEvents:
     def release_early(self) -> None:
         """Report the events that have waited, in their order."""
         early, self._early = self._early, None
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._settler.settle_waiting(waiting)
+        with_files, self._with_files = self._with_files, []
+        if with_files:
+            self._settler.settle_later(with_files)
         for event in early or ():
             self._take(event)
 

@@ -81,6 +81,7 @@ class BlockStore:
         self._pack = self._remove_unnamed()
         self._is_dirty = False
         self._fresh: BoundedDict[int, tuple[float, int]] = BoundedDict(FRESH_MAX)
+        self._coming: list[set[bytes]] = []
 
     def _opened(self) -> sqlite3.Connection:
         path = self._directory / "index.db"
@@ -137,21 +138,24 @@ class BlockStore:
         blocks: Sequence[bytes | memoryview],
         expected: Sequence[bytes] | None = None,
         *,
-        beyond_limit: bool = False,
+        coming: set[bytes] | None = None,
     ) -> list[bytes]:
-        """Store blocks → their digests. beyond_limit: only the disk bounds them. Raises NoRoom, Damaged if they are not
+        """Store blocks → their digests. coming: the outputs that they belong to, which they join; only the disk bounds
+        these. Raises NoRoom, Damaged if they are not
         the ``expected`` ones, OSError."""
         digests = [digest_of(block) for block in blocks]
         if expected is not None and digests != list(expected):
             raise Damaged("a block has another content", why="its content does not have the digest it should have")
         with self._lock:
+            if coming is not None:
+                coming.update(digests)
             wanted = set(self.missing(digests))
             new = {digest: block for digest, block in zip(digests, blocks, strict=True) if digest in wanted}
             size = sum(map(len, new.values()))
             if not new:
                 return digests
             self.check_disk(size)
-            if not beyond_limit and self.needs_room(size):
+            if coming is None and self.needs_room(size):
                 raise NoRoom(
                     "the file cache is full",
                     why=f"{self._size_bytes} of {self.limit_bytes} bytes are in use, and {size} more are wanted",
@@ -372,9 +376,9 @@ class BlockStore:
             rows = self._execute("SELECT id FROM manifests ORDER BY used_at DESC")
             limit = min(self.limit_bytes, self._size_bytes + self._free_bytes())
             target = 0 if everything else max(int(limit * TARGET_SHARE) - room_bytes, 0)
-            kept: set[bytes] = set()
+            kept: set[bytes] = set().union(*self._coming)
             named: set[bytes] = set()
-            size = 0
+            size = self._sizes(kept)
             for manifest in (*pinned, *(row[0] for row in rows if row[0] not in pinned)):
                 needed = self.blocks_of(manifest)
                 named |= needed
@@ -393,6 +397,19 @@ class BlockStore:
                 if digest not in kept and (digest in named or added_at < orphans_until)
             ]
             return self._drop(gone)
+
+    @contextlib.contextmanager
+    def coming(self) -> Iterator[set[bytes]]:
+        """A set of digests, for outputs while they come in: their blocks are not removed until the end, whether or not they were
+        here before."""
+        digests: set[bytes] = set()
+        with self._lock:
+            self._coming.append(digests)
+        try:
+            yield digests
+        finally:
+            with self._lock:
+                self._coming = [other for other in self._coming if other is not digests]
 
     def drop_damaged(self, manifest: bytes) -> None:
         """Remove all blocks of a manifest that are damaged, as far as it can be read."""

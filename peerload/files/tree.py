@@ -40,6 +40,8 @@ RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 0x02, 0x04, 0x08
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _HOW_BYTES = 24
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_CLOSED = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EXDEV}
+"""Errors of what cannot be looked into: a directory without permission, or one that became something else meanwhile."""
 
 
 class _How(ctypes.Structure):
@@ -207,7 +209,7 @@ def scan(
     base: int,
     starts: Iterable[str] = ("",),
     rules: Rules | None = None,
-    pattern: re.Pattern[str] | None = None,
+    pattern: Globs | None = None,
     *,
     skips: bool = False,
 ) -> Iterator[Found]:
@@ -235,7 +237,7 @@ def scan(
 
 
 def _scan_directory(
-    above: int, path: str, rules: Rules | None, pattern: re.Pattern[str] | None, *, skips: bool
+    above: int, path: str, rules: Rules | None, pattern: Globs | None, *, skips: bool
 ) -> Iterator[Found]:
     fd, hint = open_beneath(above, ".", DIRECTORY), _SKIPS if rules is not None else _OTHERS
     try:
@@ -253,11 +255,7 @@ def _scan_directory(
                 if pattern is None or not is_directory or below.count("/") >= DEPTH_MAX:
                     _check_name(below, hint)
                 if is_directory:
-                    inner = open_beneath(fd, name, DIRECTORY)
-                    try:
-                        yield from _scan_directory(inner, below, rules, pattern, skips=skips)
-                    finally:
-                        os.close(inner)
+                    yield from _scan_inner(fd, below, rules, pattern, skips=skips)
                 else:
                     status = os.stat(name, dir_fd=fd, follow_symlinks=False)  # that of the entry would be kept with it
                     yield _found(below, status, fd, name, hint)
@@ -272,7 +270,22 @@ def _scan_directory(
         os.close(fd)
 
 
-def _entries(fd: int, prefix: str, pattern: re.Pattern[str] | None) -> tuple[list[os.DirEntry[str]], bool]:
+def _scan_inner(above: int, path: str, rules: Rules | None, pattern: Globs | None, *, skips: bool) -> Iterator[Found]:
+    try:
+        inner = open_beneath(above, path.rpartition("/")[2], DIRECTORY)
+    except OSError as error:
+        if error.errno not in _CLOSED:
+            raise
+        if pattern is not None and not pattern.reach(path):
+            return
+        raise StagingFailed(f"{path} cannot be read", why=str(error.strerror)) from None
+    try:
+        yield from _scan_directory(inner, path, rules, pattern, skips=skips)
+    finally:
+        os.close(inner)
+
+
+def _entries(fd: int, prefix: str, pattern: Globs | None) -> tuple[list[os.DirEntry[str]], bool]:
     """Entries of an open directory, sorted by name: its directories, and the files that the pattern matches; and True if it has
     no others. Raises StagingFailed if there are more than ENTRIES_MAX."""
     found, is_all = [], True
@@ -440,7 +453,40 @@ def identity_of(status: os.stat_result | FileStatus) -> tuple[int, int, int, int
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-def matcher(globs: Sequence[str]) -> re.Pattern[str]:
+class Globs(NamedTuple):
+    """Globs of paths, as `matcher` reads them."""
+
+    globs: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+    def match(self, path: str) -> bool:
+        """True if one of them means this path, or a directory that it lies in."""
+        return self.pattern.match(path) is not None
+
+    def reach(self, directory: str) -> bool:
+        """True if one of them may mean something in this directory."""
+        names = directory.split("/")
+        return any(_reaches(glob.rstrip("/").split("/"), names) for glob in self.globs)
+
+
+def _reaches(parts: Sequence[str], names: Sequence[str]) -> bool:
+    for part, name in zip(parts, names, strict=False):
+        if "**" in part:
+            return True
+        if not matcher([part]).match(name):
+            return False
+    return True
+
+
+def is_output(path: str, globs: Sequence[str], *, returns_changes: bool) -> bool:
+    """True if `changed` may name this path for these globs, or without globs, if a task ``returns_changes``."""
+    names = path.split("/")
+    if any(name.startswith(PART_PREFIX) for name in names):
+        return False
+    return matcher(globs).match(path) if globs else returns_changes and not NEVER.intersection(names[:-1])
+
+
+def matcher(globs: Sequence[str]) -> Globs:
     """The pattern of the paths that one of these globs means, or that lie in a directory that one means: ``*`` and ``?`` stay
     within a name, ``**`` does not."""
     words = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
@@ -454,7 +500,7 @@ def matcher(globs: Sequence[str]) -> re.Pattern[str]:
                 for part in parts
             )
         )
-    return re.compile(f"(?:{'|'.join(found)})(?:/.*)?\\Z")
+    return Globs(tuple(globs), re.compile(f"(?:{'|'.join(found)})(?:/.*)?\\Z"))
 
 
 def literal_directory(glob: str) -> str:
@@ -505,19 +551,18 @@ def changed(
             raise StagingFailed(f"the output {glob} is not there", why="the task has not made it")
     check_size(found)
     files = []
-    parents = DirfdCache(base, makes=False)
-    for item in found:
-        if item.target or item.status is None:
-            continue
-        entry = known.get(item.path)
-        same = entry is not None and (entry.size_bytes, entry.mtime_ns, entry.mode) == (
-            item.status.st_size,
-            item.status.st_mtime_ns,
-            item.status.st_mode & 0o777,
-        )
-        if not same and (made := _read_output(parents, item.path, take, needs_all=needs_all)) is not None:
-            files.append(made)
-    parents.close()
+    with contextlib.closing(DirfdCache(base, makes=False)) as parents:
+        for item in found:
+            if item.target or item.status is None:
+                continue
+            entry = known.get(item.path)
+            same = entry is not None and (entry.size_bytes, entry.mtime_ns, entry.mode) == (
+                item.status.st_size,
+                item.status.st_mtime_ns,
+                item.status.st_mode & 0o777,
+            )
+            if not same and (made := _read_output(parents, item.path, take, needs_all=needs_all)) is not None:
+                files.append(made)
     new_links = tuple((item.path, item.target) for item in found if item.target and links.get(item.path) != item.target)
     directories = tuple(
         item.path

@@ -294,16 +294,28 @@ class _Batch:
 
 
 def place(
-    directory: bytes, blocks: BlockAccess, before: bytes, outputs: bytes, own: dict[str, bytes], since: float, mark: str
+    directory: bytes,
+    blocks: BlockAccess,
+    before: bytes,
+    outputs: bytes,
+    globs: Sequence[str],
+    returns_changes: bool,
+    own: dict[str, bytes],
+    since: float,
+    mark: str,
 ) -> tuple[list[str], dict[str, bytes]]:
     """Place the outputs of a task among its user's files → the paths of those that are kept beside another, and all that this task has
-    placed so far, as in `OutputMerge`. Raises StagingFailed, OSError."""
+    placed so far, as in `OutputMerge`. Raises StagingFailed, above all if one of them was not asked for (`tree.changed`), OSError."""
+    after = manifests.decode(outputs, blocks.read)
+    for path in (*(entry.path for entry in after.files), *(path for path, _ in after.links), *after.directories):
+        if not tree.is_output(path, globs, returns_changes=returns_changes):
+            raise StagingFailed("outputs are not placed", why=f"{path} was not asked for")
     try:
         known = manifests.decode(before, blocks.read)
     except StagingFailed:  # it is not kept any more: then nothing at home counts as unchanged
         known = Manifest()
     merge = OutputMerge(directory, known, own, since=since, mark=mark)
-    merge.place(manifests.decode(outputs, blocks.read), blocks.read_some)
+    merge.place(after, blocks.read_some)
     return merge.conflicts, own
 
 
@@ -319,12 +331,12 @@ def prepare(directory: bytes, blocks: BlockAccess, manifest: bytes, modules: dic
         (there / "client" / name).symlink_to(place)
 
 
-def measure(directory: bytes, blocks: BlockAccess) -> bytes:
-    """The size of all files in a directory, and its absolute path, as text."""
+def measure(directory: bytes, blocks: BlockAccess) -> tuple[int, bytes]:
+    """The size of all files in a directory, and its absolute path."""
     del blocks
     walk = os.walk(directory)
     size = sum(os.lstat(os.path.join(above, name)).st_size for above, _, names in walk for name in names)  # noqa: PTH118
-    return b"%d %s" % (size, os.path.abspath(directory))  # noqa: PTH100 -- as above
+    return size, os.path.abspath(directory)  # noqa: PTH100 -- as above
 
 
 WORK: dict[str, Callable[..., Any]] = {

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from peerload.core.membership.membership import COMMANDS_MAX, NODES_MAX
-from peerload.model import messages
+from peerload.model import events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.resources import LoadReport
 from peerload.model.task import Exit
@@ -123,6 +123,17 @@ def test_one_on_which_all_tasks_fail_at_once_is_skipped() -> None:
     runs_there(x, 1 + CONFIG.fast_failures_max, failed())
     assert skipped(x) == ["y"]
     assert x.node.membership.circuit_breaker.why("y") == Says.SKIPPED(60, 10, 2)
+
+
+@pytest.mark.rule("P4")
+def test_a_result_that_is_repeated_since_its_output_cannot_be_kept_is_one_failure() -> None:
+    x = given()
+    runs_there(x, 2, failed())
+    task = x.task(2)
+    for _ in range(2 * CONFIG.fast_failures_max):
+        x.when(events.OutputArrived(task.uid, 1, "the disk is full"))
+        x.hear("y", messages.Result(task.task, task.uid, 1, failed(), inline=True))
+    assert skipped(x) == []
 
 
 @pytest.mark.parametrize("between", [failed(seconds=3.0), failed(exit_code=0)])

@@ -14,6 +14,7 @@ from peerload.model.gossip import MemberStatus
 from peerload.model.resources import LoadReport, Placement, Profile, ResourceRequest
 from peerload.model.task import Exit, Guarantee, TaskRecord, TaskState, execution_key
 from tests.core.given import ACCEPTS, RECEIVER, SENDER, UID, WALL_S, Given, identity, offer, spec
+from tests.each import each
 from tests.wording import Says
 
 LEASED = ["persist leased", "changed leased"]
@@ -442,9 +443,34 @@ def test_a_time_limit_ends_with_124() -> None:
     assert x.when(events.TaskStarted(key, 1_000_100.0)) == ["timer limit 3", "changed running"]
     assert x.after(3).timer("limit", key) == ["signal 15", "timer kill 10"]
     assert x.timer("kill", key) == ["signal 9"]
-    x.end(key, 137)
+    x.when(events.TaskEnded(key, Exit(137, started_at=1_000_100.0, ended_at=1_000_113.0)))  # a shell's, of its child
     (row,) = x.done(Persist).rows
     assert row.record.exit.exit_code == 124
+
+
+@each(("exit_code", "killed_by", "code"), [(0, 0, 0), (3, 0, 3), (143, 15, 124)])
+def test_a_task_that_ended_by_itself_in_time_keeps_its_exit_however_late_that_comes(
+    exit_code: int, killed_by: int, code: int
+) -> None:
+    x = Given(peers=())
+    x.submit(spec(time_limit_s=3.0))
+    key = x.task().key
+    x.when(events.TaskStarted(key, 1_000_100.0))
+    assert x.after(3).timer("limit", key) == ["signal 15", "timer kill 10"]
+    x.when(events.OutputWaits(key, "the disk is full"))
+    assert x.after(10).timer("kill", key) == [], "its outputs are not given up"
+    x.when(events.TaskEnded(key, Exit(exit_code, killed_by, started_at=1_000_100.0, ended_at=1_000_102.0)))
+    (row,) = x.done(Persist).rows
+    assert row.record.exit.exit_code == code
+
+
+def test_a_task_that_was_cancelled_while_its_outputs_were_collected_does_not_wait_for_room() -> None:
+    x = Given(peers=())
+    x.submit()
+    key = x.task().key
+    x.when(events.TaskStarted(key, 1_000_100.0))
+    x.when(events.CancelRequested(9, ("x/1",)))
+    assert x.when(events.OutputWaits(key, "the disk is full"))[-1] == "signal 9"
 
 
 def test_lost_attempts_are_bounded() -> None:

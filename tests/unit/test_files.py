@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.files.transfer import FileCaches, FileCacheSettings
+from peerload.agent.files.transfer import FileCaches, FileCacheSettings, OutputBlocks
 from peerload.client.submission import prepare
 from peerload.files import manifest, snapshot, tree, work
 from peerload.files.manifest import BLOCK_BYTES, FileEntry, Manifest
@@ -693,6 +693,128 @@ def test_new_and_changed_files_alone_come_back(home: Path, tmp_path: Path, store
 )
 def test_globs(glob: str, path: str, matches: bool) -> None:
     assert bool(tree.matcher([glob]).match(path)) is matches
+
+
+@each(
+    ("globs", "directory", "reach"),
+    [
+        (("result.csv",), "locked", False),
+        (("out/*.png",), "out", True),
+        (("out/*.png",), "out/deep", False),
+        (("out",), "out/deep", True),
+        (("*/x",), "any", True),
+        (("**/x", "a"), "any/where", True),
+        (("a/**",), "b", False),
+    ],
+)
+def test_globs_reach_into_the_directories_that_they_may_mean_something_in(
+    globs: tuple[str, ...], directory: str, reach: bool
+) -> None:
+    assert tree.matcher(globs).reach(directory) is reach
+
+
+def kept_empty(store: BlockStore) -> bytes:
+    """The id of the manifest of no files, which is in the store."""
+    id_, own = manifest.encode(Manifest())
+    store.put(own)
+    assert store.missing_of(id_) == []
+    return id_
+
+
+def test_a_directory_that_cannot_be_read_costs_only_outputs_that_may_be_in_it(
+    home: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "locked").mkdir()
+    (home / "result.csv").write_text("1")
+    before = kept_empty(store)
+    open_beneath = tree.open_beneath
+
+    def opened(directory: int, path: str, flags: int) -> int:
+        if path == "locked":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return open_beneath(directory, path, flags)
+
+    monkeypatch.setattr(tree, "open_beneath", opened)
+
+    def collected(*globs: str, needs_all: bool) -> list[str]:
+        id_ = work.collect(os.fsencode(home), store, before, globs, needs_all)
+        return [entry.path for entry in manifest.decode(id_, store.read).files]
+
+    assert collected("result.csv", needs_all=True) == ["result.csv"]
+    for globs in ((), ("result.csv", "**/x")):
+        with pytest.raises(StagingFailed, match="locked"):
+            collected(*globs, needs_all=True)
+        assert collected(*globs, needs_all=False) == ["result.csv"]
+
+
+def test_outputs_that_come_in_are_not_removed_although_they_were_here_before(tmp_path: Path, home: Path) -> None:
+    store = BlockStore(tmp_path / "store", 10 * BLOCK_BYTES)
+    before = kept_empty(store)
+    (home / "a").write_bytes(os.urandom(2 * BLOCK_BYTES))
+    first = work.collect(os.fsencode(home), store, before, (), True)
+    assert store.missing_of(first) == []
+    for is_everything in (False, True):
+        (home / "b").write_bytes(os.urandom(9 * BLOCK_BYTES))
+        with store.coming() as coming:
+
+            def make_room(size_bytes: int, is_everything: bool = is_everything) -> None:
+                store.collect({before}, size_bytes, everything=is_everything)
+
+            blocks = OutputBlocks(store, make_room, coming)
+            outputs = work.collect(os.fsencode(home), blocks, before, (), True)
+            make_room(9 * BLOCK_BYTES)
+            assert store.missing_of(outputs) == []
+        store.collect({before}, everything=True)
+        assert store.missing_of(outputs) == [outputs]
+
+
+def test_a_collection_that_finds_no_room_leaves_no_file_open(tmp_path: Path, home: Path) -> None:
+    store = BlockStore(tmp_path / "store", LIMIT_BYTES)
+    before = kept_empty(store)
+    (home / "out").mkdir()
+    (home / "out/x").write_bytes(os.urandom(2 * BLOCK_BYTES))
+    store._free_bytes_min = 1 << 60
+    opened = set(Path("/proc/self/fd").iterdir())
+    for _ in range(20):
+        with pytest.raises(NoRoom):
+            work.collect(os.fsencode(home), store, before, (), True)
+    assert len(set(Path("/proc/self/fd").iterdir()) - opened) < 10
+
+
+@each(
+    ("globs", "returns_changes", "path", "is_placed"),
+    [
+        (("result.csv",), False, "result.csv", True),
+        (("result.csv",), False, ".bashrc", False),
+        (("out",), False, "out/.ssh/x", True),
+        (("out",), True, "other", False),
+        ((), True, "src/x", True),
+        ((), True, ".git", True),
+        ((), True, "src/.git/hooks/x", False),
+        ((), True, ".peerload-part-7", False),
+        ((), False, "src/x", False),
+    ],
+)
+def test_outputs_that_were_not_asked_for_are_not_placed(
+    home: Path, store: BlockStore, globs: tuple[str, ...], returns_changes: bool, path: str, is_placed: bool
+) -> None:
+    before = kept_empty(store)
+    there = home / path
+    there.unlink(missing_ok=True)
+    outputs, own = manifest.encode(Manifest((FileEntry(path, 0o600, 4, 0, tuple(store.put([b"evil"]))),)))
+    store.put(own)
+
+    def place() -> list[str]:
+        return work.place(os.fsencode(home), store, before, outputs, globs, returns_changes, {}, 0.0, "n1/7")[0]
+
+    if is_placed:
+        assert place() == []
+        assert there.read_bytes() == b"evil"
+        there.unlink()
+    else:
+        with pytest.raises(StagingFailed, match=re.escape(path)):
+            place()
+        assert not there.exists()
 
 
 def output_merge(home: Path, before: Manifest, own: dict[str, bytes], since: float = 100.0) -> OutputMerge:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import secrets
@@ -88,7 +89,17 @@ class PutBlocks(msgspec.Struct, frozen=True, array_like=True, tag="put", forbid_
 class WorkDone(msgspec.Struct, frozen=True, array_like=True, tag="done", forbid_unknown_fields=True):
     """Report that the work is done."""
 
-    result: bytes | tuple[list[str], dict[str, Digest]] | None
+    result: msgspec.Raw
+
+
+RESULTS: dict[str, Any] = {
+    "make": None,
+    "collect": bytes,
+    "place": tuple[list[str], dict[str, Digest]],
+    "prepare": None,
+    "measure": tuple[Annotated[int, Meta(ge=0)], bytes],
+}
+"""Kinds of the results of `work.WORK`."""
 
 
 class WorkFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed", forbid_unknown_fields=True):
@@ -150,7 +161,8 @@ class UserWork:
             while True:
                 try:
                     order = [name, *values]
-                    return await self._run(cache, task_user, key, directory, order, makes=makes, outputs=outputs)
+                    result = await self._run(cache, task_user, key, directory, order, makes=makes, outputs=outputs)
+                    return _converted(result, name)
                 except WorkLost as error:
                     tries_left -= not isinstance(error, WorkBusy)
                     if not tries_left:
@@ -253,6 +265,14 @@ class UserWork:
         return True
 
 
+def _converted(result: msgspec.Raw, name: str) -> object:
+    """The result of a part of `files/work.py`. Raises StagingFailed if it is not of its kind: the process is its user's."""
+    try:
+        return msgspec.msgpack.decode(result, type=RESULTS[name])
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise StagingFailed("cannot work with the files of the task", why=str(error)) from None
+
+
 def _failure_of(message: WorkFailed) -> Exception:
     what, why, hint = (printable(text[:WORDS_MAX]) for text in (message.what, message.why, message.hint))
     return OSError(message.errno, what) if message.errno else StagingFailed(what, why=why, hint=hint)
@@ -312,6 +332,7 @@ class AttemptFiles:
         self._own_name, directory = node.state.node, settings.directory
         self._is_system = settings.has_users
         self.caches = FileCaches(settings, links, self._in_use)
+        self.caches.keeps_all = True  # until the tasks of this home are known
         self._launcher = launcher
         self._user_work = UserWork(launcher, directory / "work") if self._is_system else None
         self._spool = spool
@@ -410,7 +431,9 @@ class AttemptFiles:
 
     def _in_use(self) -> set[bytes]:
         """The manifests that tasks and attempts need."""
-        specs = [task.spec for task in self._node.home.tasks.values() if task.spec.is_staged]
+        home = self._node.home
+        works = itertools.chain(home.tasks.values(), *home.untouched.values())
+        specs = [work.spec for work in works if work.spec.is_staged]
         mine = {part.manifest for spec in specs for part in (spec.files, spec.lock) if part is not None}
         for note in self._notes.values():
             mine.update(_manifests_of(note))
@@ -601,11 +624,11 @@ class AttemptFiles:
         directory: bytes,
         *values: object,
         blocks: work.BlockAccess | None = None,
+        outputs: OutputBlocks | None = None,
     ) -> Any:  # noqa: ANN401 -- as the work has it
-        """Do a part of `files/work.py` in a directory, or in the scratch directory of an attempt. Raises StagingFailed, WorkLost,
-        OSError."""
+        """Do a part of `files/work.py` in a directory, or in the scratch directory of an attempt. outputs: where the blocks go that
+        it gives. Raises StagingFailed, WorkLost, OSError."""
         cache, is_new = self._cache(user), name in {"make", "prepare"}
-        outputs = cache.for_outputs() if name == "collect" else None
         if self._user_work is not None:
             return await self._user_work.run(cache, user, key, directory, name, values, makes=is_new, outputs=outputs)
         if directory == SCRATCH:
@@ -666,18 +689,20 @@ class AttemptFiles:
         )
         try:
             cache = self._cache(note.user)
-            try:
-                id_ = await collect(is_success)
-            except NoRoom:
-                raise
-            except StagingFailed as error:
-                if not is_success:
+            with cache.for_outputs() as outputs:
+                try:
+                    id_ = await collect(is_success, outputs=outputs)
+                except NoRoom:
                     raise
-                unplaced = f"its outputs cannot be collected: {error}"
-                id_ = await collect(False)  # what there is comes home all the same
-            if not id_:
-                return staged, unplaced
-            root = await cache.transfer.in_slow_thread(_kept, cache.store, id_)
+                except StagingFailed as error:
+                    if not is_success:
+                        raise
+                    unplaced = f"its outputs cannot be collected: {error}"
+                    id_ = await collect(False, outputs=outputs)  # what there is comes home all the same
+                if not id_:
+                    return staged, unplaced
+                root = await cache.transfer.in_slow_thread(_kept, cache.store, id_)
+                self.caches.pin_also(id_)
         except NoRoom:
             raise
         except (PeerloadError, OSError) as error:
@@ -692,12 +717,14 @@ class AttemptFiles:
         """Fetch the outputs of an attempt from its node, and place them → an error that may pass, or ""; and the event that
         says so."""
         event, began_s, event_says = OutputArrived(action.uid, action.attempt), time.monotonic(), ""
-        task = self._node.home.tasks.get(action.uid)
+        task, kept = self._node.home.tasks.get(action.uid), contextlib.ExitStack()
         if task is None or task.spec.files is None:
             return "", event
         try:
             user = self._submitter(task)
             cache = self._cache(user)
+            kept.callback(self._placing.remove, action.files)
+            self._placing.append(action.files)
             if not await cache.transfer.in_thread(cache.is_complete, action.files):
                 self.caches.pin()
                 fetch = cache.transfer.fetch(action.files, [node], action.uid, is_output=True)
@@ -713,6 +740,7 @@ class AttemptFiles:
                 action.uid, action.task, user, task.spec.files, terms.files_home, at, action.files, began_s
             )
             self._event_log.record("files", "returned", task=action.task, reason=returned or unplaced)
+            kept.close()
             await self._give_back(cache)
         except (NoRoom, OSError) as error:
             return f"its output files cannot be kept: {_words(error)}", event
@@ -720,6 +748,8 @@ class AttemptFiles:
             return "", msgspec.structs.replace(event, unplaced=str(error))
         except PeerloadError as error:
             return str(error), event
+        finally:
+            kept.close()
         return "", msgspec.structs.replace(event, unplaced=unplaced, conflicts=conflicts)
 
     async def _place(
@@ -741,7 +771,8 @@ class AttemptFiles:
         self.caches.pin_also(outputs)
         try:
             async with cache.placing:
-                values = files.manifest, outputs, own, submitted_at, mark
+                asked = files.outputs, files.returns_changes
+                values = files.manifest, outputs, *asked, own, submitted_at, mark
                 conflicts, placed = await self.do("place", user, f"place-{uid.hex()}", directory, *values)
             if not self._is_system or len(placed) <= PLACED_MAX:
                 own.update(placed)
@@ -790,12 +821,13 @@ class AttemptFiles:
 
     async def _give_back(self, cache: FileCache) -> None:
         """Bring a cache back within its limit, as far as no task needs what is in it: outputs may have exceeded it."""
-        if cache.store.size_bytes > cache.store.limit_bytes:
+        if not self.caches.keeps_all and cache.store.size_bytes > cache.store.limit_bytes:
             self.caches.pin()
             await cache.transfer.in_slow_thread(cache.store.collect, self.caches.pinned)
 
     def keep_only_known(self) -> None:
-        """Remove the files that earlier agents left for attempts unknown to this node."""
+        """Remove the files that earlier agents left for attempts unknown to this node; from now on its tasks are known."""
+        self.caches.keeps_all = False
         for key in [key for key in self._notes if not self._node.knows(key)]:
             self.forget(key)
         self._remove_dropped()

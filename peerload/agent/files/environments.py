@@ -272,7 +272,7 @@ class Environments:
         directory, user = self._root / plan.key, self._files.user_of(action)
         place = SCRATCH if self._is_system else os.fsencode(directory)
         key = f"{PREFIX}{plan.key}-{secrets.token_hex(4)}"
-        measured = b""
+        measured = 0, b""
         try:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
             directory.mkdir(mode=0o700)
@@ -282,7 +282,7 @@ class Environments:
             if not late and not exit_.exit_code:
                 measured = await self._files.do("measure", user, key, place)
         finally:
-            if not measured or not self._is_system:
+            if not measured[1] or not self._is_system:
                 self._launcher.forget(key)
             self._spool.drop(key)
         took_s = time.monotonic() - began_s
@@ -293,14 +293,14 @@ class Environments:
             self._event_log.record("environment", "failed", task=action.task, reason=why)
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
             raise BuildFailed(why)
-        size, _, where = measured.decode("utf-8", "surrogateescape").partition(" ")
+        size, where = measured[0], measured[1].decode("utf-8", "surrogateescape")
         await asyncio.to_thread(os.sync)  # what is marked as built is whole after a power cut, too
         marked = directory / "built.new"
         text = f"{size} {lock.name}\n{where}\n{key}\n{'CONDA_PREFIX' if plan.is_conda else 'VIRTUAL_ENV'}"
         marked.write_text(text, encoding="utf-8", errors="surrogateescape")
         marked.replace(self._built(plan.key))
         self._failed.pop(plan.key, None)
-        what = f"{lock.name}: {int(size) / (1 << 20):.1f} MiB in {took_s:.1f} s"
+        what = f"{lock.name}: {size / (1 << 20):.1f} MiB in {took_s:.1f} s"
         self._event_log.record("environment", "built", task=action.task, reason=what)
         await asyncio.to_thread(self.collect)
 

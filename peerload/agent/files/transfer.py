@@ -14,6 +14,7 @@ more than its share.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -32,7 +33,7 @@ from peerload.wire.peer import DATA_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from pathlib import Path
 
     from peerload.agent.peers.links import PeerLinks
@@ -122,8 +123,9 @@ class OutputBlocks:
     """The blocks of one cache while outputs come into it. The limit of the cache does not bound them, since nobody else has them:
     what is not needed gives way, and then the disk alone is the bound."""
 
-    def __init__(self, store: BlockStore, make_room: Callable[[int], None]) -> None:
-        self._store, self._make_room = store, make_room
+    def __init__(self, store: BlockStore, make_room: Callable[[int], None], coming: set[bytes]) -> None:
+        """coming: the digests of its blocks, as of `BlockStore.coming`."""
+        self._store, self._make_room, self._coming = store, make_room, coming
         self._next_bytes = 0
         self.read, self.read_some = store.read, store.read_some
 
@@ -133,7 +135,7 @@ class OutputBlocks:
         if self._store.size_bytes >= self._next_bytes and self._store.needs_room(size):
             self._make_room(size)
             self._next_bytes = self._store.size_bytes + ROOM_EVERY_BYTES
-        return self._store.put(blocks, expected, beyond_limit=True)
+        return self._store.put(blocks, expected, coming=self._coming)
 
 
 class FileTransfer:
@@ -213,7 +215,7 @@ class FileTransfer:
         known = self._fetches.get(manifest)
         if known is None:
             known = self._fetches[manifest] = Fetch(manifest)
-            known.outputs = OutputBlocks(self._store, self._make_room) if is_output else None
+            known.outputs = OutputBlocks(self._store, self._make_room, set()) if is_output else None
             known.work = asyncio.get_running_loop().create_task(
                 self._fetch(known, manifest, self._outputs if is_output else self._inputs)
             )
@@ -378,14 +380,18 @@ class FileCache:
 
     def _make_room(self, size_bytes: int) -> None:
         """Make room for so many bytes; where it is too full for that, at the cost of what other users do not need."""
+        if self._caches.keeps_all:
+            return
         others = self._caches.all() if self.store.needs_room(size_bytes) else ()
         for cache in (*(cache for cache in others if cache is not self), self):
             cache.store.collect(self._caches.pinned, size_bytes)
 
-    def for_outputs(self) -> OutputBlocks:
-        """The blocks while the outputs of one attempt are collected."""
+    @contextlib.contextmanager
+    def for_outputs(self) -> Iterator[OutputBlocks]:
+        """The blocks while the outputs of one attempt are collected; none of them is removed meanwhile."""
         self._caches.pin()
-        return OutputBlocks(self.store, self._make_room)
+        with self.store.coming() as coming:
+            yield OutputBlocks(self.store, self._make_room, coming)
 
     async def keep(self, blocks: Sequence[bytes | memoryview]) -> None:
         """Keep blocks. Raises StagingFailed, OSError."""
@@ -420,6 +426,8 @@ class FileCaches:
         self._links = links
         self._in_use = in_use
         self.pinned: frozenset[bytes] = frozenset()
+        self.keeps_all = False
+        """True while it is not known which manifests are in use: then nothing is removed."""
         self.threads = Workers(THREADS), Workers(THREADS, SLOW_END_S)
         self._caches: dict[str, FileCache] = {}
         if not self._has_users:

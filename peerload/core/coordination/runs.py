@@ -356,10 +356,13 @@ class RunningTasks:
             self._state.note("files", "waiting", task=work.task, attempt=work.record.attempt, reason=why)
         elif work is not None:
             self._state.note_remote(work, "output waits", why)
-        if work is not None:
-            work.output_waits_because = why
+        if work is None:
+            return
+        work.output_waits_because = why
         if isinstance(work, RemoteTask):
             self._executor.leases.renew_one(work)
+        elif work.phase is HomePhase.OVER:  # it was cancelled while they were collected: the signals for it are gone by
+            self._state.actions.append(SignalTask(key, SIGKILL))
 
     def froze(self, key: str, *, frozen: bool) -> None:
         """Record that an attempt was frozen, since its lease ran out, or thawed."""
@@ -382,8 +385,10 @@ class RunningTasks:
 
     def kill(self, key: str) -> None:
         """Send SIGKILL to an attempt that has not obeyed the first signal."""
-        if key in self._works:
-            self._state.actions.append(SignalTask(key, SIGKILL))
+        work = self._works.get(key)
+        if work is None or (work.killed_because == TIME_LIMIT and work.output_waits_because):
+            return  # a time limit does not give up output files
+        self._state.actions.append(SignalTask(key, SIGKILL))
 
     def _died(self, key: str, work: HomeTask | RemoteTask, reason: str) -> None:
         self._shortage.gone(key)
@@ -466,12 +471,14 @@ def _devices_of(work: HomeTask | RemoteTask) -> tuple[str, ...]:
 
 def _limited(exit_: Exit, work: HomeTask | RemoteTask) -> Exit:
     """Exit of a task ended for its time limit, with that as its reason whatever the signal made of it, also after a
-    restart of the agent. The exit of a task ended by a user names the user, unless it succeeded."""
+    restart of the agent. The exit of a task ended by a user names the user, unless it succeeded. A task that ended by itself
+    in time keeps its exit, however late that came here."""
     if work.killed_because and work.killed_because != TIME_LIMIT and exit_.exit_code and not exit_.reason:
         exit_ = msgspec.structs.replace(exit_, reason=work.killed_because)
     limit_s = work.spec.time_limit_s
-    is_over = limit_s > 0 and exit_.signal in (SIGTERM, SIGKILL) and exit_.ended_at - exit_.started_at >= limit_s
-    if work.killed_because != TIME_LIMIT and not is_over:
+    was_killed = exit_.signal in (SIGTERM, SIGKILL)
+    is_over = limit_s > 0 and exit_.ended_at - exit_.started_at >= limit_s
+    if not (was_killed and is_over) and not (work.killed_because == TIME_LIMIT and (was_killed or is_over)):
         return exit_
     return msgspec.structs.replace(exit_, exit_code=TIME_LIMIT_EXIT_CODE, reason=TIME_LIMIT)
 

@@ -319,6 +319,12 @@ class HomeHandoff:
 
     # -- results -------------------------------------------------------------------------------------------------------
 
+    def _ended_there(self, task: HomeTask, src: str, message: Result) -> None:
+        is_repeated = task.collection is not None and task.collection.attempt == message.attempt
+        if not is_repeated:
+            self._membership.task_ended(src, task.spec, message.exit)
+        self._home.started_elsewhere(task, src, message.exit.started_at)
+
     def result_received(self, src: str, message: Result) -> None:
         """The first result of any attempt that was granted counts (R9), from the node that it was granted to; its output
         comes home before it is recorded.
@@ -346,8 +352,7 @@ class HomeHandoff:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
         if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
-            self._membership.task_ended(src, task.spec, message.exit)
-            self._home.started_elsewhere(task, src, message.exit.started_at)
+            self._ended_there(task, src, message)
         why = self._why_over(task, message)
         if why is None:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))

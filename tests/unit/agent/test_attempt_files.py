@@ -36,12 +36,14 @@ SPEC = TaskSpec((b"true",), SCRATCH, files=TaskFiles(bytes(32)))
 def files_of(
     state: Path, came: list[Any], mode: str = "user", limit_bytes: int = 1 << 30, links: Any = None
 ) -> AttemptFiles:
-    home: Any = SimpleNamespace(home=SimpleNamespace(tasks={}, by_id={}), state=SimpleNamespace(node="n"))
+    home: Any = SimpleNamespace(home=SimpleNamespace(tasks={}, by_id={}, untouched={}), state=SimpleNamespace(node="n"))
     inbox: Any = SimpleNamespace(put=came.append)
     launcher: Any = SimpleNamespace(run="", forget=came.append)
     event_log: Any = SimpleNamespace(record=lambda *_, **__: None)
     settings = FileCacheSettings(state / "files", limit_bytes, 0, has_users=mode == "system", counters=Counter())
-    return AttemptFiles(settings, Spool(state), launcher, links, inbox, home, event_log)
+    files = AttemptFiles(settings, Spool(state), launcher, links, inbox, home, event_log)
+    files.caches.keeps_all = False
+    return files
 
 
 async def others() -> None:
@@ -126,6 +128,56 @@ def test_outputs_exceed_the_cache_and_wait_for_a_disk(tmp_path: Path) -> None:
     assert ended.exit_code == 0
     assert ended.staged is not None
     assert (ended.staged.out_count, ended.staged.out_bytes) == (1, 5000)
+
+
+def kept_tree(store: BlockStore, content: bytes) -> bytes:
+    """A manifest of one file that is in the store with its block."""
+    tree, own = encode(Manifest((FileEntry("in", 0o644, len(content), 1, tuple(store.put([content]))),)))
+    store.put(own)
+    assert store.missing_of(tree) == []
+    return tree
+
+
+def test_outputs_cost_no_files_of_queued_tasks_before_these_are_known(tmp_path: Path) -> None:
+    async def story() -> None:
+        files = files_of(tmp_path, [], limit_bytes=10_000)
+        files.caches.keeps_all = True  # as in an agent that has just been started
+        store = files.caches.of("").store
+        inputs = [kept_tree(store, bytes([number]) * 4000) for number in range(2)]
+        tree, blocks = encode(Manifest())
+        store.put(blocks)
+        files._notes[KEY] = AttemptNote("n/1", TaskFiles(tree, outputs=("*",)), TaskUser("n", ""), is_ready=True)
+        scratch = tmp_path / "scratch" / KEY
+        scratch.mkdir(parents=True)
+        (scratch / "out").write_bytes(bytes(range(256)) * 20)
+        ended = await files.settled(KEY, Exit(0))
+        assert ended.staged is not None
+        assert [store.missing_of(tree) for tree in (*inputs, ended.staged.outputs)] == [[], [], []]
+        files._node.knows = lambda _: True  # type: ignore[method-assign, assignment]
+        files.keep_only_known()
+        await files._give_back(files.caches.of(""))
+        assert store.missing_of(ended.staged.outputs) == []
+        assert any(store.missing_of(tree) for tree in inputs), "no task needs them"
+        await files.close()
+
+    asyncio.run(story())
+
+
+def test_files_of_array_members_of_which_nothing_has_become_are_in_use(tmp_path: Path) -> None:
+    async def story() -> None:
+        files = files_of(tmp_path, [])
+        cache = files.caches.of("")
+        tree = kept_tree(cache.store, b"content")
+        members = SimpleNamespace(spec=TaskSpec((b"true",), SCRATCH, files=TaskFiles(tree)))
+        files._node.home.untouched["n/1"] = [members]  # type: ignore[list-item]
+        await files.collect_garbage([cache])
+        assert cache.store.missing_of(tree) == []
+        files._node.home.untouched.clear()
+        await files.collect_garbage([cache])
+        assert cache.store.missing_of(tree) == [tree]
+        await files.close()
+
+    asyncio.run(story())
 
 
 @each(

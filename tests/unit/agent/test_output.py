@@ -225,6 +225,46 @@ def test_nothing_overtakes_a_launchers_list(tmp_path: Path) -> None:
     assert put == told
 
 
+def test_output_files_that_take_long_hold_up_neither_a_start_nor_what_comes_after_a_list(tmp_path: Path) -> None:
+    put: list[Any] = []
+    plain, slow = (KEY, Exit(0)), (f"{bytes(16).hex()}-7", Exit(0, started_at=5.0))
+
+    async def story() -> None:
+        answers, tries, is_listed, all_told = asyncio.Event(), [], asyncio.Event(), asyncio.Event()
+
+        def take(event: Any) -> None:
+            put.append(event)
+            if isinstance(event, events.LauncherReady):
+                is_listed.set()
+            if isinstance(event, events.TaskEnded):
+                all_told.set()
+
+        async def settled(key: str, exit_: Exit) -> Exit:
+            if key == slow[0]:
+                tries.append(key)
+                await answers.wait()
+            return exit_
+
+        spool = _spool(tmp_path)
+        settler = Disk.settler(spool, _output(spool, {}), take)
+        settler._records.files = SimpleNamespace(has=lambda key: key == slow[0], settled=settled)  # type: ignore[assignment]
+        incoming = LauncherEvents(cast("Any", SimpleNamespace(put=take)), settler, cast("Any", None), ())
+        ready = await incoming.first_listed(events.LauncherReady(ended=(plain, slow)))
+        assert (ready.ended, ready.running, put) == ((plain,), ((slow[0], 5.0, 0.0),), [])
+        incoming.release_early()
+        incoming.received(events.LauncherReady(ended=(plain, slow)))  # its launcher was replaced meanwhile
+        async with asyncio.timeout(PATIENCE_S):
+            await is_listed.wait()
+            answers.set()
+            await all_told.wait()
+        await settler.close()
+        assert tries == [slow[0]]
+
+    asyncio.run(story())
+    assert isinstance(put[0], events.OutputWaits)
+    assert [event for event in put if isinstance(event, events.TaskEnded)] == [events.TaskEnded(*slow)]
+
+
 class Disk:
     """Writes down which files are synced, and what is told between: each under its path in the state directory."""
 

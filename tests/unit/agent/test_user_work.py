@@ -114,11 +114,22 @@ def test_a_process_gets_the_blocks_of_its_user_and_gives_others(tmp_path: Path) 
         b"\x00\x00\x00\x01\xc1",
         framed("steal", 1),
         framed("done", 5),
+        framed("done", None),
+        framed("done", [["a"], {}]),
         framed("read", [b"short"], 1),
         framed("put", [bytes((1 << 20) + 1)]),
         b"\xff\xff\xff\xff",
     ],
-    ids=["no-msgpack", "unknown", "no-result", "no-digest", "too-large-a-block", "too-large-a-frame"],
+    ids=[
+        "no-msgpack",
+        "unknown",
+        "no-result",
+        "none",
+        "of-another-work",
+        "no-digest",
+        "too-large-a-block",
+        "too-large-a-frame",
+    ],
 )
 def test_what_no_process_says_fails_the_work(tmp_path: Path, said: bytes) -> None:
     async def plays(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
