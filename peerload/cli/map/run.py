@@ -281,7 +281,8 @@ FAILURES_KEPT_MAX = 1000
 
 
 class Mapping:
-    """Run of `map`; as a context it handles signals. ``fields``: the part of the request that all tasks share."""
+    """Run of `map`; as a context it handles signals: those that end it cancel its tasks, unless these are to go on without it
+    (not ``attended``). ``fields``: the part of the request that all tasks share."""
 
     def __init__(
         self,
@@ -334,7 +335,8 @@ class Mapping:
 
     def __enter__(self) -> Self:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        ends_tasks = (signal.SIGTERM, signal.SIGHUP) if self._fields.get("attended") else ()
+        for number in (signal.SIGINT, *ends_tasks):
             self._before[number] = signal.signal(number, self._caught)
         return self
 
