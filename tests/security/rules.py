@@ -120,7 +120,10 @@ TESTS = {
     "F2": (
         "tests/integration/test_launcher_hard.py::test_output_is_bounded_while_it_is_written_and_again_after_the_task_has_emptied_it",
     ),
-    "F3": ("tests/security/test_system_users.py::test_result_files_are_written_as_the_user_and_no_link_is_followed",),
+    "F3": (
+        "tests/security/test_system_users.py::test_result_files_are_written_as_the_user_and_no_link_is_followed",
+        "tests/unit/test_files.py::test_outputs_that_were_not_asked_for_are_not_placed",
+    ),
     "T1": (
         "tests/unit/cli/test_text.py::test_nothing_harmful_is_left",
         "tests/integration/test_hostile_text.py::test_no_control_reaches_a_terminal",
