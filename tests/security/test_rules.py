@@ -56,7 +56,7 @@ FIGURES = {
     "F2": (f"{_mib(AGENT.output_bytes_max)} a stream", f"{_mib(FOLLOWED_BYTES_MAX)} where wanted in full"),
     "P1": (f"{_mib(HELLO_BYTES_MAX)} for the introduction", f"{_mib(peer.DATA_BYTES_MAX)} a frame"),
     "P2": (
-        f"{OFFERS_MAX:,} offers", f"{CORE.guests_max:,} guests", f"{FRAMES_PER_S_MAX:,} frames a second",
+        f"{OFFERS_MAX:,} offers", f"{CORE.guests_max:,} remote tasks", f"{FRAMES_PER_S_MAX:,} frames a second",
         f"{_mib(WAITING_BYTES_MAX)} and {WAITING_MESSAGES_MAX:,} messages",
     ),
     "P4": (f"within {CORE.fast_failure_s:g} s",),

@@ -781,6 +781,7 @@ def test_a_collection_that_finds_no_room_leaves_no_file_open(tmp_path: Path, hom
     assert len(set(Path("/proc/self/fd").iterdir()) - opened) < 10
 
 
+@pytest.mark.rule("F3")
 @each(
     ("globs", "returns_changes", "path", "is_placed"),
     [
