@@ -305,8 +305,12 @@ def test_a_killed_launcher_only_costs_time(agent: Agent) -> None:
 
 
 def test_tasks_end_with_a_map_that_is_killed_unless_they_are_to_be_kept(agent: Agent) -> None:
-    kills = ([], signal.SIGKILL, "cancelled"), (["--keep"], signal.SIGKILL, "done"), (["--keep"], signal.SIGHUP, "done")
-    for words, number, ends in kills:
+    kept = ["--keep"]
+    for words, number, ends in (
+        ([], signal.SIGKILL, "cancelled"),
+        (kept, signal.SIGKILL, "done"),
+        (kept, signal.SIGHUP, "done"),
+    ):
         command, name = f"sleep {1 if words else 60}; echo {{}}", f"w{len(words)}-{number}"
         process = agent.spawn_cli("map", "-J", name, *words, "-j3", command, ":::", *"123456")
         wait_until(lambda name=name: "running" in named(agent, name), what="one to run")  # type: ignore[misc]

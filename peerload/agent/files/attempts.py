@@ -39,6 +39,7 @@ from peerload.model.events import FilesStaged, OutputArrived, OutputComing
 from peerload.model.messages import BlocksEnd, Staging
 from peerload.model.task import SCRATCH, Digest, Exit, Staged, TaskFiles, owner_key, without_files
 from peerload.model.text import printable
+from peerload.security.private_files import sync
 from peerload.text.format import counted, size_text
 
 if TYPE_CHECKING:
@@ -543,12 +544,15 @@ class AttemptFiles:
                             raise
                         repairs_left -= 1
                         await cache.transfer.in_slow_thread(cache.store.drop_damaged, note.files.manifest)
+                note.in_s = time.monotonic() - began_s
+                note.is_ready, note.run = True, self._run
+                self._note(key, note)
+                # After a power cut an exit record without its note would be a success without outputs.
+                for path in (self._directory / key, self._directory):
+                    await cache.transfer.in_thread(sync, path)
         except BaseException:
             self.forget(key)
             raise
-        note.in_s = time.monotonic() - began_s
-        note.is_ready, note.run = True, self._run
-        self._note(key, note)
         summary = (
             f"{size_text(note.in_bytes)} fetched, {size_text(note.files.size_bytes)} in place after {note.in_s:.1f} s"
         )

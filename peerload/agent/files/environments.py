@@ -178,6 +178,9 @@ class Environments:
             code = error.code if isinstance(error, BuildFailed) else "busy"
             log.info("environment not built: task=%s code=%s error=%s", action.task, code, error)
             self._inbox.put(FilesStaged(action.key, code, str(error)))
+        except Exception as error:  # the home waits for an answer
+            log.exception("environment not built, by a bug: task=%s", action.task)
+            self._inbox.put(FilesStaged(action.key, "busy", f"a bug in peerload on this node: {error!r}"))
         else:
             if action.spec.files is None:
                 self._inbox.put(FilesStaged(action.key))
