@@ -229,7 +229,8 @@ class DirectoryQueries:
         self._links = links
         self._freezes = freezes
         self._fresh_until_s: BoundedDict[tuple[str, bytes, str], float] = BoundedDict(ANSWERS_KEPT_MAX)
-        self._awaited: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
+        self._awaited: dict[tuple[str, bytes, str], list[asyncio.Future[None]]] = {}
+        """Those who wait for each answer that has been asked for."""
         self._answers: BoundedDict[tuple[str, bytes, str], DirectoryTold] = BoundedDict(ANSWERS_KEPT_MAX)
 
     async def ask(self, nodes: Sequence[str], directory: bytes, user: str, *, decides: bool = False) -> None:
@@ -241,13 +242,17 @@ class DirectoryQueries:
         keys = [(node, directory, user) for node in nodes[:NODES_ASKED_MAX]]
         for key in keys:
             if self._fresh_until_s.get(key, 0.0) <= now_s:
-                self._awaited.setdefault(key, asyncio.get_running_loop().create_future())
+                self._awaited.setdefault(key, [])
                 self._keep(key, MISSING_S)
                 self._links.send(key[0], DirectoryRequest(directory, user))
-        if waits_for := [self._awaited[key] for key in keys if key in self._awaited]:
-            await asyncio.wait(waits_for, timeout=ANSWER_ELSEWHERE_S_MAX if decides else ANSWER_S_MAX)
-            for key in keys:  # who is silent is not waited for again
-                self._awaited.pop(key, None)
+        loop = asyncio.get_running_loop()
+        if waits_for := {key: loop.create_future() for key in keys if key in self._awaited}:
+            for key, future in waits_for.items():
+                self._awaited[key].append(future)
+            await asyncio.wait(waits_for.values(), timeout=ANSWER_ELSEWHERE_S_MAX if decides else ANSWER_S_MAX)
+            for key, future in waits_for.items():
+                if not future.done():
+                    self._silent(key, future)
 
     def answer(self, node: str, answer: DirectoryTold) -> None:
         self._links.send(node, answer)
@@ -259,9 +264,16 @@ class DirectoryQueries:
             return False
         self._keep(key, MISSING_S if answer.code else HERE_S)
         self._answers[key] = answer
-        if (awaited := self._awaited.pop(key, None)) is not None:
-            awaited.set_result(None)
+        for future in self._awaited.pop(key, ()):
+            future.set_result(None)
         return True
+
+    def _silent(self, key: tuple[str, bytes, str], future: asyncio.Future[None]) -> None:
+        """Wait for a node no more, nor again for a while."""
+        self._keep(key, MISSING_S)
+        self._awaited[key].remove(future)
+        if not self._awaited[key]:
+            del self._awaited[key]
 
     def check_same(self, nodes: Sequence[str], spec: TaskSpec, identity: str) -> None:
         """Check the working directory of a task that could run on these nodes. identity: of the directory here. Raises

@@ -138,10 +138,11 @@ class BlockStore:
         blocks: Sequence[bytes | memoryview],
         expected: Sequence[bytes] | None = None,
         *,
+        beyond_limit: bool = False,
         coming: set[bytes] | None = None,
     ) -> list[bytes]:
-        """Store blocks → their digests. coming: the outputs that they belong to, which they join; only the disk bounds
-        these. Raises NoRoom, Damaged if they are not
+        """Store blocks → their digests. beyond_limit: only the disk bounds them; coming: the outputs (`coming`) that they
+        join. Raises NoRoom, Damaged if they are not
         the ``expected`` ones, OSError."""
         digests = [digest_of(block) for block in blocks]
         if expected is not None and digests != list(expected):
@@ -155,7 +156,7 @@ class BlockStore:
             if not new:
                 return digests
             self.check_disk(size)
-            if coming is None and self.needs_room(size):
+            if not beyond_limit and self.needs_room(size):
                 raise NoRoom(
                     "the file cache is full",
                     why=f"{self._size_bytes} of {self.limit_bytes} bytes are in use, and {size} more are wanted",

@@ -478,12 +478,12 @@ def _reaches(parts: Sequence[str], names: Sequence[str]) -> bool:
     return True
 
 
-def is_output(path: str, globs: Sequence[str], *, returns_changes: bool) -> bool:
-    """True if `changed` may name this path for these globs, or without globs, if a task ``returns_changes``."""
+def is_output(path: str, wanted: Globs | None) -> bool:
+    """True if `changed` may name this path for these globs; without globs, for all changes."""
     names = path.split("/")
     if any(name.startswith(PART_PREFIX) for name in names):
         return False
-    return matcher(globs).match(path) if globs else returns_changes and not NEVER.intersection(names[:-1])
+    return wanted.match(path) if wanted is not None else not NEVER.intersection(names[:-1])
 
 
 def matcher(globs: Sequence[str]) -> Globs:

@@ -306,9 +306,9 @@ def place(
 ) -> tuple[list[str], dict[str, bytes]]:
     """Place the outputs of a task among its user's files → the paths of those that are kept beside another, and all that this task has
     placed so far, as in `OutputMerge`. Raises StagingFailed, above all if one of them was not asked for (`tree.changed`), OSError."""
-    after = manifests.decode(outputs, blocks.read)
+    after, wanted = manifests.decode(outputs, blocks.read), tree.matcher(globs) if globs else None
     for path in (*(entry.path for entry in after.files), *(path for path, _ in after.links), *after.directories):
-        if not tree.is_output(path, globs, returns_changes=returns_changes):
+        if not (globs or returns_changes) or not tree.is_output(path, wanted):
             raise StagingFailed("outputs are not placed", why=f"{path} was not asked for")
     try:
         known = manifests.decode(before, blocks.read)

@@ -12,7 +12,7 @@ from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
 from peerload.model.resources import LoadReport
-from peerload.model.task import FenceKind, Guarantee, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import Exit, FenceKind, Guarantee, TaskRecord, TaskSpec, TaskState
 from tests.core.given import SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
 from tests.core.test_losses import accepted, away
@@ -253,5 +253,13 @@ def test_a_home_forgets_that_output_files_wait_when_the_attempt_says_so_no_more_
     x.hear("y", renew(task, 10.0))
     assert uncollected_reason(task) == ""
     x.hear("y", messages.Renew((msgspec.structs.replace(told, ts=11.0),)))
+    x.hear("y", messages.Result(task.task, task.uid, task.record.attempt, Exit(0), inline=True))
+    assert task.output_waits_because == ""
+
+
+def test_a_home_forgets_that_output_files_wait_with_a_lost_attempt() -> None:
+    x, task = away(spec())
+    told = msgspec.structs.replace(renew(task, 9.0).renewals[0], output_waits_because="the disk is full")
+    x.hear("y", messages.Renew((told,)))
     x.hear("y", messages.Died(task.task, task.uid, task.record.attempt, "its launcher died"))
     assert task.output_waits_because == ""

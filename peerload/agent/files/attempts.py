@@ -112,6 +112,8 @@ class WorkFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed", for
     hint: str
 
 
+INVALID = msgspec.MsgspecError, ValueError, RecursionError
+"""What decoding raises for wrong bytes: also for text that is not UTF-8, and for lists in lists without end."""
 _DECODER = msgspec.msgpack.Decoder(ReadBlocks | PutBlocks | WorkDone | WorkFailed)
 
 
@@ -119,7 +121,7 @@ def decode(raw: bytes) -> ReadBlocks | PutBlocks | WorkDone | WorkFailed:
     """A message of a process that works as a user. Raises StagingFailed."""
     try:
         found: ReadBlocks | PutBlocks | WorkDone | WorkFailed = _DECODER.decode(raw)
-    except (msgspec.MsgspecError, ValueError) as error:  # ValueError: text that is not UTF-8
+    except INVALID as error:
         raise StagingFailed("cannot work with the files of the task", why=str(error)) from None
     return found
 
@@ -270,7 +272,7 @@ def _converted(result: msgspec.Raw, name: str) -> object:
     """The result of a part of `files/work.py`. Raises StagingFailed if it is not of its kind: the process is its user's."""
     try:
         return msgspec.msgpack.decode(result, type=RESULTS[name])
-    except (msgspec.MsgspecError, ValueError) as error:
+    except INVALID as error:
         raise StagingFailed("cannot work with the files of the task", why=str(error)) from None
 
 

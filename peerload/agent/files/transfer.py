@@ -123,8 +123,8 @@ class OutputBlocks:
     """The blocks of one cache while outputs come into it. The limit of the cache does not bound them, since nobody else has them:
     what is not needed gives way, and then the disk alone is the bound."""
 
-    def __init__(self, store: BlockStore, make_room: Callable[[int], None], coming: set[bytes]) -> None:
-        """coming: the digests of its blocks, as of `BlockStore.coming`."""
+    def __init__(self, store: BlockStore, make_room: Callable[[int], None], coming: set[bytes] | None = None) -> None:
+        """coming: the digests of its blocks, as of `BlockStore.coming`; None: it can be begun again, and keeps none."""
         self._store, self._make_room, self._coming = store, make_room, coming
         self._next_bytes = 0
         self.read, self.read_some = store.read, store.read_some
@@ -135,7 +135,7 @@ class OutputBlocks:
         if self._store.size_bytes >= self._next_bytes and self._store.needs_room(size):
             self._make_room(size)
             self._next_bytes = self._store.size_bytes + ROOM_EVERY_BYTES
-        return self._store.put(blocks, expected, coming=self._coming)
+        return self._store.put(blocks, expected, beyond_limit=True, coming=self._coming)
 
 
 class FileTransfer:
@@ -215,7 +215,7 @@ class FileTransfer:
         known = self._fetches.get(manifest)
         if known is None:
             known = self._fetches[manifest] = Fetch(manifest)
-            known.outputs = OutputBlocks(self._store, self._make_room, set()) if is_output else None
+            known.outputs = OutputBlocks(self._store, self._make_room) if is_output else None
             known.work = asyncio.get_running_loop().create_task(
                 self._fetch(known, manifest, self._outputs if is_output else self._inputs)
             )

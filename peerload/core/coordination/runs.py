@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 SIGTERM = 15
 SIGKILL = 9
 TIME_LIMIT = "time limit"
+DATE_SLACK_S = 0.1
+"""Change of the machine's date during a run that does not make a task look as if it had ended before its time limit."""
 SILENT = "it does not answer: tasks may be stopped, and leases are not enforced"
 PEER_SLOTS_KEPT_S = 0.05
 """Time in s for which the count of peer slots is cached: short tasks end by the hundred a second, with up to a thousand
@@ -386,7 +388,10 @@ class RunningTasks:
     def kill(self, key: str) -> None:
         """Send SIGKILL to an attempt that has not obeyed the first signal."""
         work = self._works.get(key)
-        if work is None or (work.killed_because == TIME_LIMIT and work.output_waits_because):
+        if work is None:
+            return
+        is_over = isinstance(work, HomeTask) and work.phase is HomePhase.OVER
+        if work.killed_because == TIME_LIMIT and work.output_waits_because and not is_over:
             return  # a time limit does not give up output files
         self._state.actions.append(SignalTask(key, SIGKILL))
 
@@ -477,7 +482,7 @@ def _limited(exit_: Exit, work: HomeTask | RemoteTask) -> Exit:
         exit_ = msgspec.structs.replace(exit_, reason=work.killed_because)
     limit_s = work.spec.time_limit_s
     was_killed = exit_.signal in (SIGTERM, SIGKILL)
-    is_over = limit_s > 0 and exit_.ended_at - exit_.started_at >= limit_s
+    is_over = limit_s > 0 and exit_.ended_at - exit_.started_at >= limit_s - DATE_SLACK_S
     if not (was_killed and is_over) and not (work.killed_because == TIME_LIMIT and (was_killed or is_over)):
         return exit_
     return msgspec.structs.replace(exit_, exit_code=TIME_LIMIT_EXIT_CODE, reason=TIME_LIMIT)

@@ -324,6 +324,7 @@ class HomeHandoff:
         if not is_repeated:
             self._membership.task_ended(src, task.spec, message.exit)
         self._home.started_elsewhere(task, src, message.exit.started_at)
+        task.output_waits_because = ""
 
     def result_received(self, src: str, message: Result) -> None:
         """The first result of any attempt that was granted counts (R9), from the node that it was granted to; its output
