@@ -92,6 +92,11 @@ class Target(NamedTuple):
     examples: tuple[bytes, ...]
 
 
+def _user_work(raw: bytes) -> object:
+    message = attempts.decode(raw)
+    return attempts._converted(message.result, "place") if isinstance(message, attempts.WorkDone) else message
+
+
 def _envelopes() -> tuple[bytes, ...]:
     bodies: list[messages.Message] = [
         messages.Hello(IDENTITY, Profile("n2", 2, 2.0)),
@@ -393,7 +398,7 @@ def targets() -> dict[str, Target]:
         "settings": Target(more_targets.settings_text, (), (b'node = "a"\nslots = 3\n', b"[gpu]\nx = 1\n")),
         "manifest": Target(more_targets.manifest_of, (), more_targets.manifests()),
         "user-work": Target(
-            attempts.decode,
+            _user_work,
             (StagingFailed,),
             tuple(
                 msgpack.packb(words)

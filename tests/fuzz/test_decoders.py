@@ -34,6 +34,7 @@ DECODERS = {
     "agent/files/attempts.py:AttemptFiles.__init__": OUR_OWN,
     "agent/files/attempts.py:UserWork._serve": "user-work",
     "agent/files/attempts.py:decode": "user-work",
+    "agent/files/attempts.py:_converted": "user-work",
     "files/as_user.py:_Agent.receive": OUR_OWN,
     "sim/recorded.py:PublicTrace._json_lines": USERS_OWN,
     "sim/service.py:read_class": USERS_OWN,
