@@ -451,15 +451,20 @@ class _Client(aiomqtt.Client):
         self._misc_task = self._loop.create_task(self._misc_loop())
 
     def _on_socket_register_write(self, client: mqtt.Client, userdata: object, sock: Any) -> None:  # noqa: ANN401, ARG002
-        self._loop.add_writer(sock.fileno(), self._writable)
+        try:
+            self._loop.add_writer(sock.fileno(), self._writable)
+        except (RuntimeError, OSError) as error:  # uvloop, of a socket that it has seen fail: its broker was killed
+            self._broke(aiomqtt.MqttError(f"its socket is closed: {error}"))
 
     def _on_socket_unregister_write(self, client: mqtt.Client, userdata: object, sock: Any) -> None:  # noqa: ANN401, ARG002
         if sock.fileno() >= 0:
-            self._loop.remove_writer(sock.fileno())
+            with contextlib.suppress(RuntimeError):  # as above
+                self._loop.remove_writer(sock.fileno())
 
     def _on_socket_close(self, client: mqtt.Client, userdata: object, sock: Any) -> None:  # noqa: ANN401, ARG002
         if sock.fileno() >= 0:
-            self._loop.remove_reader(sock.fileno())
+            with contextlib.suppress(RuntimeError):  # as above
+                self._loop.remove_reader(sock.fileno())
         if self._misc_task is not None:
             self._misc_task.cancel()
 

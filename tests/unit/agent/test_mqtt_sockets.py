@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from types import SimpleNamespace
+
+import aiomqtt
 
 from peerload.agent.mqtt import _Client
 from peerload.security.broker import BrokerUrl
@@ -38,3 +41,22 @@ def test_nothing_is_watched_once_the_connection_is_closed_though_a_write_was_due
         return faults
 
     assert asyncio.run(connection_that_breaks()) == []
+
+
+def test_a_socket_that_can_be_watched_no_more_ends_the_connection_and_not_the_agent() -> None:
+    async def connection_that_breaks() -> BaseException | None:
+        client = _Client(BrokerUrl.parse("mqtt://localhost"), "x", asyncio.Queue)  # type: ignore[arg-type]
+
+        def refuse(*_: object) -> None:
+            raise RuntimeError("the handler is closed")
+
+        client._loop = SimpleNamespace(add_writer=refuse, remove_writer=refuse, remove_reader=refuse)  # type: ignore[assignment]
+        ours, theirs = socket.socketpair()
+        client._client._sock = ours
+        client._client._call_socket_register_write()
+        broke = client._disconnected.exception()
+        client._client._sock_close()
+        theirs.close()
+        return broke
+
+    assert isinstance(asyncio.run(connection_that_breaks()), aiomqtt.MqttError)
