@@ -230,7 +230,7 @@ class DirectoryQueries:
         self._freezes = freezes
         self._fresh_until_s: BoundedDict[tuple[str, bytes, str], float] = BoundedDict(ANSWERS_KEPT_MAX)
         self._awaited: dict[tuple[str, bytes, str], list[asyncio.Future[None]]] = {}
-        """Those who wait for each answer that has been asked for."""
+        """Futures of the submissions that wait for an answer, by node, directory and user."""
         self._answers: BoundedDict[tuple[str, bytes, str], DirectoryTold] = BoundedDict(ANSWERS_KEPT_MAX)
 
     async def ask(self, nodes: Sequence[str], directory: bytes, user: str, *, decides: bool = False) -> None:
@@ -249,10 +249,12 @@ class DirectoryQueries:
         if waits_for := {key: loop.create_future() for key in keys if key in self._awaited}:
             for key, future in waits_for.items():
                 self._awaited[key].append(future)
-            await asyncio.wait(waits_for.values(), timeout=ANSWER_ELSEWHERE_S_MAX if decides else ANSWER_S_MAX)
-            for key, future in waits_for.items():
-                if not future.done():
-                    self._silent(key, future)
+            try:
+                await asyncio.wait(waits_for.values(), timeout=ANSWER_ELSEWHERE_S_MAX if decides else ANSWER_S_MAX)
+            finally:  # also if the client is gone
+                for key, future in waits_for.items():
+                    if not future.done():
+                        self._silent(key, future)
 
     def answer(self, node: str, answer: DirectoryTold) -> None:
         self._links.send(node, answer)
@@ -269,7 +271,7 @@ class DirectoryQueries:
         return True
 
     def _silent(self, key: tuple[str, bytes, str], future: asyncio.Future[None]) -> None:
-        """Wait for a node no more, nor again for a while."""
+        """Stop waiting for a node, and do not wait for it again for MISSING_S."""
         self._keep(key, MISSING_S)
         self._awaited[key].remove(future)
         if not self._awaited[key]:

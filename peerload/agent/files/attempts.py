@@ -113,7 +113,7 @@ class WorkFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed", for
 
 
 INVALID = msgspec.MsgspecError, ValueError, RecursionError
-"""What decoding raises for wrong bytes: also for text that is not UTF-8, and for lists in lists without end."""
+"""Errors of decoding wrong bytes: ValueError for text that is not UTF-8, RecursionError for lists nested too deeply."""
 _DECODER = msgspec.msgpack.Decoder(ReadBlocks | PutBlocks | WorkDone | WorkFailed)
 
 
