@@ -249,12 +249,15 @@ class DirectoryQueries:
         if waits_for := {key: loop.create_future() for key in keys if key in self._awaited}:
             for key, future in waits_for.items():
                 self._awaited[key].append(future)
+            ask_again_after_s = 0.0  # the client is gone: the next one asks again
             try:
                 await asyncio.wait(waits_for.values(), timeout=ANSWER_ELSEWHERE_S_MAX if decides else ANSWER_S_MAX)
-            finally:  # also if the client is gone
+                ask_again_after_s = MISSING_S
+            finally:
                 for key, future in waits_for.items():
                     if not future.done():
-                        self._silent(key, future)
+                        self._stop_waiting(key, future)
+                        self._keep(key, ask_again_after_s)
 
     def answer(self, node: str, answer: DirectoryTold) -> None:
         self._links.send(node, answer)
@@ -270,9 +273,7 @@ class DirectoryQueries:
             future.set_result(None)
         return True
 
-    def _silent(self, key: tuple[str, bytes, str], future: asyncio.Future[None]) -> None:
-        """Stop waiting for a node, and do not wait for it again for MISSING_S."""
-        self._keep(key, MISSING_S)
+    def _stop_waiting(self, key: tuple[str, bytes, str], future: asyncio.Future[None]) -> None:
         self._awaited[key].remove(future)
         if not self._awaited[key]:
             del self._awaited[key]

@@ -227,6 +227,25 @@ def test_an_answer_that_decides_whether_a_directory_travels_is_waited_for_longer
     asyncio.run(story())
 
 
+def test_a_submission_whose_client_is_gone_leaves_the_question_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts, "ANSWER_S_MAX", PATIENCE_S)
+
+    async def story() -> None:
+        others = Asked(y="")
+        first = asyncio.create_task(others.nodes.ask(["z"], b"/data", ""))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        second = asyncio.create_task(others.nodes.ask(["z"], b"/data", ""))
+        await asyncio.sleep(0)
+        assert others.asked == ["z", "z"]
+        assert not second.done(), "z has not answered yet"
+        assert others.nodes.answer_received("z", DirectoryTold(b"/data"))
+        await second
+
+    asyncio.run(story())
+
+
 def test_an_answer_to_no_question_is_not_believed_and_few_are_kept() -> None:
     async def story() -> None:
         others = Asked(y="", z="")
