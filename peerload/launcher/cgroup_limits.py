@@ -75,15 +75,11 @@ class CgroupLimits:
         quota_us = max(int(cpus_max * PERIOD_US), QUOTA_US_MIN) if cpus_max else 0
         if self._roots:
             number = self._numbers[key] = self._idle.pop() if self._idle else self._next()
-            for controller, root in self._roots.items():
-                path = f"{root}/{number}"
-                if controller == PIDS:
-                    write(path + "/pids.max", b"%d" % max(processes_max, PROCESSES_MIN))
-                else:
-                    write(path + "/cpu.shares", b"%d" % min(max(int(SHARES_OF_ONE * cpus), 2), SHARES_MAX))
-                    _set_quota(path + "/cpu.cfs_quota_us", b"%d" % (quota_us or -1))
-                write(path + "/cgroup.procs", b"0")
-                self._inside.append(controller)
+            try:
+                self._enter_cgroups(number, processes_max, cpus, quota_us)
+            except FileNotFoundError:  # a service manager tidies up what is empty
+                self._make(number)
+                self._enter_cgroups(number, processes_max, cpus, quota_us)
         for controller in self._in_units:
             assert isinstance(self._units, Cgroup2)
             path = self._units.path(key)
@@ -93,11 +89,26 @@ class CgroupLimits:
                 write(path + "/cpu.weight", b"%d" % min(max(int(WEIGHT_OF_ONE * cpus), 1), WEIGHT_MAX))
                 _set_quota(path + "/cpu.max", b"%s %d" % (b"%d" % quota_us if quota_us else b"max", PERIOD_US))
 
+    def _enter_cgroups(self, number: int, processes_max: int, cpus: float, quota_us: int) -> None:
+        for controller, root in self._roots.items():
+            path = f"{root}/{number}"
+            if controller == PIDS:
+                write(path + "/pids.max", b"%d" % max(processes_max, PROCESSES_MIN))
+            else:
+                write(path + "/cpu.shares", b"%d" % min(max(int(SHARES_OF_ONE * cpus), 2), SHARES_MAX))
+                _set_quota(path + "/cpu.cfs_quota_us", b"%d" % (quota_us or -1))
+            write(path + "/cgroup.procs", b"0")
+            if controller not in self._inside:
+                self._inside.append(controller)
+
     def _next(self) -> int:
         self._made += 1
-        for root in self._roots.values():
-            os.makedirs(f"{root}/{self._made}", exist_ok=True)
+        self._make(self._made)
         return self._made
+
+    def _make(self, number: int) -> None:
+        for root in self._roots.values():
+            os.makedirs(f"{root}/{number}", exist_ok=True)
 
     def leave(self) -> None:
         while self._inside:

@@ -122,6 +122,10 @@ class SpawnRefused(Exception):
     """The policy of this node forbids it."""
 
 
+class RequestPending(Exception):
+    """The request waits for an answer from outside the launcher. Nothing of it is done; it has to be carried out again."""
+
+
 def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] | None = None) -> int:
     """Start a process in a session of its own and return its pid. reads: descriptor of its stdin; path of the terminal
     that is its stdin, stdout and stderr; "" for /dev/null.
@@ -415,17 +419,27 @@ class Capture:
         except OSError:  # the task has taken away its own file, or the right to write to it
             return size
         try:
-            if holes.punch(fd, start, end - start):
-                self.punched_to = end
-            else:
-                os.ftruncate(fd, half)
-                size = half
-            status = os.fstat(fd)
-            if status.st_blocks * 512 > self._held_max:
-                os.ftruncate(fd, status.st_size)
+            is_cut = self._cut(fd, holes, range(start, end), half)
+        except OSError as error:  # a full disk or quota, or a failing disk: tried again later
+            log_line(f"output of a task cannot be limited: path={self.path} error={error.strerror}")
+            return size
         finally:
             os.close(fd)
-        return size
+        return half if is_cut else size
+
+    def _cut(self, fd: int, holes: HolePuncher, middle: range, head_bytes: int) -> bool:
+        """Make a hole in the middle of the file; where there are no holes, cut it back to its head → whether that was done.
+        Raises OSError."""
+        is_punched = holes.punch(fd, middle.start, len(middle))
+        if is_punched:
+            self.punched_to = middle.stop
+        is_cut = not is_punched and not holes.is_supported
+        if is_cut:
+            os.ftruncate(fd, head_bytes)
+        status = os.fstat(fd)
+        if status.st_blocks * 512 > self._held_max:
+            os.ftruncate(fd, status.st_size)
+        return is_cut
 
     @property
     def _held_max(self) -> int:
@@ -459,7 +473,7 @@ class HolePuncher:
 
     def __init__(self) -> None:
         self._fallocate: Any = None
-        self._supported = True
+        self.is_supported = True
 
     def punch_file(self, path: os.PathLike[str], offset: int, size_bytes: int) -> bool:
         """Punch a hole in the file at ``path``; False if this system cannot, or the file was replaced."""
@@ -473,8 +487,8 @@ class HolePuncher:
             os.close(fd)
 
     def punch(self, fd: int, offset: int, size_bytes: int) -> bool:
-        """Punch a hole; False if this system cannot."""
-        if not self._supported:
+        """Punch a hole; False if this system cannot (``is_supported``), or cannot now."""
+        if not self.is_supported:
             return False
         import ctypes  # noqa: PLC0415 -- see above
 
@@ -486,7 +500,7 @@ class HolePuncher:
             return True
         number = ctypes.get_errno()
         if number in {errno.EOPNOTSUPP, errno.ENOSYS}:
-            self._supported = False
+            self.is_supported = False
             log_line("no holes in files here: output over its limit is cut back to its head")
             return False
         return number == errno.EINTR
@@ -504,12 +518,13 @@ TERMINAL_DESCRIPTORS = 4
 
 
 class PseudoTerminal:
-    """A pseudo-terminal. file: where its output goes."""
+    """A pseudo-terminal. file: where its output goes; lost_bytes: output that could not be written there."""
 
-    __slots__ = ("file", "key", "master", "slave")
+    __slots__ = ("file", "key", "lost_bytes", "master", "slave")
 
     def __init__(self, key: str, path: str) -> None:
         self.key = key
+        self.lost_bytes = 0
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self.master, self.slave = os.openpty()
@@ -544,7 +559,8 @@ class PseudoTerminal:
                 while data:
                     data = data[os.write(self.file, data) :]
             except OSError as error:
-                log_line(f"output of a task is lost: key={self.key} error={error.strerror}")
+                self.lost_bytes += len(data)
+                log_line(f"output of a task is lost: key={self.key} bytes={len(data)} error={error.strerror}")
         return True
 
     def close(self) -> None:
@@ -566,6 +582,8 @@ class PseudoTerminals:
         self._epoll = epoll
         self._by_key: dict[str, PseudoTerminal] = {}
         self._by_master: dict[int, PseudoTerminal] = {}
+        self._lost_bytes: dict[str, int] = {}
+        """What is lost of the output of a task whose terminal is closed already, if anything."""
 
     @property
     def descriptors(self) -> int:
@@ -593,14 +611,17 @@ class PseudoTerminals:
             if not terminal.copy(TURN_BYTES_MAX):
                 self._drop(terminal)
 
-    def close(self, key: str) -> None:
-        """Copy the remaining output, and close the terminal of an ended task."""
+    def close(self, key: str) -> int:
+        """Copy the remaining output, and close the terminal of an ended task → bytes of its output that are lost."""
         terminal = self._by_key.get(key)
         if terminal is not None:
             terminal.copy(DRAIN_BYTES_MAX)
             self._drop(terminal)
+        return self._lost_bytes.pop(key, 0)
 
     def _drop(self, terminal: PseudoTerminal) -> None:
+        if terminal.lost_bytes:
+            self._lost_bytes[terminal.key] = terminal.lost_bytes
         del self._by_key[terminal.key], self._by_master[terminal.master]
         self._epoll.unregister(terminal.master)
         terminal.close()
@@ -775,12 +796,12 @@ class LauncherStdin:
         if feed is not None:
             self._close(feed)
 
-    def close(self, key: str) -> None:
-        """Close everything of a task that is over, or was never started."""
+    def close(self, key: str) -> int:
+        """Close everything of a task that is over, or was never started → bytes lost of what it wrote to its terminal."""
         self.started(key)
         self.leader_ended(key)
         self._closed.pop(key, None)
-        self._terminals.close(key)
+        return self._terminals.close(key)
 
     def _pump(self, feed: StdinFeed) -> None:
         """Copy the available bytes; poll the sink if it is full."""

@@ -45,9 +45,9 @@ class RecordLog:
         self.size_bytes = size
         return records
 
-    def append(self, records: list[Any]) -> None:
-        """Add records with one write. If the disk is full, nothing is kept, and the log says so: the records are still
-        reported to the agent, and tasks must not end because a disk is full."""
+    def append(self, records: list[Any]) -> bool:
+        """Add records with one write → whether they are kept. If the disk is full, nothing is, and the log says so: exits
+        are still reported to the agent, and tasks must not end because a disk is full."""
         raw = b"".join(map(_pack, records))
         try:
             written = os.write(self._fd, raw)
@@ -56,8 +56,9 @@ class RecordLog:
                 written = 0
         except OSError as error:
             log_line(f"cannot write: path={self.path} error={error.strerror}")
-            return
+            return False
         self.size_bytes += written
+        return written == len(raw)
 
     def compact(self, kept: list[Any] | None, kept_count: int) -> None:
         """Shrink the file if it is large and mostly useless: to nothing, or to ``kept``."""
@@ -81,14 +82,19 @@ class RecordLog:
             return
         new = self.path + ".new"
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        raw = memoryview(b"".join(map(_pack, records)))
-        self.size_bytes = len(raw)
-        while raw:
-            raw = raw[os.write(fd, raw) :]
-        os.fdatasync(fd)  # some may have been synced before; this is rare
-        os.replace(new, self.path)
+        raw = b"".join(map(_pack, records))
+        try:
+            left = memoryview(raw)
+            while left:
+                left = left[os.write(fd, left) :]
+            os.fdatasync(fd)  # some may have been synced before; this is rare
+            os.replace(new, self.path)
+        except OSError:
+            os.close(fd)
+            os.unlink(new)  # it may hold the last room of a full disk
+            raise
         os.close(self._fd)
-        self._fd = fd
+        self._fd, self.size_bytes = fd, len(raw)
 
     def sync(self) -> None:
         """Sync the added records. May take as long as the disk needs: not for the launcher's own thread."""

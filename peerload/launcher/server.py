@@ -29,6 +29,7 @@ from peerload.launcher.process import (
     Capture,
     HolePuncher,
     LauncherStdin,
+    RequestPending,
     SingleUser,
     SpawnRefused,
 )
@@ -492,8 +493,8 @@ class Launcher:
 
     def _end(self, task: LaunchedTask) -> None:
         del self._tasks[task.key]
-        self._input.close(task.key)
-        record = task.reap(self._holes)
+        lost_bytes = self._input.close(task.key)
+        record = task.reap(self._holes, lost_bytes)
         failure = self._users.failure_of(task.pid)
         if failure is not None:  # the process never became the command
             record = failed(task.started_at, *failure)
@@ -512,7 +513,13 @@ class Launcher:
         """Start the next task in the lane of one that has ended. → whether there was one."""
         request = self._lanes.next(key)
         while request is not None and not self._stopping:
-            self._start(request)
+            try:
+                self._start(request)
+            except RequestPending:  # its account has to be looked up again: the agent gives it anew
+                self._report_lost(request.key, "its account is looked up again", never_started=True)
+            except REQUEST_FAILURES as error:
+                log_line(f"task cannot be started: key={request.key} error={type(error).__name__}: {error}")
+                self._report_lost(request.key, f"it cannot be started: {error}", never_started=True)
             if request.key in self._tasks:
                 return True
             request = self._lanes.next(request.key)

@@ -89,11 +89,12 @@ class LaunchedTask:
 
     def _start_date(self) -> float:
         """Its start, by the date at its end: the boot clock gives the time between, whatever date was set meanwhile."""
-        began_at = self.ended_at - self.ran_s
+        began_at = max(self.ended_at - self.ran_s, 0.0)
         return began_at if abs(began_at - self.started_at) > DATE_SET_S else self.started_at
 
-    def reap(self, holes: HolePuncher) -> ExitRecord:
-        """Reap the leader of a task without other processes → the exit record."""
+    def reap(self, holes: HolePuncher, lost_bytes: int = 0) -> ExitRecord:
+        """Reap the leader of a task without other processes → the exit record. lost_bytes: of its stdout, beside what is in
+        its file."""
         _, status, usage = os.wait4(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         started_at = self._start_date()
@@ -101,7 +102,7 @@ class LaunchedTask:
             exit_code=code if code >= 0 else 128 - code,
             started_at=started_at,
             ended_at=max(self.ended_at, started_at),
-            stdout_bytes=self.captures[0].close(holes),
+            stdout_bytes=self.captures[0].close(holes) + lost_bytes,
             stderr_bytes=self.captures[1].close(holes),
             usage=ResourceUsage(usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024),
             signal=max(-code, 0),
@@ -183,7 +184,9 @@ class Spawner:
         if request.environment is not None:
             request.environment[b"PEERLOAD_UNIT"] = f"{self._run}/{PREFIX}{key}".encode()
         if self._units.is_proc_scan:  # if we are killed now, its output files identify it
-            self._spawns.append([[key, 0, 0, self._boot, [request.stdout, request.stderr], self._run]])
+            row = [key, 0, 0, self._boot, [request.stdout, request.stderr], self._run]
+            if not self._spawns.append([row]):  # nobody could kill it if this launcher is killed
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
             units = self._units
             may_fork = not request.after and not self._users.serves_all
@@ -212,6 +215,8 @@ class Spawner:
         task = self._tasks.get(request.inside)
         if task is None or task.ended_at:
             raise CannotStart(NOT_EXECUTABLE, "the task has ended")
+        if task.frozen_at_s:  # the launcher would wait for a process that is frozen before it can call exec
+            raise CannotStart(NOT_EXECUTABLE, "the task is frozen, since its lease has run out")
         self._users.check_inside(request.key, request.inside)
         raw = _environment_of(task.pid)
         if not raw:

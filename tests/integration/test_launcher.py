@@ -450,10 +450,12 @@ def test_a_full_disk_ends_no_task(bench: Bench) -> None:
     """Neither the logs nor the output take another byte: events are told all the same."""
     launcher = bench.launcher()
     agent = bench.agent()
-    resource.prlimit(launcher.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     agent.spawn("a", b"sleep", b"1000")
     agent.started("a")
-    agent.spawn("b", b"true")
+    agent.spawn("b", b"cat", input=str(bench.directory / "b.in"))
+    agent.started("b")
+    resource.prlimit(launcher.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    agent.send({"do": "input", "key": "b", "size": 0, "ends": True})
     assert agent.ended("b")["exit_code"] == 0
     assert [key for key, _ in bench.agent().listed()["running"]] == ["a"]  # and the log takes no line about it
     assert launcher.poll() is None

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import resource
 import signal
 import subprocess
 import tempfile
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.launcher.containment import ROOT_PREFIX, cgroup_units
+from peerload.launcher.process import NOT_EXECUTABLE
 from peerload.launcher.record_log import whole_records
 from tests.integration.test_launcher import Agent, Bench, _state
 from tests.support import stands_still, wait_until
@@ -287,6 +289,33 @@ def test_at_its_deadline_all_of_a_task_is_frozen_and_a_renewal_thaws_it(bench: B
     agent.send({"do": "signal", "key": "a", "signal": 9})
     assert agent.ended("a")["signal"] == signal.SIGKILL, "a frozen task can be ended"
     assert family.are_gone()
+
+
+def test_no_command_starts_inside_a_frozen_task(bench: Bench) -> None:
+    """Where the kernel holds it frozen, the launcher would wait for it to call exec, and for ever."""
+    bench.launcher()
+    agent = bench.agent()
+    agent.spawn("a", b"sleep", b"1000", deadline_s=now_s() + FAR_S, ts=1.0)
+    agent.started("a")
+    agent.send({"do": "lease", "key": "a", "deadline_s": now_s() - 1, "ts": 2.0})
+    wait_until(lambda: agent.listed()["leases"][0][2], what="it is frozen")
+    agent.spawn("b", b"true", inside="a")
+    assert agent.ended("b")["exit_code"] == NOT_EXECUTABLE
+    agent.send({"do": "signal", "key": "a", "signal": signal.SIGKILL})
+    assert agent.ended("a")["signal"] == signal.SIGKILL
+
+
+@pytest.mark.parametrize("kind", ["bare"], indirect=True)  # other kinds need no log
+def test_nothing_starts_whose_start_cannot_be_logged(bench: Bench) -> None:
+    """If the launcher were killed, nobody could tell that the process is a task's, and the task would run twice."""
+    launcher = bench.launcher()
+    agent = bench.agent()
+    resource.prlimit(launcher.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    agent.spawn("a", b"touch", os.fsencode(bench.directory / "ran"))
+    lost = agent.lost("a")
+    assert lost["never_started"]
+    assert lost["shortage"]
+    assert not (bench.directory / "ran").exists()
 
 
 def test_a_task_without_a_deadline_is_not_frozen_and_a_parked_one_is_thawed(bench: Bench, reference: Beats) -> None:

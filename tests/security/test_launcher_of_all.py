@@ -172,6 +172,34 @@ def test_a_command_goes_inside_of_tasks_of_its_own_user_alone(machine: Machine) 
     assert agent.ended("outer")["signal"] == signal.SIGKILL
 
 
+def test_tasks_in_a_lane_for_longer_than_an_account_is_remembered(machine: Machine) -> None:
+    """Each starts when the one before it has ended. One whose account is looked up again by then is given back."""
+    for number in range(6):
+        machine.spawn(f"lane{number}", "alice", b"sleep 0.3", after=f"lane{number - 1}")
+    gone: dict[str, bool] = {}
+    while len(gone) < 6:
+        event = machine.agent.next()
+        if event["is"] == "ended":
+            gone[event["key"]] = event["exit"]["exit_code"] == 0
+        elif event["is"] == "expired":
+            gone[event["key"]] = event["never_started"]
+    assert all(gone.values()), gone
+    assert machine.process.poll() is None
+
+
+def test_no_command_starts_inside_a_frozen_task(machine: Machine) -> None:
+    """The launcher would be frozen with it."""
+    agent = machine.agent
+    machine.spawn("cold", "alice", b"sleep 600", deadline_s=time.clock_gettime(time.CLOCK_BOOTTIME) + 600.0, ts=1.0)
+    agent.started("cold")
+    agent.send({"do": "lease", "key": "cold", "deadline_s": 1.0, "ts": 2.0})
+    wait_until(lambda: any(is_frozen for *_, is_frozen in agent.listed()["leases"]), what="it is frozen")
+    machine.spawn("inside cold", "alice", b"true", inside="cold")
+    assert agent.ended("inside cold")["exit_code"] != 0
+    agent.send({"do": "signal", "key": "cold", "signal": signal.SIGKILL})
+    assert agent.ended("cold")["signal"] == signal.SIGKILL
+
+
 def test_users_of_other_nodes_are_no_administrators_here(machine: Machine) -> None:
     """A name is enough for an account, not for one that this node's agent obeys; who has it here is not hindered."""
     machine.spawn("of n2", "carol", b"id", home="n2")

@@ -241,7 +241,7 @@ async def fetch_list(launcher: EventFrames) -> tuple[LauncherReady, ListedEvent]
 def began_at(started_at: float, ran_s: float) -> float:
     """Start of an attempt, by the current date: the boot clock says how long ago it was (``ran_s``, 0 = unknown); the
     date may have been set since."""
-    by_boot_clock = time.time() - ran_s
+    by_boot_clock = max(time.time() - ran_s, 0.0)
     return by_boot_clock if ran_s and abs(by_boot_clock - started_at) > DATE_SET_S else started_at
 
 

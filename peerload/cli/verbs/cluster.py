@@ -214,7 +214,9 @@ def leave(words: list[str]) -> int:
         "Take this node out of its cluster: the others are informed, my agent stops and forgets the other nodes.\n"
         "Refused while it has tasks of others or unfinished ones of its own; the refusal says what would happen to them.",
     )
-    reader.switch("--force", help="leave anyway; my running tasks go on, those of other nodes are frozen and run elsewhere")
+    reader.switch(
+        "--force", help="leave anyway; my running tasks go on, those of other nodes are frozen and run elsewhere"
+    )
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
         info = client.call("info")

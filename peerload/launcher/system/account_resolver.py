@@ -13,7 +13,7 @@ import time
 
 import msgpack
 
-from peerload.launcher.process import SpawnRefused
+from peerload.launcher.process import RequestPending, SpawnRefused
 from peerload.launcher.protocol import (
     REQUEST_FAILURES,
     DirectoryCheck,
@@ -65,7 +65,7 @@ _UNANSWERED = object()
 Question = tuple[str, ...]
 
 
-class AccountPending(Exception):
+class AccountPending(RequestPending):
     """The query is pending; the request has to wait for its answer."""
 
     def __init__(self, question: Question) -> None:

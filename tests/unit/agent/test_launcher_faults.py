@@ -1,0 +1,125 @@
+"""The launcher on a full or failing disk, and with a date that was set: what it keeps, and what it says is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import time
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from peerload.agent.launcher.client import began_at, exit_of
+from peerload.launcher import cgroup_limits
+from peerload.launcher.cgroup_limits import PIDS, CgroupLimits
+from peerload.launcher.process import Capture, HolePuncher, OwnCredentials, PseudoTerminals
+from peerload.launcher.protocol import ExitRecord
+from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, whole_records
+from peerload.launcher.task import LaunchedTask
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from peerload.launcher.containment import Units
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- only how many
+
+
+def test_a_log_that_cannot_be_rewritten_keeps_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "exits.log"
+    log, rows = RecordLog(str(path)), [[f"k{number}", "x" * 400] for number in range(4000)]
+    assert log.append(rows)
+    before = open_files()
+    assert log.size_bytes == path.stat().st_size > LOG_BYTES_MAX
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    for _ in range(3):
+        log.compact(rows[:2600], 2600)
+    assert open_files() == before
+    assert [found.name for found in tmp_path.iterdir()] == ["exits.log"]
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, raw: write(fd, bytes(raw)[:5]))  # as if it became full
+    assert not log.append([["new", "y"]])
+    assert len(whole_records(str(path))[0]) == 4000
+    log.close()
+
+
+def test_bytes_of_a_terminal_that_a_full_disk_does_not_take_are_counted() -> None:
+    with select.epoll() as epoll:
+        terminals = PseudoTerminals(epoll)
+        for closes_first in (False, True):
+            terminal = terminals.open("a", "/dev/full", 24, 80)
+            os.write(terminal.slave, b"printed")
+            wait_until(lambda: epoll.poll(0), what="the output")
+            if closes_first:
+                terminals.ready({terminal.master: select.EPOLLIN})
+            assert terminals.close("a") == len(b"printed")
+            assert terminals.close("a") == 0, "told once"
+
+
+class NoRoomForHoles(HolePuncher):
+    """A file system that has holes, and no room to note one."""
+
+    def punch(self, fd: int, offset: int, size_bytes: int) -> bool:
+        del fd, offset, size_bytes
+        return False
+
+
+def test_output_that_cannot_be_limited_now_is_left_whole(tmp_path: Path) -> None:
+    path, size = tmp_path / "out", 4 << 20
+    path.write_bytes(b"x" * size)
+    capture = Capture(str(path), 1 << 20, OwnCredentials())
+    assert capture.limit(NoRoomForHoles()) == path.stat().st_size == size
+    assert capture.limit(HolePuncher()) == size, "tried again later"
+
+
+def test_a_disk_that_fails_while_output_is_limited_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, holes = tmp_path / "out", HolePuncher()
+    path.write_bytes(b"x" * (4 << 20))
+    holes.is_supported = False
+
+    def fails(_: int, __: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "ftruncate", fails)
+    before = open_files()
+    assert Capture(str(path), 1 << 20, OwnCredentials()).limit(holes) == 4 << 20
+    assert open_files() == before
+
+
+def test_a_date_near_1970_that_was_set_during_a_run_makes_no_invalid_exit() -> None:
+    task = LaunchedTask.__new__(LaunchedTask)
+    task.started_at, task.ended_at, task.ran_s = 1.8e9, 20.0, 3600.0
+    assert exit_of(ExitRecord(0, task._start_date(), task.ended_at)).started_at == 0.0
+    assert began_at(1.8e9, time.time() + 3600.0) == 0.0
+
+
+def test_a_cgroup_that_somebody_removed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "pids"
+    own.mkdir()
+    (own / "cgroup.procs").touch()
+    monkeypatch.setattr(cgroup_limits, "own_cgroup", lambda _: str(own))
+
+    def write(path: str, raw: bytes) -> None:
+        if not os.path.isdir(os.path.dirname(path)):  # noqa: PTH112, PTH120 -- as the kernel does
+            raise FileNotFoundError(errno.ENOENT, path)
+        del raw
+
+    monkeypatch.setattr(cgroup_limits, "write", write)
+    limits = CgroupLimits(str(tmp_path), cast("Units", None), "root", (PIDS,))
+    for _ in range(2):
+        limits.enter("a", 10, 1.0)
+        limits.leave()
+        limits.close("a")
+        (made,) = (own / "root").iterdir()
+        made.rmdir()
+    limits.remove()
