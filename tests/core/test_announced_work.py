@@ -156,3 +156,13 @@ def test_a_node_that_asks_for_work_is_held_against_so_many_tasks_at_most(monkeyp
     assert {"x/1.1", f"x/1.{3 * WAITING_LOOKED_AT_MAX - 1}"} <= set(looked_at)
     x.submit()  # the last of all
     assert "Offer to y" in asks(x, Profile("y", 1, 1.0, slots_fixed=True))
+
+
+def test_a_node_with_nobody_to_ask_searches_again_only_when_it_has_heard_of_something() -> None:
+    x = Given(policies={**PULLS, "location": {"receiver": {"policy": "poll", "probes": 2, "retry_rate": 0.5}}})
+    told(x, "y", 1, accepts=True)
+    assert x.timer("retry") == [], "y has nothing to give"
+    assert [step for step in told(x, "y", 2, accepts=True) if step.startswith("timer retry")]
+    assert x.timer("retry") == []
+    has_work(x, 3)
+    assert [step for step in x.timer("retry") if step.startswith("GiveRequest")]

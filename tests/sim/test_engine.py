@@ -17,7 +17,8 @@ from peerload.model import actions
 from peerload.model.messages import Envelope
 from peerload.policy.api import Keep
 from peerload.policy.registry import build_preset, load_preset
-from peerload.sim.queueing_model import Arrival, QueueingModel, profiles_of
+from peerload.sim.queueing_model import Arrival, CompletedTask, QueueingModel, profiles_of
+from peerload.sim.scenario import Scenario
 from peerload.wire.peer import decode, encode
 from tests.chaos.engine.engine import Simulation, WorldOptions
 from tests.chaos.engine.trace import Trace
@@ -26,6 +27,7 @@ from tests.workloads import burst, poisson
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from peerload.model.events import Event
     from peerload.policy.api import NodeView, Reply, TaskView
 
 IDEAL_S = 120 * 0.2 / 6
@@ -151,3 +153,23 @@ def test_each_node_has_an_instance_of_a_policy_of_its_own() -> None:
     report = Simulation(preset, nodes=3, slots=1, seed=1).run(arrivals)
     assert report.counts["sender_searches_total"] > 0
     assert report.counts.get("policy_errors_total", 0) == 0
+
+
+def test_a_long_time_without_work_takes_no_steps() -> None:
+    """Traces last months: what a simulation costs follows their tasks, not their seconds."""
+
+    class Counted(QueueingModel):
+        events = 0
+
+        def _handle(self, name: str, event: Event) -> None:
+            self.events += 1
+            assert self.events < 1000
+            super()._handle(name, event)
+
+    setup = Scenario(policy="adaptive", nodes=3, tasks=1, warm_up=0, is_live=True).setup()
+    ended: list[CompletedTask] = []
+    model = Counted(
+        setup.policies, profiles_of(setup.slots), seed=1, ended=ended.append, delays=setup.delays, config=setup.config
+    )
+    model.run(iter([Arrival(0.0, "n1", 1.0), Arrival(1e5, "n1", 1e5), Arrival(3e5, "n2", 1.0)]), tasks=3)
+    assert [(task.number, task.ended_s) for task in ended[:2]] == [(1, 1.0), (2, 2e5)]

@@ -251,7 +251,9 @@ class Receiver:
         self._donor = donor
         self._retry_rate = retry_rate
         self._in_flight = 0
-        self._retrying = False
+        self._retrying = self._asked_nobody = False
+        self.is_paused = False
+        """True if there was nobody to ask, and no event since."""
         self._promised: BoundedDict[bytes, float] = BoundedDict(PROMISED_MAX)
         """Time at which each promised task was asked for."""
 
@@ -391,8 +393,12 @@ class Receiver:
             self._information.handoff_took(self._state.now.boot_s - asked_s)
 
     def settle(self) -> None:
-        """Search again, at the policy's rate, while this node is below its mark; called after every event."""
+        """Search again, at the policy's rate, while this node is below its mark; called after every event. After a search
+        that asked nobody, only from the next event on: without one there is still nobody to ask."""
         rate = self._state.policies.receiver.retry_rate
+        self.is_paused, self._asked_nobody = self._asked_nobody, False
+        if self.is_paused:
+            return
         if self._retrying or not rate or not self._information.wants():
             return
         if not self._state.takes_remote_tasks or not self._membership.has_any():
@@ -404,6 +410,7 @@ class Receiver:
         """An extra search, if this node is still below its mark."""
         self._retrying = False
         self.pull(probes_max=self._state.policies.receiver.retry_probes)
+        self._asked_nobody = not self._in_flight
 
     def _end(self, search: Search) -> None:
         if self._searches.close(search):
@@ -800,7 +807,12 @@ class Sharing:
 
     def report_filter(self) -> ReportFilter:
         """The filter of the reports that this node may act on, as of the last event."""
-        if self._acts_on_all or self._hints.leaves_footprints or not self._has_steady_thresholds:
+        if (
+            self._acts_on_all
+            or self._hints.leaves_footprints
+            or not self._has_steady_thresholds
+            or self.receiver.is_paused
+        ):
             return ACTS_ON_ALL
         wants_from = self.receiver.wants_from() if self._has_receiver else math.inf
         return ReportFilter(False, self._looks_for_room(), wants_from, tuple(self._hints.busy))
@@ -811,7 +823,7 @@ class Sharing:
     def acts_on(self, now: Instant, src: str, report: LoadReport) -> bool:
         """True if this node would act on an announced report: ask for work, offer a task, or change its hints, cached
         thresholds or load index."""
-        if self._acts_on_all:
+        if self._acts_on_all or self.receiver.is_paused:
             return True
         self._state.now = now
         acts = self._answers_or_remembers(src, report)
