@@ -635,6 +635,20 @@ class ServedStdin:
         self.request_changed: asyncio.Event | None = None
         self.work: asyncio.Task[None] | None = None
 
+    def requested(self, request: InputRequest) -> None:
+        """Take a further request. One that the task reads no more counts at once: its node closes the connection behind it."""
+        self.request = request
+        task = self._task() if request.is_closed else None
+        if task is not None:
+            self._source(task).take(request.have, is_closed=True)
+        if self.request_changed is not None:
+            self.request_changed.set()
+
+    def _source(self, task: HomeTask) -> StoredStdin:
+        source = self._server.inputs.get(task.record.input)
+        source.began(execution_key(self.request.uid, self.request.attempt))
+        return source
+
     async def run(self) -> None:
         """Send the requested input as it arrives, then its end."""
         task = self._task()
@@ -642,8 +656,7 @@ class ServedStdin:
             self._link.send(InputEnd(gone=True))
             await self._link.drain()
             return
-        source = self._server.inputs.get(task.record.input)
-        source.began(execution_key(self.request.uid, self.request.attempt))
+        source = self._source(task)
         file = os.open(source.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             with source.watched() as changed:
@@ -700,15 +713,14 @@ class StdinServer:
         served = self._served.get(link)
         if served is None:
             served = self._served[link] = ServedStdin(self, link, node, message)
+            served.requested(message)
             served.work = self._background.start(self._run(served, link))
             return
         known = served.request
         if (known.uid, known.attempt) != (message.uid, message.attempt):
             link.close("another input on one stream")
             return
-        served.request = message
-        if served.request_changed is not None:
-            served.request_changed.set()
+        served.requested(message)
 
     async def _run(self, served: ServedStdin, link: PeerConnection) -> None:
         try:
