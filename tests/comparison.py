@@ -46,8 +46,11 @@ SOURCES = ("peerload/core", "peerload/model", "peerload/policy", "peerload/sim",
 NODES, LOAD, SEED = 20, 0.9, 1
 DELAYS = {"message_s": 0.005, "transfer_s": 0.02, "head_s": 0.002}
 """In mean service times: a message between nodes, the handover of a task, the work of a head node on a message."""
-SIZES, EACH = (10, 100, 1000), 2
-"""Numbers of nodes, and tasks for each at least, of which one fills it before the clock starts; the last half is measured."""
+SIZES, EACH, EACH_SETTLING = (10, 100, 1000), 12, 8
+"""Numbers of nodes, and tasks for each at least, of which so many come before those that are measured; beside them each node
+has a task from the start. With 2 and 1 the messages of a task seemed to fall with the number of nodes."""
+CUT_OFF_MAX = 0.1
+"""Share of the measured tasks that may wait at the end, that the cost of a task is meaningful."""
 UNSTEADY_MAX = 100
 """Most nodes with thresholds that each report changes: every node reads all reports at every report, so that the time grows with
 the cube of the nodes."""
@@ -237,8 +240,10 @@ def features(job: tuple[str, int]) -> Features:
             sizes.append(math.nan)
             continue
         tasks = max(scale, EACH * size)
-        _, full = played(scenario(name, size, LOAD, tasks, warm_up=tasks // 2), is_full=True)
-        sizes.append(full.values["messages_per_task"])
+        warm_up = tasks * EACH_SETTLING // EACH
+        _, full = played(scenario(name, size, LOAD, tasks, warm_up=warm_up), is_full=True)
+        is_overloaded = full.cut_off > CUT_OFF_MAX * (tasks - warm_up)
+        sizes.append(math.inf if is_overloaded else full.values["messages_per_task"])
     each = LOAD * NODES / (NODES - 1 + FLOOD)
     _, flooded = played(scenario(name, NODES, LOAD, 2 * scale), rates=[FLOOD * each, *[each] * (NODES - 1)])
     homes = [total / count for count, total in flooded.homes[:NODES] if count]
@@ -303,6 +308,8 @@ def page(found: list[Features], scale: int) -> str:
             return " / ".join(cell(one, how) for one in value) or "none"
         if isinstance(value, str):
             return value
+        if math.isinf(value):
+            return "overloaded"
         return "-" if math.isnan(value) else format(value, how)
 
     rows = []
@@ -328,7 +335,7 @@ Every preset and baseline (*), measured by the simulator: `make comparison` writ
 - reaction: mean service times from a burst of {BURST * NODES} long tasks at one node until {BUSY_SHARE:.0%} of the slots are busy; "-": never.
 - stable to: the largest of the loads {", ".join(map(str, LOADS))} without growth within some thousand tasks (long queues take longer to settle, so that fixed splits, which are stable below load 1, seem to grow); moves: of each task at load {OVERLOAD}.
 - thresholds: those of {", ".join(f"{one:g}" for one in THRESHOLDS)} tasks at which, at load {THRESHOLDS_LOAD}, neither unfinished tasks grow nor a task moves more than {MOVES_MAX:g} times on average.
-- messages at {", ".join(map(str, SIZES))} nodes: growth of the cost. "-": not played, since each report changes the thresholds of all nodes, whose cost grows with the cube of their number.
+- messages at {", ".join(map(str, SIZES))} nodes: growth of the cost. "overloaded": more than {CUT_OFF_MAX:.0%} of the tasks do not begin, since a head node cannot serve so many messages. "-": not played, since each report changes the thresholds of all nodes, whose cost grows with the cube of their number.
 - no broker: response when no announcement arrives, over that with them; head down: response with the head away for {DOWN_S:g} mean service times.
 - node lost: response of the tasks that come within {LOST_AROUND:g} mean service times of the loss of one of the nodes for good, at load {LOST_LOAD}, over that of the same tasks without the loss. The tasks that the node ran start again after their lease, which is {CoreConfig().lease_s / LOST_UNIT_S:g} mean service times here ([guarantees.md](guarantees.md)); tasks of its own wait for its return.
 - Jain: index of the mean responses by home when one home gets {FLOOD:g} times the tasks of each other (1: all equal).
@@ -368,10 +375,10 @@ def draw(found: list[Features], path: Path) -> None:
         for one, colour in zip(found, colours, strict=True):
             cost.plot(one.messages, one.response, "o", color=colour)
             cost.annotate(one.name, (one.messages, one.response), (4, 2), textcoords="offset points", fontsize=5)
-            counts = [max(count, 0.1) for count in one.messages_by_size]
+            counts = [max(count, 0.1) if math.isfinite(count) else math.nan for count in one.messages_by_size]
             growth_of.plot(SIZES, counts, "-", color=colour, alpha=0.6)
-            last = max(place for place, count in enumerate(counts) if not math.isnan(count))
-            growth_of.annotate(one.name, (SIZES[last], counts[last]), fontsize=5)
+            for last in [place for place, count in enumerate(counts) if not math.isnan(count)][-1:]:
+                growth_of.annotate(one.name, (SIZES[last], counts[last]), fontsize=5)
         cost.set(xlabel="messages a task", ylabel="mean response over one queue", yscale="log")
         growth_of.set(xlabel="nodes", ylabel="messages a task", xscale="log", yscale="log")
         for panel in unused:
