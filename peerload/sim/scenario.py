@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -104,9 +105,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _mean_slot_s(self) -> float:
-        """Mean slot time of a task in a mix: one of several cpus takes as many slots; 0: no mix."""
+        """Mean slot time of a task: one of several cpus takes as many slots."""
+        if self.trace is not None:
+            return self._work_of_trace() / len(self.trace)
+        if not self.classes:
+            return self.mean_service_s
         work = sum(one.share * one.mean * max(math.ceil(one.cpus), 1) for one in self.classes)
-        return work / sum(one.share for one in self.classes) if self.classes else 0.0
+        return work / sum(one.share for one in self.classes)
 
     @property
     def offered_load(self) -> float:
@@ -118,11 +123,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return self._work_of_trace() / (self.trace.span_s * self.capacity)
 
     def _work_of_trace(self) -> float:
+        return sum(self._slot_times())
+
+    def _slot_times(self) -> Iterator[float]:
+        """Slot time of each task of the trace; where service times are drawn, the mean of it."""
         assert self.trace is not None
-        if self.service is None and not self.durations:
-            return self.trace.work_s
-        slots = sum(max(math.ceil(cpus), 1) for cpus in self.trace.cpus)
-        return self.mean_service_s * slots
+        is_drawn = self.service is not None or bool(self.durations)
+        durations = itertools.repeat(self.mean_service_s) if is_drawn else self.trace.durations
+        return (max(math.ceil(cpus), 1) * duration for cpus, duration in zip(self.trace.cpus, durations, strict=False))
 
     def _policies(self) -> PolicySet:
         return load_preset(self.policy, is_reference=not self.is_live, changes=self.changes)
@@ -143,7 +151,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             gpus=self.gpus,
             config=self._config(),
             recorded=self._recorded() if self.trace is not None else None,
-            mean_service_s=self.mean_service_s,
+            mean_slot_s=self._mean_slot_s,
             modulation=self.modulation,
             classes=self.classes,
         )
@@ -157,11 +165,21 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(config, answer_wait_s=max(config.answer_wait_s, ANSWERS_LATE * on_the_way_s))
 
     def _rates(self) -> list[float]:
-        if self.trace is not None and not (self.trace.span_s and self.mean_service_s):
+        """Arrival rate of each node; of a trace its work over the span, in tasks of mean slot time."""
+        if self.trace is not None and not (self.trace.span_s and self._mean_slot_s):
             return [0.0] * self.nodes
-        hot = self.hot or self.nodes
-        rate = self.offered_load * self.capacity / (self._mean_slot_s or self.mean_service_s)
-        return [rate / hot] * hot + [0.0] * (self.nodes - hot)
+        rate = self.offered_load * self.capacity / self._mean_slot_s
+        if self.trace is None:
+            hot = self.hot or self.nodes
+            return [rate / hot] * hot + [0.0] * (self.nodes - hot)
+        works, anywhere = [0.0] * self.nodes, 0.0
+        for home, work in zip(self.trace.homes, self._slot_times(), strict=True):
+            if home >= 0:
+                works[home % self.nodes] += work
+            else:
+                anywhere += work
+        total = sum(works) + anywhere
+        return [rate * (work + anywhere / self.nodes) / total for work in works]
 
     def _draw(self) -> Draw:
         durations = self.durations
