@@ -59,6 +59,8 @@ def test_durations_alone_are_enough_to_draw_from() -> None:
         ("arrival,duration\n1,\n", "mine:2: duration is missing"),
         ("arrival,duration\n1,nan\n", "mine:2: duration is 'nan'"),
         ("arrival,duration\n-1,2\n", "mine:2: arrival is '-1'"),
+        ("arrival,duration\n1e12,2\n", "mine:2: arrival is '1e12'"),
+        ("arrival,duration\n0,2\n2e9,2\n", "mine spans 2e+09 s"),
         ("arrival,duration,cpus\n1,2,0\n", "mine:2: cpus is 0: allowed: more than 0"),
         ("arrival,duration,gpus\n1,2,0.5\n", "mine:2: gpus is 0.5: allowed: whole devices"),
         ("arrival,duration,node\n1,2," + "n" * 200 + "\n", "mine:2: node has 200 characters"),

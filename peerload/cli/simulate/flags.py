@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import io
 import itertools
 import math
 import os
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +36,8 @@ DELAY_MAX = 1e6
 POLICIES_MAX = 20
 FILE_BYTES_MAX = 256 << 20
 """Bound on the size of a trace or a list of speeds."""
+GZIP = b"\x1f\x8b"
+"""First bytes of a gzip file."""
 Value = str | float | bool
 """Bound on the values of a swept parameter."""
 POLICY, NODES, LOAD, STEPS, REPLICATIONS = "adaptive", 20, 0.9, 10, 4
@@ -400,17 +404,23 @@ def _delay(flag: str, given: tuple[float, str], *, in_seconds: bool) -> float:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _text(flag: str, name: str) -> str:
+def _text(flag: str, name: str, errors: str = "strict") -> str:
+    """Text of a file, unpacked if it is a gzip file. errors: of its encoding, as of `bytes.decode`."""
     path = Path(name)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open("rb") as file:
             is_too_large = os.fstat(file.fileno()).st_size > FILE_BYTES_MAX
-            text = "" if is_too_large else file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise UsageError(f"sim: {flag}: {name} cannot be read", why=error.strerror or str(error)) from None
+            raw = b"" if is_too_large else file.read(FILE_BYTES_MAX + 1)
+        if raw.startswith(GZIP):
+            with gzip.open(io.BytesIO(raw)) as packed:
+                raw = packed.read(FILE_BYTES_MAX + 1)
+        text = raw.decode("utf-8-sig", errors)
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"sim: {flag}: {name} cannot be read", why=why) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"sim: {flag}: {name} is not a text file", why=str(error)) from None
-    if is_too_large or len(text) > FILE_BYTES_MAX:  # the size of a device or a pipe is not known before
+    if is_too_large or len(raw) > FILE_BYTES_MAX:  # the size of a device or a pipe is not known before
         raise UsageError(f"sim: {flag}: {name} is too large", why=f"at most {FILE_BYTES_MAX >> 20} MiB")
     return text
 
@@ -422,7 +432,7 @@ def _trace(flags: argparse.Namespace) -> TaskTrace | None:
     elif flags.swf:
         raise UsageError("sim: --swf and --arrivals cannot be combined")
     if kind in PUBLIC:
-        text = _text("--arrivals", name)
+        text = _text("--arrivals", name, errors="replace")  # comments, and names that nobody reads, may be Latin-1
         return read_public(name, text, kind, flags.slots, flags.gpus, tasks=flags.tasks)
     return read_trace(name, _text("--arrivals", name), tasks=flags.tasks) if kind == "trace" else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import importlib.util
 import io
 import json
@@ -15,6 +16,8 @@ import pytest
 from peerload.cli.common.messages import CANNOT, INTERRUPTED, USAGE
 from peerload.cli.main import main
 from peerload.cli.simulate import flags, plot, report, work
+from peerload.model.errors import ConfigError, UsageError
+from peerload.sim.recorded import PUBLIC_HINTS
 from peerload.sim.scenario import Scenario
 from tests.each import each
 from tests.support import in_short
@@ -75,6 +78,21 @@ def test_speeds_are_a_list_or_name_their_nodes(tmp_path: Path) -> None:
     trace.write_text("arrival,duration,node\n0,5,big\n3,9,small\n", encoding="utf-8")
     speeds.write_text("small,0.25\n", encoding="utf-8")
     assert scenarios("--arrivals", f"trace:{trace}", "--speeds", str(speeds))[0].speeds == (1.0, 0.25)
+
+
+def test_a_public_trace_may_be_packed_and_have_comments_in_latin_1(tmp_path: Path) -> None:
+    job = "1 0 -1 30 1 -1 -1 1 -1 -1 1 1 1 1 1 -1 -1 -1\n"
+    trace = tmp_path / "trace.swf.gz"
+    trace.write_bytes(gzip.compress(f"; Jörg\n{job}".encode("latin-1")))
+    (one,) = scenarios("--swf", str(trace))
+    assert (one.tasks, one.mean_service_s) == (1, 30.0)
+    trace.write_bytes(gzip.compress(job.encode())[:-6])
+    with pytest.raises(UsageError, match="cannot be read"):
+        scenarios("--swf", str(trace))
+    trace.write_bytes(b"")
+    with pytest.raises(ConfigError) as raised:
+        scenarios("--swf", str(trace))
+    assert raised.value.hint == PUBLIC_HINTS["swf"]
 
 
 # -- what it refuses ---------------------------------------------------------------------------------------------------
