@@ -192,6 +192,8 @@ class Says(Enum):
     TASK_TOO_WIDE = "a task of {} cpus, and no node has more than {}"
     NO_PRESET = "no preset named"
     NO_PARAMETER = "no such parameter"
+    NO_PAUSES = "{} has no pauses"
+    IMPRECISE = "a precision of ±{} % was wanted, and ±{} % was reached"
     NO_DURATION = "all durations are 0"
     CUT_OFF = "{} of {} measured tasks had not begun at the end and {}"
     COUNT_WITH_AGE = "count with their age"

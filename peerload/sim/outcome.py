@@ -189,8 +189,9 @@ def outcome(scenario: Scenario, samples: Sequence[Sample]) -> Outcome:
     metrics = intervals(samples, _independent(scenario, samples))
     is_stable, warnings = _stability(scenario, samples)
     one_queue, no_sharing = bounds(scenario, scenario.offered_load)
-    if is_stable:
+    if is_stable or (is_stable is None and scenario.trace is None):
         warnings += _too_short(scenario, metrics["mean_response"].value)
+    if is_stable:
         warnings += _too_good(scenario, metrics["mean_response"], one_queue)
         warnings += _without_interval(scenario, metrics["mean_response"])
     warnings += _incomplete(samples, is_stable=is_stable, is_recorded=scenario.trace is not None)
@@ -326,6 +327,17 @@ def more(found: Outcome, precision: float, most: int) -> int:
         return len(found.means)
     factor = (mean.half / (precision * mean.value)) ** 2 if math.isfinite(mean.half) else 2.0
     return min(max(math.ceil(len(found.means) * min(factor, 8.0)), len(found.means) + 1), most)
+
+
+def imprecise(found: Outcome, precision: float) -> str:
+    """Reason why the interval is not within this share of the mean; "" if it is."""
+    mean = found.mean_response
+    if mean.half <= precision * mean.value:
+        return ""
+    reached = (
+        f"±{100 * mean.half / mean.value:.2g} % was reached" if math.isfinite(mean.half) else "there is no interval"
+    )
+    return f"a precision of ±{100 * precision:.2g} % was wanted, and {reached}"
 
 
 def paired(better: Sequence[float], than: Sequence[float]) -> Interval:

@@ -135,6 +135,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     def _policies(self) -> PolicySet:
         return load_preset(self.policy, is_reference=not self.is_live, changes=self.changes)
 
+    @property
+    def is_central(self) -> bool:
+        """True if tasks are submitted at a head node."""
+        return self._policies().is_central
+
     def unused_readings(self) -> set[str]:
         """The readings of GPUs by which the load policy goes, if no node has one."""
         return set() if self.gpus else readings_of(self._policies(), 1) & {"gpus_busy"}
@@ -211,6 +216,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         preset cannot be used."""
         if self.load is not None and not self.mean_service_s:
             raise ConfigError("trace", "all durations are 0", why=f"no number of such tasks is a load of {self.load:g}")
+        if self.load is not None and self.trace is not None and not self.trace.span_s:
+            raise ConfigError(
+                "trace",
+                f"{self.trace.source} has no pauses: all tasks arrive at once",
+                why=f"no stretch of them makes a load of {self.load:g}",
+            )
         widest = [("cpus", self.slots, one.cpus) for one in self.classes]
         for column, had, most in [*widest, *(("gpus", self.gpus, one.gpus) for one in self.classes)]:
             if most > had:

@@ -141,16 +141,18 @@ def scenarios(flags: argparse.Namespace) -> list[Scenario]:
         raise UsageError("sim: --class is for tasks without --service and without a trace")
     if flags.loads and flags.load:
         raise UsageError("sim: --load and --loads cannot be combined")
-    trace, durations = _trace(flags), _durations(flags)
+    names = [name for name, _ in flags.sweep]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(f"sim: --sweep {twice} is given twice", hint=f"all values in one:  --sweep {twice}=A,B,…")
+    traces, durations = _Traces(flags), _durations(flags)
     made = []
     for values in itertools.product(*(values for _, values in flags.sweep)):
-        changed, changes = argparse.Namespace(**vars(flags)), list[tuple[str, Value]]()
-        for (name, _), value in zip(flags.sweep, values, strict=True):
+        changed, changes = argparse.Namespace(**vars(flags)), list(zip(names, values, strict=True))
+        for name, value in changes:
             if name in SWEPT:
                 setattr(changed, name, SWEPT[name](f"{value}"))
-            changes.append((name, value))
         made += [
-            _scenario(changed, policy, load, trace, durations, tuple(changes))
+            _scenario(changed, policy, load, traces.of(changed.slots), durations, tuple(changes))
             for policy in policies(flags)
             for load in flags.loads or flags.load or [None]
         ]
@@ -159,8 +161,19 @@ def scenarios(flags: argparse.Namespace) -> list[Scenario]:
     labels = list(dict.fromkeys(one.label for one in made))
     made.sort(key=lambda one: labels.index(one.label))
     for scenario in {scenario.label: scenario for scenario in made}.values():
-        scenario.check()
+        _check(scenario)
     return made
+
+
+def _check(scenario: Scenario) -> None:
+    """Validate a scenario; a parameter of a sweep that its preset lacks might be meant for a flag."""
+    try:
+        scenario.check()
+    except ConfigError as error:
+        if error.key not in dict(scenario.changes):
+            raise
+        hint = error.hint or f"flags that can be swept: {', '.join(SWEPT)}"
+        raise ConfigError(error.key, error.says, why=error.why, hint=hint) from None
 
 
 def policies(flags: argparse.Namespace) -> list[str]:
@@ -284,7 +297,18 @@ def _range(low: float, high: float, step: float) -> list[float]:
 
 
 def sweep(text: str) -> tuple[str, list[Value]]:
-    """``threshold=1..5``, ``threshold=1..2:0.5`` or ``queue=nodes,head``: a name and its values."""
+    """``threshold=1..5``, ``threshold=1..2:0.5`` or ``queue=nodes,head``: a name and its values; those of a flag are read as
+    the flag reads them."""
+    name, values = _swept(text)
+    flag = name.replace("-", "_")
+    if flag in SWEPT:
+        for value in values:
+            SWEPT[flag](f"{value}")
+        return flag, values
+    return name, values
+
+
+def _swept(text: str) -> tuple[str, list[Value]]:
     name, _, rest = text.partition("=")
     wrong = argparse.ArgumentTypeError(
         f"{text!r} is not a sweep; allowed: NAME=A,B,… or NAME=LOW..HIGH or NAME=LOW..HIGH:STEP"
@@ -425,16 +449,34 @@ def _text(flag: str, name: str, errors: str = "strict") -> str:
     return text
 
 
-def _trace(flags: argparse.Namespace) -> TaskTrace | None:
-    kind, name = flags.arrivals
-    if flags.swf and kind == "poisson":
-        kind, name = "swf", flags.swf
-    elif flags.swf:
-        raise UsageError("sim: --swf and --arrivals cannot be combined")
-    if kind in PUBLIC:
-        text = _text("--arrivals", name, errors="replace")  # comments, and names that nobody reads, may be Latin-1
-        return read_public(name, text, kind, flags.slots, flags.gpus, tasks=flags.tasks)
-    return read_trace(name, _text("--arrivals", name), tasks=flags.tasks) if kind == "trace" else None
+class _Traces:
+    """The trace that the flags name, if any: of a public one, for each number of slots the tasks that are no wider."""
+
+    def __init__(self, flags: argparse.Namespace) -> None:
+        self._flags = flags
+        self._kind, self._name = flags.arrivals
+        if flags.swf and self._kind == "poisson":
+            self._kind, self._name = "swf", flags.swf
+        elif flags.swf:
+            raise UsageError("sim: --swf and --arrivals cannot be combined")
+        if self._kind in PUBLIC:  # comments, and names that nobody reads, may be Latin-1
+            self._text = _text("--arrivals", self._name, errors="replace")
+        elif self._kind == "trace":
+            self._text = _text("--arrivals", self._name)
+        self._read: dict[int, TaskTrace] = {}
+
+    def of(self, slots: int) -> TaskTrace | None:
+        if self._kind in PUBLIC:
+            if slots not in self._read:
+                self._read[slots] = read_public(
+                    self._name, self._text, self._kind, slots, self._flags.gpus, tasks=self._flags.tasks
+                )
+            return self._read[slots]
+        if self._kind != "trace":
+            return None
+        if not self._read:
+            self._read[0] = read_trace(self._name, self._text, tasks=self._flags.tasks)
+        return self._read[0]
 
 
 def _durations(flags: argparse.Namespace) -> tuple[float, ...]:
