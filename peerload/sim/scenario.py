@@ -33,6 +33,7 @@ TASKS_AT_REST, TASKS_AT_REST_COMPARED = 2_000, 1_000
 within the first two bounds above; never fewer than twice the warm-up. Where that turns out to be too short, the
 scenario is repeated, up to the third bound (`outcome.longer`)."""
 
+LOAD_MAX, DELAY_S_MAX = 10.0, 1e6
 LIVE = CoreConfig()
 TIMINGS_REFERENCE = ("settle_s",)
 TIMINGS_LIVE = ("settle_s", "tell_s_min", "retry_s_min", "retry_s_max", "answer_backoff_s", "answer_wait_s")
@@ -212,8 +213,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return arrivals
 
     def check(self) -> None:
-        """Validate the scenario. Raises ConfigError if some task could run nowhere, no work makes the load, or the
-        preset cannot be used."""
+        """Validate the scenario. Raises ConfigError if a value is out of range, some task could run nowhere, no work makes the
+        load, or the preset cannot be used."""
+        self._check_ranges()
         if self.load is not None and not self.mean_service_s:
             raise ConfigError("trace", "all durations are 0", why=f"no number of such tasks is a load of {self.load:g}")
         if self.load is not None and self.trace is not None and not self.trace.span_s:
@@ -237,9 +239,42 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                     )
         check_modelled(self._policies(), self.gpus, ("cpus_busy",))
 
+    def _check_ranges(self) -> None:
+        for key, least, most in (
+            ("nodes", 1, math.inf),
+            ("slots", 1, math.inf),
+            ("gpus", 0, math.inf),
+            ("tasks", 1, math.inf),
+            ("warm_up", 0, self.tasks - 1),
+            ("hot", 0, self.nodes),
+            ("transfer_s", 0, DELAY_S_MAX),
+            ("message_s", 0, DELAY_S_MAX),
+            ("head_s", 0, DELAY_S_MAX),
+        ):
+            value = getattr(self, key)
+            if not least <= value <= most:
+                upto = f" to {most:g}" if math.isfinite(most) else " or more"
+                raise ConfigError(key, f"{value!r} is out of range", why=f"allowed: {least}{upto}")
+        if self.load is not None:
+            _check_load(self.load)
+        if self.head_down and not (len(self.head_down) == 2 and all(0 <= one <= DELAY_S_MAX for one in self.head_down)):  # noqa: PLR2004 -- at, for
+            raise ConfigError(
+                "head_down", f"{self.head_down!r} is no outage", why=f"allowed: two times, 0 to {DELAY_S_MAX:g}"
+            )
+        if self.speeds and (len(self.speeds) != self.nodes or not all(0 < one < math.inf for one in self.speeds)):
+            raise ConfigError(
+                "speeds", f"{len(self.speeds)} for {self.nodes} nodes", why="allowed: a factor above 0 for each"
+            )
+
+
+def _check_load(load: float) -> None:
+    if not 0 < load <= LOAD_MAX:
+        raise ConfigError("load", f"{load!r} is out of range", why=f"allowed: more than 0, at most {LOAD_MAX:g}")
+
 
 def tasks_for(nodes: int, slots: int, load: float, *, several: bool = False) -> tuple[int, int]:
-    """Default length of a replication → number of tasks, and of these the warm-up."""
+    """Default length of a replication → number of tasks, and of these the warm-up. Raises ConfigError if this is no load."""
+    _check_load(load)
     rate = nodes * slots * load
     usual = (TASKS_AT_REST_COMPARED if several else TASKS_AT_REST) / max(1 - load, 1e-9)
     tasks = int(max(min(max(usual, TASKS_LEAST), TASKS_USUAL), 2 * WARM_UP_S * rate))

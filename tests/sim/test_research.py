@@ -212,6 +212,31 @@ def test_a_wanted_precision_is_reached(capsys: pytest.CaptureFixture[str]) -> No
     assert told["replications"] == len(told["means"]) > 2
 
 
+@each(
+    ("changed", "key"),
+    [
+        ({"nodes": 0}, "nodes"),
+        ({"slots": 0}, "slots"),
+        ({"loads": -0.5}, "load"),
+        ({"loads": 0}, "load"),
+        ({"loads": float("nan"), "tasks": None}, "load"),
+        ({"replications": 0}, "replications"),
+        ({"tasks": 0}, "tasks"),
+        ({"tasks": 10, "warm_up": 10}, "warm_up"),
+        ({"speeds": (1.0,)}, "speeds"),
+        ({"speeds": (1.0, 0.0, 2.0)}, "speeds"),
+        ({"hot": 7}, "hot"),
+        ({"message_s": -1.0}, "message_s"),
+        ({"head_down": (1.0,)}, "head_down"),
+        ({"service": "normal"}, "service"),
+    ],
+)
+def test_the_python_interface_refuses_values_out_of_range(changed: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        peerload.sim.run("none", **{"nodes": 3, "tasks": 20, "replications": 1, **changed})
+    assert raised.value.key == key
+
+
 def test_the_python_interface_gives_a_table() -> None:
     table = peerload.sim.run(["none", "threshold"], loads=[0.5, 0.8], nodes=3, tasks=200, replications=2)
     assert [(row["policy"], row["load"]) for row in table] == [
@@ -221,6 +246,9 @@ def test_the_python_interface_gives_a_table() -> None:
     assert table == peerload.sim.run(["none", "threshold"], loads=[0.5, 0.8], nodes=3, tasks=200, replications=2)
     rows = list(csv.DictReader(io.StringIO(table.to_csv())))
     assert [float(row["mean_response"]) for row in rows] == [row["mean_response"] for row in table]
+    assert rows[0]["version"] == __version__
+    (drawn,) = peerload.sim.run("none", loads=0.5, nodes=3, tasks=100, replications=1, service="det")
+    assert drawn["mean_response"] != table[0]["mean_response"]
     assert table._repr_html_().count("<tr>") == 5
     (changed,) = peerload.sim.run("threshold", loads=0.5, nodes=3, tasks=100, changes=(("threshold", 1.0),))
     assert changed["policy"] == "threshold[threshold=1]"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from peerload.cli.common.options import Options, whole
 from peerload.model.errors import ConfigError, UsageError
 from peerload.sim.recorded import TaskTrace, read_public, read_trace
-from peerload.sim.scenario import Scenario, tasks_for
+from peerload.sim.scenario import DELAY_S_MAX, LOAD_MAX, Scenario, tasks_for
 from peerload.sim.service import ServiceTimes, TaskClass, read_class, read_modulation, read_service
 from peerload.text.format import counted
 from peerload.text.units import duration
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 NODES_MAX, SLOTS_MAX, GPUS_MAX = 100_000, 65_536, 1024
 TASKS_MIN, TASKS_MAX = 10, 100_000_000
 REPLICATIONS_MAX, WORKERS_MAX = 1000, 256
-LOAD_MAX, STEPS_MAX = 10.0, 100
+STEPS_MAX = 100
 SPEED_MAX = 1000.0
 SCENARIOS_MAX = 2000
 PRECISION_MIN = 0.0001
 PUBLIC = ("swf", "google", "alibaba")
-DELAY_MAX = 1e6
 POLICIES_MAX = 20
 FILE_BYTES_MAX = 256 << 20
 """Bound on the size of a trace or a list of speeds."""
@@ -390,7 +389,7 @@ def delay(text: str) -> tuple[float, str]:
     """A number (``0.05``), or one with a unit (``50ms``, ``2s``); the second is the unit."""
     if text.startswith("-"):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05, or with a trace 50ms"
+            f"{text!r} is not a delay; allowed: 0 to {DELAY_S_MAX:g}, such as 0.05, or with a trace 50ms"
         )
     unit = text.lstrip("0123456789.+-e")
     try:
@@ -401,8 +400,10 @@ def delay(text: str) -> tuple[float, str]:
         number /= 1000
     elif unit:
         number = duration(text)
-    if not 0 <= number <= DELAY_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05 or 50ms")
+    if not 0 <= number <= DELAY_S_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a delay; allowed: 0 to {DELAY_S_MAX:g}, such as 0.05 or 50ms"
+        )
     return number, unit
 
 
