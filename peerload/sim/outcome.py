@@ -16,7 +16,7 @@ from peerload.sim.scenario import TASKS_MOST, TASKS_USUAL, Scenario
 from peerload.sim.service import ServiceTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from peerload.sim.replication import Sample
 
@@ -329,15 +329,16 @@ def more(found: Outcome, precision: float, most: int) -> int:
     return min(max(math.ceil(len(found.means) * min(factor, 8.0)), len(found.means) + 1), most)
 
 
-def imprecise(found: Outcome, precision: float) -> str:
-    """Reason why the interval is not within this share of the mean; "" if it is."""
+def warned(found: Outcome, precision: float) -> Outcome:
+    """The outcome, with a warning if its interval is not within this share of the mean."""
     mean = found.mean_response
     if mean.half <= precision * mean.value:
-        return ""
+        return found
     reached = (
         f"±{100 * mean.half / mean.value:.2g} % was reached" if math.isfinite(mean.half) else "there is no interval"
     )
-    return f"a precision of ±{100 * precision:.2g} % was wanted, and {reached}"
+    warning = f"a precision of ±{100 * precision:.2g} % was wanted, and {reached}"
+    return msgspec.structs.replace(found, warnings=[*found.warnings, warning])
 
 
 def paired(better: Sequence[float], than: Sequence[float]) -> Interval:
@@ -362,6 +363,26 @@ def longer(scenario: Scenario, found: Outcome) -> Scenario | None:
     if warm_up <= scenario.warm_up:
         return None
     return msgspec.structs.replace(scenario, tasks=tasks, warm_up=warm_up)
+
+
+def alike(found: Mapping[int, tuple[Scenario, Outcome]]) -> dict[int, Scenario]:
+    """Of the scenarios of one command, by index, the stable ones that are shorter than another with the same workload, each with the
+    length of that, so that they make pairs. One that would be more than GROWS_AGAIN times as long stays as it is."""
+    longest: dict[tuple[object, ...], Scenario] = {}
+    stable = {index: scenario for index, (scenario, outcome_) in found.items() if outcome_.is_stable}
+    for scenario in sorted(stable.values(), key=lambda scenario: scenario.tasks):
+        longest[_workload(scenario)] = scenario
+    equal = {}
+    for index, scenario in stable.items():
+        other = longest[_workload(scenario)]
+        if scenario.tasks < other.tasks <= GROWS_AGAIN * scenario.tasks:
+            equal[index] = msgspec.structs.replace(scenario, tasks=other.tasks, warm_up=other.warm_up)
+    return equal
+
+
+def _workload(scenario: Scenario) -> tuple[object, ...]:
+    """Everything in which the workloads of one command may differ, but for the number of tasks."""
+    return scenario.load, scenario.nodes, scenario.slots, scenario.transfer_s, scenario.message_s
 
 
 # -- bounds from queueing theory: nodes that share nothing, and one queue for all slots --------------------

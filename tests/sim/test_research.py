@@ -18,10 +18,9 @@ from peerload import __version__
 from peerload.cli.common.messages import CANNOT, USAGE
 from peerload.cli.main import main
 from peerload.cli.simulate import flags, report
-from peerload.cli.verbs import sim
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset
-from peerload.sim.outcome import Interval, Outcome, imprecise, more, paired
+from peerload.sim.outcome import Interval, Outcome, alike, more, paired, warned
 from peerload.sim.scenario import Scenario
 from tests.each import each
 from tests.wording import Says
@@ -150,9 +149,8 @@ def test_stable_scenarios_are_played_as_long_as_the_longest_with_their_workload(
     lengths = {"none": 8000, "threshold": 3000, "receiver": 9000, "adaptive": 1000}
     made = [msgspec.structs.replace(first, policy=policy, tasks=tasks) for policy, tasks in lengths.items()]
     made[0] = msgspec.structs.replace(made[0], warm_up=2000)
-    runs = sim._Runs(flags.reader().read(words), made, lambda _played: None)
-    runs.found = {index: (one, outcome_of(is_stable=one.policy != "receiver")) for index, one in enumerate(made)}
-    ((index, one),) = runs._alike().items()
+    found = {index: (one, outcome_of(is_stable=one.policy != "receiver")) for index, one in enumerate(made)}
+    ((index, one),) = alike(found).items()
     assert (index, one.policy, one.tasks, one.warm_up) == (1, "threshold", 8000, 2000), "8 times as many cost too much"
 
 
@@ -172,8 +170,8 @@ def test_a_precision_that_is_not_reached_is_told(
     assert told["replications"] == 5
     reached = f"{100 * told['ci95'] / told['mean_response']:.2g}"
     assert told["warnings"][-1] == Says.IMPRECISE("0.5", reached)
-    assert imprecise(outcome_of(0.1), 0.01) == ""
-    assert imprecise(outcome_of(float("inf")), 0.01)
+    assert warned(outcome_of(0.1), 0.01).warnings == []
+    assert len(warned(outcome_of(float("inf")), 0.01).warnings) == 1
 
 
 def test_flags_of_a_head_node_are_noted_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,15 +10,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from peerload import __version__
 from peerload.cli.common.messages import CANNOT, INTERRUPTED, report
 from peerload.cli.simulate import flags as sim_flags
 from peerload.cli.simulate import plot, work
 from peerload.cli.simulate import report as sim_report
 from peerload.model.errors import PeerloadError
-from peerload.sim.outcome import GROWS_AGAIN, impossible, imprecise, longer, more, outcome
+from peerload.sim.outcome import alike, impossible, longer, more, outcome, warned
 from peerload.text.format import counted, json_line, say
 
 if TYPE_CHECKING:
@@ -227,22 +225,8 @@ class _Runs:
             left = {index: scenario for index, scenario in again.items() if scenario is not None}
             if not left:
                 break
-        if alike := self._alike():
-            self._run(alike, self._flags.replications)
-
-    def _alike(self) -> dict[int, Scenario]:
-        """Stable scenarios that are shorter than another one with the same workload, each with the length of that, so that they
-        make pairs. One that would be more than GROWS_AGAIN times as long stays as it is."""
-        longest: dict[tuple[object, ...], Scenario] = {}
-        stable = {index: scenario for index, (scenario, found) in self.found.items() if found.is_stable}
-        for scenario in sorted(stable.values(), key=lambda scenario: scenario.tasks):
-            longest[_workload(scenario)] = scenario
-        alike = {}
-        for index, scenario in stable.items():
-            other = longest[_workload(scenario)]
-            if scenario.tasks < other.tasks <= GROWS_AGAIN * scenario.tasks:
-                alike[index] = msgspec.structs.replace(scenario, tasks=other.tasks, warm_up=other.warm_up)
-        return alike
+        if equal := alike(self.found):
+            self._run(equal, self._flags.replications)
 
     def refine(self, precision: float) -> None:
         """Add replications until the intervals are narrow enough. All scenarios get as many, so that they stay comparable."""
@@ -250,14 +234,7 @@ class _Runs:
         while (wanted := max(more(outcome_, precision, most) for _, outcome_ in self.found.values())) > done:
             self._run({index: scenario for index, (scenario, _) in sorted(self.found.items())}, wanted - done, done)
             done = wanted
-        for index, (scenario, found) in self.found.items():
-            if missed := imprecise(found, precision):
-                self.found[index] = scenario, msgspec.structs.replace(found, warnings=[*found.warnings, missed])
-
-
-def _workload(scenario: Scenario) -> tuple[object, ...]:
-    """Everything that the tasks of the scenarios of one command depend on, but for their number."""
-    return scenario.load, scenario.nodes, scenario.slots, scenario.transfer_s, scenario.message_s
+        self.found = {index: (scenario, warned(found, precision)) for index, (scenario, found) in self.found.items()}
 
 
 def _check_files(flags: Namespace) -> None:
