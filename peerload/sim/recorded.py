@@ -63,10 +63,6 @@ class TaskTrace(msgspec.Struct, frozen=True):
         count = len(self.arrivals)
         return self.arrivals[-1] * count / (count - 1) if count > 1 else 0.0
 
-    @property
-    def work_s(self) -> float:
-        return sum(duration * max(math.ceil(cpus), 1) for duration, cpus in zip(self.durations, self.cpus, strict=True))
-
 
 class _Row(msgspec.Struct, frozen=True):
     arrival: float

@@ -13,7 +13,7 @@ from peerload.model.config import CoreConfig
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset
 from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, Delays
-from peerload.sim.recorded import TaskTrace
+from peerload.sim.recorded import SPAN_S_MAX, TaskTrace
 from peerload.sim.replication import WARM_UP_S, Replication, Setup, measure, warm_up_of
 from peerload.sim.service import Draw, Modulation, ServiceTimes, TaskClass, draw_of
 from peerload.sim.utilization import UtilizationMonitor, check_modelled, readings_of
@@ -126,6 +126,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     def _work_of_trace(self) -> float:
         return sum(self._slot_times())
 
+    @property
+    def _stretch(self) -> float:
+        """Factor on the pauses of the trace that makes the load."""
+        if self.load is None or self.trace is None or not self.trace.span_s:
+            return 1.0
+        return self._work_of_trace() / (self.trace.span_s * self.capacity) / self.load
+
     def _slot_times(self) -> Iterator[float]:
         """Slot time of each task of the trace; where service times are drawn, the mean of it."""
         assert self.trace is not None
@@ -199,9 +206,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         trace = self.trace
         assert trace is not None
         drawn = self._draw() if self.service is not None or self.durations else None
-        stretch = 1.0
-        if self.load is not None and trace.span_s:
-            stretch = self._work_of_trace() / (trace.span_s * self.capacity) / self.load
+        stretch = self._stretch
 
         def arrivals(rng: random.Random) -> Iterator[Arrival]:
             for number, at_s in enumerate(trace.arrivals):
@@ -224,6 +229,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.trace.source} has no pauses: all tasks arrive at once",
                 why=f"no stretch of them makes a load of {self.load:g}",
             )
+        if self.trace is not None and (span_s := self.trace.arrivals[-1] * self._stretch) > SPAN_S_MAX:
+            why = f"at most {SPAN_S_MAX:g} s from first to last arrival"
+            raise ConfigError("load", f"{self.load:g} stretches {self.trace.source} to {span_s:g} s", why=why)
         widest = [("cpus", self.slots, one.cpus) for one in self.classes]
         for column, had, most in [*widest, *(("gpus", self.gpus, one.gpus) for one in self.classes)]:
             if most > had:
