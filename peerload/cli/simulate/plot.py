@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.cli.simulate.report import is_one_size
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.sim.outcome import bounds
@@ -83,7 +82,8 @@ def draw(path: str, scenarios: Sequence[Scenario], results: Sequence[dict[str, A
     figure = Figure(figsize=INCHES, layout="constrained")
     axes = figure.add_subplot()
     fine = [one["mean_response"] for one in results if one["stable"] is not False]
-    bound = _draw_bounds(axes, scenarios) if is_one_size(results) else 0.0
+    is_one_size = len({(scenario.nodes, scenario.slots) for scenario in scenarios}) == 1
+    bound = _draw_bounds(axes, scenarios) if is_one_size else 0.0
     top = max([bound, *fine]) or max(one["mean_response"] for one in results)
     top *= ROOM_ABOVE
     beyond: Counter[float] = Counter()
@@ -92,7 +92,7 @@ def draw(path: str, scenarios: Sequence[Scenario], results: Sequence[dict[str, A
     _explain(axes, results, is_beyond=bool(beyond))
     first, scenario = results[0], scenarios[0]
     unit = "s" if scenario.is_in_seconds else "mean service times"
-    size = f"{counted(scenario.nodes, 'node')} of {counted(scenario.slots, 'slot')}, " * is_one_size(results)
+    size = f"{counted(scenario.nodes, 'node')} of {counted(scenario.slots, 'slot')}, " * is_one_size
     axes.set_title(f"{size}arrivals {first['arrivals']}, service {first['service']}")
     axes.set_xlabel("load")
     low, high = min(one["load"] for one in results), max(one["load"] for one in results)

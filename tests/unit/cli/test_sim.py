@@ -366,7 +366,9 @@ def test_a_comparison_as_table_csv_and_json(capsys: pytest.CaptureFixture[str], 
     assert [(one["policy"], one["load"]) for one in found["results"]] == [
         (policy, load) for policy in ("none", "receiver") for load in (0.5, 0.6, 0.7)
     ]
-    assert found["bounds"][0] == {"load": 0.5, "one_queue": pytest.approx(1.33333), "no_sharing": 2.0}
+    assert found["bounds"][0] == {
+        "load": 0.5, "nodes": 2, "slots": 1, "one_queue": pytest.approx(1.33333), "no_sharing": 2.0,
+    }  # fmt: skip
     written = (tmp_path / "curves.csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(io.StringIO(written)))
     assert [float(row["mean_response"]) for row in rows] == [one["mean_response"] for one in found["results"]]
@@ -464,6 +466,20 @@ def test_no_line_is_drawn_to_what_is_not_stable_and_none_of_it_leaves_the_pictur
     assert [text.get_text() for text in axes.texts] == ["?"]
     assert {"not sure: see the table", "at the upper edge: beyond it"} <= drawn.keys()
     assert axes.get_xlim()[1] > 1.1
+
+
+@pytest.mark.long
+def test_no_bound_is_drawn_for_several_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_args, **_more: figures.append(self))
+    made = scenarios("--policy", "none", "--load", "0.5:0.8:2", "--sweep", "nodes=2,4")
+    results = [played(one.label, one.load or 0.0, 2.0, stable=True) for one in made]
+    for shown in (made[:2], made):
+        plot.draw(str(tmp_path / "curves.svg"), shown, results[: len(shown)])
+    drawn = [[str(line.get_label()) for line in figure.axes[0].lines] for figure in figures]
+    assert [any(label.startswith("M/M/") for label in labels) for labels in drawn] == [True, False]
 
 
 def test_a_footnote_is_one_line_a_policy_and_kind_of_warning() -> None:
