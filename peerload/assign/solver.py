@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from peerload.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from peerload.assign.program import Program
+    from peerload.assign.program import Limit, Program, ProgramTask
 
 EXACT_TASKS_MAX, EXACT_NODES_MAX = 12, 5
 """Programs up to this size are solved exactly, whatever their limits."""
@@ -39,9 +39,11 @@ class Assignment(NamedTuple):
         return self.execution + self.communication
 
     @property
-    def gap(self) -> float:
-        """Share of the bound by which it may cost more than the optimum, at most."""
-        return max(self.total - self.bound, 0.0) / self.bound if self.bound > EPSILON else self.total - self.bound
+    def gap(self) -> float | None:
+        """Share of the bound by which it may cost more than the optimum, at most; None if the bound is 0, which says nothing."""
+        if self.total <= self.bound:
+            return 0.0
+        return (self.total - self.bound) / self.bound if self.bound > EPSILON else None
 
 
 def solve(program: Program) -> Assignment:
@@ -138,28 +140,56 @@ def lower_bound(program: Program, total: float) -> float:
     """Cost below which no assignment is: a Lagrangian relaxation. Each node chooses its tasks by a cut of its own, each pair apart
     counting half, and pays for each task a price that the task gets from its nodes in all; any prices give a bound. They
     are raised for tasks that no node chooses, and lowered for those that several do, by a share of what the bound lacks to
-    ``total``, the cost of some assignment (Polyak's steps)."""
-    prices = [min(task.costs) for task in program.tasks]
+    ``total``, the cost of some assignment (Polyak's steps). A task pays for its part of each limit of its node, at a rate that is
+    raised where the node chooses more than its limit, and lowered, to no less than 0, where it chooses less."""
+    costs = [
+        [cost if _may_run(task, limit) else math.inf for cost, limit in zip(task.costs, program.limits, strict=True)]
+        for task in program.tasks
+    ]
+    prices = [min(row) for row in costs]
+    limits = [(node, parts, 0.0) for node in range(len(program.nodes)) for parts in _parts(program, node)]
     halves = {pair: cost / 2 for pair, cost in program.apart.items()}
     best, share = sum(prices), 1.0
     work = len(program.nodes) * len(prices) * (len(prices) + len(halves))
-    for _ in range(min(BOUND_STEPS, max(BOUND_WORK // work, BOUND_STEPS_MIN))):
-        value, chosen = sum(prices), [0] * len(prices)
+    for _ in range(min(BOUND_STEPS * (1 + bool(limits)), max(BOUND_WORK // work, BOUND_STEPS_MIN))):
+        value, chosen = sum(prices) - sum(rate for _, _, rate in limits), list[set[int]]()
         for node in range(len(program.nodes)):
-            worth = [task.costs[node] - price for task, price in zip(program.tasks, prices, strict=True)]
+            worth = [row[node] - price for row, price in zip(costs, prices, strict=True)]
+            for parts, rate in ((parts, rate) for where, parts, rate in limits if where == node and rate):
+                worth = [one + rate * part for one, part in zip(worth, parts, strict=True)]
             taken = cut([max(one, 0.0) for one in worth], [max(-one, 0.0) for one in worth], halves)
             value += sum(worth[task] for task in taken)
             value += sum(cost for (one, other), cost in halves.items() if (one in taken) != (other in taken))
-            for task in taken:
-                chosen[task] += 1
-        off = sum((1 - count) ** 2 for count in chosen)
+            chosen.append(taken)
+        missing = [1 - sum(task in taken for taken in chosen) for task in range(len(prices))]
+        over = [sum(parts[task] for task in chosen[node]) - 1 for node, parts, _ in limits]
+        over = [0.0 if one < 0 and not rate else one for one, (_, _, rate) in zip(over, limits, strict=True)]
+        off = sum(one**2 for one in (*missing, *over))
         share = share if value > best else share * 0.8
         best = max(best, value)
         if not off or best >= total - EPSILON:
             break
         step = share * (total - value) / off
-        prices = [price + step * (1 - count) for price, count in zip(prices, chosen, strict=True)]
+        prices = [price + step * one for price, one in zip(prices, missing, strict=True)]
+        limits = [
+            (node, parts, max(rate + step * one, 0.0)) for (node, parts, rate), one in zip(limits, over, strict=True)
+        ]
     return best
+
+
+def _may_run(task: ProgramTask, limit: Limit) -> bool:
+    return limit.tasks >= 1 and task.mem_bytes <= limit.mem_bytes
+
+
+def _parts(program: Program, node: int) -> Iterator[list[float]]:
+    """For each limit of a node that all tasks together exceed, the part of it that each task takes."""
+    limit = program.limits[node]
+    for most, needs in (
+        (math.floor(limit.tasks) if math.isfinite(limit.tasks) else math.inf, [1.0] * len(program.tasks)),
+        (limit.mem_bytes, [float(task.mem_bytes) for task in program.tasks]),
+    ):
+        if 0 < most < sum(needs):
+            yield [need / most for need in needs]
 
 
 # -- the heuristic -------------------------------------------------------------------------------------------------------

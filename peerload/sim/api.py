@@ -13,9 +13,12 @@ import html
 import io
 from typing import TYPE_CHECKING, Any
 
+from peerload import __version__
+from peerload.model.errors import ConfigError
 from peerload.sim.outcome import outcome
 from peerload.sim.replication import CONTROL
 from peerload.sim.scenario import Scenario, play, tasks_for
+from peerload.sim.service import read_service
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,8 +57,12 @@ def run(
     **others: Any,  # noqa: ANN401 -- of any field
 ) -> Table:
     """Simulate presets, by name or path, at loads → a row each: what was asked, and every metric with half of its 95 %
-    interval. ``others``: fields of `Scenario`, such as ``changes=(("threshold", 2),)`` or ``speeds``. Equal seeds give equal
-    tasks to all policies. Raises ConfigError."""
+    interval. ``others``: fields of `Scenario`, such as ``changes=(("threshold", 2),)`` or ``speeds``; ``service`` may be a text.
+    Equal seeds give equal tasks to all policies. Raises ConfigError."""
+    if replications < 1:
+        raise ConfigError("replications", f"{replications} is out of range", why="allowed: 1 or more")
+    if isinstance(others.get("service"), str):
+        others["service"] = read_service(others["service"])
     table = Table()
     for policy in [policies] if isinstance(policies, str) else policies:
         for load in [loads] if isinstance(loads, float | int) else loads:
@@ -75,6 +82,7 @@ def run(
                 "load": load,
                 "tasks": length,
                 "seed": seed,
+                "version": __version__,
             }
             row |= {"replications": replications, "stable": found.is_stable, "warnings": "; ".join(found.warnings)}
             for name, interval in found.metrics.items():

@@ -16,7 +16,7 @@ from peerload.sim.scenario import TASKS_MOST, TASKS_USUAL, Scenario
 from peerload.sim.service import ServiceTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from peerload.sim.replication import Sample
 
@@ -189,8 +189,9 @@ def outcome(scenario: Scenario, samples: Sequence[Sample]) -> Outcome:
     metrics = intervals(samples, _independent(scenario, samples))
     is_stable, warnings = _stability(scenario, samples)
     one_queue, no_sharing = bounds(scenario, scenario.offered_load)
-    if is_stable:
+    if is_stable or (is_stable is None and scenario.trace is None):
         warnings += _too_short(scenario, metrics["mean_response"].value)
+    if is_stable:
         warnings += _too_good(scenario, metrics["mean_response"], one_queue)
         warnings += _without_interval(scenario, metrics["mean_response"])
     warnings += _incomplete(samples, is_stable=is_stable, is_recorded=scenario.trace is not None)
@@ -328,6 +329,18 @@ def more(found: Outcome, precision: float, most: int) -> int:
     return min(max(math.ceil(len(found.means) * min(factor, 8.0)), len(found.means) + 1), most)
 
 
+def warned(found: Outcome, precision: float) -> Outcome:
+    """The outcome, with a warning if its interval is not within this share of the mean."""
+    mean = found.mean_response
+    if mean.half <= precision * mean.value:
+        return found
+    reached = (
+        f"±{100 * mean.half / mean.value:.2g} % was reached" if math.isfinite(mean.half) else "there is no interval"
+    )
+    warning = f"a precision of ±{100 * precision:.2g} % was wanted, and {reached}"
+    return msgspec.structs.replace(found, warnings=[*found.warnings, warning])
+
+
 def paired(better: Sequence[float], than: Sequence[float]) -> Interval:
     """Share of the mean response by which the first is lower than the second, from pairs of replications with the same
     tasks: chance that both share does not count (common random numbers)."""
@@ -350,6 +363,26 @@ def longer(scenario: Scenario, found: Outcome) -> Scenario | None:
     if warm_up <= scenario.warm_up:
         return None
     return msgspec.structs.replace(scenario, tasks=tasks, warm_up=warm_up)
+
+
+def alike(found: Mapping[int, tuple[Scenario, Outcome]]) -> dict[int, Scenario]:
+    """Of the scenarios of one command, by index, the stable ones that are shorter than another with the same workload, each with the
+    length of that, so that they make pairs. One that would be more than GROWS_AGAIN times as long stays as it is."""
+    longest: dict[tuple[object, ...], Scenario] = {}
+    stable = {index: scenario for index, (scenario, outcome_) in found.items() if outcome_.is_stable}
+    for scenario in sorted(stable.values(), key=lambda scenario: scenario.tasks):
+        longest[_workload(scenario)] = scenario
+    equal = {}
+    for index, scenario in stable.items():
+        other = longest[_workload(scenario)]
+        if scenario.tasks < other.tasks <= GROWS_AGAIN * scenario.tasks:
+            equal[index] = msgspec.structs.replace(scenario, tasks=other.tasks, warm_up=other.warm_up)
+    return equal
+
+
+def _workload(scenario: Scenario) -> tuple[object, ...]:
+    """Everything in which the workloads of one command may differ, but for the number of tasks."""
+    return scenario.load, scenario.nodes, scenario.slots, scenario.transfer_s, scenario.message_s
 
 
 # -- bounds from queueing theory: nodes that share nothing, and one queue for all slots --------------------

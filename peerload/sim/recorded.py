@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import heapq
 import io
+import itertools
 import json
 import math
 from array import array
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 
 TASKS_MAX = 1_000_000
 NAME_CHARS_MAX = 128
-TIME_S_MAX = 1e12
-DURATION_S_MAX = 1e9
+TIME_S_MAX = 1e10
+"""Bound on an arrival, which may be a Unix time."""
+DURATION_S_MAX = SPAN_S_MAX = 1e9
+"""Bounds on a duration and on the time between the first and the last arrival: a simulation costs time also where nothing happens."""
 CPUS_MAX, GPUS_MAX = 65_536, 1024
 
 WHOLE = ("arrival", "duration")
@@ -59,10 +62,6 @@ class TaskTrace(msgspec.Struct, frozen=True):
         """Time during which tasks arrived: the n - 1 pauses between them, and one more."""
         count = len(self.arrivals)
         return self.arrivals[-1] * count / (count - 1) if count > 1 else 0.0
-
-    @property
-    def work_s(self) -> float:
-        return sum(duration * max(math.ceil(cpus), 1) for duration, cpus in zip(self.durations, self.cpus, strict=True))
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -95,16 +94,20 @@ def read_public(source: str, text: str, kind: str, slots: int, gpus: int, *, tas
         rows = _bounded(rows, source, "only the first N of them:  --tasks N")
     first = heapq.nsmallest(most, rows, key=lambda row: row.arrival)
     notes = public.notes()
-    return msgspec.structs.replace(_sorted(source, first, {}, "; ".join(notes)), notes=tuple(notes))
+    if not first:
+        raise ConfigError("trace", f"{source} has no tasks", why="; ".join(notes), hint=PUBLIC_HINTS[kind])
+    return msgspec.structs.replace(_sorted(source, first, {}), notes=tuple(notes))
 
 
-def _sorted(source: str, rows: list[_Row], names: dict[str, float], why: str = "") -> TaskTrace:
+def _sorted(source: str, rows: list[_Row], names: dict[str, float]) -> TaskTrace:
     if not rows:
-        raise ConfigError(
-            "trace", f"{source} has no tasks", why=why, hint="a header and one line a task, as CSV or JSON lines"
-        )
+        raise ConfigError("trace", f"{source} has no tasks", hint="a header and one line a task, as CSV or JSON lines")
     numbers = {name: number for number, name in enumerate(sorted(names, key=names.__getitem__))}
     start = rows[0].arrival
+    if (span_s := rows[-1].arrival - start) > SPAN_S_MAX:
+        raise ConfigError(
+            "trace", f"{source} spans {span_s:g} s", why=f"at most {SPAN_S_MAX:g} s from first to last arrival"
+        )
     return TaskTrace(
         source,
         array("d", (row.arrival - start for row in rows)),
@@ -137,21 +140,25 @@ def _rows(source: str, text: str, needed: tuple[str, ...]) -> Iterator[tuple[int
     if text.lstrip()[:1] == "{":
         yield from _json_rows(source, text)
         return
-    reader = csv.reader(io.StringIO(text))
     header: list[str] | None = None
+    for number, cells in _cells(source, text):
+        if not any(cell.strip() for cell in cells):
+            continue
+        if header is None:
+            header = [cell.strip().lower() for cell in cells]
+            _check_header(source, header, needed)
+            continue
+        if len(cells) != len(header):
+            raise ConfigError("trace", f"{source}:{number}: {len(cells)} columns", why=f"its header has {len(header)}")
+        yield number, dict(zip(header, cells, strict=True))
+
+
+def _cells(source: str, text: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of each row of a CSV. Raises ConfigError if it is none."""
+    reader = csv.reader(io.StringIO(text))
     try:
         for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if header is None:
-                header = [cell.strip().lower() for cell in cells]
-                _check_header(source, header, needed)
-                continue
-            if len(cells) != len(header):
-                raise ConfigError(
-                    "trace", f"{source}:{reader.line_num}: {len(cells)} columns", why=f"its header has {len(header)}"
-                )
-            yield reader.line_num, dict(zip(header, cells, strict=True))
+            yield reader.line_num, cells
     except csv.Error as error:
         raise ConfigError("trace", f"{source}:{reader.line_num}: no CSV", why=str(error)) from None
 
@@ -215,18 +222,28 @@ def _number(where: str, fields: dict[str, Any], column: str, default: float | No
     return number
 
 
+PUBLIC_HINTS = {
+    "swf": "18 fields a line, one line a job",
+    "google": "a CSV with header, or JSON lines, of instance events",
+    "alibaba": "a CSV of GPU tasks of 2020, or of pods of 2023 with header",
+}
 LINES_NAMED = 3
+SWF_PARTS = ("2", "3", "4")
+"""Status of a part of a job, between two interruptions; another line sums the job up."""
 ALIBABA_2020 = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type",
 )  # fmt: skip
 """Columns of `pai_task_table.csv`, which has no header."""
 INSTANCES_MAX = 100_000
 GOOGLE_ENDS = {"4": "EVICT", "5": "FAIL", "6": "FINISH", "7": "KILL", "8": "LOST"}
-GOOGLE_TYPES = {"0": "SUBMIT", "3": "SCHEDULE", **GOOGLE_ENDS}
+GOOGLE_BETWEEN = {"1": "QUEUE", "2": "ENABLE", "9": "UPDATE_PENDING", "10": "UPDATE_RUNNING"}
+GOOGLE_TYPES = {"0": "SUBMIT", "3": "SCHEDULE", **GOOGLE_ENDS, **GOOGLE_BETWEEN}
 GOOGLE_NEVER = 2**63 - 1
 """Time of what happened after the end of the trace; 0 is that of what happened before its beginning."""
 Public = tuple[float, float, float, int]
 """Arrival and duration in s, cores, GPUs."""
+Read = tuple[int, int, Public]
+"""Number of a line, and the number of tasks that it stands for, all alike."""
 
 
 class _Left(Exception):
@@ -244,11 +261,12 @@ class PublicTrace:
         self.left: dict[str, list[int]] = {}
 
     def rows(self) -> Iterator[Public]:
-        for line, (arrival, duration, cpus, gpus) in self._read():
+        for line, count, task in self._read():
+            _, _, cpus, gpus = task
             if cpus > self._slots or gpus > self._gpus:
                 self._leave(line, "wider than a node")
             else:
-                yield arrival, duration, cpus, gpus
+                yield from itertools.repeat(task, count)
 
     def notes(self) -> list[str]:
         """Notes on lines left out, one for each reason."""
@@ -261,8 +279,9 @@ class PublicTrace:
     def _leave(self, line: int, reason: str) -> None:
         self.left.setdefault(reason, []).append(line)
 
-    def _swf(self) -> Iterator[tuple[int, Public]]:
-        """18 fields a line: 2 submitted, 4 run time, 5 processors given, 8 asked for; -1: not known; `;` begins a comment."""
+    def _swf(self) -> Iterator[Read]:
+        """18 fields a line: 2 submitted, 4 run time, 5 processors given, 8 asked for, 11 status; -1: not known; `;` begins a
+        comment."""
         for number, line in enumerate(self._text.splitlines(), 1):
             if not line.strip() or line.lstrip().startswith(";"):
                 continue
@@ -270,20 +289,24 @@ class PublicTrace:
                 fields = line.split()
                 if len(fields) < 18:  # noqa: PLR2004 -- of the format
                     raise _Left("fewer than 18 fields")  # noqa: TRY301 -- one place for all reasons
+                if fields[10] in SWF_PARTS:
+                    raise _Left("a part of a job that another line sums up")  # noqa: TRY301 -- as above
                 arrival, duration, given, asked = (
                     _numeric(fields[place - 1], f"field {place}") for place in (2, 4, 5, 8)
                 )
-                yield number, _checked(arrival, duration, max(given, 0) or max(asked, 0) or 1.0, 0)
+                yield number, 1, _checked(arrival, duration, max(given, 0) or max(asked, 0) or 1.0, 0)
             except _Left as left:
                 self._leave(number, str(left))
 
-    def _alibaba(self) -> Iterator[tuple[int, Public]]:
+    def _alibaba(self) -> Iterator[Read]:
         """2020: tasks of several instances; 2023: pods. cpu and gpu are in hundredths or thousandths."""
         for number, row in self._table(ALIBABA_2020, ("end_time", "deletion_time")):
             try:
                 if "creation_time" in row:
                     arrival = _numeric(row["creation_time"], "creation_time")
-                    begun = _numeric(row.get("scheduled_time") or row["creation_time"], "scheduled_time")
+                    if "scheduled_time" in row and row["scheduled_time"] in ("", None):
+                        raise _Left("never scheduled")  # noqa: TRY301 -- one place for all reasons
+                    begun = _numeric(row.get("scheduled_time", row["creation_time"]), "scheduled_time")
                     duration = _numeric(row.get("deletion_time"), "deletion_time") - begun
                     cpus, gpus = (
                         _numeric(row.get("cpu_milli"), "cpu_milli") / 1000,
@@ -302,17 +325,19 @@ class PublicTrace:
             except _Left as left:
                 self._leave(number, str(left))
                 continue
-            for _ in range(int(count)):
-                yield number, task
+            yield number, int(count), task
 
-    def _google(self) -> Iterator[tuple[int, Public]]:
+    def _google(self) -> Iterator[Read]:
         """Events of instances: submitted, scheduled, ended, in µs. What has not ended is left out."""
         begun: dict[tuple[str, str], dict[str, float]] = {}
         lines: dict[tuple[str, str], int] = {}
         for number, row in self._table((), ("collection_id",)):
             event = str(row.get("type", ""))
             event = GOOGLE_TYPES.get(event, event)
+            if event in GOOGLE_BETWEEN.values():
+                continue
             if event not in GOOGLE_TYPES.values():
+                self._leave(number, "no known type of event")
                 continue
             key = str(row.get("collection_id")), str(row.get("instance_index") or "0")
             try:
@@ -334,7 +359,7 @@ class PublicTrace:
             except _Left as left:
                 self._leave(number, str(left))
                 continue
-            yield number, task
+            yield number, 1, task
         for key in begun:
             self._leave(lines[key], "not ended in the trace")
 
@@ -344,9 +369,8 @@ class PublicTrace:
         if self._text.lstrip()[:1] == "{":
             yield from self._json_lines()
             return
-        reader = csv.reader(io.StringIO(self._text))
         header: list[str] = []
-        for cells in reader:
+        for number, cells in _cells(self._source, self._text):
             if not header:
                 first = [cell.strip().lower() for cell in cells]
                 header = first if set(first) & set(expected) else list(default)
@@ -355,9 +379,9 @@ class PublicTrace:
                 if header == first:
                     continue
             if len(cells) == len(header):
-                yield reader.line_num, dict(zip(header, cells, strict=True))
+                yield number, dict(zip(header, cells, strict=True))
             elif cells:
-                self._leave(reader.line_num, f"not {len(header)} columns")
+                self._leave(number, f"not {len(header)} columns")
 
     def _json_lines(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(self._text.splitlines(), 1):
@@ -384,8 +408,12 @@ def _numeric(value: object, column: str) -> float:
 def _checked(arrival: float, duration: float, cpus: float, gpus: int) -> Public:
     if arrival < 0:
         raise _Left("no time of arrival")
+    if arrival > TIME_S_MAX:
+        raise _Left(f"an arrival after {TIME_S_MAX:g} s")
     if duration <= 0:
         raise _Left("no run time")
+    if duration > DURATION_S_MAX:
+        raise _Left(f"a run time of more than {DURATION_S_MAX:g} s")
     if cpus <= 0:
         raise _Left("no cores")
     return arrival, duration, cpus, gpus

@@ -70,7 +70,7 @@ class Setup(msgspec.Struct, frozen=True):
     """Everything that a run needs: policies, nodes, arrival rates, service times and delays.
 
     recorded: the arrivals themselves, in place of a Poisson stream; its nodes are then those named there, and the rates
-    are what policies with a-priori knowledge are told; mean_service_s: on a node of speed 1; modulation: of
+    are what policies with a-priori knowledge are told; mean_slot_s: of a task, on a node of speed 1; modulation: of
     the rates over time; classes: a mix of tasks in place of ``service``.
     """
 
@@ -83,7 +83,7 @@ class Setup(msgspec.Struct, frozen=True):
     gpus: int = 0
     config: CoreConfig = IDEAL_CONFIG
     recorded: Callable[[random.Random], Iterator[Arrival]] | None = None
-    mean_service_s: float = 1.0
+    mean_slot_s: float = 1.0
     modulation: Modulation | None = None
     classes: tuple[TaskClass, ...] = ()
 
@@ -144,7 +144,8 @@ class Replication:
         for node in self.cluster.nodes.values():
             if setup.rates and (inform := getattr(node.state.policies.sender, "inform", None)) is not None:
                 works = zip(self.cluster.nodes, setup.rates, strict=False)
-                inform({name: rate * setup.mean_service_s for name, rate in works}, setup.delays.transfer_s)
+                transfer = setup.delays.transfer_s / (setup.mean_slot_s or 1.0)
+                inform({name: rate * setup.mean_slot_s for name, rate in works}, transfer)
         self.watch = watch
         self._passed = passed
         self._numbers = {name: index for index, name in enumerate(self.cluster.nodes)}
@@ -154,7 +155,7 @@ class Replication:
         self._slots = sum(setup.slots)
         self._work_s, self._offered = 0.0, 0.0
         if setup.recorded is None and setup.modulation is None and not setup.classes:
-            self._offered = sum(setup.rates) * setup.mean_service_s
+            self._offered = sum(setup.rates) * setup.mean_slot_s
         self._arrivals = self._summed(setup.arrivals(random.Random(f"{seed} workload")))  # noqa: S311 -- a seeded simulation
         self._left = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from peerload.model.config import CoreConfig
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset
 from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, Delays
-from peerload.sim.recorded import TaskTrace
+from peerload.sim.recorded import SPAN_S_MAX, TaskTrace
 from peerload.sim.replication import WARM_UP_S, Replication, Setup, measure, warm_up_of
 from peerload.sim.service import Draw, Modulation, ServiceTimes, TaskClass, draw_of
 from peerload.sim.utilization import UtilizationMonitor, check_modelled, readings_of
@@ -32,6 +33,7 @@ TASKS_AT_REST, TASKS_AT_REST_COMPARED = 2_000, 1_000
 within the first two bounds above; never fewer than twice the warm-up. Where that turns out to be too short, the
 scenario is repeated, up to the third bound (`outcome.longer`)."""
 
+LOAD_MAX, DELAY_S_MAX = 10.0, 1e6
 LIVE = CoreConfig()
 TIMINGS_REFERENCE = ("settle_s",)
 TIMINGS_LIVE = ("settle_s", "tell_s_min", "retry_s_min", "retry_s_max", "answer_backoff_s", "answer_wait_s")
@@ -104,9 +106,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _mean_slot_s(self) -> float:
-        """Mean slot time of a task in a mix: one of several cpus takes as many slots; 0: no mix."""
+        """Mean slot time of a task: one of several cpus takes as many slots."""
+        if self.trace is not None:
+            return self._work_of_trace() / len(self.trace)
+        if not self.classes:
+            return self.mean_service_s
         work = sum(one.share * one.mean * max(math.ceil(one.cpus), 1) for one in self.classes)
-        return work / sum(one.share for one in self.classes) if self.classes else 0.0
+        return work / sum(one.share for one in self.classes)
 
     @property
     def offered_load(self) -> float:
@@ -118,14 +124,29 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return self._work_of_trace() / (self.trace.span_s * self.capacity)
 
     def _work_of_trace(self) -> float:
+        return sum(self._slot_times())
+
+    @property
+    def _stretch(self) -> float:
+        """Factor on the pauses of the trace that makes the load."""
+        if self.load is None or self.trace is None or not self.trace.span_s:
+            return 1.0
+        return self._work_of_trace() / (self.trace.span_s * self.capacity) / self.load
+
+    def _slot_times(self) -> Iterator[float]:
+        """Slot time of each task of the trace; where service times are drawn, the mean of it."""
         assert self.trace is not None
-        if self.service is None and not self.durations:
-            return self.trace.work_s
-        slots = sum(max(math.ceil(cpus), 1) for cpus in self.trace.cpus)
-        return self.mean_service_s * slots
+        is_drawn = self.service is not None or bool(self.durations)
+        durations = itertools.repeat(self.mean_service_s) if is_drawn else self.trace.durations
+        return (max(math.ceil(cpus), 1) * duration for cpus, duration in zip(self.trace.cpus, durations, strict=False))
 
     def _policies(self) -> PolicySet:
         return load_preset(self.policy, is_reference=not self.is_live, changes=self.changes)
+
+    @property
+    def is_central(self) -> bool:
+        """True if tasks are submitted at a head node."""
+        return self._policies().is_central
 
     def unused_readings(self) -> set[str]:
         """The readings of GPUs by which the load policy goes, if no node has one."""
@@ -143,7 +164,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             gpus=self.gpus,
             config=self._config(),
             recorded=self._recorded() if self.trace is not None else None,
-            mean_service_s=self.mean_service_s,
+            mean_slot_s=self._mean_slot_s,
             modulation=self.modulation,
             classes=self.classes,
         )
@@ -157,11 +178,21 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(config, answer_wait_s=max(config.answer_wait_s, ANSWERS_LATE * on_the_way_s))
 
     def _rates(self) -> list[float]:
-        if self.trace is not None and not (self.trace.span_s and self.mean_service_s):
+        """Arrival rate of each node; of a trace its work over the span, in tasks of mean slot time."""
+        if self.trace is not None and not (self.trace.span_s and self._mean_slot_s):
             return [0.0] * self.nodes
-        hot = self.hot or self.nodes
-        rate = self.offered_load * self.capacity / (self._mean_slot_s or self.mean_service_s)
-        return [rate / hot] * hot + [0.0] * (self.nodes - hot)
+        rate = self.offered_load * self.capacity / self._mean_slot_s
+        if self.trace is None:
+            hot = self.hot or self.nodes
+            return [rate / hot] * hot + [0.0] * (self.nodes - hot)
+        works, anywhere = [0.0] * self.nodes, 0.0
+        for home, work in zip(self.trace.homes, self._slot_times(), strict=True):
+            if home >= 0:
+                works[home % self.nodes] += work
+            else:
+                anywhere += work
+        total = sum(works) + anywhere
+        return [rate * (work + anywhere / self.nodes) / total for work in works]
 
     def _draw(self) -> Draw:
         durations = self.durations
@@ -175,9 +206,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         trace = self.trace
         assert trace is not None
         drawn = self._draw() if self.service is not None or self.durations else None
-        stretch = 1.0
-        if self.load is not None and trace.span_s:
-            stretch = self._work_of_trace() / (trace.span_s * self.capacity) / self.load
+        stretch = self._stretch
 
         def arrivals(rng: random.Random) -> Iterator[Arrival]:
             for number, at_s in enumerate(trace.arrivals):
@@ -189,10 +218,20 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return arrivals
 
     def check(self) -> None:
-        """Validate the scenario. Raises ConfigError if some task could run nowhere, no work makes the load, or the
-        preset cannot be used."""
+        """Validate the scenario. Raises ConfigError if a value is out of range, some task could run nowhere, no work makes the
+        load, or the preset cannot be used."""
+        self._check_ranges()
         if self.load is not None and not self.mean_service_s:
             raise ConfigError("trace", "all durations are 0", why=f"no number of such tasks is a load of {self.load:g}")
+        if self.load is not None and self.trace is not None and not self.trace.span_s:
+            raise ConfigError(
+                "trace",
+                f"{self.trace.source} has no pauses: all tasks arrive at once",
+                why=f"no stretch of them makes a load of {self.load:g}",
+            )
+        if self.trace is not None and (span_s := self.trace.arrivals[-1] * self._stretch) > SPAN_S_MAX:
+            why = f"at most {SPAN_S_MAX:g} s from first to last arrival"
+            raise ConfigError("load", f"{self.load:g} stretches {self.trace.source} to {span_s:g} s", why=why)
         widest = [("cpus", self.slots, one.cpus) for one in self.classes]
         for column, had, most in [*widest, *(("gpus", self.gpus, one.gpus) for one in self.classes)]:
             if most > had:
@@ -208,9 +247,42 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                     )
         check_modelled(self._policies(), self.gpus, ("cpus_busy",))
 
+    def _check_ranges(self) -> None:
+        for key, least, most in (
+            ("nodes", 1, math.inf),
+            ("slots", 1, math.inf),
+            ("gpus", 0, math.inf),
+            ("tasks", 1, math.inf),
+            ("warm_up", 0, self.tasks - 1),
+            ("hot", 0, self.nodes),
+            ("transfer_s", 0, DELAY_S_MAX),
+            ("message_s", 0, DELAY_S_MAX),
+            ("head_s", 0, DELAY_S_MAX),
+        ):
+            value = getattr(self, key)
+            if not least <= value <= most:
+                upto = f" to {most:g}" if math.isfinite(most) else " or more"
+                raise ConfigError(key, f"{value!r} is out of range", why=f"allowed: {least}{upto}")
+        if self.load is not None:
+            _check_load(self.load)
+        if self.head_down and not (len(self.head_down) == 2 and all(0 <= one <= DELAY_S_MAX for one in self.head_down)):  # noqa: PLR2004 -- at, for
+            raise ConfigError(
+                "head_down", f"{self.head_down!r} is no outage", why=f"allowed: two times, 0 to {DELAY_S_MAX:g}"
+            )
+        if self.speeds and (len(self.speeds) != self.nodes or not all(0 < one < math.inf for one in self.speeds)):
+            raise ConfigError(
+                "speeds", f"{len(self.speeds)} for {self.nodes} nodes", why="allowed: a factor above 0 for each"
+            )
+
+
+def _check_load(load: float) -> None:
+    if not 0 < load <= LOAD_MAX:
+        raise ConfigError("load", f"{load!r} is out of range", why=f"allowed: more than 0, at most {LOAD_MAX:g}")
+
 
 def tasks_for(nodes: int, slots: int, load: float, *, several: bool = False) -> tuple[int, int]:
-    """Default length of a replication → number of tasks, and of these the warm-up."""
+    """Default length of a replication → number of tasks, and of these the warm-up. Raises ConfigError if this is no load."""
+    _check_load(load)
     rate = nodes * slots * load
     usual = (TASKS_AT_REST_COMPARED if several else TASKS_AT_REST) / max(1 - load, 1e-9)
     tasks = int(max(min(max(usual, TASKS_LEAST), TASKS_USUAL), 2 * WARM_UP_S * rate))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 
 from peerload.cli.simulate import report
+from peerload.cli.simulate.flags import reader
 from peerload.model.errors import ConfigError, UsageError
 from peerload.sim.energy_model import play_case, read_cases
 from tests.energy import fluid_model
@@ -349,14 +349,22 @@ def test_a_file_is_played_and_its_results_stand_beside_the_published_ones(tmp_pa
     cases["cases"] = [case for case in cases["cases"] if case["id"] in ("t1-unequal", "t2")]
     path = tmp_path / "cases.json"
     path.write_text(json.dumps(cases))
-    flags = Namespace(energy=str(path), **dict.fromkeys(report.OTHER_FLAGS))
-    found = report.energy_results(flags)
+    found = report.energy_results(reader().read(["--energy", str(path)]))
     assert {(case, run) for case, runs in found.items() for run in runs} >= report.PUBLISHED.keys()
     keys = "makespan_s wh joules_per_task mean_response_s mean_slowdown watts_at_end price late schedule"
     assert all(list(result) == keys.split() for runs in found.values() for result in runs.values())
     rows = {tuple(line.split()[:2]): line.split() for line in report.energy_lines(found)}
     for name, printed in report.PUBLISHED.items():
         assert [float(word) for word in rows[name][-2:]] == list(printed)
-    flags.nodes = 3
-    with pytest.raises(UsageError, match="--nodes"):
-        report.energy_results(flags)
+    others = (
+        "--nodes 3",
+        "--parquet x",
+        "--loads 0.1:0.9:0.1",
+        "--swf x",
+        "--slots 2",
+        "--class share=1",
+        "--head-cost 1",
+    )
+    for other in others:
+        with pytest.raises(UsageError, match=other.split()[0]):
+            report.energy_results(reader().read(["--energy", str(path), *other.split()]))

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from statistics import fmean
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,8 +14,10 @@ import pytest
 from peerload.policy.flows import bargaining, best_reply, nash, optimal, proportional
 from peerload.policy.registry import load_preset
 from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, CompletedTask, Delays, QueueingModel, profiles_of
+from peerload.sim.recorded import read_trace
 from peerload.sim.replication import Replication, Setup
 from peerload.sim.scenario import Scenario
+from peerload.sim.service import read_class, read_service
 
 IDEAL = Delays()
 
@@ -252,3 +255,30 @@ def test_a_policy_with_knowledge_is_told_the_rates_of_a_hot_spot() -> None:
     player.drain()
     moved = sum(player.remote[1:]) / 1000
     assert math.isclose(moved, 0.75, abs_tol=0.05)
+
+
+def told(scenario: Scenario) -> tuple[dict[str, float], float]:
+    """Work of each home and delay of a transfer as a policy with knowledge is told them, in mean slot times."""
+    sender: Any = next(iter(Replication(scenario.setup(), 1).cluster.nodes.values())).state.policies.sender
+    return dict(sender._known.works), sender._known.transfer
+
+
+def test_a_policy_with_knowledge_is_told_the_work_of_each_home_in_a_trace() -> None:
+    trace = read_trace("t", "arrival,duration,cpus,node\n0,6,1,ws1\n2,3,2,ws2\n4,6,1,ws1\n8,2,1,\n")
+    asked = Scenario(policy="static-optimal", nodes=2, slots=2, trace=trace, tasks=4, warm_up=0, is_live=True)
+    span_s = 8 * 4 / 3
+    assert told(asked)[0] == pytest.approx({"n1": 13 / span_s, "n2": 7 / span_s})
+    faster = msgspec.structs.replace(asked, load=2 * asked.offered_load)
+    assert told(faster)[0] == pytest.approx({"n1": 26 / span_s, "n2": 14 / span_s})
+    drawn = msgspec.structs.replace(asked, service=read_service("exp"))
+    assert told(drawn)[0] == pytest.approx(dict.fromkeys(("n1", "n2"), 2.5 * fmean(trace.durations) / span_s))
+
+
+def test_a_policy_with_knowledge_is_told_the_work_of_tasks_of_several_cpus() -> None:
+    classes = (read_class("share=0.5 cpus=2"), read_class("share=0.5 mean=3"))
+    asked = Scenario(
+        policy="static-optimal", nodes=2, slots=2, load=0.5, classes=classes, transfer_s=0.5, tasks=1, warm_up=0
+    )
+    works, transfer = told(asked)
+    assert sum(works.values()) == pytest.approx(0.5 * asked.capacity)
+    assert transfer == pytest.approx(0.5 / 2.5)

@@ -62,7 +62,7 @@ def tasks(trace: TaskTrace) -> list[tuple[float, float, float, int]]:
 def left_out(trace: TaskTrace) -> list[tuple[str, int]]:
     """Why rows are left out, and the first line that is for that."""
     notes = [note.partition("left out: ")[2].rstrip(")").partition(" (line ") for note in trace.notes]
-    return [(why, int(line)) for why, _, line in notes]
+    return [(why, int(line.partition(",")[0])) for why, _, line in notes]
 
 
 def test_standard_workload_format() -> None:
@@ -75,6 +75,26 @@ def test_standard_workload_format() -> None:
     assert tasks(read_public("t.swf", SWF, "swf", 4, 0, tasks=2)) == tasks(trace)[:2]
 
 
+def swf_line(submitted: str, run_s: str, status: int = 1) -> str:
+    return f"1 {submitted} -1 {run_s} 1 -1 -1 1 -1 -1 {status} 1 1 1 1 -1 -1 -1\n"
+
+
+def test_parts_of_a_job_do_not_count_beside_the_line_that_sums_it_up() -> None:
+    lines = [swf_line("0", "20", 0), *(swf_line("0", "10", status) for status in (2, 3, 4)), swf_line("9", "5", 5)]
+    trace = read_public("t.swf", "".join(lines), "swf", 1, 0)
+    assert list(trace.durations) == [20.0, 5.0]
+    assert left_out(trace) == [(Says.PART_OF_JOB(), 2)]
+
+
+def test_a_line_beyond_all_bounds_is_left_out() -> None:
+    lines = swf_line("0", "3") + swf_line("1", "1e300") + swf_line("1e18", "3")
+    trace = read_public("t.swf", lines, "swf", 1, 0)
+    assert tasks(trace) == [(0.0, 3.0, 1.0, 0)]
+    assert left_out(trace) == [(Says.RUNS_LONG("1e+09"), 2), (Says.ARRIVES_LATE("1e+10"), 3)]
+    with pytest.raises(ConfigError, match=r"t\.swf spans 5e\+09 s"):
+        read_public("t.swf", swf_line("0", "3") + swf_line("5e9", "3"), "swf", 1, 0)
+
+
 def test_alibaba_of_both_years() -> None:
     trace = read_public("t.csv", ALIBABA_2020, "alibaba", 8, 2)
     assert tasks(trace) == [(0.0, 60.0, 6.0, 1)] * 2 + [(20.0, 30.0, 1.0, 1)]
@@ -82,8 +102,19 @@ def test_alibaba_of_both_years() -> None:
         (Says.NO_NUMBER("end_time"), 2), (Says.NO_INSTANCES(), 4), ("not 10 columns", 5),
     ]  # fmt: skip
     trace = read_public("t.csv", ALIBABA_2023, "alibaba", 8, 2)
-    assert tasks(trace) == [(0.0, 60.0, 4.0, 1), (10.0, 30.0, 2.0, 0)]
-    assert left_out(trace) == [(Says.TOO_WIDE(), 4), (Says.NO_NUMBER("deletion_time"), 5)]
+    assert tasks(trace) == [(0.0, 60.0, 4.0, 1)]
+    assert left_out(trace) == [(Says.NOT_SCHEDULED(), 3), (Says.TOO_WIDE(), 4)]
+
+
+def test_a_line_of_several_instances_is_left_out_once() -> None:
+    wide = "j,worker,5,Terminated,0,100,400,10,0,\n" + ALIBABA_2020
+    (note, *_) = read_public("t.csv", wide, "alibaba", 3, 2).notes
+    assert note == f"2 of the lines of t.csv left out: {Says.TOO_WIDE()} (line 1, 2)"
+
+
+def test_a_table_that_is_no_csv_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"t\.csv:2: no CSV"):
+        read_public("t.csv", "name,creation_time,deletion_time\np,1," + "2" * 200_000 + "\n", "alibaba", 1, 0)
 
 
 def test_google_events_are_joined() -> None:
@@ -93,6 +124,8 @@ def test_google_events_are_joined() -> None:
         (Says.NEVER_SCHEDULED(), 10), (Says.OUTSIDE_TRACE(), 11),
         (Says.NEVER_ENDED(), 9),
     ]  # fmt: skip
+    events = GOOGLE.replace("5000000,2,7,1,", "5000000,77,7,1,\n5500000,,7,1,\n6000000,QUEUE,7,1,")
+    assert (Says.NO_EVENT(), 6) in left_out(read_public("t.csv", events, "google", 1, 0))
     rows = [line.split(",") for line in GOOGLE.splitlines()]
     as_json = [
         json.dumps({**dict(zip(rows[0][:4], row, strict=False)), "resource_request": {"cpus": row[4] or None}})

@@ -36,9 +36,8 @@ def test_columns_may_stand_in_any_order_and_others_are_ignored() -> None:
     assert (list(trace.arrivals), list(trace.durations), list(trace.cpus)) == ([0.0], [3.0], [1.0])
 
 
-def test_work_and_span() -> None:
-    trace = read_trace("mine", "arrival,duration,cpus\n0,4,1\n10,4,2.5\n20,4,1\n")
-    assert trace.work_s == 4 + 12 + 4
+def test_the_span_is_that_of_the_arrivals_and_a_pause() -> None:
+    trace = read_trace("mine", "arrival,duration\n0,4\n10,4\n20,4\n")
     assert trace.span_s == 30.0, "two pauses of 10 s and one more"
     assert read_trace("mine", "arrival,duration\n5,1\n").span_s == 0.0
 
@@ -59,6 +58,8 @@ def test_durations_alone_are_enough_to_draw_from() -> None:
         ("arrival,duration\n1,\n", "mine:2: duration is missing"),
         ("arrival,duration\n1,nan\n", "mine:2: duration is 'nan'"),
         ("arrival,duration\n-1,2\n", "mine:2: arrival is '-1'"),
+        ("arrival,duration\n1e12,2\n", "mine:2: arrival is '1e12'"),
+        ("arrival,duration\n0,2\n2e9,2\n", "mine spans 2e+09 s"),
         ("arrival,duration,cpus\n1,2,0\n", "mine:2: cpus is 0: allowed: more than 0"),
         ("arrival,duration,gpus\n1,2,0.5\n", "mine:2: gpus is 0.5: allowed: whole devices"),
         ("arrival,duration,node\n1,2," + "n" * 200 + "\n", "mine:2: node has 200 characters"),

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import peerload.sim
@@ -19,7 +20,7 @@ from peerload.cli.main import main
 from peerload.cli.simulate import flags, report
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset
-from peerload.sim.outcome import Interval, Outcome, more, paired
+from peerload.sim.outcome import Interval, Outcome, alike, more, paired, warned
 from peerload.sim.scenario import Scenario
 from tests.each import each
 from tests.wording import Says
@@ -64,7 +65,12 @@ def test_a_changed_parameter_holds_in_the_reference_model_too() -> None:
         ("--sweep threshold", USAGE),
         ("--sweep threshold=5..1", USAGE),
         ("--sweep threshold=1..x", USAGE),
-        ("--sweep nodes=0", CANNOT),
+        ("--sweep nodes=0", USAGE),
+        ("--sweep nodes=0..2", USAGE),
+        ("--sweep nodes=2.5", USAGE),
+        ("--sweep head_cost=-1,2", USAGE),
+        ("--sweep message-delay=soon", USAGE),
+        ("--sweep threshold=1..2 --sweep threshold=3..4", USAGE),
         ("--sweep patience=3", CANNOT),
         ("--loads 0.9:0.5:0.1", USAGE),
         ("--loads 0.5:0.9:0.1 --load 0.5", USAGE),
@@ -102,13 +108,80 @@ def test_pairs_share_chance_and_so_are_narrower_than_each() -> None:
     assert pair.half == pytest.approx(0.0)
     one = {"policy": "a", "load": 0.5, "nodes": 3, "stable": True, "means": base}
     assert report.pairs([one, {**one, "policy": "b", "nodes": 4}]) == []  # other tasks
+    assert report.pairs([one, {**one, "policy": "b", "tasks": 400}]) == []
     assert report.pairs([one, {**one, "policy": "b", "stable": False}]) == []
 
 
-def test_replications_follow_the_wanted_precision() -> None:
-    def found(half: float, replications: int = 4) -> Outcome:
-        return Outcome({"mean_response": Interval(10.0, half)}, True, [], [], 0, 0, None, None, (1.0,) * replications)
+def test_a_sweep_takes_flags_as_they_are_spelled_and_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [one.message_s for one in scenarios("--sweep", "message-delay=0,0.5")] == [0.0, 0.5]
+    assert main(["sim", "--sweep", "patience=3"]) == CANNOT
+    assert "message_delay" in capsys.readouterr().err
 
+
+def test_a_public_trace_is_read_for_each_number_of_slots(tmp_path: Path) -> None:
+    trace = tmp_path / "t.swf"
+    trace.write_text("".join(f"1 {cpus} -1 30 {cpus} {'-1 ' * 5}1 {'-1 ' * 7}\n" for cpus in (1, 4)), encoding="utf-8")
+    found = scenarios("--swf", str(trace), "--sweep", "slots=1,4")
+    assert [(one.slots, one.tasks) for one in found] == [(1, 1), (4, 2)]
+
+
+def test_bounds_belong_to_a_load_and_a_size(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sim", *QUICK, "--policy", "none", "--load", "0.5", "--sweep", "nodes=1,2"]
+    assert main([*words, "--json"]) == 0
+    bounds = json.loads(capsys.readouterr().out)["bounds"]
+    assert [(one["nodes"], one["no_sharing"], one["one_queue"]) for one in bounds] == [
+        (1, 2.0, 2.0), (2, 2.0, pytest.approx(4 / 3, rel=1e-5)),
+    ]  # fmt: skip
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "M/M" not in told
+    assert "1 node " not in told
+
+
+def outcome_of(half: float = 0.1, replications: int = 4, *, is_stable: bool = True) -> Outcome:
+    interval = {"mean_response": Interval(10.0, half)}
+    return Outcome(interval, is_stable, [], [], 0, 0, None, None, (1.0,) * replications)
+
+
+def test_stable_scenarios_are_played_as_long_as_the_longest_with_their_workload() -> None:
+    words = ["--compare", "none,threshold,receiver,adaptive", "--load", "0.8"]
+    first = scenarios(*words)[0]
+    lengths = {"none": 8000, "threshold": 3000, "receiver": 9000, "adaptive": 1000}
+    made = [msgspec.structs.replace(first, policy=policy, tasks=tasks) for policy, tasks in lengths.items()]
+    made[0] = msgspec.structs.replace(made[0], warm_up=2000)
+    found = {index: (one, outcome_of(is_stable=one.policy != "receiver")) for index, one in enumerate(made)}
+    ((index, one),) = alike(found).items()
+    assert (index, one.policy, one.tasks, one.warm_up) == (1, "threshold", 8000, 2000), "8 times as many cost too much"
+
+
+def test_the_table_says_that_lengths_differ() -> None:
+    told = {"policy": "a", "load": 0.5, "nodes": 3, "stable": True, "means": [2.0, 4.0], "tasks": 100}
+    (*_, last) = report._paired([told, {**told, "policy": "b", "tasks": 400}])
+    assert last.endswith("--tasks 400")
+    assert all("--tasks" not in line for line in report._paired([told, {**told, "policy": "b"}]))
+
+
+def test_a_precision_that_is_not_reached_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flags, "REPLICATIONS_MAX", 5)
+    assert main(["sim", *QUICK, "--policy", "none", "--precision", "0.5%", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["replications"] == 5
+    reached = f"{100 * told['ci95'] / told['mean_response']:.2g}"
+    assert told["warnings"][-1] == Says.IMPRECISE("0.5", reached)
+    assert warned(outcome_of(0.1), 0.01).warnings == []
+    assert len(warned(outcome_of(float("inf")), 0.01).warnings) == 1
+
+
+def test_flags_of_a_head_node_are_noted_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for policy, is_noted in (("none", True), ("none,central-fcfs", False)):
+        assert main(["sim", *QUICK, "--policy", policy, "--head-cost", "0.01"]) == 0
+        assert ("--head-cost" in capsys.readouterr().err) is is_noted
+
+
+def test_replications_follow_the_wanted_precision() -> None:
+    found = outcome_of
     assert more(found(0.05), 0.01, 1000) == 4
     assert more(found(0.2), 0.01, 1000) == 16
     assert more(found(9.0), 0.01, 1000) == 32
@@ -137,6 +210,31 @@ def test_a_wanted_precision_is_reached(capsys: pytest.CaptureFixture[str]) -> No
     assert told["replications"] == len(told["means"]) > 2
 
 
+@each(
+    ("changed", "key"),
+    [
+        ({"nodes": 0}, "nodes"),
+        ({"slots": 0}, "slots"),
+        ({"loads": -0.5}, "load"),
+        ({"loads": 0}, "load"),
+        ({"loads": float("nan"), "tasks": None}, "load"),
+        ({"replications": 0}, "replications"),
+        ({"tasks": 0}, "tasks"),
+        ({"tasks": 10, "warm_up": 10}, "warm_up"),
+        ({"speeds": (1.0,)}, "speeds"),
+        ({"speeds": (1.0, 0.0, 2.0)}, "speeds"),
+        ({"hot": 7}, "hot"),
+        ({"message_s": -1.0}, "message_s"),
+        ({"head_down": (1.0,)}, "head_down"),
+        ({"service": "normal"}, "service"),
+    ],
+)
+def test_the_python_interface_refuses_values_out_of_range(changed: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        peerload.sim.run("none", **{"nodes": 3, "tasks": 20, "replications": 1, **changed})
+    assert raised.value.key == key
+
+
 def test_the_python_interface_gives_a_table() -> None:
     table = peerload.sim.run(["none", "threshold"], loads=[0.5, 0.8], nodes=3, tasks=200, replications=2)
     assert [(row["policy"], row["load"]) for row in table] == [
@@ -146,6 +244,9 @@ def test_the_python_interface_gives_a_table() -> None:
     assert table == peerload.sim.run(["none", "threshold"], loads=[0.5, 0.8], nodes=3, tasks=200, replications=2)
     rows = list(csv.DictReader(io.StringIO(table.to_csv())))
     assert [float(row["mean_response"]) for row in rows] == [row["mean_response"] for row in table]
+    assert rows[0]["version"] == __version__
+    (drawn,) = peerload.sim.run("none", loads=0.5, nodes=3, tasks=100, replications=1, service="det")
+    assert drawn["mean_response"] != table[0]["mean_response"]
     assert table._repr_html_().count("<tr>") == 5
     (changed,) = peerload.sim.run("threshold", loads=0.5, nodes=3, tasks=100, changes=(("threshold", 1.0),))
     assert changed["policy"] == "threshold[threshold=1]"

@@ -409,6 +409,19 @@ def test_a_trace_of_tasks_that_take_no_time_is_played_and_makes_no_load(pause_s:
         scenario(trace=nothing, nodes=2, load=0.5).check()
 
 
+def test_no_load_can_be_made_of_a_trace_without_pauses() -> None:
+    at_once = read_trace("mine", "arrival,duration\n5,1\n5,2\n")
+    scenario(trace=at_once, nodes=2).check()
+    with pytest.raises(ConfigError, match=Says.NO_PAUSES("mine")):
+        scenario(trace=at_once, nodes=2, load=0.5).check()
+
+
+def test_a_load_that_stretches_a_trace_beyond_all_bounds_is_refused() -> None:
+    with pytest.raises(ConfigError) as raised:
+        scenario(trace=read_trace("mine", "arrival,duration\n0,1\n5,2\n"), nodes=2, load=1e-10).check()
+    assert raised.value.key == "load"
+
+
 def test_a_hot_spot_that_receivers_cannot_cope_with_is_called_unstable() -> None:
     found, _ = played(scenario(policy="receiver", nodes=20, hot=2, load=0.9, tasks=5000, warm_up=1250), 2)
     assert found.is_stable is False

@@ -66,8 +66,8 @@ class Companions:
         self._speeds = dict(zip(names, speeds, strict=True))
         self._slots = dict(zip(names, setup.slots, strict=True))
         capacity = [slots * speed for slots, speed in zip(setup.slots, speeds, strict=True)]
-        each = max(rate / one for rate, one in zip(setup.rates, capacity, strict=True)) * setup.mean_service_s
-        together = sum(setup.rates) * setup.mean_service_s / sum(capacity)
+        each = max(rate / one for rate, one in zip(setup.rates, capacity, strict=True)) * setup.mean_slot_s
+        together = sum(setup.rates) * setup.mean_slot_s / sum(capacity)
         self.loads = {"one_queue": together, "no_sharing": each, "asks_two": each}
         self.responses = {name: array("d") for name in queues}
         self._rng = random.Random(f"{seed} asks two")
@@ -172,7 +172,7 @@ def alone(
     ``is_over`` and LONGER_MIN / LONGER of them have."""
     queues = Companions(setup, seed, levels)
     arrivals = queues.seen(setup.arrivals(random.Random(f"{seed} alone")))
-    each, rate, at_s = max(tasks // LONGER_BATCHES, 1), sum(setup.rates) * setup.mean_service_s, 0.0
+    each, rate, at_s = max(tasks // LONGER_BATCHES, 1), sum(setup.rates) * setup.mean_slot_s, 0.0
     found: dict[str, list[float]] = {}
     for batch in range(-int(LONGER_BATCHES * ALONE_SETTLES), LONGER_BATCHES):
         began_s, work_s = at_s, 0.0

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import io
 import itertools
 import math
 import os
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerload.cli.common.options import Options, whole
 from peerload.model.errors import ConfigError, UsageError
 from peerload.sim.recorded import TaskTrace, read_public, read_trace
-from peerload.sim.scenario import Scenario, tasks_for
+from peerload.sim.scenario import DELAY_S_MAX, LOAD_MAX, Scenario, tasks_for
 from peerload.sim.service import ServiceTimes, TaskClass, read_class, read_modulation, read_service
 from peerload.text.format import counted
 from peerload.text.units import duration
@@ -25,15 +27,16 @@ if TYPE_CHECKING:
 NODES_MAX, SLOTS_MAX, GPUS_MAX = 100_000, 65_536, 1024
 TASKS_MIN, TASKS_MAX = 10, 100_000_000
 REPLICATIONS_MAX, WORKERS_MAX = 1000, 256
-LOAD_MAX, STEPS_MAX = 10.0, 100
+STEPS_MAX = 100
 SPEED_MAX = 1000.0
 SCENARIOS_MAX = 2000
 PRECISION_MIN = 0.0001
 PUBLIC = ("swf", "google", "alibaba")
-DELAY_MAX = 1e6
 POLICIES_MAX = 20
 FILE_BYTES_MAX = 256 << 20
 """Bound on the size of a trace or a list of speeds."""
+GZIP = b"\x1f\x8b"
+"""First bytes of a gzip file."""
 Value = str | float | bool
 """Bound on the values of a swept parameter."""
 POLICY, NODES, LOAD, STEPS, REPLICATIONS = "adaptive", 20, 0.9, 10, 4
@@ -137,16 +140,18 @@ def scenarios(flags: argparse.Namespace) -> list[Scenario]:
         raise UsageError("sim: --class is for tasks without --service and without a trace")
     if flags.loads and flags.load:
         raise UsageError("sim: --load and --loads cannot be combined")
-    trace, durations = _trace(flags), _durations(flags)
+    names = [name for name, _ in flags.sweep]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(f"sim: --sweep {twice} is given twice", hint=f"all values in one:  --sweep {twice}=A,B,…")
+    traces, durations = _Traces(flags), _durations(flags)
     made = []
     for values in itertools.product(*(values for _, values in flags.sweep)):
-        changed, changes = argparse.Namespace(**vars(flags)), list[tuple[str, Value]]()
-        for (name, _), value in zip(flags.sweep, values, strict=True):
+        changed, changes = argparse.Namespace(**vars(flags)), list(zip(names, values, strict=True))
+        for name, value in changes:
             if name in SWEPT:
                 setattr(changed, name, SWEPT[name](f"{value}"))
-            changes.append((name, value))
         made += [
-            _scenario(changed, policy, load, trace, durations, tuple(changes))
+            _scenario(changed, policy, load, traces.of(changed.slots), durations, tuple(changes))
             for policy in policies(flags)
             for load in flags.loads or flags.load or [None]
         ]
@@ -155,8 +160,19 @@ def scenarios(flags: argparse.Namespace) -> list[Scenario]:
     labels = list(dict.fromkeys(one.label for one in made))
     made.sort(key=lambda one: labels.index(one.label))
     for scenario in {scenario.label: scenario for scenario in made}.values():
-        scenario.check()
+        _check(scenario)
     return made
+
+
+def _check(scenario: Scenario) -> None:
+    """Validate a scenario; a parameter of a sweep that its preset lacks might be meant for a flag."""
+    try:
+        scenario.check()
+    except ConfigError as error:
+        if error.key not in dict(scenario.changes):
+            raise
+        hint = error.hint or f"flags that can be swept: {', '.join(SWEPT)}"
+        raise ConfigError(error.key, error.says, why=error.why, hint=hint) from None
 
 
 def policies(flags: argparse.Namespace) -> list[str]:
@@ -280,7 +296,18 @@ def _range(low: float, high: float, step: float) -> list[float]:
 
 
 def sweep(text: str) -> tuple[str, list[Value]]:
-    """``threshold=1..5``, ``threshold=1..2:0.5`` or ``queue=nodes,head``: a name and its values."""
+    """``threshold=1..5``, ``threshold=1..2:0.5`` or ``queue=nodes,head``: a name and its values; those of a flag are read as
+    the flag reads them."""
+    name, values = _swept(text)
+    flag = name.replace("-", "_")
+    if flag in SWEPT:
+        for value in values:
+            SWEPT[flag](f"{value}")
+        return flag, values
+    return name, values
+
+
+def _swept(text: str) -> tuple[str, list[Value]]:
     name, _, rest = text.partition("=")
     wrong = argparse.ArgumentTypeError(
         f"{text!r} is not a sweep; allowed: NAME=A,B,… or NAME=LOW..HIGH or NAME=LOW..HIGH:STEP"
@@ -362,7 +389,7 @@ def delay(text: str) -> tuple[float, str]:
     """A number (``0.05``), or one with a unit (``50ms``, ``2s``); the second is the unit."""
     if text.startswith("-"):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05, or with a trace 50ms"
+            f"{text!r} is not a delay; allowed: 0 to {DELAY_S_MAX:g}, such as 0.05, or with a trace 50ms"
         )
     unit = text.lstrip("0123456789.+-e")
     try:
@@ -373,8 +400,10 @@ def delay(text: str) -> tuple[float, str]:
         number /= 1000
     elif unit:
         number = duration(text)
-    if not 0 <= number <= DELAY_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05 or 50ms")
+    if not 0 <= number <= DELAY_S_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a delay; allowed: 0 to {DELAY_S_MAX:g}, such as 0.05 or 50ms"
+        )
     return number, unit
 
 
@@ -400,31 +429,55 @@ def _delay(flag: str, given: tuple[float, str], *, in_seconds: bool) -> float:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _text(flag: str, name: str) -> str:
+def _text(flag: str, name: str, errors: str = "strict") -> str:
+    """Text of a file, unpacked if it is a gzip file. errors: of its encoding, as of `bytes.decode`."""
     path = Path(name)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open("rb") as file:
             is_too_large = os.fstat(file.fileno()).st_size > FILE_BYTES_MAX
-            text = "" if is_too_large else file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise UsageError(f"sim: {flag}: {name} cannot be read", why=error.strerror or str(error)) from None
+            raw = b"" if is_too_large else file.read(FILE_BYTES_MAX + 1)
+        if raw.startswith(GZIP):
+            with gzip.open(io.BytesIO(raw)) as packed:
+                raw = packed.read(FILE_BYTES_MAX + 1)
+        text = raw.decode("utf-8-sig", errors)
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"sim: {flag}: {name} cannot be read", why=why) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"sim: {flag}: {name} is not a text file", why=str(error)) from None
-    if is_too_large or len(text) > FILE_BYTES_MAX:  # the size of a device or a pipe is not known before
+    if is_too_large or len(raw) > FILE_BYTES_MAX:  # the size of a device or a pipe is not known before
         raise UsageError(f"sim: {flag}: {name} is too large", why=f"at most {FILE_BYTES_MAX >> 20} MiB")
     return text
 
 
-def _trace(flags: argparse.Namespace) -> TaskTrace | None:
-    kind, name = flags.arrivals
-    if flags.swf and kind == "poisson":
-        kind, name = "swf", flags.swf
-    elif flags.swf:
-        raise UsageError("sim: --swf and --arrivals cannot be combined")
-    if kind in PUBLIC:
-        text = _text("--arrivals", name)
-        return read_public(name, text, kind, flags.slots, flags.gpus, tasks=flags.tasks)
-    return read_trace(name, _text("--arrivals", name), tasks=flags.tasks) if kind == "trace" else None
+class _Traces:
+    """The trace that the flags name, if any: of a public one, for each number of slots the tasks that are no wider."""
+
+    def __init__(self, flags: argparse.Namespace) -> None:
+        self._flags = flags
+        self._kind, self._name = flags.arrivals
+        if flags.swf and self._kind == "poisson":
+            self._kind, self._name = "swf", flags.swf
+        elif flags.swf:
+            raise UsageError("sim: --swf and --arrivals cannot be combined")
+        if self._kind in PUBLIC:  # comments, and names that nobody reads, may be Latin-1
+            self._text = _text("--arrivals", self._name, errors="replace")
+        elif self._kind == "trace":
+            self._text = _text("--arrivals", self._name)
+        self._read: dict[int, TaskTrace] = {}
+
+    def of(self, slots: int) -> TaskTrace | None:
+        if self._kind in PUBLIC:
+            if slots not in self._read:
+                self._read[slots] = read_public(
+                    self._name, self._text, self._kind, slots, self._flags.gpus, tasks=self._flags.tasks
+                )
+            return self._read[slots]
+        if self._kind != "trace":
+            return None
+        if not self._read:
+            self._read[0] = read_trace(self._name, self._text, tasks=self._flags.tasks)
+        return self._read[0]
 
 
 def _durations(flags: argparse.Namespace) -> tuple[float, ...]:

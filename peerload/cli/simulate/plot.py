@@ -82,7 +82,9 @@ def draw(path: str, scenarios: Sequence[Scenario], results: Sequence[dict[str, A
     figure = Figure(figsize=INCHES, layout="constrained")
     axes = figure.add_subplot()
     fine = [one["mean_response"] for one in results if one["stable"] is not False]
-    top = max([_draw_bounds(axes, scenarios), *fine]) or max(one["mean_response"] for one in results)
+    is_one_size = len({(scenario.nodes, scenario.slots) for scenario in scenarios}) == 1
+    bound = _draw_bounds(axes, scenarios) if is_one_size else 0.0
+    top = max([bound, *fine]) or max(one["mean_response"] for one in results)
     top *= ROOM_ABOVE
     beyond: Counter[float] = Counter()
     for index, policy in enumerate(dict.fromkeys(told["policy"] for told in results)):
@@ -90,10 +92,8 @@ def draw(path: str, scenarios: Sequence[Scenario], results: Sequence[dict[str, A
     _explain(axes, results, is_beyond=bool(beyond))
     first, scenario = results[0], scenarios[0]
     unit = "s" if scenario.is_in_seconds else "mean service times"
-    axes.set_title(
-        f"{counted(scenario.nodes, 'node')} of {counted(scenario.slots, 'slot')}, arrivals {first['arrivals']}, service"
-        f" {first['service']}"
-    )
+    size = f"{counted(scenario.nodes, 'node')} of {counted(scenario.slots, 'slot')}, " * is_one_size
+    axes.set_title(f"{size}arrivals {first['arrivals']}, service {first['service']}")
     axes.set_xlabel("load")
     low, high = min(one["load"] for one in results), max(one["load"] for one in results)
     axes.set_xlim(low - ROOM_BESIDE * (high - low), high + ROOM_BESIDE * (high - low))

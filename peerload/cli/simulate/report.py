@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from peerload.cli.simulate.flags import reader
 from peerload.distribution import how_to_add
 from peerload.model.errors import ConfigError, PeerloadError, UsageError
 from peerload.model.text import printable
@@ -226,17 +227,24 @@ CSV_KEYS = (
 )  # fmt: skip
 
 
-WORKLOAD = ("load", "nodes", "slots", "arrivals", "service", "transfer_delay", "message_delay")
+WORKLOAD = ("load", "nodes", "slots", "arrivals", "service", "transfer_delay", "message_delay", "tasks", "warmup")
 """Keys in which results agree that had the same tasks."""
+LENGTH = ("tasks", "warmup")
+"""Those of them that need not be the same from the beginning: a scenario is lengthened until it has settled."""
 NUMBERS = re.compile(r"[0-9][0-9.,]*")
 """Two warnings that differ in nothing else are of one kind."""
 
 
 def comparison_json(results: Sequence[Told]) -> Told:
-    """All of them, policies first, and the bounds of theory once a load."""
-    keys = ("load", "one_queue", "no_sharing")
-    by_load = {told["load"]: {key: told[key] for key in keys} for told in results}
-    return {"results": list(results), "bounds": list(by_load.values()), "paired": pairs(results)}
+    """All of them, policies first, and the bounds of theory once a load and size."""
+    keys = ("load", "nodes", "slots", "one_queue", "no_sharing")
+    found = {tuple(told[key] for key in keys[:3]): {key: told[key] for key in keys} for told in results}
+    return {"results": list(results), "bounds": list(found.values()), "paired": pairs(results)}
+
+
+def is_one_size(results: Sequence[Told]) -> bool:
+    """True if all have as many nodes and slots, so that the same bounds hold for all."""
+    return len({(told["nodes"], told["slots"]) for told in results}) == 1
 
 
 def pairs(results: Sequence[Told]) -> list[Told]:
@@ -301,15 +309,15 @@ def comparison_lines(results: Sequence[Told]) -> list[str]:
         ("no_sharing", f"M/M/{first['slots']}"),
         ("one_queue", f"M/M/{first['slots'] * first['nodes']}"),
     ):
-        if any(told[key] is not None for told in results):
+        if is_one_size(results) and any(told[key] is not None for told in results):
             headings.append(heading)
             found = {told["load"]: told[key] for told in results}
             for load, row in rows.items():
                 row.append("-" if found[load] is None else f"{found[load]:.4g}")
     unit = "seconds" if first["unit"] == "s" else "mean service times"
+    size = f"{counted(first['nodes'], 'node')} of {counted(first['slots'], 'slot')}, " * is_one_size(results)
     head = (
-        f"mean response in {unit}: {counted(first['nodes'], 'node')} of {counted(first['slots'], 'slot')}, arrivals"
-        f" {printable(first['arrivals'])}, service {printable(first['service'])}"
+        f"mean response in {unit}: {size}arrivals {printable(first['arrivals'])}, service {printable(first['service'])}"
     )
     tasks = sorted({told["tasks"] for told in results})
     how = (
@@ -339,7 +347,14 @@ def _paired(results: Sequence[Told]) -> list[str]:
             f"  at load {load_text(told['load'])} {printable(told['better'])} is better than {printable(told['than'])} by"
             f" {told['percent']:.1f} % [{told['low']:.1f}, {told['high']:.1f}]{sure}"
         )
-    return ["", "paired by equal tasks:", *lines] if lines else []
+    lines = ["", "paired by equal tasks:", *lines] if lines else []
+    lengths: dict[tuple[object, ...], set[int]] = {}
+    for told in results:
+        if told["stable"] is not False:
+            lengths.setdefault(tuple(told.get(key) for key in WORKLOAD if key not in LENGTH), set()).add(told["tasks"])
+    longest = max((max(tasks) for tasks in lengths.values() if len(tasks) > 1), default=0)
+    more = f"not paired: policies that need other numbers of tasks to settle; equal ones:  --tasks {longest}"
+    return [*lines, *(["", more] if longest else [])]
 
 
 def _cell(told: Told) -> str:
@@ -382,7 +397,8 @@ def _notes(by_policy: dict[str, list[tuple[Told, str]]]) -> list[str]:
 
 
 FILE_BYTES_MAX = 256 << 20
-OTHER_FLAGS = ("policy", "compare", "nodes", "load", "service", "speeds", "model", "tasks", "warmup", "plot", "csv")
+ENERGY_FLAGS = ("energy", "json", "socket")
+"""Flags for energy cases. All others are for queueing models."""
 PUBLISHED = {
     ("t1-unequal", "reserve"): (476.0, 73.47),
     ("t1-unequal", "norequest"): (430.0, 66.53),
@@ -406,8 +422,10 @@ COLUMNS = (
 
 def energy_results(flags: Namespace) -> dict[str, dict[str, Any]]:
     """Play all runs of all cases → by case and run. Raises UsageError or ConfigError."""
-    for flag in OTHER_FLAGS:
-        if getattr(flags, flag):
+    usual = vars(reader().read([]))
+    for name, value in vars(flags).items():
+        if name not in ENERGY_FLAGS and value != usual[name]:
+            flag = "class" if name == "classes" else name.replace("_", "-")
             raise UsageError(f"--energy plays the cases of a file, and --{flag} is not for it")
     path = Path(flags.energy)
     try:

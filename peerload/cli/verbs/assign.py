@@ -77,11 +77,12 @@ def _lines(program: Program, found: Assignment, ids: dict[str, str]) -> list[str
             rows[-1].append(printable(ids[task.name]))
     headings = ["TASK", *(f"{printable(node)}  " for node in program.nodes), *(["ID"] if ids else [])]
     compared = serial(program)
-    exact = (
-        f"optimal, by {found.method}"
-        if found.total <= found.bound
-        else f"{found.method}, at most {found.gap:.1%} above the optimum"
-    )
+    if found.gap is None:
+        exact = f"{found.method}, how far above the optimum is not known"
+    elif found.total <= found.bound:
+        exact = f"optimal, by {found.method}"
+    else:
+        exact = f"{found.method}, at most {found.gap:.1%} above the optimum"
     return [
         *table(headings, rows, right=headings[1 : 1 + len(program.nodes)]),
         "",

@@ -16,7 +16,7 @@ from peerload.cli.simulate import flags as sim_flags
 from peerload.cli.simulate import plot, work
 from peerload.cli.simulate import report as sim_report
 from peerload.model.errors import PeerloadError
-from peerload.sim.outcome import impossible, longer, more, outcome
+from peerload.sim.outcome import alike, impossible, longer, more, outcome, warned
 from peerload.text.format import counted, json_line, say
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ def main(words: list[str]) -> int:
     for why in dict.fromkeys(impossible(scenario) for scenario in scenarios):
         if why:
             say(why)
+    has_head = any(scenario.head_s or scenario.head_down for scenario in scenarios)
+    if has_head and not any(scenario.is_central for scenario in scenarios):
+        say("--head-cost and --head-down change nothing: none of these presets is central")
     played, is_complete = _played(flags, scenarios, words)
     if not is_complete:
         short = sum(len(found.means) < flags.replications for _, found in played)
@@ -222,6 +225,8 @@ class _Runs:
             left = {index: scenario for index, scenario in again.items() if scenario is not None}
             if not left:
                 break
+        if equal := alike(self.found):
+            self._run(equal, self._flags.replications)
 
     def refine(self, precision: float) -> None:
         """Add replications until the intervals are narrow enough. All scenarios get as many, so that they stay comparable."""
@@ -229,6 +234,7 @@ class _Runs:
         while (wanted := max(more(outcome_, precision, most) for _, outcome_ in self.found.values())) > done:
             self._run({index: scenario for index, (scenario, _) in sorted(self.found.items())}, wanted - done, done)
             done = wanted
+        self.found = {index: (scenario, warned(found, precision)) for index, (scenario, found) in self.found.items()}
 
 
 def _check_files(flags: Namespace) -> None:

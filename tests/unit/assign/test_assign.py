@@ -14,6 +14,7 @@ import pytest
 
 from peerload.assign.program import Limit, Program, ProgramTask, in_order, read_program
 from peerload.assign.solver import _Branches, _heuristic, cut, lower_bound, serial, solve
+from peerload.cli.verbs.assign import _as_json, _lines
 from peerload.model.errors import ConfigError
 from peerload.wire.control import Cancel, Submit
 from tests.conftest import require_program
@@ -78,8 +79,26 @@ def test_the_largest_exact_size_is_solved_and_a_larger_one_has_a_gap() -> None:
     found = solve(program)
     assert found.method == "heuristic"
     assert 0 < found.bound <= found.total
+    assert found.gap is not None
     assert found.gap < 0.2
     assert solve(program) == found
+
+
+def test_the_bound_knows_limits() -> None:
+    tasks = tuple(ProgramTask(f"t{number}", (0.0, 5.0), 2) for number in range(20))
+    for limit in (Limit(tasks=10), Limit(mem_bytes=20.0), Limit(tasks=0), Limit(mem_bytes=1.0)):
+        found = solve(Program(("a", "b"), tasks, {}, (limit, Limit())))
+        assert found.total in (50.0, 100.0)
+        assert found.gap == pytest.approx(0.0, abs=0.03)
+
+
+def test_a_bound_of_nothing_makes_no_gap() -> None:
+    program = read_program(EXAMPLE.read_bytes(), "assign.toml")
+    found = solve(program)._replace(bound=0.0, method="heuristic")
+    assert found.gap is None
+    assert "%" not in "".join(_lines(program, found, {}))
+    assert _as_json(program, found)["gap"] is None
+    assert found._replace(execution=0.0, communication=0.0).gap == 0.0
 
 
 def test_a_cut_is_the_least_set() -> None:

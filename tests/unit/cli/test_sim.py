@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import importlib.util
 import io
 import json
@@ -15,6 +16,8 @@ import pytest
 from peerload.cli.common.messages import CANNOT, INTERRUPTED, USAGE
 from peerload.cli.main import main
 from peerload.cli.simulate import flags, plot, report, work
+from peerload.model.errors import ConfigError, UsageError
+from peerload.sim.recorded import PUBLIC_HINTS
 from peerload.sim.scenario import Scenario
 from tests.each import each
 from tests.support import in_short
@@ -75,6 +78,21 @@ def test_speeds_are_a_list_or_name_their_nodes(tmp_path: Path) -> None:
     trace.write_text("arrival,duration,node\n0,5,big\n3,9,small\n", encoding="utf-8")
     speeds.write_text("small,0.25\n", encoding="utf-8")
     assert scenarios("--arrivals", f"trace:{trace}", "--speeds", str(speeds))[0].speeds == (1.0, 0.25)
+
+
+def test_a_public_trace_may_be_packed_and_have_comments_in_latin_1(tmp_path: Path) -> None:
+    job = "1 0 -1 30 1 -1 -1 1 -1 -1 1 1 1 1 1 -1 -1 -1\n"
+    trace = tmp_path / "trace.swf.gz"
+    trace.write_bytes(gzip.compress(f"; Jörg\n{job}".encode("latin-1")))
+    (one,) = scenarios("--swf", str(trace))
+    assert (one.tasks, one.mean_service_s) == (1, 30.0)
+    trace.write_bytes(gzip.compress(job.encode())[:-6])
+    with pytest.raises(UsageError, match="cannot be read"):
+        scenarios("--swf", str(trace))
+    trace.write_bytes(b"")
+    with pytest.raises(ConfigError) as raised:
+        scenarios("--swf", str(trace))
+    assert raised.value.hint == PUBLIC_HINTS["swf"]
 
 
 # -- what it refuses ---------------------------------------------------------------------------------------------------
@@ -348,7 +366,9 @@ def test_a_comparison_as_table_csv_and_json(capsys: pytest.CaptureFixture[str], 
     assert [(one["policy"], one["load"]) for one in found["results"]] == [
         (policy, load) for policy in ("none", "receiver") for load in (0.5, 0.6, 0.7)
     ]
-    assert found["bounds"][0] == {"load": 0.5, "one_queue": pytest.approx(1.33333), "no_sharing": 2.0}
+    assert found["bounds"][0] == {
+        "load": 0.5, "nodes": 2, "slots": 1, "one_queue": pytest.approx(1.33333), "no_sharing": 2.0,
+    }  # fmt: skip
     written = (tmp_path / "curves.csv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(io.StringIO(written)))
     assert [float(row["mean_response"]) for row in rows] == [one["mean_response"] for one in found["results"]]
@@ -446,6 +466,20 @@ def test_no_line_is_drawn_to_what_is_not_stable_and_none_of_it_leaves_the_pictur
     assert [text.get_text() for text in axes.texts] == ["?"]
     assert {"not sure: see the table", "at the upper edge: beyond it"} <= drawn.keys()
     assert axes.get_xlim()[1] > 1.1
+
+
+@pytest.mark.long
+def test_no_bound_is_drawn_for_several_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_args, **_more: figures.append(self))
+    made = scenarios("--policy", "none", "--load", "0.5:0.8:2", "--sweep", "nodes=2,4")
+    results = [played(one.label, one.load or 0.0, 2.0, stable=True) for one in made]
+    for shown in (made[:2], made):
+        plot.draw(str(tmp_path / "curves.svg"), shown, results[: len(shown)])
+    drawn = [[str(line.get_label()) for line in figure.axes[0].lines] for figure in figures]
+    assert [any(label.startswith("M/M/") for label in labels) for labels in drawn] == [True, False]
 
 
 def test_a_footnote_is_one_line_a_policy_and_kind_of_warning() -> None:
