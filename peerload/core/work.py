@@ -258,6 +258,12 @@ class HomeTask(Work):
         self.phase = phase
         self.search: int | None = None
 
+    @property
+    def has_ended_elsewhere(self) -> bool:
+        """True if the process of its attempt has ended on its node, as far as is known, and its output waits."""
+        is_collected = self.collection is not None and self.collection.attempt == self.record.attempt
+        return is_collected or bool(self.output_waits_because)
+
     def enter(
         self, phase: HomePhase, *, offering: Offering | None = None, collection: Collection | None = None
     ) -> None:

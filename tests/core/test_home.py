@@ -436,6 +436,21 @@ def test_signals_go_where_it_runs() -> None:
     assert isinstance(x.done(Answer).error, NoSuchTask)
 
 
+def test_a_process_that_has_ended_elsewhere_gets_no_signal_while_its_output_waits() -> None:
+    """Whoever wants to end the task is told so, and cancels it."""
+    x = away()
+    task = x.task(2)
+    renewal = messages.Renewal(task.task, task.uid, 1, 9.0, 8.0, output_waits_because="no room")
+    x.hear("y", messages.Renew((renewal,)))
+    assert x.when(events.SignalRequested(1, "x/2", 10)) == ["refuse BadRequest"]
+    x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 10.0, 8.0),)))
+    assert x.when(events.SignalRequested(1, "x/2", 10)) == ["Signal to y", "answer"]
+    x.hear("y", messages.Result("x/2", task.uid, 1, Exit(0, started_at=9.0, ended_at=10.0, stdout_bytes=5)))
+    x.when(events.OutputArrived(task.uid, 1, "the disk of x is full"))
+    assert task.phase is HomePhase.AWAY
+    assert x.when(events.SignalRequested(1, "x/2", 10)) == ["refuse BadRequest"]
+
+
 def test_a_time_limit_ends_with_124() -> None:
     x = Given(peers=())
     x.submit(spec(time_limit_s=3.0))

@@ -592,10 +592,11 @@ class Home:
         return False
 
     def signal(self, task: HomeTask, signal: int) -> bool:
-        """Pass a signal of a user on to the running task; False if it does not run. Its end by that is its result."""
+        """Pass a signal of a user on to the running task; False if it does not run, or has ended elsewhere and its output
+        waits. Its end by that is its result."""
         if task.phase is HomePhase.HERE:
             self._state.actions.append(SignalTask(task.key, signal))
-        elif task.phase is HomePhase.AWAY and task.running_at:
+        elif task.phase is HomePhase.AWAY and task.running_at and not task.has_ended_elsewhere:
             self._state.send(task.record.node, Signal(task.task, task.uid, task.record.attempt, signal))
         else:
             return False
