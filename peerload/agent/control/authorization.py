@@ -536,12 +536,14 @@ class Quotas:
                 used.unfinished, used.unfinished_at_s = self._store.unfinished_of(who), now_s
             if used.unfinished + tasks > config.user_tasks_max:
                 why = f"{used.unfinished} are queued or running, {tasks} more were asked for; at most {config.user_tasks_max}"
+                if tasks > config.user_tasks_max:
+                    why += ": it has to be split"
                 raise SlowDown("too many tasks of one user", why=why, retry_after_s=COUNTED_EVERY_S)
         if now_s - used.output_at_s >= COUNTED_EVERY_S:
             used.output_bytes, used.output_at_s = self._store.output_bytes_of_owner(who), now_s
         if used.output_bytes > config.user_output_bytes_max:
             why = f"{used.output_bytes} bytes are kept of your tasks; at most {config.user_output_bytes_max}"
-            raise DiskFull("your output exceeds its limit", why=why, hint="peerload clean --outputs")
+            raise DiskFull("your output exceeds its limit", why=why, hint="peerload clean --outputs --all")
         wait_s = used.submits.take(tasks, now_s)
         if wait_s:
             why = f"at most {config.user_submits_per_s:g} a second"
