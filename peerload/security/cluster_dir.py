@@ -70,7 +70,7 @@ def find(named: str, environment: Mapping[str, str]) -> ClusterDirectory:
     own = own_directory(environment)
     if os.path.lexists(own):
         return read(own)
-    if _is_ours(SYSTEM_DIRECTORY):
+    if is_ours(SYSTEM_DIRECTORY):
         return read(SYSTEM_DIRECTORY)
     home = Path(environment.get("HOME", "/"))
     base = Path(environment.get("XDG_STATE_HOME") or home / ".local" / "state") / "peerload"
@@ -159,7 +159,8 @@ def own_directory(environment: Mapping[str, str]) -> Path:
 _COPY_ANEW = "copy the whole directory again from another member"
 
 
-def _is_ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
+    """True if a path belongs to the user of this process."""
     try:
         return path.lstat().st_uid == os.getuid()
     except OSError:

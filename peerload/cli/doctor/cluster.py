@@ -55,7 +55,7 @@ def cluster(facts: DoctorInput) -> Finding:
     left_s = found.valid_until.timestamp() - facts.now
     if facts.info and facts.info.get("cluster_id") != found.id:
         says = f"the agent uses {facts.info.get('cluster')!r} in {facts.info.get('cluster_directory')}, not {found.directory}"
-        return Finding(WARN, says, "peerload down && peerload up        to keep using it:  peerload up --cluster DIR")
+        return Finding(WARN, says, f"{facts.restarts}        to keep using it:  peerload up --cluster DIR")
     if left_s < EXPIRES_WITHIN_S:
         says = f"the CA of {found.name} " + (f"expires in {duration_text(left_s)}" if left_s > 0 else "has expired")
         return Finding(WARN if left_s > 0 else FAIL, says, "make a new cluster:  peerload cluster init DIR")
@@ -68,7 +68,7 @@ def _certificate(facts: DoctorInput) -> Finding | None:
     certificate_s = (facts.checkup.get("certificate_until") or facts.now + EXPIRES_WITHIN_S) - facts.now
     cannot_renew = facts.checkup.get("issuer") is False
     if certificate_s <= 0:
-        fix = REJOIN if cannot_renew else "peerload down && peerload up"
+        fix = REJOIN if cannot_renew else facts.restarts
         return Finding(FAIL, "this node's own certificate has expired", fix)
     if cannot_renew and certificate_s < EXPIRES_WITHIN_S:
         says = f"this node's certificate expires in {duration_text(certificate_s)}, and it has no key to renew it"
@@ -84,7 +84,12 @@ def listen(facts: DoctorInput) -> Finding:
     wanted = [*(facts.info.get("sought") or {}), *(facts.config.peer if facts.config is not None else ())]
     elsewhere = [peer for peer in wanted if not is_loopback(peer)]
     is_local = facts.info.get("cluster_local", facts.cluster is None or facts.cluster.is_local)
-    fix = "peerload down && peerload up --listen ADDRESS:7117        with an address that the other machines reach"
+    how = (
+        f"listen = in /etc/peerload, then {facts.restarts}"
+        if facts.is_service
+        else f"{facts.restarts} --listen ADDRESS:7117"
+    )
+    fix = f"{how}        with an address that the other machines reach"
     if is_loopback(address) and elsewhere:
         says = f"only this machine can reach {address}, and configured peers are elsewhere: {', '.join(elsewhere[:NAMED_MAX])}"
         return Finding(FAIL, says, fix)
@@ -114,9 +119,9 @@ def port(facts: DoctorInput) -> Finding:
     wanted = f":{int(number):04X} "
     listens = re.compile(rf"{wanted}[0-9A-F]+:0000 {TCP_LISTENS} ")
     if not any(listens.search(facts.text(table)) for table in ("/proc/net/tcp", "/proc/net/tcp6")):
-        return Finding(FAIL, f"no process accepts connections at {address}", "peerload down && peerload up")
+        return Finding(FAIL, f"no process accepts connections at {address}", facts.restarts)
     if wanted not in facts.text("/proc/net/udp") and wanted not in facts.text("/proc/net/udp6"):
-        return Finding(FAIL, f"no process receives datagrams at {address}", "peerload down && peerload up")
+        return Finding(FAIL, f"no process receives datagrams at {address}", facts.restarts)
     return Finding(OK, f"{address} accepts connections and datagrams (tested on this machine)")
 
 

@@ -90,6 +90,26 @@ class DoctorInput:
         return Path(str(named)) if named else None
 
     @property
+    def is_service(self) -> bool:
+        """True if the agent serves all users of this machine."""
+        return self.info.get("mode") == "system"
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if the settings and the state of the agent are none of this user's business: root's, or the service's own."""
+        if not self.is_service or self.user_id == 0:
+            return False
+        try:
+            return os.stat(self.socket).st_uid != self.user_id  # noqa: PTH116 -- costs no import
+        except OSError:
+            return True
+
+    @property
+    def restarts(self) -> str:
+        """The command that starts the agent anew."""
+        return "sudo systemctl restart peerload" if self.is_service else "peerload down && peerload up"
+
+    @property
     def security(self) -> dict[str, Any]:
         """Facts of the agent about its own security; empty without an agent that has them."""
         return dict(self.checkup.get("security") or {})
@@ -136,9 +156,12 @@ class DoctorInput:
 
         try:
             defaults = {"state": default_state(), "socket": user_socket_path()}
-            self.config = loader.load(flags or {}, defaults, self.environment)
+            self.config = loader.load(flags or {}, defaults, {} if self.is_service else self.environment)
         except PeerloadError as error:
             self.config_error = error
+        if self.is_service:  # the cluster of this user's own agents takes no part in it
+            self.cluster = self.cluster_error = None
+            return
         try:
             self.cluster = _existing(self.config.cluster if self.config is not None else "", self.environment, cluster)
         except ConfigError as error:
@@ -162,7 +185,10 @@ class DoctorInput:
         except (AgentUnavailable, BadRequest) as error:
             self.agent_error = error
         state = self.info.get("state")
-        if state and self.config is not None and state != self.config.state:
+        if self.is_foreign:
+            self.config = self.config_error = self.cluster = self.cluster_error = None
+        elif state and (self.is_service or (self.config is not None and state != self.config.state)):
+            self.config = self.config_error = None
             self._configure({"state": state})  # what `join` wrote is in the state directory
 
 
@@ -171,8 +197,8 @@ def _existing(named: str, environment: dict[str, str], cluster: Any) -> ClusterD
     home = Path(environment.get("HOME", "/"))
     base = Path(environment.get("XDG_STATE_HOME") or home / ".local" / "state") / "peerload" / "local-cluster"
     own = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "peerload" / "cluster"
-    places = (named, own, cluster.SYSTEM_DIRECTORY, base)
-    if not any(place and os.path.lexists(place) for place in places) and not named:
+    is_there = cluster.is_ours(cluster.SYSTEM_DIRECTORY) or any(os.path.lexists(place) for place in (own, base))
+    if not is_there and not named:
         return None
     found: ClusterDirectory = cluster.find(named, environment)
     return found
@@ -465,8 +491,13 @@ REMOTE = (
 VOLATILE = ("tmpfs", "ramfs")
 
 
+FOREIGN = "for root and the service's own user:  sudo peerload doctor"
+
+
 def settings(facts: DoctorInput) -> Finding:
     """Check that an agent started now would take its settings."""
+    if facts.is_foreign:
+        return Finding(SKIP, FOREIGN)
     if facts.config_error is not None:
         error = facts.config_error
         return Finding(FAIL, str(error), error.hint or "peerload config check")
@@ -476,13 +507,16 @@ def settings(facts: DoctorInput) -> Finding:
 def restart(facts: DoctorInput) -> Finding:
     """Check that the agent runs with the settings in its files."""
     if not facts.settings or facts.config is None:
-        return Finding(SKIP, "no agent runs" if not facts.info else "unknown until the settings are valid")
+        says = (
+            FOREIGN if facts.is_foreign else "unknown until the settings are valid" if facts.info else "no agent runs"
+        )
+        return Finding(SKIP, says)
     from peerload.cli.common.agent_process import compared
 
     changed = [one["key"] for one in compared(facts.settings, facts.config) if one["needs_restart"]]
     if changed:
         says = f"changed since the agent was started: {', '.join(changed)}"
-        return Finding(WARN, says, "peerload down && peerload up        details:  peerload config show --origin")
+        return Finding(WARN, says, f"{facts.restarts}        details:  peerload config show --origin")
     return Finding(OK, "the agent uses the current settings")
 
 
@@ -524,12 +558,14 @@ def version(facts: DoctorInput) -> Finding:
     theirs = str(facts.info.get("version"))
     if theirs != __version__ or not facts.checkup:
         says = f"the agent is of version {theirs}, this command of {__version__}"
-        return Finding(WARN, says, "peerload down && peerload up        running tasks go on meanwhile")
+        return Finding(WARN, says, f"{facts.restarts}        running tasks go on meanwhile")
     return Finding(OK, f"agent and command line are {__version__}")
 
 
 def state(facts: DoctorInput) -> Finding:
     """Check that the state directory belongs to this user, can be written, and keeps what is written."""
+    if facts.is_foreign:
+        return Finding(SKIP, FOREIGN)
     if facts.state is None:
         return Finding(SKIP, "unknown until the settings are valid")
     place = facts.state

@@ -249,7 +249,7 @@ def certificate(facts: DoctorInput) -> Finding:
         kept_until = math.inf
     except (OSError, ValueError):
         makes_its_own = facts.cluster is not None and facts.cluster.is_issuer
-        fix = "peerload down && peerload up" if makes_its_own else INVITE
+        fix = facts.restarts if makes_its_own else INVITE
         return Finding(FAIL, f"its certificate cannot be read from {path}", fix)
     ends_at = facts.checkup.get("certificate_until") or told.get("valid_until") or kept_until
     if ends_at <= facts.now:

@@ -18,6 +18,7 @@ from peerload.cli.doctor.cluster import BrokerProbe
 from peerload.cli.doctor.machine import Check, DoctorInput, Finding
 from peerload.cli.verbs import doctor
 from peerload.model.config import AgentConfig, HooksSettings
+from peerload.security import cluster_dir
 from tests.each import each
 from tests.support import cluster_of
 
@@ -380,6 +381,34 @@ def test_what_was_lost_and_what_was_removed_early(facts: DoctorInput) -> None:
     assert machine.kept(with_agent(facts, removed_early=None)).result == "ok"
     early = {"tasks": 18, "at": 5.0, "why": "more than 30 ended tasks were kept"}
     assert machine.kept(with_agent(facts, removed_early=early)).result == "warn"
+
+
+def test_a_user_of_the_service_is_not_told_to_repair_it(facts: DoctorInput, tmp_path: Path) -> None:
+    """Its state and its settings are closed to users, and an agent of their own would be no repair."""
+    with_agent(facts).info["mode"] = "system"
+    facts.socket = str(tmp_path)
+    facts.user_id = tmp_path.stat().st_uid + 1
+    facts.config_error = facts.config = None
+    assert facts.is_foreign
+    for look in (machine.settings, machine.restart, machine.state):
+        assert look(facts).result == "skip"
+    facts.user_id = 0
+    assert not facts.is_foreign
+    assert facts.restarts == "sudo systemctl restart peerload"
+    facts.info["mode"] = "user"
+    assert facts.restarts == "peerload down && peerload up"
+
+
+def test_doctor_makes_no_cluster_where_the_service_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    monkeypatch.setattr(cluster_dir, "SYSTEM_DIRECTORY", theirs)
+    monkeypatch.setattr(os, "getuid", lambda: theirs.stat().st_uid + 1)
+    home = tmp_path / "home"
+    home.mkdir()
+    facts = DoctorInput(str(tmp_path / "none"), environment={"HOME": str(home)})
+    assert facts.cluster is None
+    assert list(home.iterdir()) == []
 
 
 @pytest.mark.parametrize(("settings", "result"), [("", "warn"), ("set_tcp_nodelay true\n", "ok")])
