@@ -42,8 +42,8 @@ class Joblog:
     """The log of `map --joblog`: one line for each ended task, with the columns of GNU parallel.
 
     Seq, Host, Starttime (Unix s), JobRuntime (s), Send (always 0), Receive (bytes of stdout), Exitval, Signal, Command. In a
-    command a line break is written as NUL. Each line is appended by one write, so after a crash the file has the tasks that
-    had ended; an incomplete last line is dropped when the file is read. ``resumes``: read it first and append to it, else
+    command a line break is written as NUL. Each line is appended by one write, after the output of its task was printed, so
+    after a crash `--resume` loses no output; an incomplete last line is dropped when the file is read. ``resumes``: read it first and append to it, else
     start it anew; ``again_failed``: failed tasks count as not done. skipped, skipped_failed: the number of tasks that are
     not run again, and of those among them that had failed. Raises UsageError if it cannot be used."""
 
@@ -253,7 +253,7 @@ class MapView:
         return False
 
     def ended(self, task: MapResult) -> None:
-        """A task has ended."""
+        """A task has ended: show it, and then call `Mapping.note_printed`."""
 
     def skipped(self, number: int) -> None:
         """A task was done in an earlier run."""
@@ -548,13 +548,16 @@ class Mapping:
                 self.failures.append((told, line))
         if missing_bytes := body.get("missing_bytes"):
             self.note_incomplete(str(body["id"]), f"{size_text(missing_bytes)} of its output are missing")
-        if self._joblog is not None and not is_cancelled:
-            self._joblog.add(task.number, body, line)
         self._view.ended(MapResult(task.number, b" ".join(task.values), {**body, "command": line}))
         if not batch.left and not self._has_files:
             del self._batches[batch.token]
         if not self._stops and self._halt.is_due(failed=self.failed, succeeded=self.succeeded):
             self._halts(body)
+
+    def note_printed(self, task: MapResult) -> None:
+        """Write a task whose output was printed into the joblog; not a cancelled one, which `--resume` runs."""
+        if self._joblog is not None and task.body.get("state") != "cancelled":
+            self._joblog.add(task.number, task.body, task.body["command"])
 
     def _remember_failed(self, batch: MapBatch) -> None:
         if len(self.failed_batches) < FAILURES_KEPT_MAX:
