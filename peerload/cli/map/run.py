@@ -337,7 +337,8 @@ class Mapping:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         ends_tasks = (signal.SIGTERM, signal.SIGHUP) if self._fields.get("attended") else ()
         for number in (signal.SIGINT, *ends_tasks):
-            self._before[number] = signal.signal(number, self._caught)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, or in the background of a script
+                self._before[number] = signal.signal(number, self._caught)
         return self
 
     def __exit__(self, *_: object) -> None:

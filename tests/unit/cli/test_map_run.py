@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from tests.support import wait_until
 from tests.unit.cli.fake_agent import command_line, environment, fixture_agent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.unit.cli.fake_agent import FakeAgent, Reply
 
@@ -24,13 +25,13 @@ __all__ = ["fixture_agent"]
 
 @pytest.fixture(name="start")
 def fixture_start(agent: FakeAgent) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts `peerload map WORDS`; what was started does not outlive the test."""
+    """Starts `peerload map WORDS`, after the words of ``within``; what was started does not outlive the test."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*words: str, **settings: Any) -> subprocess.Popen[bytes]:
+    def start(*words: str, within: Sequence[str] = (), **settings: Any) -> subprocess.Popen[bytes]:
         streams: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE) | {"stdin": subprocess.DEVNULL}
         streams |= settings
-        started.append(subprocess.Popen(command_line("map", *words), env=environment(agent), **streams))
+        started.append(subprocess.Popen([*within, *command_line("map", *words)], env=environment(agent), **streams))
         return started[-1]
 
     yield start
@@ -94,3 +95,29 @@ def test_a_task_whose_output_waits_for_its_turn_is_not_in_the_log(
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 125
     assert log.read_bytes() == HEADER
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+def test_ignored_signals_stay_ignored(agent: FakeAgent, start: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """As under nohup, and in the background of a script."""
+    submitted(agent)
+    signalled = threading.Event()
+
+    def wait(_request: control.Wait, reply: Reply) -> None:
+        assert signalled.wait(60)
+        reply.more(**done("ws1/1.1"))
+        reply.ok(timed_out=False)
+
+    def cancel(_request: control.Cancel, reply: Reply) -> None:
+        reply.error("bad-request", "it must not be cancelled")
+
+    agent.handlers |= {"wait": wait, "cancel": cancel}
+    process = start("true {}", ":::", "1", within=["sh", "-c", 'trap "" HUP INT; exec "$@"', "sh"])
+    wait_until(lambda: agent.asked(control.Wait), what="it waits for its task")
+    for number in (signal.SIGHUP, signal.SIGINT):
+        process.send_signal(number)
+    signalled.set()
+    assert process.wait(60) == 0
+    assert not agent.asked(control.Cancel)
