@@ -366,7 +366,9 @@ class TaskSession:
             raise
 
     def _reader_gone(self) -> None:
-        self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGPIPE))
+        """Cancel the task whose output nobody reads any more, if it ends with us."""
+        if self._attends:
+            self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGPIPE))
 
     def _ask(self) -> None:
         asked: dict[str, object] = {"task": self._task, "follow": True, "tells_start": True, **self._tail}

@@ -503,7 +503,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 @pytest.fixture(autouse=True)
 def _ended() -> Iterator[None]:
-    """What `start_run` started does not outlive its test."""
+    """What `start` started does not outlive its test."""
     yield
     while _started:
         process = _started.pop()
@@ -514,8 +514,12 @@ def _ended() -> Iterator[None]:
 
 
 def start_run(agent: FakeAgent, *words: str, **settings: Any) -> subprocess.Popen[bytes]:
+    return start(agent, "run", *words, **settings)
+
+
+def start(agent: FakeAgent, *words: str, **settings: Any) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        command_line("run", *words),
+        command_line(*words),
         env=environment(agent),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -583,8 +587,16 @@ def test_interrupt_of_a_task_that_waits_cancels_it(agent: FakeAgent) -> None:
     assert process.returncode == 130
 
 
-def test_run_whose_reader_goes_ends_its_task(agent: FakeAgent) -> None:
+@pytest.mark.parametrize(
+    ("words", "signals"),
+    [(("run", "yes"), [signal.SIGPIPE]), (("run", "--keep", "yes"), []), (("attach", "ws1/42"), [])],
+)
+def test_a_reader_that_goes_ends_only_a_task_that_ends_with_the_command(
+    agent: FakeAgent, words: tuple[str, ...], signals: list[int]
+) -> None:
     submitted(agent)
+    agent.answer("info", node="ws1", mode="user")
+    agent.answer("show", tasks=[TASK | {"home": "ws1", "user": ""}])
     over = threading.Event()
 
     def output(_request: control.ReadOutput, reply: Reply) -> None:
@@ -598,7 +610,7 @@ def test_run_whose_reader_goes_ends_its_task(agent: FakeAgent) -> None:
         reply.ok(cancelled=["ws1/42"], already_ended=[])
 
     agent.handlers |= {"output": output, "cancel": cancel}
-    process = start_run(agent, "yes", stdout=subprocess.PIPE)
+    process = start(agent, *words, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.read(2) == b"y\n"
     process.stdout.close()
@@ -606,7 +618,7 @@ def test_run_whose_reader_goes_ends_its_task(agent: FakeAgent) -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(60) == 128 + signal.SIGPIPE
-    assert agent.asked(control.Cancel)[0].signal == signal.SIGPIPE
+    assert [request.signal for request in agent.asked(control.Cancel)] == signals
 
 
 def test_run_json_is_all_json(agent: FakeAgent) -> None:
