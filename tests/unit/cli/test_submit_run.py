@@ -420,6 +420,33 @@ def test_run_looks_for_an_agent_that_goes_away_until_it_is_interrupted(agent: Fa
     assert b"peerload attach ws1/42" in errors
 
 
+@pytest.mark.parametrize("words", [("run", "x"), ("run", "--keep", "x")])
+def test_signals_reach_a_task_that_waits_after_the_agent_is_back(agent: FakeAgent, words: tuple[str, ...]) -> None:
+    """The agent says nothing of the task, which waits."""
+    submitted(agent)
+    agent.answer("info", node="ws1")
+    agent.answer("attend", attended=True)
+    over = threading.Event()
+
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
+        if len(agent.asked(control.ReadOutput)) == 1:
+            reply.hang_up()
+        elif over.wait(60):
+            reply.ok(**(ENDED | {"state": "cancelled", "exit_code": None}))
+
+    def cancel(_request: control.Cancel, reply: Reply) -> None:
+        reply.ok(cancelled=["ws1/42"], already_ended=[])
+        over.set()
+
+    agent.handlers |= {"output": output, "cancel": cancel}
+    agent.handlers["signal"] = lambda _request, reply: reply.error("bad-request", "it is not running")
+    process = start(agent, *words)
+    wait_until(lambda: len(agent.asked(control.ReadOutput)) == 2, what="it follows the task again")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert (process.returncode, over.is_set()) == (130, True)
+
+
 def test_run_goes_on_where_it_was_when_the_agent_is_back(agent: FakeAgent) -> None:
     submitted(agent)
     agent.answer("attend", attended=True)
