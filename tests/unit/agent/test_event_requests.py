@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from peerload.agent.requests import task_queries
 from peerload.agent.requests.task_queries import EventRequests
-from peerload.agent.store.write_ahead import PutEvent
+from peerload.model.actions import PutEvent
 from peerload.wire import control
 from tests.support import PATIENCE_S
 from tests.unit.agent.test_store import NOW, Opened
