@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 from peerload.client import call, connection, operations, submission
 from peerload.client.connection import refusal
-from peerload.model.errors import AgentUnavailable, PeerloadError, SnapshotWanted, StagingFailed
+from peerload.model.errors import (
+    AgentUnavailable,
+    BadRequest,
+    PeerloadError,
+    SlowDown,
+    SnapshotWanted,
+    StagingFailed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -90,15 +97,16 @@ class TaskFuture(concurrent.futures.Future[Result]):
             self._calls_back = True
         super().add_done_callback(fn)
 
+    def _invoke_callbacks(self) -> None:
+        """Run the callbacks: those of the user in a thread of their own, since they may wait for other calls or this one."""
+        run = super()._invoke_callbacks  # type: ignore[misc]  # it is not in the stubs
+        if self._calls_back:
+            self._link.aside(run)
+        else:
+            run()
+
     def finish(self, *, value: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401 -- any result
         """Set the outcome, unless it was cancelled. For the executor."""
-        with self._end:
-            if not self._calls_back:
-                self._finish(value, error)
-                return
-        self._link.aside(lambda: self._finish(value, error))
-
-    def _finish(self, value: Any, error: BaseException | None) -> None:  # noqa: ANN401 -- any result
         with self._end:
             if self.cancelled():
                 return
@@ -143,6 +151,7 @@ class ExecutorLink:
         self._wake = -1
         self._beside: set[threading.Thread] = set()
         self._beside_lock = threading.Lock()
+        self._refused_until_s = 0.0
 
     # -- from other threads --------------------------------------------------------------------------------------------
 
@@ -200,11 +209,13 @@ class ExecutorLink:
         with self._lock:
             self._wake = wake
         sessions: list[_Session] = []
+        was_connected = False
         try:
             while True:
                 try:
                     if not sessions:
-                        sessions = self._connected(wake)
+                        sessions = [self._connected(wake, patience_s=RECONNECT_S_MAX if was_connected else 0.0)]
+                        was_connected = True
                     if not self._turn(sessions, wake):
                         return
                 except AgentUnavailable:
@@ -227,12 +238,12 @@ class ExecutorLink:
             if not self._calls:
                 self._thread, self._wake = None, -1
                 return False
-        for made in new:
-            session = next((one for one in sessions if one.calls < CALLS_A_SESSION), None)
-            if session is None:
-                session = _Session(self._path, self._fields)
-                sessions.append(session)
-            session.submit(made)
+        for number, made in enumerate(new):
+            if (session := self._with_room(sessions)) is None:
+                with self._lock:
+                    self._new[:0] = new[number:]
+                break
+            session.take_up(made)
         for made in cancelled:
             if made.session is not None:
                 made.session.cancel(made)
@@ -241,6 +252,20 @@ class ExecutorLink:
         if not self._drop_ended(sessions):
             self._await_answers(sessions, wake)
         return True
+
+    def _with_room(self, sessions: list[_Session]) -> _Session | None:
+        """A session with room for a call, a new one if need be; None while the agent refuses to have another."""
+        found = next((one for one in sessions if one.calls < CALLS_A_SESSION), None)
+        if found is None and time.monotonic() >= self._refused_until_s:
+            try:
+                found = _Session(self._path, self._fields)
+            except BadRequest as error:
+                if error.code != SlowDown.code:
+                    raise
+                self._refused_until_s = time.monotonic() + FULL_RETRY_S
+            else:
+                sessions.append(found)
+        return found
 
     def _drop_ended(self, sessions: list[_Session]) -> bool:
         """Forget the calls that have ended → whether there were any."""
@@ -256,7 +281,9 @@ class ExecutorLink:
         poll.register(wake, select.POLLIN)
         for session in sessions:
             poll.register(session.descriptor, select.POLLIN)
-        pause_s = FULL_RETRY_S if any(session.waits_for_room for session in sessions) else LOOK_S
+        with self._lock:
+            waits = bool(self._new) or any(session.waits_for_room for session in sessions)
+        pause_s = FULL_RETRY_S if waits else LOOK_S
         ready = {descriptor for descriptor, _ in poll.poll(pause_s * 1000)}
         if wake in ready:
             os.eventfd_read(wake)
@@ -264,28 +291,28 @@ class ExecutorLink:
             if session.descriptor in ready:
                 session.receive()
 
-    def _connected(self, wake: int) -> list[_Session]:
-        """New sessions that wait for all calls submitted before; at least one. Raises AgentUnavailable if no agent comes back."""
-        until_s = time.monotonic() + (RECONNECT_S_MAX if self._sent_before() else 0.0)
+    def _connected(self, wake: int, *, patience_s: float) -> _Session:
+        """A new session, after which all calls are placed anew. Raises AgentUnavailable if no agent comes back, and the
+        refusal of one that has too many clients."""
+        started_s = time.monotonic()
         while True:
-            sessions: list[_Session] = []
+            waited_s = time.monotonic() - started_s
             try:
-                before = self._sent_before()
-                for first in range(0, max(len(before), 1), CALLS_A_SESSION):
-                    sessions.append(_Session(self._path, self._fields))
-                    sessions[-1].take_up(before[first : first + CALLS_A_SESSION])
+                session = _Session(self._path, self._fields)
             except AgentUnavailable:
-                _close(sessions)
-                if time.monotonic() >= until_s:
+                if waited_s >= patience_s:
                     raise
-                select.select([wake], [], [], RECONNECT_EVERY_S)
+            except BadRequest as error:
+                if error.code != SlowDown.code or waited_s >= RECONNECT_S_MAX:
+                    raise
             else:
-                return sessions
-
-    def _sent_before(self) -> list[PendingCall]:
-        with self._lock:
-            new = {id(made) for made in self._new}
-            return [made for key, made in self._calls.items() if key not in new]
+                with self._lock:
+                    self._new = list(self._calls.values())
+                    for made in self._new:
+                        made.session = None
+                return session
+            if select.select([wake], [], [], RECONNECT_EVERY_S)[0]:
+                os.eventfd_read(wake)
 
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:
@@ -295,7 +322,8 @@ class ExecutorLink:
             self._cancelled.clear()
             self._thread, self._wake = None, -1
         for made in calls:
-            made.future.finish(error=error)
+            if not made.is_over:  # its future has its outcome
+                made.future.finish(error=error)
 
 
 def _close(sessions: list[_Session]) -> None:
@@ -304,14 +332,21 @@ def _close(sessions: list[_Session]) -> None:
 
 
 class _Session:
-    """A connection and the requests on it."""
+    """A connection and the requests on it. Raises AgentUnavailable, and BadRequest if the agent refuses to have one more."""
 
     def __init__(self, path: str, fields: dict[str, Any]) -> None:
         self._path = path
         self._fields = fields
         self._client = connection.AgentConnection(path)
+        try:
+            self._client.call("info")  # a refusal is the answer to the first request
+        except PeerloadError:
+            self._client.close()
+            raise
         self._asked: dict[int, tuple[str, PendingCall]] = {}
         self._waiting: list[PendingCall] = []
+        self._unread: list[tuple[PendingCall, dict[str, Any]]] = []
+        """Ended calls whose output could not be read for want of a connection."""
         self._over: list[PendingCall] = []
         self._sent_bytes = 0
         self._retry_at_s = 0.0
@@ -327,35 +362,33 @@ class _Session:
 
     @property
     def waits_for_room(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting or self._unread)
 
     def over(self) -> list[PendingCall]:
         """The calls that have ended since the last time."""
         ended, self._over = self._over, []
         return ended
 
-    def submit(self, made: PendingCall) -> None:
+    def take_up(self, made: PendingCall) -> None:
+        """Submit a call, or wait for it if it was submitted on another connection."""
         made.session = self
         self.calls += 1
-        self._waiting.append(made)
-
-    def take_up(self, calls: list[PendingCall]) -> None:
-        for made in calls:
-            if made.task:
-                made.session = self
-                self.calls += 1
-                if made.fields.get("attended"):
-                    self._ask("attend", made, task=made.task)
-                self._await(made)
-                if made.future.cancelled():
-                    self.cancel(made)  # the agent may not have heard it
-            else:
-                self.submit(made)
+        if not made.task:
+            self._waiting.append(made)
+            return
+        if made.fields.get("attended"):
+            self._ask("attend", made, task=made.task)
+        self._await(made)
+        if made.future.cancelled():
+            self.cancel(made)  # the agent may not have heard it
 
     def go_on(self) -> None:
-        """Submit as many calls as there is room for."""
+        """Submit as many calls as there is room for, and read what could not be read before."""
         if time.monotonic() < self._retry_at_s:
             return
+        unread, self._unread = self._unread, []
+        for made, body in unread:
+            self._finish(made, body)
         while self._waiting and self._sent_bytes < SENT_BYTES_MAX:
             made = self._waiting.pop(0)
             if made.future.cancelled():
@@ -412,7 +445,7 @@ class _Session:
 
     def _submitted(self, made: PendingCall, kind: str, body: dict[str, Any]) -> None:
         self._sent_bytes -= min(made.size, FIRST_INPUT_BYTES)
-        if kind == "error" and body.get("code") == "slow-down":
+        if kind == "error" and body.get("code") == SlowDown.code:
             self._waiting.insert(0, made)
             self._retry_at_s = time.monotonic() + FULL_RETRY_S
             return
@@ -449,16 +482,21 @@ class _Session:
             has_all = "stdout" in body or not body.get("stdout_bytes")
             stdout = body.get("stdout") or b"" if has_all else self._tail(made, 1, call.LINE_BYTES_MAX)
             outcome = call.outcome_in(stdout, made.mark, made.serializer)
+            problem = made.problem or (self._no_outcome(made, body) if outcome is None else None)
         except AgentUnavailable:
             raise  # the output is fetched after the reconnection
         except PeerloadError as error:
-            self._set(made, error=error)
+            if error.code == SlowDown.code:
+                self._unread.append((made, body))
+                self._retry_at_s = time.monotonic() + FULL_RETRY_S
+            else:
+                self._set(made, error=error)
         except Exception as error:  # noqa: BLE001 -- whatever unpickling raises
             error.add_note(f"raised while the result of {made.task} was read here")
             self._set(made, error=error)
         else:
             if outcome is None:
-                self._set(made, error=made.problem or self._no_outcome(made, body))
+                self._set(made, error=problem)
             elif "error" in outcome:
                 raised = outcome["error"]
                 raised.__cause__ = call.RemoteTraceback(outcome["traceback"]) if outcome["traceback"] else None
@@ -555,7 +593,9 @@ class Executor(concurrent.futures.Executor):
         self._room = threading.BoundedSemaphore(tasks_max)
         self._tasks_max = tasks_max
         self._lock = threading.Lock()
-        self._is_shut = False
+        self._is_shut = self._is_cancelled = False
+        self._maps: dict[_MapCalls, None] = {}
+        """Calls of `map` without ``buffersize`` that may have inputs left; `shutdown` submits these."""
         self._link = ExecutorLink(path, self._fields)
 
     def submit(
@@ -564,8 +604,11 @@ class Executor(concurrent.futures.Executor):
         """Call ``fn(*args, **kwargs)`` on some node. Blocks while ``tasks_max`` calls are pending."""
         return self._submit(fn, args, kwargs)
 
-    def _submit(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TaskFuture[Any]:
-        self._refuse_if_shut()
+    def _submit(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, is_begun: bool = False
+    ) -> TaskFuture[Any]:
+        """``is_begun``: the call belongs to a `map` that was accepted before the shutdown."""
+        self._refuse_if_shut(is_begun=is_begun)
         future: TaskFuture[Any] = TaskFuture(self._link)
         mark = secrets.token_hex(16)
         try:
@@ -581,15 +624,15 @@ class Executor(concurrent.futures.Executor):
         concurrent.futures.Future.add_done_callback(future, lambda _: self._room.release())
         with self._lock:
             try:
-                self._refuse_if_shut()
+                self._refuse_if_shut(is_begun=is_begun)
             except RuntimeError:
                 future.cancel()  # gives its room back
                 raise
             self._link.add(made)
         return future
 
-    def _refuse_if_shut(self) -> None:
-        if self._is_shut:
+    def _refuse_if_shut(self, *, is_begun: bool = False) -> None:
+        if self._is_shut and (self._is_cancelled or not is_begun):
             raise RuntimeError("cannot schedule new futures after shutdown")
 
     def map(
@@ -602,34 +645,33 @@ class Executor(concurrent.futures.Executor):
     ) -> Iterator[Result]:
         """Yield the results in order. ``chunksize``: calls in one task, which pays for calls shorter than some tens of milliseconds.
         ``buffersize``: tasks at most whose results have not been yielded (None: as many as the agent takes). Inputs are
-        consumed as there is room, so there may be infinitely many."""
+        consumed as there is room, and without ``buffersize`` those that are left by `shutdown`. So of infinitely many inputs either
+        give it, or close the iterator."""
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         if buffersize is not None and buffersize < 1:
             raise ValueError("buffersize must be None or > 0")
         until_s = None if timeout is None else time.monotonic() + timeout
+        self._refuse_if_shut()
         chunks = _chunks(zip(*iterables, strict=False), chunksize)
-        ahead: collections.deque[TaskFuture[list[Result]]] = collections.deque()
-        for chunk in itertools.islice(chunks, min(self._tasks_max, buffersize or self._tasks_max)):
-            ahead.append(self._submit(_called, (fn, chunk), {}))
-        return self._results(fn, chunks, ahead, until_s)
+        is_begun = buffersize is None
+        calls = _MapCalls(chunks, lambda chunk: self._submit(_called, (fn, chunk), {}, is_begun=is_begun))
+        calls.submit(most := min(self._tasks_max, buffersize or self._tasks_max))
+        if is_begun and len(calls.ahead) == most:
+            self._maps[calls] = None
+        return self._results(calls, until_s)
 
-    def _results(
-        self,
-        fn: Callable[..., Result],
-        chunks: Iterator[list[tuple[Any, ...]]],
-        ahead: collections.deque[TaskFuture[list[Result]]],
-        until_s: float | None,
-    ) -> Iterator[Result]:
+    def _results(self, calls: _MapCalls, until_s: float | None) -> Iterator[Any]:
+        ahead = calls.ahead
         try:
             while ahead:
                 left_s = None if until_s is None else max(until_s - time.monotonic(), 0.0)
                 results = ahead[0].result(left_s)
                 ahead.popleft()
-                for chunk in itertools.islice(chunks, 1):
-                    ahead.append(self._submit(_called, (fn, chunk), {}))
+                calls.submit(1)
                 yield from results
         finally:
+            self._maps.pop(calls, None)
             for future in ahead:
                 future.cancel()
 
@@ -638,11 +680,35 @@ class Executor(concurrent.futures.Executor):
         too."""
         with self._lock:
             self._is_shut = True
-        if cancel_futures:
-            for made in self._link.pending():
-                made.future.cancel()
-        if wait:
-            self._link.join()
+            self._is_cancelled |= cancel_futures
+        try:
+            if cancel_futures:
+                for made in self._link.pending():
+                    made.future.cancel()
+            elif wait:
+                for calls in list(self._maps):
+                    calls.submit(None)
+        finally:
+            if wait:
+                self._link.join()
+
+
+class _MapCalls:
+    """The calls of one `Executor.map`. ``ahead``: those whose results have not been yielded."""
+
+    def __init__(
+        self, chunks: Iterator[list[tuple[Any, ...]]], submit: Callable[[list[tuple[Any, ...]]], TaskFuture[Any]]
+    ) -> None:
+        self._chunks = chunks
+        self._submit = submit
+        self._lock = threading.RLock()  # of who takes the results, and of who shuts the executor down
+        self.ahead: collections.deque[TaskFuture[Any]] = collections.deque()
+
+    def submit(self, number: int | None) -> None:
+        """Submit the next calls, at most so many; None: all that are left. Blocks while the executor has no room."""
+        with self._lock:
+            for chunk in itertools.islice(self._chunks, number):
+                self.ahead.append(self._submit(chunk))
 
 
 def _called(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[Any]:

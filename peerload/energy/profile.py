@@ -58,6 +58,8 @@ def fitted(found: Sequence[Level], cores: int, threads: int) -> PowerCurve:
         raise BadProfile("idle power and that of all threads busy have to be measured")
     if any(not math.isfinite(level.watts) or level.watts <= 0 for level in levels):
         raise BadProfile("a level has no power that is a number")
+    if any(not math.isfinite(level.rate) or level.rate < 0 for level in levels):
+        raise BadProfile("a level has no work rate that is a number")
     smt_gain, all_core = _scaling(levels, cores, threads)
     flat = PowerCurve((0.0, 1.0), cores, threads, smt_gain, all_core)
     watts = _never_falling([level.watts for level in levels])
@@ -76,7 +78,7 @@ def _scaling(levels: Sequence[Level], cores: int, threads: int) -> tuple[float, 
     known = [level.threads for level in levels if 1 < level.threads <= cores]
     most = max(known, default=1)
     # rate(n) = n (1 - loss n / cores), measured as rate(n) / rate(1): solved for loss at the highest level on cores of their own
-    told = rates[most] / one
+    told = min(rates[most] / one, float(most))  # more than so many times the work is an error of measurement
     loss = min(max(cores * (most - told) / (most**2 - told), 0.0), 0.95) if most > 1 else 0.0
     all_core = 1.0 - loss
     if threads == cores:

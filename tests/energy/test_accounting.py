@@ -19,6 +19,7 @@ from peerload.agent.sensors.energy import EnergySensors, EnergyStore
 from peerload.energy.accounting import DRIFT_S, Drift, IdlePower
 from peerload.launcher.protocol import TaskUsage, UsageEvent
 from peerload.model.config import AgentConfig, EnergySettings
+from peerload.model.errors import StoreError
 from peerload.model.events import Instant
 from peerload.model.resources import Device, DeviceReading, PowerCurve, Quality, ResourceRequest, estimated_curve
 from peerload.model.task import Exit, Usage
@@ -347,6 +348,14 @@ def test_cards_of_amd_and_intel_tell_their_power_by_hwmon(tmp_path: Path) -> Non
         assert not [name for name in told if "05:00" in name or "06:00" in name]
 
     asyncio.run(story())
+
+
+def test_a_file_that_is_damaged_while_it_is_used_fails_the_request_alone(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    with sqlite3.connect(tmp_path / "energy.db") as database:
+        database.execute("INSERT INTO totals VALUES (1, 2, 'x', 0, 0, 0, 0, 'no quality', '', '')")
+    with pytest.raises(StoreError):
+        machine.told()
 
 
 def test_a_damaged_file_is_begun_anew(tmp_path: Path) -> None:

@@ -110,6 +110,11 @@ def test_power_that_falls_with_load_is_levelled() -> None:
     assert curve.watts_at(1) == curve.watts_at(2) == pytest.approx(75.0)
 
 
+def test_two_threads_that_do_four_times_the_work_lose_nothing() -> None:
+    levels = [Level(0, 50.0), Level(1, 60.0, 0.0, 1.0), Level(2, 70.0, 0.0, 4.0)]
+    assert fitted(levels, 2, 2).all_core == 1.0
+
+
 @each(
     "levels",
     [
@@ -119,9 +124,11 @@ def test_power_that_falls_with_load_is_levelled() -> None:
         [(0, 50.0), (2, 90.0)],
         [(0, float("nan")), (4, 90.0)],
         [(0, 0.0), (4, 90.0)],
+        [(0, 50.0), (4, 90.0, 0.0, float("inf"))],
+        [(0, 50.0), (4, 90.0, 0.0, -1.0)],
     ],
 )
-def test_levels_that_make_no_curve(levels: list[tuple[int, float]]) -> None:
+def test_levels_that_make_no_curve(levels: list[tuple[Any, ...]]) -> None:
     with pytest.raises(BadProfile):
         fitted([Level(*level) for level in levels], 4, 4)
 

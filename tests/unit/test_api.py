@@ -1,9 +1,12 @@
-"""What goes to a task of `Executor` and comes back, what `submit` asks for, and that commands do not pay for any of it."""
+"""What goes to a task of `Executor` and comes back, how its thread meets refusals, what `submit` asks for, and that commands do not
+pay for any of it."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import concurrent.futures
+import itertools
 import json
 import subprocess
 import sys
@@ -15,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import peerload
-from peerload import AsyncClient
-from peerload.client import call, operations
+from peerload import AsyncClient, Executor
+from peerload.client import call, executor, operations
 from peerload.client.operations import NodeInfo, TaskInfo
 from peerload.model.errors import AgentSilent, BadRequest, NoSuchTask
 from peerload.wire import control
-from tests.support import PATIENCE_S
+from tests.support import PATIENCE_S, wait_until
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
 
 MARK = "ab" * 16
@@ -170,3 +173,134 @@ def test_the_asyncio_client_gives_up_an_agent_that_says_nothing(agent: FakeAgent
     agent.handlers |= {"nodes": lambda _request, _reply: None, "info": lambda _request, _reply: None}
     with pytest.raises(AgentSilent):
         asyncio.run(AsyncClient(agent.path, timeout_s=0.05).nodes())
+
+
+# -- the thread of an executor -----------------------------------------------------------------------------------------
+
+
+class Calls:
+    """The tasks of an executor's calls at a fake agent. ``gates``: by number of a task, set once it may end; ``bodies``: what `wait`
+    says of its output."""
+
+    def __init__(self, agent: FakeAgent) -> None:
+        self._numbers = itertools.count(1)
+        self.gates = {number: threading.Event() for number in range(1, 20)}
+        self.bodies: dict[str, dict[str, Any]] = {}
+        agent.answer("info", node="ws1")
+        agent.answer("attend", attended=True)
+        agent.handlers |= {"submit": self._submit, "wait": self._wait, "cancel": self._cancel}
+
+    def _submit(self, _request: control.Submit, reply: Reply) -> None:
+        reply.ok(id=f"ws1/{next(self._numbers)}", members=None, directory_here=True, placeable=None)
+
+    def _wait(self, request: control.Wait, reply: Reply) -> None:
+        (task,) = request.tasks
+        self.gates[int(task.rpartition("/")[2])].wait(PATIENCE_S)
+        ended = {"id": task, "state": "failed", "exit_code": 7, "signal": None, "reason": "", "node": "ws1"}
+        reply.more(**(ended | self.bodies.get(task, {"stdout": b"", "stderr": b""})))
+        reply.ok(timed_out=False)
+
+    def _cancel(self, request: control.Cancel, reply: Reply) -> None:
+        (task,) = request.tasks
+        reply.ok(cancelled=[task], already_ended=[])
+        self.gates[int(task.rpartition("/")[2])].set()
+
+
+def exit_code(future: concurrent.futures.Future[Any]) -> int | None:
+    failure = future.exception(PATIENCE_S)
+    assert isinstance(failure, call.TaskFailed), failure
+    return failure.exit_code
+
+
+def test_a_refused_connection_makes_calls_wait_and_fails_none(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first connection is refused, and later the second that many calls need."""
+    monkeypatch.setattr(executor, "CALLS_A_SESSION", 2)
+    monkeypatch.setattr(executor, "FULL_RETRY_S", 0.01)
+    calls = Calls(agent)
+    agent.refused = {1, *range(3, 100_000)}
+    with Executor(agent.path) as pool:
+        futures = [pool.submit(abs, number) for number in range(4)]
+        wait_until(lambda: len(agent.asked(control.Wait)) == 2, what="two calls to be submitted")
+        calls.gates[1].set()
+        wait_until(lambda: len(agent.asked(control.Wait)) == 3, what="a third in the room of the first")
+        agent.refused.clear()
+        wait_until(lambda: len(agent.asked(control.Wait)) == 4, what="the fourth on a second connection")
+        for gate in calls.gates.values():
+            gate.set()
+        assert [exit_code(future) for future in futures] == [7] * 4
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_an_output_that_cannot_be_read_now_is_read_later(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    monkeypatch.setattr(executor, "FULL_RETRY_S", 0.01)
+    calls = Calls(agent)
+    agent.refused = {2, 3}
+
+    def output(request: control.ReadOutput, reply: Reply) -> None:
+        assert request.streams == ((1,) if stream == "stdout" else (2,))
+        reply.more(stream=request.streams[0], offset=0, data=b"no result")
+        reply.ok(id="ws1/1")
+
+    agent.handlers["output"] = output
+    calls.bodies["ws1/1"] = {"stdout": b"", "stderr": b"", f"{stream}_bytes": 9}
+    del calls.bodies["ws1/1"][stream]
+    with Executor(agent.path) as pool:
+        futures = [pool.submit(abs, number) for number in range(2)]
+        calls.gates[1].set()
+        assert exit_code(futures[0]) == 7
+        calls.gates[2].set()
+        assert exit_code(futures[1]) == 7
+    assert agent.asked(control.ReadOutput)
+
+
+def test_all_pending_calls_fail_where_one_has_just_ended() -> None:
+    link = executor.ExecutorLink("/nowhere", {})
+    futures = [executor.TaskFuture[int](link) for _ in range(3)]
+    made = [executor.PendingCall(future, MARK, {}, b"", "pickle") for future in futures]
+    link._calls = {id(one): one for one in made}
+    made[0].is_over = True
+    futures[0].finish(value=1)
+    link._fail_all(RuntimeError("refused"))
+    assert futures[0].result(0) == 1
+    assert all(isinstance(future.exception(0), RuntimeError) for future in futures[1:])
+
+
+def test_a_map_is_whole_when_its_executor_is_shut_down(agent: FakeAgent) -> None:
+    """As of the executors of the standard library, which submit all inputs at once."""
+    calls = Calls(agent)
+    for gate in calls.gates.values():
+        gate.set()
+    with Executor(agent.path, tasks_max=2) as pool:
+        results = pool.map(abs, range(5))
+        pool.map(abs, range(4))
+        few = pool.map(abs, range(9), buffersize=1)
+    assert len(agent.asked(control.Submit)) == 5 + 4 + 1
+    with pytest.raises(call.TaskFailed):
+        next(results)
+    with pytest.raises(call.TaskFailed):
+        next(few)
+    with pytest.raises(RuntimeError):
+        pool.map(abs, range(1))
+
+
+def test_cancel_does_not_wait_for_who_is_called_back(agent: FakeAgent) -> None:
+    """The callback waits for the end of the task, which needs the cancellation."""
+    calls = Calls(agent)
+    pool = Executor(agent.path)
+    future = pool.submit(abs, -1)
+    over = threading.Event()
+
+    def called(_: concurrent.futures.Future[int]) -> None:
+        pool.shutdown(wait=True)
+        over.set()
+
+    future.add_done_callback(called)
+    wait_until(lambda: agent.asked(control.Wait), what="the call to be submitted")
+    assert future.cancel()
+    assert future.cancelled()
+    assert calls.gates[1].wait(PATIENCE_S)
+    assert over.wait(PATIENCE_S)

@@ -167,7 +167,7 @@ class TaskRemover:
             self._spool.drop(key)
 
     async def finish_files(self) -> None:
-        """Remove the files that an earlier agent had no time to remove."""
+        """Remove the files that an earlier agent, or an interrupted request, had no time to remove."""
         while keys := await self.search(lambda removable: removable.doomed(AT_A_TIME)):
             await self._drop_files(keys)
             await asyncio.sleep(PAUSE_S)
@@ -187,11 +187,14 @@ class TaskRemover:
         return task_name(self._node.state.node, task.counter, task.member)
 
     async def search(self, ask: Callable[[RemovalSearch], Found]) -> Found:
-        """Ask the database, in a thread."""
+        """Ask the database, in a thread. Raises StoreError."""
 
         def in_thread() -> Found:
-            with contextlib.closing(RemovalSearch(self._store.path)) as removable:
-                return ask(removable)
+            try:
+                with contextlib.closing(RemovalSearch(self._store.path)) as removable:
+                    return ask(removable)
+            except sqlite3.Error as error:
+                raise StoreError("the database cannot be searched for ended tasks", why=str(error)) from None
 
         return await asyncio.to_thread(in_thread)
 
@@ -234,7 +237,7 @@ class Retention:
         while True:
             try:
                 await work()
-            except (sqlite3.Error, OSError) as error:
+            except (StoreError, OSError) as error:
                 log.warning("retention failed: error=%s", error)
             else:
                 work = self.enforce
@@ -244,6 +247,7 @@ class Retention:
         """Remove ended tasks that are too old, or too many; nothing while the disk has no room to record the removal."""
         if self._disk.state == "full" or self._store.is_stalled:
             return
+        await self._remover.finish_files()  # those of a `clean` that was interrupted
         config = self._info.config
         oldest = self._store.date.now() - config.ended_kept_s
         removed = await self._remover.remove(RemovalCriteria(before=oldest))

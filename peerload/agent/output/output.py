@@ -30,7 +30,7 @@ from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
@@ -176,6 +176,8 @@ ENDS_KEPT_MAX = 4096
 """Bound on the ended attempts whose sizes are remembered for late followers."""
 CUT_EVERY_BYTES = 16 << 20
 """Number of fetched bytes after which a copy is cut to its limit."""
+COPY_AGAIN_S = 5.0
+"""Delay before a copy that broke off is made again while the task runs."""
 SILENCE_S_MAX = 30.0
 """Longest time without progress of an output on its way home; then the copy is given up. The result is repeated, and
 its output requested again from where it broke off."""
@@ -306,6 +308,19 @@ class TaskOutputs:
             self._mirrors[key] = running
             running.add_done_callback(lambda done: self._mirror_done(key, done))
         return running
+
+    async def keep_mirrored(
+        self, node: str, task: str, uid: bytes, attempt: int, key: str, *, paced: bool, runs: Callable[[], bool]
+    ) -> None:
+        """Copy the output as `mirror` does until the copy is whole; after one that broke off again, while the task ``runs``."""
+        while True:
+            copy = self.mirror(node, task, uid, attempt, key, paced=paced)
+            await asyncio.wait({copy})
+            if not copy.cancelled() and copy.exception() is None:
+                return
+            await asyncio.sleep(COPY_AGAIN_S)
+            if not runs():
+                return
 
     def _mirror_done(self, key: str, done: asyncio.Task[OutputEnd]) -> None:
         if self._mirrors.get(key) is done:

@@ -76,18 +76,31 @@ class OutputSource:
             return stdout_bytes, stderr_bytes
         return min(stdout_bytes, record.exit.stdout_bytes), min(stderr_bytes, record.exit.stderr_bytes)
 
-    def follow(self, record: TaskRecord, sent: list[int], *, in_foreground: bool, is_awaited: bool) -> Pieces:
+    async def follow(self, record: TaskRecord, sent: list[int], *, in_foreground: bool, is_awaited: bool) -> Pieces:
         """The output from ``sent`` on, as it is written. A task in the foreground is stopped while its reader is slow
         (backpressure). Not one with a terminal: a shell there would treat it as stopped by its user."""
         key = execution_key(record.uid, record.attempt)
         task = self._node.home.tasks.get(record.uid)
         is_paced = in_foreground and task is not None and task.spec.followed and task.spec.terminal is None
         runs_here = record.node == self._node.state.node
+        copy: asyncio.Task[None] | None = None
         if not runs_here:
-            self._output.mirror(record.node, record.task, record.uid, record.attempt, key, paced=is_paced)
-        if is_paced:
-            return self._output.follow_paced(key, *sent, runs_here=runs_here, is_awaited=is_awaited)
-        return self._output.follow(key, *sent)
+            attempt = record.node, record.task, record.uid, record.attempt, key
+            copying = self._output.keep_mirrored(*attempt, paced=is_paced, runs=lambda: self.runs(record))
+            copy = asyncio.get_running_loop().create_task(copying)
+        followed = (
+            self._output.follow_paced(key, *sent, runs_here=runs_here, is_awaited=is_awaited)
+            if is_paced
+            else self._output.follow(key, *sent)
+        )
+        try:
+            async with contextlib.aclosing(followed) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            if copy is not None:
+                copy.cancel()
+                await asyncio.gather(copy, return_exceptions=True)
 
     def kept(self, key: str, sent: list[int], end: tuple[int, int]) -> Pieces:
         """The output that is here, from ``sent`` up to ``end``."""

@@ -464,9 +464,12 @@ class EnergySensors:
         self._store.close()
 
     def totals(self, since: float) -> dict[str, object]:
-        """The answer to `energy`: this node since then (Unix s), the quality that of its worst part."""
+        """The answer to `energy`: this node since then (Unix s), the quality that of its worst part. Raises StoreError."""
         newest = self._bucket
-        found = self._store.totals(since, -1.0 if newest is None else newest.since)
+        try:
+            found = self._store.totals(since, -1.0 if newest is None else newest.since)
+        except (sqlite3.Error, msgspec.ValidationError) as error:
+            raise StoreError("the energy accounts cannot be read", why=str(error)) from None
         found += [newest] if newest is not None and newest.until > since else []
         total = None
         for one in found:

@@ -366,7 +366,9 @@ class TaskSession:
             raise
 
     def _reader_gone(self) -> None:
-        self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGPIPE))
+        """Cancel the task whose output nobody reads any more, if it ends with us."""
+        if self._attends:
+            self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGPIPE))
 
     def _ask(self) -> None:
         asked: dict[str, object] = {"task": self._task, "follow": True, "tells_start": True, **self._tail}
@@ -603,6 +605,8 @@ class TaskSession:
                 self._client = AgentConnection(self._client.path)
                 if self._attends:
                     self._client.call("attend", task=self._task)
+                else:
+                    self._client.call("info")  # it answers: from here on it hears signals
                 self._waiting[:0] = self._forwarded.values()  # they may not have arrived
                 self._forwarded.clear()
                 self._cancels.clear()
@@ -615,6 +619,7 @@ class TaskSession:
                     self._claim_input(self._stdin)
             except AgentUnavailable:
                 continue
+            self._lost_until_s = 0.0
             return
 
     def _lost(self, error: AgentUnavailable) -> AgentUnavailable:

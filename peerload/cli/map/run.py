@@ -42,8 +42,8 @@ class Joblog:
     """The log of `map --joblog`: one line for each ended task, with the columns of GNU parallel.
 
     Seq, Host, Starttime (Unix s), JobRuntime (s), Send (always 0), Receive (bytes of stdout), Exitval, Signal, Command. In a
-    command a line break is written as NUL. Each line is appended by one write, so after a crash the file has the tasks that
-    had ended; an incomplete last line is dropped when the file is read. ``resumes``: read it first and append to it, else
+    command a line break is written as NUL. Each line is appended by one write, after the output of its task was printed, so
+    after a crash `--resume` loses no output; an incomplete last line is dropped when the file is read. ``resumes``: read it first and append to it, else
     start it anew; ``again_failed``: failed tasks count as not done. skipped, skipped_failed: the number of tasks that are
     not run again, and of those among them that had failed. Raises UsageError if it cannot be used."""
 
@@ -253,7 +253,7 @@ class MapView:
         return False
 
     def ended(self, task: MapResult) -> None:
-        """A task has ended."""
+        """A task has ended: show it, and then call `Mapping.note_printed`."""
 
     def skipped(self, number: int) -> None:
         """A task was done in an earlier run."""
@@ -337,7 +337,8 @@ class Mapping:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         ends_tasks = (signal.SIGTERM, signal.SIGHUP) if self._fields.get("attended") else ()
         for number in (signal.SIGINT, *ends_tasks):
-            self._before[number] = signal.signal(number, self._caught)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, or in the background of a script
+                self._before[number] = signal.signal(number, self._caught)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -548,13 +549,16 @@ class Mapping:
                 self.failures.append((told, line))
         if missing_bytes := body.get("missing_bytes"):
             self.note_incomplete(str(body["id"]), f"{size_text(missing_bytes)} of its output are missing")
-        if self._joblog is not None and not is_cancelled:
-            self._joblog.add(task.number, body, line)
         self._view.ended(MapResult(task.number, b" ".join(task.values), {**body, "command": line}))
         if not batch.left and not self._has_files:
             del self._batches[batch.token]
         if not self._stops and self._halt.is_due(failed=self.failed, succeeded=self.succeeded):
             self._halts(body)
+
+    def note_printed(self, task: MapResult) -> None:
+        """Write a task whose output was printed into the joblog; not a cancelled one, which `--resume` runs."""
+        if self._joblog is not None and task.body.get("state") != "cancelled":
+            self._joblog.add(task.number, task.body, task.body["command"])
 
     def _remember_failed(self, batch: MapBatch) -> None:
         if len(self.failed_batches) < FAILURES_KEPT_MAX:
@@ -600,9 +604,8 @@ class Mapping:
             return []
         with AgentConnection(self._socket_path) as client:
             client.call("hold", tasks=names)
-            arrays = frozenset(names)
-            tasks = client.call("tasks", states=["held"], limit=2 * SUBMITTED_MAX, ended_within_s=0.0)["tasks"]
-        return [task["id"] for task in tasks if task["id"].rpartition(".")[0] in arrays]
+            held = {"tasks": names, "states": ["held"], "limit": SUBMITTED_MAX, "ended_within_s": 0.0}
+            return [task["id"] for task in client.call("tasks", **held)["tasks"]]
 
     def _cancel(self, names: list[str]) -> None:
         if names:
@@ -634,10 +637,13 @@ class Mapping:
     def _reconnect(self, error: AgentUnavailable) -> None:
         """Wait for an agent that went away, then go on. Raises AgentUnavailable if it does not come back."""
         self._client.close()
-        if not self._batches:
+        if not self._number:
             raise error
-        says = f"lost the agent; {counted(self._unfinished, 'task')} go on without it"
-        say(says, f"waiting for it to come back, {RECONNECT_S_MAX:g} s at most        start it:  peerload up")
+        going_on = f"; {counted(self._unfinished, 'task')} go on without it" if self._unfinished else ""
+        say(
+            f"lost the agent{going_on}",
+            f"waiting for it to come back, {RECONNECT_S_MAX:g} s at most        start it:  peerload up",
+        )
         until_s = time.monotonic() + RECONNECT_S_MAX
         while True:
             try:
@@ -661,12 +667,11 @@ class Mapping:
 
     def _gone(self, error: AgentUnavailable) -> AgentUnavailable:
         names = [batch.id for batch in self._batches.values() if batch.id]
-        later = f"when it is back:  peerload wait {' '.join(names[:5])}"
+        later = [f"when it is back:  peerload wait {' '.join(names[:5])}"] if names else []
         if self._joblog is not None:
-            later += "        then the rest:  the same with --resume"
-        return AgentUnavailable(
-            f"lost the agent while {counted(self._unfinished, 'task')} had not ended", why=error.what, hint=later
-        )
+            later.append("then the rest:  the same with --resume")
+        what = f"while {counted(self._unfinished, 'task')} had not ended" if names else "between two inputs"
+        return AgentUnavailable(f"lost the agent {what}", why=error.what, hint="        ".join(later))
 
     def output(self, task: str) -> Iterator[dict[str, Any]]:
         """The whole output of an ended task, over a connection of its own; it resumes if the agent goes away meanwhile. Missing output is

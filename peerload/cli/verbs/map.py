@@ -168,6 +168,7 @@ class Outputs:
     """Prints outputs byte for byte, stdout on 1 and stderr on 2, the output of one task in one piece.
 
     ``fetch(id)``: the pieces of an output that is not in the body. ``before``: called before anything is printed.
+    ``printed``: called with each task whose output was printed.
     """
 
     def __init__(
@@ -177,11 +178,13 @@ class Outputs:
         keeps_order: bool = False,
         tags: bool = False,
         before: Callable[[], None] = lambda: None,
+        printed: Callable[[MapResult], None] = lambda _: None,
     ) -> None:
         self._fetch = fetch
         self._keeps_order = keeps_order
         self._tags = tags
         self._before = before
+        self._printed = printed
         self._next = 1
         self._waiting: dict[int, MapResult | None] = {}
         self._kept_bytes = 0
@@ -226,13 +229,15 @@ class Outputs:
             self._print(task)
 
     def _print(self, task: MapResult) -> None:
-        body = task.body
-        if not body.get("stdout_bytes") and not body.get("stderr_bytes"):
-            return
+        if task.body.get("stdout_bytes") or task.body.get("stderr_bytes"):
+            self._print_output(task)
+        self._printed(task)
+
+    def _print_output(self, task: MapResult) -> None:
         self._before()
         tag = task.tag if self._tags else b""
         written = {stream: _Tagged(stream, tag) for stream in (1, 2)} if self._tags else {}
-        for stream, data in self._pieces(body):
+        for stream, data in self._pieces(task.body):
             if written:
                 written[stream].write(data)
             else:
@@ -281,6 +286,7 @@ class _View(MapView):
             keeps_order=flags.keep_order,
             tags=flags.tag,
             before=self._bar.clear if self._bar is not None and sys.stdout.isatty() else lambda: None,
+            printed=mapping.note_printed,
         )
 
     @property
@@ -290,6 +296,7 @@ class _View(MapView):
     def ended(self, task: MapResult) -> None:
         if self._is_json:
             _print_ended(self._mapping, task)
+            self._mapping.note_printed(task)
         else:
             self.outputs.ended(task)
 
@@ -346,8 +353,10 @@ def _report(mapping: Mapping) -> int:
     if mapping.halted_by is not None:
         name = mapping.halted_by.get("id", "")
         say(f"--halt: stopped after {name}; {counted(mapping.cancelled, 'task')} cancelled", hint)
-        return exit_code_of(mapping.halted_by)
-    failed = mapping.failed + mapping.cancelled
+        code = exit_code_of(mapping.halted_by)
+        if code or not mapping.incomplete:
+            return code
+    failed = mapping.failed + (mapping.cancelled if mapping.halted_by is None else 0)
     if mapping.incomplete:
         _name_incomplete(mapping)
         hint = hint or f"what is kept of it:  peerload logs {next(iter(mapping.incomplete))}"

@@ -449,3 +449,40 @@ def test_output_that_cannot_be_fetched_from_its_node_is_no_silence(
     source = OutputSource(cast("Any", info), cast("Any", node), cast("Any", SimpleNamespace(copy_now=copy_now)), unused)
     assert asyncio.run(source.bring_up_to_date(record)) == why
     assert info.counters.total() == (failure is not None)
+
+
+def test_output_of_a_task_elsewhere_goes_on_after_its_copy_broke_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first copy breaks off: the agent there was started again."""
+    monkeypatch.setattr(output_module, "COPY_AGAIN_S", 0.0)
+    starts: list[int] = []
+
+    async def fetch_output(_node: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
+        starts.append(request.stdout_from)
+        text = b"before" if len(starts) == 1 else b"after"
+        yield OutputChunk(1, request.stdout_from, text)
+        if len(starts) > 1:
+            await asyncio.Event().wait()
+
+    async def story() -> None:
+        output = _output(_spool(tmp_path), {}, cast("Any", SimpleNamespace(fetch_output=fetch_output)))
+        node = output._node
+        node.home.tasks[UID] = cast("Any", SimpleNamespace(running_at=1.0, spec=SimpleNamespace(followed=False)))
+        node.state = cast("Any", SimpleNamespace(node="ws1"))
+        unused = cast("Any", None)
+        source = OutputSource(unused, node, output, unused)
+        record = cast("Any", SimpleNamespace(state=TaskState.LEASED, node="ws2", task="ws1/1", uid=UID, attempt=1))
+        read = b""
+        async with asyncio.timeout(PATIENCE_S):
+            async with contextlib.aclosing(
+                source.follow(record, [0, 0], in_foreground=True, is_awaited=True)
+            ) as pieces:
+                async for _, _, data in pieces:
+                    read += data
+                    if read == b"beforeafter":
+                        break
+            await output.close()
+        assert starts == [0, len(b"before")]
+
+    asyncio.run(story())

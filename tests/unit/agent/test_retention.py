@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from peerload.agent.completion.retention import DATE_KEPT_EVERY_S, Retention, TaskRemover
 from peerload.agent.runtime import RunState
 from peerload.agent.store import schema
-from peerload.agent.store.maintenance import MaintenanceRow
+from peerload.agent.store.maintenance import MaintenanceRow, RemovalCriteria, RemovalSearch, RemoveTasks
 from peerload.agent.store.store import DateAnchor, TrustedDate
 from peerload.model.actions import Row
+from peerload.model.errors import StoreError
 from peerload.model.task import SINGLE, Exit, TaskState, execution_key
 from tests.each import each
+from tests.support import PATIENCE_S, wait_until
 from tests.unit.agent.test_store import Opened, put, submission, uid
 
 DAY_S = 86_400.0
@@ -171,6 +176,42 @@ def test_what_is_in_use_stays_until_it_is_not(tmp_path: Path, why: str) -> None:
         parts.node.home.tasks = {}
         asyncio.run(retention.enforce())
         assert left(opened) == []
+
+
+def test_a_database_that_cannot_be_searched_fails_a_request_and_not_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def damaged(_path: Path) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    monkeypatch.setattr("peerload.agent.completion.retention.RemovalSearch", damaged)
+    with Opened(tmp_path / "db") as opened:
+        retention = retention_of(opened, retention_every_s=PATIENCE_S)
+        with pytest.raises(StoreError):
+            asyncio.run(retention._remover.remove(RemovalCriteria()))
+
+        async def goes_on() -> None:
+            run = asyncio.create_task(retention.run())
+            await asyncio.to_thread(wait_until, lambda: caplog.records or run.done(), what="it to fail")
+            assert not run.done()  # it waits for its next time
+            run.cancel()
+
+        asyncio.run(goes_on())
+
+
+def test_files_of_a_removal_that_was_interrupted_are_removed_later(tmp_path: Path) -> None:
+    dropped: list[str] = []
+    with Opened(tmp_path / "db") as opened:
+        _end(opened, 1, time.time() - 10)
+        retention = retention_of(opened)
+        parts: Any = retention.parts  # type: ignore[attr-defined]
+        parts.spool.drop = dropped.append
+        removable = RemovalSearch(opened.store.path)
+        opened.keep(RemoveTasks(tuple(removable.page(RemovalCriteria(), (), None, 100))))
+        asyncio.run(retention.enforce())
+        assert dropped == [execution_key(uid(1000), 1)]
+        assert removable.doomed(9) == []
+        removable.close()
 
 
 def test_the_trusted_date_is_kept_now_and_then_and_at_once_where_that_of_the_machine_is_doubted(tmp_path: Path) -> None:

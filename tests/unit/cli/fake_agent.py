@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
@@ -51,11 +52,13 @@ class Reply:
 
 
 class FakeAgent:
-    """`handlers[verb](request, reply)`, each called in a thread of its own; `requests` is what was asked."""
+    """`handlers[verb](request, reply)`, each called in a thread of its own; `requests` is what was asked; `refused` are the
+    numbers of the connections, from 1, that it refuses to have."""
 
     def __init__(self, directory: str) -> None:
         self.path = f"{directory}/agent.sock"
         self.requests: list[control.Request] = []
+        self.refused: set[int] = set()
         self.handlers: dict[str, Callable[[Any, Reply], object]] = {}
         self.answer("usage", tasks=[])
         self._listener = socket.socket(socket.AF_UNIX)
@@ -84,11 +87,15 @@ class FakeAgent:
             sock.close()
 
     def _accept(self) -> None:
-        while True:
+        for number in itertools.count(1):
             try:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            if number in self.refused:
+                with connection:
+                    Reply(connection, threading.Lock(), 0).error("slow-down", "too many clients")
+                continue
             self._connections.append(connection)
             self._start(self._serve, connection)
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TASK = {"id": "ws1/42", "state": "done"}
+A = {"stream": 1, "offset": 0, "data": b"a"}
 ENDED = {"id": "ws1/42", "state": "done", "exit_code": 0, "signal": 0, "node": "ws2", "reason": ""}
 
 
@@ -256,10 +257,10 @@ def test_run_says_what_was_cut_out(agent: FakeAgent) -> None:
     assert done.returncode == 125, "it is no success to who reads what run passes on"
 
 
-@each("verb", [("run", "x"), ("run", "--json", "x"), ("logs", "42")])
+@each("verb", [("run", "x"), ("run", "--json", "x"), ("logs", "42"), ("logs", "--err", "42")])
 def test_what_is_missing_at_the_end_is_no_success(agent: FakeAgent, verb: tuple[str, ...]) -> None:
     submitted(agent)
-    produces(agent, {"stream": 1, "offset": 0, "data": b"a"}, stdout_bytes=1, stderr_bytes=2048)
+    produces(agent, *([] if "--err" in verb else [A]), stdout_bytes=1, stderr_bytes=2048)
     done = peerload(*verb, agent=agent)
     assert done.returncode == 125
     assert b"2 KiB" in done.stderr
@@ -420,6 +421,33 @@ def test_run_looks_for_an_agent_that_goes_away_until_it_is_interrupted(agent: Fa
     assert b"peerload attach ws1/42" in errors
 
 
+@pytest.mark.parametrize("words", [("run", "x"), ("run", "--keep", "x")])
+def test_signals_reach_a_task_that_waits_after_the_agent_is_back(agent: FakeAgent, words: tuple[str, ...]) -> None:
+    """The agent says nothing of the task, which waits."""
+    submitted(agent)
+    agent.answer("info", node="ws1")
+    agent.answer("attend", attended=True)
+    over = threading.Event()
+
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
+        if len(agent.asked(control.ReadOutput)) == 1:
+            reply.hang_up()
+        elif over.wait(60):
+            reply.ok(**(ENDED | {"state": "cancelled", "exit_code": None}))
+
+    def cancel(_request: control.Cancel, reply: Reply) -> None:
+        reply.ok(cancelled=["ws1/42"], already_ended=[])
+        over.set()
+
+    agent.handlers |= {"output": output, "cancel": cancel}
+    agent.handlers["signal"] = lambda _request, reply: reply.error("bad-request", "it is not running")
+    process = start(agent, *words)
+    wait_until(lambda: len(agent.asked(control.ReadOutput)) == 2, what="it follows the task again")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert (process.returncode, over.is_set()) == (130, True)
+
+
 def test_run_goes_on_where_it_was_when_the_agent_is_back(agent: FakeAgent) -> None:
     submitted(agent)
     agent.answer("attend", attended=True)
@@ -503,7 +531,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 @pytest.fixture(autouse=True)
 def _ended() -> Iterator[None]:
-    """What `start_run` started does not outlive its test."""
+    """What `start` started does not outlive its test."""
     yield
     while _started:
         process = _started.pop()
@@ -514,8 +542,12 @@ def _ended() -> Iterator[None]:
 
 
 def start_run(agent: FakeAgent, *words: str, **settings: Any) -> subprocess.Popen[bytes]:
+    return start(agent, "run", *words, **settings)
+
+
+def start(agent: FakeAgent, *words: str, **settings: Any) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
-        command_line("run", *words),
+        command_line(*words),
         env=environment(agent),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -583,8 +615,16 @@ def test_interrupt_of_a_task_that_waits_cancels_it(agent: FakeAgent) -> None:
     assert process.returncode == 130
 
 
-def test_run_whose_reader_goes_ends_its_task(agent: FakeAgent) -> None:
+@pytest.mark.parametrize(
+    ("words", "signals"),
+    [(("run", "yes"), [signal.SIGPIPE]), (("run", "--keep", "yes"), []), (("attach", "ws1/42"), [])],
+)
+def test_a_reader_that_goes_ends_only_a_task_that_ends_with_the_command(
+    agent: FakeAgent, words: tuple[str, ...], signals: list[int]
+) -> None:
     submitted(agent)
+    agent.answer("info", node="ws1", mode="user")
+    agent.answer("show", tasks=[TASK | {"home": "ws1", "user": ""}])
     over = threading.Event()
 
     def output(_request: control.ReadOutput, reply: Reply) -> None:
@@ -598,7 +638,7 @@ def test_run_whose_reader_goes_ends_its_task(agent: FakeAgent) -> None:
         reply.ok(cancelled=["ws1/42"], already_ended=[])
 
     agent.handlers |= {"output": output, "cancel": cancel}
-    process = start_run(agent, "yes", stdout=subprocess.PIPE)
+    process = start(agent, *words, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.read(2) == b"y\n"
     process.stdout.close()
@@ -606,7 +646,7 @@ def test_run_whose_reader_goes_ends_its_task(agent: FakeAgent) -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(60) == 128 + signal.SIGPIPE
-    assert agent.asked(control.Cancel)[0].signal == signal.SIGPIPE
+    assert [request.signal for request in agent.asked(control.Cancel)] == signals
 
 
 def test_run_json_is_all_json(agent: FakeAgent) -> None:
