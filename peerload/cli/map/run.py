@@ -313,6 +313,8 @@ class Mapping:
         self._said_declining = False
         self._asked: dict[int, tuple[str, MapBatch | None]] = {}
         self._held_back: list[MapTask] = []
+        self._batch_max = BATCH_TASKS_MAX
+        self._is_slowed = self._said_waiting = False
         self._retry_at_s = 0.0
         self._signals: list[int] = []
         self._before: dict[int, Any] = {}
@@ -379,7 +381,8 @@ class Mapping:
                     self._fill()
                     self._stop_late()
                     is_saved = not self._has_files or not self._batches
-                    if not self._unfinished and is_saved and (self._inputs.is_over or self._stops):
+                    is_all = self._inputs.is_over and not self._held_back
+                    if not self._unfinished and is_saved and (is_all or self._stops):
                         break
                     self._step()
                 except AgentUnavailable as error:
@@ -398,17 +401,20 @@ class Mapping:
         if self._stops or self._view.is_full or time.monotonic() < self._retry_at_s:
             return
         while (room := self._at_a_time - self._unfinished) >= self._room_min and len(self._batches) < BATCHES_MAX:
+            if self._is_slowed and any(what == "submit" for what, _ in self._asked.values()):
+                return  # one try at a time
             tasks = self._next_tasks(room)
             if not tasks:
                 return
             self._submit(MapBatch(tasks))
 
     def _next_tasks(self, room: int) -> list[MapTask]:
-        tasks = self._held_back[:BATCH_TASKS_MAX][:room]
+        room = min(room, self._batch_max)
+        tasks = self._held_back[:room]
         del self._held_back[: len(tasks)]
         size = 0
         try:
-            while not tasks or (len(tasks) < min(room, BATCH_TASKS_MAX) and size < BATCH_BYTES_MAX):
+            while not tasks or (len(tasks) < room and size < BATCH_BYTES_MAX):
                 values = self._inputs.next()
                 if values is None:
                     break
@@ -507,24 +513,38 @@ class Mapping:
         if not batch.id and body.get("placeable") and len(self._batches) == 1:
             say(f"{body['id']} waits: {body['placeable']}", f"why:  peerload why {body['id']}")
         batch.id = str(body["id"])
+        self._batch_max = min(2 * self._batch_max, BATCH_TASKS_MAX)
+        self._is_slowed = False
         self._wait(batch)
         if self._signals or self.halted_by is not None:
             self._to_stop.append(batch.id)
 
     def _not_submitted(self, batch: MapBatch, body: dict[str, Any]) -> None:
-        """Handle a refusal: a full queue is tried again, anything else ends the map."""
+        """Handle a refusal: a full queue, or a quota, is tried again with half as many tasks; anything else ends the map."""
         del self._batches[batch.token]
         self._unfinished -= len(batch.left)
         code = body.get("code")
         if code in (SlowDown.code, SnapshotWanted.code) and not self._stops:
             self._held_back = sorted([*batch.left.values(), *self._held_back], key=lambda task: task.number)
-            self._retry_at_s = time.monotonic() + FULL_RETRY_S if code == SlowDown.code else 0.0
+            if code == SlowDown.code:
+                self._slow_down(batch, body)
+            else:
+                self._retry_at_s = 0.0
             if code == SnapshotWanted.code and self._fields.pop("freezes", False):
                 with AgentConnection(self._socket_path) as client:
                     command.freeze_directory(client, self._fields["spec"], self._fields["terms"])
             return
         self._number -= len(batch.left) if self._number == len(batch.left) else 0
         self._give_up(refusal(body))
+
+    def _slow_down(self, batch: MapBatch, body: dict[str, Any]) -> None:
+        """Try again with half as many tasks; say once that not even one is taken while none of this map runs."""
+        self._batch_max = max(len(batch.left) // 2, 1)
+        self._is_slowed = True
+        self._retry_at_s = time.monotonic() + FULL_RETRY_S
+        if len(batch.left) == 1 and not self._unfinished and not self._said_waiting:
+            self._said_waiting = True
+            say(f"{self.done} tasks have ended, the next ones wait: {body.get('what')} ({body.get('why')})")
 
     def _one_ended(self, batch: MapBatch, body: dict[str, Any]) -> None:
         member = str(body.get("id", "")).rpartition(".")[2]

@@ -123,6 +123,36 @@ def test_inputs_that_come_after_a_restart_are_run(
     assert (process.returncode, out) == (0, b"ws1/1\nws1/2\n"), errors
 
 
+# -- an agent that takes no more now -----------------------------------------------------------------------------------
+
+
+def test_what_a_quota_refuses_is_tried_again_in_smaller_parts(
+    agent: FakeAgent, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """All are refused at once, as by a quota that is smaller than the map; nothing of the map runs then."""
+    submitted(agent)
+    submit = agent.handlers["submit"]
+    sizes: dict[str, int] = {}
+
+    def within_quota(request: control.Submit, reply: Reply) -> None:
+        if len(request.each) > 2:
+            reply.error("slow-down", "too many tasks of one user")
+            return
+        sizes[f"ws1/{len(agent.asked(control.Submit))}"] = len(request.each)
+        submit(request, reply)
+
+    def wait(request: control.Wait, reply: Reply) -> None:
+        (array,) = request.tasks
+        for member in range(1, sizes[array] + 1):
+            reply.more(**done(f"{array}.{member}"))
+        reply.ok(timed_out=False)
+
+    agent.handlers |= {"submit": within_quota, "wait": wait}
+    out, errors = (process := start("true {}", ":::", "1", "2", "3")).communicate(timeout=60)
+    assert (process.returncode, out) == (0, b"out\n" * 3), errors
+    assert sorted(sizes.values()) == [1, 2]
+
+
 # -- how it ends -------------------------------------------------------------------------------------------------------
 
 
