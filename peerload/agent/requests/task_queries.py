@@ -314,8 +314,10 @@ class EventRequests:
                     await connection.stream(request.id, {"events": [self._object(event) for event in shown]})
                 if not request.follow:
                     break
+                newest = store.last_event()  # before the query, which passes over all events up to this one
                 shown = store.events(last, EVENTS_AT_A_TIME, what=request.what, tasks=names)
-                last = shown[-1].number if shown else last
+                reached = shown[-1].number if shown else last
+                last = reached if len(shown) == EVENTS_AT_A_TIME else max(reached, newest)
                 if not shown:
                     await news.wait()
                     news.clear()
