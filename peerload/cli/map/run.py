@@ -604,9 +604,8 @@ class Mapping:
             return []
         with AgentConnection(self._socket_path) as client:
             client.call("hold", tasks=names)
-            arrays = frozenset(names)
-            tasks = client.call("tasks", states=["held"], limit=2 * SUBMITTED_MAX, ended_within_s=0.0)["tasks"]
-        return [task["id"] for task in tasks if task["id"].rpartition(".")[0] in arrays]
+            held = {"tasks": names, "states": ["held"], "limit": SUBMITTED_MAX, "ended_within_s": 0.0}
+            return [task["id"] for task in client.call("tasks", **held)["tasks"]]
 
     def _cancel(self, names: list[str]) -> None:
         if names:

@@ -51,9 +51,13 @@ def test_what_is_submitted_while_it_halts_is_stopped_too(agent: FakeAgent, when:
         reply.ok(cancelled=list(request.tasks))
         cancelled.set()
 
-    agent.handlers |= {"submit": submit, "wait": wait, "cancel": cancel}
+    def tasks(request: control.TasksRequest, reply: Reply) -> None:
+        held = [*(f"n1/0.{number}" for number in range(5000)), "n1/2.1"]  # most of them older ones
+        asked = [task for task in held if not request.tasks or task.partition(".")[0] in request.tasks]
+        reply.ok(tasks=[{"id": task, "state": "held"} for task in asked[: request.limit]])
+
+    agent.handlers |= {"submit": submit, "wait": wait, "cancel": cancel, "tasks": tasks}
     agent.answer("hold", held=["n1/2.1"])
-    agent.answer("tasks", tasks=[{"id": "n1/2.1", "state": "held"}])
     agent.answer("info", node="n1")
     done = peerload("map", "--halt", f"{when},fail=1", "-j2", "true {}", ":::", "1", "2", "3", agent=agent)
     assert b"Traceback" not in done.stderr
