@@ -637,10 +637,13 @@ class Mapping:
     def _reconnect(self, error: AgentUnavailable) -> None:
         """Wait for an agent that went away, then go on. Raises AgentUnavailable if it does not come back."""
         self._client.close()
-        if not self._batches:
+        if not self._number:
             raise error
-        says = f"lost the agent; {counted(self._unfinished, 'task')} go on without it"
-        say(says, f"waiting for it to come back, {RECONNECT_S_MAX:g} s at most        start it:  peerload up")
+        going_on = f"; {counted(self._unfinished, 'task')} go on without it" if self._unfinished else ""
+        say(
+            f"lost the agent{going_on}",
+            f"waiting for it to come back, {RECONNECT_S_MAX:g} s at most        start it:  peerload up",
+        )
         until_s = time.monotonic() + RECONNECT_S_MAX
         while True:
             try:
@@ -664,12 +667,11 @@ class Mapping:
 
     def _gone(self, error: AgentUnavailable) -> AgentUnavailable:
         names = [batch.id for batch in self._batches.values() if batch.id]
-        later = f"when it is back:  peerload wait {' '.join(names[:5])}"
+        later = [f"when it is back:  peerload wait {' '.join(names[:5])}"] if names else []
         if self._joblog is not None:
-            later += "        then the rest:  the same with --resume"
-        return AgentUnavailable(
-            f"lost the agent while {counted(self._unfinished, 'task')} had not ended", why=error.what, hint=later
-        )
+            later.append("then the rest:  the same with --resume")
+        what = f"while {counted(self._unfinished, 'task')} had not ended" if names else "between two inputs"
+        return AgentUnavailable(f"lost the agent {what}", why=error.what, hint="        ".join(later))
 
     def output(self, task: str) -> Iterator[dict[str, Any]]:
         """The whole output of an ended task, over a connection of its own; it resumes if the agent goes away meanwhile. Missing output is

@@ -353,8 +353,10 @@ def _report(mapping: Mapping) -> int:
     if mapping.halted_by is not None:
         name = mapping.halted_by.get("id", "")
         say(f"--halt: stopped after {name}; {counted(mapping.cancelled, 'task')} cancelled", hint)
-        return exit_code_of(mapping.halted_by)
-    failed = mapping.failed + mapping.cancelled
+        code = exit_code_of(mapping.halted_by)
+        if code or not mapping.incomplete:
+            return code
+    failed = mapping.failed + (mapping.cancelled if mapping.halted_by is None else 0)
     if mapping.incomplete:
         _name_incomplete(mapping)
         hint = hint or f"what is kept of it:  peerload logs {next(iter(mapping.incomplete))}"

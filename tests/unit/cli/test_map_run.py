@@ -97,6 +97,52 @@ def test_a_task_whose_output_waits_for_its_turn_is_not_in_the_log(
     assert log.read_bytes() == HEADER
 
 
+# -- an agent that goes away -------------------------------------------------------------------------------------------
+
+
+def test_inputs_that_come_after_a_restart_are_run(
+    agent: FakeAgent, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """The agent goes away while no task is left and more inputs may come."""
+    submitted(agent)
+
+    def wait(request: control.Wait, reply: Reply) -> None:
+        (array,) = request.tasks
+        reply.more(**done(f"{array}.1", f"{array}\n".encode()))
+        reply.ok(timed_out=False)
+        if array == "ws1/1":
+            reply.hang_up()
+
+    agent.handlers["wait"] = wait
+    process = start("true {}", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(b"1\n")
+    process.stdin.flush()
+    wait_until(lambda: agent.asked(control.Info) or process.poll() is not None, what="it looks for the agent")
+    out, errors = process.communicate(b"2\n", timeout=60)
+    assert (process.returncode, out) == (0, b"ws1/1\nws1/2\n"), errors
+
+
+# -- how it ends -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [(), ("--halt", "now,success=1"), ("--halt", "now,done=1")])
+def test_incomplete_output_is_no_success(
+    agent: FakeAgent, start: Callable[..., subprocess.Popen[bytes]], words: tuple[str, ...]
+) -> None:
+    submitted(agent)
+
+    def wait(_request: control.Wait, reply: Reply) -> None:
+        reply.more(**done("ws1/1.1"), missing_bytes=7)
+        reply.ok(timed_out=False)
+
+    agent.handlers["wait"] = wait
+    agent.answer("cancel", cancelled=[], already_ended=[])
+    process = start(*words, "true {}", ":::", "1")
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, b"ws1/1.1" in errors) == (125, True)
+
+
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 
