@@ -178,15 +178,16 @@ class OutputGaps:
     """Gaps in a task's output, found from the pieces of an `output` answer and from its final reply.
 
     ``is_whole``: the answer begins at the beginning of the output; otherwise (the last lines only) the bytes before the first piece
-    are not counted.
+    are not counted. ``streams``: those that were asked for. What the agent could not read or fetch is not known by stream, and counts
+    with each.
     """
 
     __slots__ = ("_next", "missing_bytes")
 
-    def __init__(self, *, is_whole: bool = True) -> None:
+    def __init__(self, *, is_whole: bool = True, streams: Iterable[int] = (1, 2)) -> None:
         self.missing_bytes = 0
         """The missing bytes found so far."""
-        self._next: dict[int, int | None] = dict.fromkeys((1, 2), 0 if is_whole else None)
+        self._next: dict[int, int | None] = dict.fromkeys(streams, 0 if is_whole else None)
 
     def add(self, piece: dict[str, Any]) -> int:
         """Add the next piece {stream, offset, data} → the number of bytes missing before it."""
@@ -198,10 +199,10 @@ class OutputGaps:
         return gap
 
     def end(self, reply: dict[str, Any]) -> int:
-        """Add the final reply of an answer about both streams → the number of bytes missing at their ends."""
+        """Add the final reply of an answer → the number of bytes missing at the ends of its streams."""
         gap = int(reply.get("missing_bytes") or 0)
         for stream, key in ((1, "stdout_bytes"), (2, "stderr_bytes")):
-            came = self._next[stream]
+            came = self._next.get(stream)
             if came is not None:
                 gap += max(int(reply.get(key) or 0) - came, 0)
         self.missing_bytes += gap

@@ -38,13 +38,15 @@ class OutputWriter:
     """Writes pieces of output unbuffered to the descriptors 1 and 2.
 
     A gap between two pieces was cut out by the capture limit; stderr says so. raw: bytes are written as they are; without
-    it, output to a terminal is sanitized (`SanitizedOutput`), and output to pipes and files is not changed. is_whole: as for
+    it, output to a terminal is sanitized (`SanitizedOutput`), and output to pipes and files is not changed. is_whole, streams: as for
     `OutputGaps`. is_json: each piece is printed as an object. Raises BrokenPipeError if the reader has gone.
     """
 
-    def __init__(self, *, raw: bool = True, is_whole: bool = True, is_json: bool = False) -> None:
+    def __init__(
+        self, *, raw: bool = True, is_whole: bool = True, is_json: bool = False, streams: Iterable[int] = (1, 2)
+    ) -> None:
         self._is_json = is_json
-        self._gaps = OutputGaps(is_whole=is_whole)
+        self._gaps = OutputGaps(is_whole=is_whole, streams=streams)
         self._shown = {} if raw else {stream: SanitizedOutput() for stream in (1, 2) if os.isatty(stream)}
 
     def write(self, piece: dict[str, Any]) -> None:
@@ -65,7 +67,7 @@ class OutputWriter:
         return self._gaps.missing_bytes
 
     def end(self, reply: dict[str, Any]) -> None:
-        """Report output that is missing at the end, from the final reply about both streams."""
+        """Report output that is missing at the end, from the final reply."""
         if gap := self._gaps.end(reply):
             say(f"{size_text(gap)} of output are missing at the end: they cannot be read")
 

@@ -195,7 +195,7 @@ def _print_several(
 def _print_one(client: AgentConnection, task: str, flags: Namespace, *, names: bool = False) -> int:
     streams = [2] if flags.err else [1, 2]
     asked = {"task": task, "follow": flags.follow, "streams": streams, "tail_lines": flags.tail}
-    writer = OutputWriter(raw=flags.raw, is_whole=flags.tail is None, is_json=flags.json)
+    writer = OutputWriter(raw=flags.raw, is_whole=flags.tail is None, is_json=flags.json, streams=streams)
     pieces = client.stream("output", **asked, at=flags.at)
     for piece in followed(client, pieces) if flags.follow else pieces:
         if not say_notice(piece):
@@ -206,8 +206,7 @@ def _print_one(client: AgentConnection, task: str, flags: Namespace, *, names: b
     if behind := client.last.get("behind"):
         say(f"the newest output of {task} may be missing: {behind}", "who is there:  peerload nodes")
         return CANNOT
-    if not flags.err:
-        writer.end(client.last)
+    writer.end(client.last)
     return CANNOT if writer.missing_bytes else 0
 
 

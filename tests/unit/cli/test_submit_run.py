@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TASK = {"id": "ws1/42", "state": "done"}
+A = {"stream": 1, "offset": 0, "data": b"a"}
 ENDED = {"id": "ws1/42", "state": "done", "exit_code": 0, "signal": 0, "node": "ws2", "reason": ""}
 
 
@@ -256,10 +257,10 @@ def test_run_says_what_was_cut_out(agent: FakeAgent) -> None:
     assert done.returncode == 125, "it is no success to who reads what run passes on"
 
 
-@each("verb", [("run", "x"), ("run", "--json", "x"), ("logs", "42")])
+@each("verb", [("run", "x"), ("run", "--json", "x"), ("logs", "42"), ("logs", "--err", "42")])
 def test_what_is_missing_at_the_end_is_no_success(agent: FakeAgent, verb: tuple[str, ...]) -> None:
     submitted(agent)
-    produces(agent, {"stream": 1, "offset": 0, "data": b"a"}, stdout_bytes=1, stderr_bytes=2048)
+    produces(agent, *([] if "--err" in verb else [A]), stdout_bytes=1, stderr_bytes=2048)
     done = peerload(*verb, agent=agent)
     assert done.returncode == 125
     assert b"2 KiB" in done.stderr

@@ -378,13 +378,13 @@ def test_logs(agent: FakeAgent) -> None:
         for stream, data in ((1, b"one\x1b[31m\n"), (2, b"x\ny\n")):
             if stream in request.streams:
                 reply.more(stream=stream, offset=0, data=data)
-        reply.ok(**ENDED)
+        reply.ok(**ENDED, stdout_bytes=9, stderr_bytes=4)
 
     agent.handlers["output"] = output
     done = peerload("logs", "42", agent=agent)
     assert (done.stdout, done.stderr) == (b"one\x1b[31m\n", b"x\ny\n")
     done = peerload("logs", "42", "--err", agent=agent)
-    assert (done.stdout, done.stderr) == (b"", b"x\ny\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"x\ny\n")
     peerload("logs", "ws2/42", "-f", "--tail", "1", "--at", "ws3", agent=agent)
     asked = agent.asked(control.ReadOutput)[-1]
     assert (asked.task, asked.follow, asked.tail_lines, asked.at) == ("ws2/42", True, 1, "ws3")
