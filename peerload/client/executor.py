@@ -593,7 +593,9 @@ class Executor(concurrent.futures.Executor):
         self._room = threading.BoundedSemaphore(tasks_max)
         self._tasks_max = tasks_max
         self._lock = threading.Lock()
-        self._is_shut = False
+        self._is_shut = self._is_cancelled = False
+        self._maps: dict[_MapCalls, None] = {}
+        """Calls of `map` without ``buffersize`` that may have inputs left; `shutdown` submits these."""
         self._link = ExecutorLink(path, self._fields)
 
     def submit(
@@ -602,8 +604,11 @@ class Executor(concurrent.futures.Executor):
         """Call ``fn(*args, **kwargs)`` on some node. Blocks while ``tasks_max`` calls are pending."""
         return self._submit(fn, args, kwargs)
 
-    def _submit(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TaskFuture[Any]:
-        self._refuse_if_shut()
+    def _submit(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, is_begun: bool = False
+    ) -> TaskFuture[Any]:
+        """``is_begun``: the call belongs to a `map` that was accepted before the shutdown."""
+        self._refuse_if_shut(is_begun=is_begun)
         future: TaskFuture[Any] = TaskFuture(self._link)
         mark = secrets.token_hex(16)
         try:
@@ -619,15 +624,15 @@ class Executor(concurrent.futures.Executor):
         concurrent.futures.Future.add_done_callback(future, lambda _: self._room.release())
         with self._lock:
             try:
-                self._refuse_if_shut()
+                self._refuse_if_shut(is_begun=is_begun)
             except RuntimeError:
                 future.cancel()  # gives its room back
                 raise
             self._link.add(made)
         return future
 
-    def _refuse_if_shut(self) -> None:
-        if self._is_shut:
+    def _refuse_if_shut(self, *, is_begun: bool = False) -> None:
+        if self._is_shut and (self._is_cancelled or not is_begun):
             raise RuntimeError("cannot schedule new futures after shutdown")
 
     def map(
@@ -640,34 +645,33 @@ class Executor(concurrent.futures.Executor):
     ) -> Iterator[Result]:
         """Yield the results in order. ``chunksize``: calls in one task, which pays for calls shorter than some tens of milliseconds.
         ``buffersize``: tasks at most whose results have not been yielded (None: as many as the agent takes). Inputs are
-        consumed as there is room, so there may be infinitely many."""
+        consumed as there is room, and without ``buffersize`` those that are left by `shutdown`. So of infinitely many inputs either
+        give it, or close the iterator."""
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         if buffersize is not None and buffersize < 1:
             raise ValueError("buffersize must be None or > 0")
         until_s = None if timeout is None else time.monotonic() + timeout
+        self._refuse_if_shut()
         chunks = _chunks(zip(*iterables, strict=False), chunksize)
-        ahead: collections.deque[TaskFuture[list[Result]]] = collections.deque()
-        for chunk in itertools.islice(chunks, min(self._tasks_max, buffersize or self._tasks_max)):
-            ahead.append(self._submit(_called, (fn, chunk), {}))
-        return self._results(fn, chunks, ahead, until_s)
+        is_begun = buffersize is None
+        calls = _MapCalls(chunks, lambda chunk: self._submit(_called, (fn, chunk), {}, is_begun=is_begun))
+        calls.submit(most := min(self._tasks_max, buffersize or self._tasks_max))
+        if is_begun and len(calls.ahead) == most:
+            self._maps[calls] = None
+        return self._results(calls, until_s)
 
-    def _results(
-        self,
-        fn: Callable[..., Result],
-        chunks: Iterator[list[tuple[Any, ...]]],
-        ahead: collections.deque[TaskFuture[list[Result]]],
-        until_s: float | None,
-    ) -> Iterator[Result]:
+    def _results(self, calls: _MapCalls, until_s: float | None) -> Iterator[Any]:
+        ahead = calls.ahead
         try:
             while ahead:
                 left_s = None if until_s is None else max(until_s - time.monotonic(), 0.0)
                 results = ahead[0].result(left_s)
                 ahead.popleft()
-                for chunk in itertools.islice(chunks, 1):
-                    ahead.append(self._submit(_called, (fn, chunk), {}))
+                calls.submit(1)
                 yield from results
         finally:
+            self._maps.pop(calls, None)
             for future in ahead:
                 future.cancel()
 
@@ -676,11 +680,35 @@ class Executor(concurrent.futures.Executor):
         too."""
         with self._lock:
             self._is_shut = True
-        if cancel_futures:
-            for made in self._link.pending():
-                made.future.cancel()
-        if wait:
-            self._link.join()
+            self._is_cancelled |= cancel_futures
+        try:
+            if cancel_futures:
+                for made in self._link.pending():
+                    made.future.cancel()
+            elif wait:
+                for calls in list(self._maps):
+                    calls.submit(None)
+        finally:
+            if wait:
+                self._link.join()
+
+
+class _MapCalls:
+    """The calls of one `Executor.map`. ``ahead``: those whose results have not been yielded."""
+
+    def __init__(
+        self, chunks: Iterator[list[tuple[Any, ...]]], submit: Callable[[list[tuple[Any, ...]]], TaskFuture[Any]]
+    ) -> None:
+        self._chunks = chunks
+        self._submit = submit
+        self._lock = threading.RLock()  # of who takes the results, and of who shuts the executor down
+        self.ahead: collections.deque[TaskFuture[Any]] = collections.deque()
+
+    def submit(self, number: int | None) -> None:
+        """Submit the next calls, at most so many; None: all that are left. Blocks while the executor has no room."""
+        with self._lock:
+            for chunk in itertools.islice(self._chunks, number):
+                self.ahead.append(self._submit(chunk))
 
 
 def _called(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[Any]:

@@ -184,7 +184,7 @@ class Calls:
 
     def __init__(self, agent: FakeAgent) -> None:
         self._numbers = itertools.count(1)
-        self.gates = {number: threading.Event() for number in range(1, 10)}
+        self.gates = {number: threading.Event() for number in range(1, 20)}
         self.bodies: dict[str, dict[str, Any]] = {}
         agent.answer("info", node="ws1")
         agent.answer("attend", attended=True)
@@ -267,6 +267,24 @@ def test_all_pending_calls_fail_where_one_has_just_ended() -> None:
     link._fail_all(RuntimeError("refused"))
     assert futures[0].result(0) == 1
     assert all(isinstance(future.exception(0), RuntimeError) for future in futures[1:])
+
+
+def test_a_map_is_whole_when_its_executor_is_shut_down(agent: FakeAgent) -> None:
+    """As of the executors of the standard library, which submit all inputs at once."""
+    calls = Calls(agent)
+    for gate in calls.gates.values():
+        gate.set()
+    with Executor(agent.path, tasks_max=2) as pool:
+        results = pool.map(abs, range(5))
+        pool.map(abs, range(4))
+        few = pool.map(abs, range(9), buffersize=1)
+    assert len(agent.asked(control.Submit)) == 5 + 4 + 1
+    with pytest.raises(call.TaskFailed):
+        next(results)
+    with pytest.raises(call.TaskFailed):
+        next(few)
+    with pytest.raises(RuntimeError):
+        pool.map(abs, range(1))
 
 
 def test_cancel_does_not_wait_for_who_is_called_back(agent: FakeAgent) -> None:
