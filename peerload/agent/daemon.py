@@ -143,7 +143,6 @@ from peerload.security.broker import BrokerTls
 from peerload.security.private_files import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.security.revocation import Keyring, TrustStore
 from peerload.security.tls import Credentials
-from peerload.text.units import size
 from peerload.wire import recording
 from peerload.wire.frame import LAST_WORDS_BYTES_MAX, LAST_WORDS_ENDING
 
@@ -366,7 +365,7 @@ class Daemon:
         stdin = StdinForwarding(node, launcher, inbox, spool, inputs, fetches)
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
-        limit_bytes, is_system = size(config.files.cache), config.mode == "system"
+        limit_bytes, is_system = loader.cache_bytes(config.files), config.mode == "system"
         caches = FileCacheSettings(state / "files", limit_bytes, disk.low_bytes, is_system, info.counters)
         files = AttemptFiles(caches, spool, launcher, links, inbox, node, event_log)
 

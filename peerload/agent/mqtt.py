@@ -688,7 +688,7 @@ class MqttBus:
                 group.create_task(self._receive(client), name="mqtt receive")
                 group.create_task(self._publish(client), name="mqtt publish")
                 group.create_task(self._republish_state(), name="mqtt state")
-        except* (aiomqtt.MqttError, OSError, ConfigError) as errors:
+        except* (aiomqtt.MqttError, OSError, UnicodeError, ConfigError) as errors:
             reason = _reason(errors)  # TimeoutError is an OSError
             if isinstance(sock, SecuredBroker) and sock.error is not None:
                 reason = broker_error_text(sock.error)  # the library knows only that the connection ended
