@@ -243,7 +243,7 @@ class Daemon:
             self._damage: list[str] = []
             if await asyncio.to_thread(preflight.end_foreign_launcher, self.store.store_id, state / "launcher"):
                 self._damage.append(preflight.begin_as_copy(self.store, config))
-            await preflight.check_places(config, self._manager, loopback_only=cluster.is_local)
+            await preflight.check_places(config, self._origins, self._manager, loopback_only=cluster.is_local)
             if notice := preflight.begin_anew(self.store, config, traces):
                 self._damage.append(notice)
             identity = Identity(

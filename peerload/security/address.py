@@ -11,7 +11,7 @@ import errno
 import ipaddress
 import re
 import socket
-from typing import Any
+from typing import Any, NamedTuple
 
 from peerload.model.errors import ConfigError
 
@@ -24,6 +24,8 @@ ANY = ("0.0.0.0", "::")  # noqa: S104 -- nothing is bound here
 """The unspecified addresses: every address of a machine."""
 _PREFERENCES, _PUBLIC = 72, 2
 """IPV6_ADDR_PREFERENCES and IPV6_PREFER_SRC_PUBLIC of linux/in6.h; the module socket does not define them."""
+IP_FREEBIND = 15
+"""Socket option of linux/in.h for both families; the module socket does not define it."""
 _EXAMPLES = "for example 127.0.0.1:7117, or [fd00::1]:7117"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 
@@ -94,6 +96,18 @@ def is_loopback(address: str) -> bool:
     """True if this is a numeric `HOST:PORT` of the loopback interface. Names are not resolved."""
     ip = _ip(plain_host(address.rpartition(":")[0].strip("[]")))
     return ip is not None and ip.is_loopback
+
+
+class NetworkAbsence(NamedTuple):
+    """What a listener does while the network is not there. may_lack_address: it listens at an address that this machine does
+    not have yet; last_host: what it publishes for an unspecified address, "": nothing, that is an error."""
+
+    may_lack_address: bool = False
+    last_host: str = ""
+
+
+NOT_WITHOUT = NetworkAbsence()
+"""For a listener that has to have its network."""
 
 
 async def resolve_one(host: str) -> str:
@@ -184,6 +198,20 @@ def source_address(host: str) -> str:
                 probe.setsockopt(socket.IPPROTO_IPV6, _PREFERENCES, _PUBLIC)
         probe.connect((host, DISCARD_PORT))  # only asks the routing table
         return str(probe.getsockname()[0])
+
+
+def is_absent(listen: str) -> bool:
+    """True if this is a numeric `HOST:PORT` that no interface of this machine has."""
+    ip = _ip(listen.rpartition(":")[0].strip("[]"))
+    if ip is None or ip.is_unspecified:
+        return False
+    family = socket.AF_INET6 if isinstance(ip, ipaddress.IPv6Address) else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(ip), 0))
+    except OSError as error:
+        return error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+    return False
 
 
 def _only_address(family: int) -> str | None:

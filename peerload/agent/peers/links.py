@@ -54,7 +54,17 @@ from peerload.model.messages import (
     Sync,
     WrongBoot,
 )
-from peerload.security.address import join_address, network_of, parse_address, plain_host, reachable, resolve_one
+from peerload.security.address import (
+    IP_FREEBIND,
+    NOT_WITHOUT,
+    NetworkAbsence,
+    join_address,
+    network_of,
+    parse_address,
+    plain_host,
+    reachable,
+    resolve_one,
+)
 from peerload.security.tls import asks_to_join, tls_error_text
 
 if TYPE_CHECKING:
@@ -143,13 +153,15 @@ class PeerLinks:
 
     # -- for the agent -----------------------------------------------------------------------------------------------
 
-    async def start(self, owner: LinkOwner, host: str, port: int, advertise: str = "") -> str:
+    async def start(
+        self, owner: LinkOwner, host: str, port: int, advertise: str = "", without: NetworkAbsence = NOT_WITHOUT
+    ) -> str:
         """Listen → the `HOST:PORT`. owner: receives what comes over the links; nothing is dialled before it is known.
         ``advertise``: the address that is published instead, if it is not empty. Raises ConfigError if the address cannot be
-        used."""
+        used. without: what to do without a network."""
         self._owner = owner
         host, port = parse_address("listen", join_address(host, port), loopback_only=self._tls.cluster.is_local)
-        address = await self._listener.start(host, port)
+        address = await self._listener.start(host, port, without)
         self._local.listens_at(advertise or address)
         self._plan_idle_check()
         self.reachability.start()
@@ -609,12 +621,12 @@ class Listener:
         """The handshake of a connection is complete, or the connection is closed."""
         self.strangers.pop(connection, None)
 
-    async def start(self, host: str, port: int) -> str:
+    async def start(self, host: str, port: int, without: NetworkAbsence = NOT_WITHOUT) -> str:
         """Listen → the `HOST:PORT` that others can dial. Raises ConfigError."""
         try:
             host = await resolve_one(host)
-            self._socket = _listening(host, port)
-            address = join_address(reachable(host), self._socket.getsockname()[1])
+            self._socket = _listening(host, port, without)
+            address = join_address(_published(host, without), self._socket.getsockname()[1])
         except OSError as error:
             if self._socket is not None:
                 self._socket.close()
@@ -712,12 +724,12 @@ class _Undecided(asyncio.Protocol):
         self._listener.connected(cast("asyncio.Transport", transport), self._connection)
 
 
-async def check_listening(host: str, port: int) -> None:
+async def check_listening(host: str, port: int, without: NetworkAbsence) -> None:
     """Check that `Listener.start` could listen there now. Raises ConfigError."""
     try:
         host = await resolve_one(host)
-        _listening(host, port).close()
-        reachable(host)
+        _listening(host, port, without).close()
+        _published(host, without)
     except OSError as error:
         raise _cannot(host, port, error) from None
 
@@ -730,13 +742,25 @@ def _cannot(host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError("listen", what, why=os_error_text(error), hint=hint)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _published(host: str, without: NetworkAbsence) -> str:
+    """The address that peers are told. Raises OSError if there is none."""
+    try:
+        return reachable(host)
+    except OSError:
+        if not without.last_host or (":" in without.last_host) != (":" in host):
+            raise
+        return without.last_host
+
+
+def _listening(host: str, port: int, without: NetworkAbsence = NOT_WITHOUT) -> socket.socket:
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening.setblocking(False)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if listening.family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # "any" is IPv4's too
+        if without.may_lack_address:
+            listening.setsockopt(socket.IPPROTO_IP, IP_FREEBIND, 1)
         if host not in _LOOPBACK:
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES_MAX)
         listening.bind((host, port))

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from peerload.config.loader import BUILT_IN, ENVIRONMENT, FLAG
 from peerload.core.membership.peers import PeerState
 from peerload.model import events, metrics, rules
 from peerload.model.bounded import BoundedDict
@@ -31,7 +32,18 @@ from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Repl
 from peerload.model.gossip import DATAGRAM_BYTES_MAX, MembershipUpdate
 from peerload.model.messages import Identity
 from peerload.model.resources import Profile
-from peerload.security.address import ANY, PORT_MAX, join_address, parse_address, plain_host, resolve, resolve_one
+from peerload.security.address import (
+    ANY,
+    IP_FREEBIND,
+    PORT_MAX,
+    NetworkAbsence,
+    is_loopback,
+    join_address,
+    parse_address,
+    plain_host,
+    resolve,
+    resolve_one,
+)
 from peerload.security.private_files import write_private
 from peerload.wire import peer as wire
 
@@ -157,9 +169,10 @@ class Members:
         raise AssertionError("there is always a last try")
 
     async def _listen_at(self, owner: LinkOwner, ip: str, wanted: int) -> str:
-        port = self._socket.start(ip, wanted)
+        without = self._file.network_absence(self._info.origins)
+        port = self._socket.start(ip, wanted, may_lack_address=without.may_lack_address)
         try:
-            return await self._links.start(owner, ip, port, self._info.config.advertise)
+            return await self._links.start(owner, ip, port, self._info.config.advertise, without)
         except ConfigError:
             self._socket.close()
             raise
@@ -295,9 +308,9 @@ class GossipSocket(Generic[Sent, Received]):
 
     # -- for the agent -------------------------------------------------------------------------------------------------
 
-    def start(self, host: str, port: int) -> int:
+    def start(self, host: str, port: int, *, may_lack_address: bool = False) -> int:
         """Open the socket at this numeric address → its port, which the kernel chooses for 0. Raises ConfigError if the
-        port is in use."""
+        port is in use, or this machine does not have the address and may not lack it."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         made = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
@@ -305,6 +318,8 @@ class GossipSocket(Generic[Sent, Received]):
             if family == socket.AF_INET6:
                 self._is_both = host == ANY[1]  # "any" includes IPv4, as for the peer links
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not self._is_both)
+            if may_lack_address:
+                made.setsockopt(socket.IPPROTO_IP, IP_FREEBIND, 1)
             made.bind((host, port))
         except OSError as error:
             made.close()
@@ -509,6 +524,12 @@ class AddressFile:
         last_host, _, port = self.listen.rpartition(":")
         is_port = port.isascii() and port.isdigit() and len(port) <= len(str(PORT_MAX)) and int(port) <= PORT_MAX
         return int(port) if last_host.strip("[]") == host and is_port else 0
+
+    def network_absence(self, origins: Mapping[str, str]) -> NetworkAbsence:
+        """What to do without a network. An address from a file, unlike one that somebody has just typed, is waited for."""
+        host = self.listen.rpartition(":")[0].strip("[]")
+        is_typed = origins.get("listen", FLAG) in (FLAG, ENVIRONMENT, BUILT_IN)
+        return NetworkAbsence(not is_typed, "" if is_loopback(self.listen) else host)
 
     def set_listen(self, address: str) -> None:
         if address != self.listen:

@@ -85,6 +85,9 @@ def listen(facts: DoctorInput) -> Finding:
     elsewhere = [peer for peer in wanted if not is_loopback(peer)]
     is_local = facts.info.get("cluster_local", facts.cluster is None or facts.cluster.is_local)
     fix = "peerload down && peerload up --listen ADDRESS:7117        with an address that the other machines reach"
+    if facts.checkup.get("listen_absent"):
+        says = f"this machine does not have the address of this node ({address}): no other machine can reach it"
+        return Finding(FAIL, says, fix)
     if is_loopback(address) and elsewhere:
         says = f"only this machine can reach {address}, and configured peers are elsewhere: {', '.join(elsewhere[:NAMED_MAX])}"
         return Finding(FAIL, says, fix)

@@ -19,6 +19,7 @@ from peerload.model.errors import ConfigError
 from peerload.model.gossip import LAN, GossipAck
 from peerload.model.messages import Identity
 from peerload.model.resources import Profile
+from peerload.security.address import NetworkAbsence
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.each import each
 from tests.support import PATIENCE_S, security_events
@@ -46,8 +47,9 @@ class Links:
         self.asked: list[int] = []
         self.learned: list[Identity] = []
 
-    async def start(self, owner: object, host: str, port: int, advertise: str = "") -> str:
+    async def start(self, owner: object, host: str, port: int, advertise: str, without: NetworkAbsence) -> str:
         assert owner is OWNER
+        assert not without.may_lack_address
         assert not advertise
         self.asked.append(port)
         if len(self.asked) <= self.taken:
@@ -82,7 +84,7 @@ def made(directory: Path, listen: str = "127.0.0.1:0", taken: int = 0, node: str
         return None if peer is None else peer.identity
 
     local.identity_of = identity_of
-    info: Any = SimpleNamespace(config=SimpleNamespace(listen=listen, advertise="", state=str(directory)))
+    info: Any = SimpleNamespace(config=SimpleNamespace(listen=listen, advertise="", state=str(directory)), origins={})
     trust: Any = SimpleNamespace(admits=lambda _node, _boot: True)
     inbox: Any = SimpleNamespace(put=world.put.append)
     security = security_events(collections.Counter())

@@ -158,6 +158,8 @@ def test_a_node_that_cannot_renew_its_certificate_or_was_shut_out(facts: DoctorI
 def test_a_loopback_address_in_a_cluster_of_machines(facts: DoctorInput) -> None:
     with_agent(facts).info["cluster_local"] = False
     assert cluster.listen(facts).result == "warn"
+    facts.checkup["listen_absent"] = True
+    assert cluster.listen(facts).result == "fail"
 
 
 def test_the_cluster_that_only_the_agent_was_told_of(facts: DoctorInput) -> None:
