@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from peerload.agent.runtime import now
 from peerload.config.loader import BUILT_IN, ENVIRONMENT, FLAG
 from peerload.core.membership.peers import PeerState
 from peerload.model import events, metrics, rules
@@ -86,12 +87,17 @@ class PeerFacts(msgspec.Struct):
     """Facts about one peer for `peerload doctor`; nothing is decided by them.
 
     met_s: when it was first linked or heard (monotonic); datagram_s: when its last datagram came, None: never;
-    clock_ahead_s: by how much its clock was ahead in its last Hello, None: not known.
+    clock_base_s: the date of its last Hello, less the boot clock's time here, None: not known.
     """
 
     met_s: float = msgspec.field(default_factory=time.monotonic)
     datagram_s: float | None = None
-    clock_ahead_s: float | None = None
+    clock_base_s: float | None = None
+
+    def clock_ahead_s(self) -> float | None:
+        """By how much its clock is ahead, if it has gone on evenly since its last Hello; a change of the clock here counts."""
+        at = now()
+        return self.clock_base_s + at.boot_s - at.wall_s if self.clock_base_s is not None else None
 
 
 class Members:
@@ -241,7 +247,7 @@ class Members:
         self.changed()
         facts = self._facts_of(hello.identity.node)
         if hello.wall_at:
-            facts.clock_ahead_s = hello.wall_at - time.time()
+            facts.clock_base_s = hello.wall_at - now().boot_s
 
     def facts_of(self, node: str) -> PeerFacts | None:
         """Facts about this peer for `peerload doctor`."""

@@ -221,6 +221,8 @@ def test_datagrams_that_do_not_come(facts: DoctorInput) -> None:
     assert (found.result, "UDP" in found.says) == ("fail", True)
     found = cluster.datagrams(with_agent(facts, peers=[peer(), peer(node="deaf", datagram_age_s=None)]))
     assert (found.result, "deaf" in found.says) == ("warn", True)
+    found = cluster.datagrams(with_agent(facts, peers=[peer(), peer(node="mute", datagram_age_s=7200.0)]))
+    assert (found.result, "mute" in found.says) == ("warn", True)
 
 
 @each(("ahead_s", "result"), [(1.0, "ok"), (-30.0, "warn"), (3600.0, "fail"), (None, "skip")])
