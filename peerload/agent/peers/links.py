@@ -31,6 +31,7 @@ from peerload.agent.peers.connection import (
 from peerload.agent.peers.streams import Reachability, Streams
 from peerload.agent.runtime import coalesced_s
 from peerload.model import metrics
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import (
     OWNERSHIP,
@@ -145,6 +146,8 @@ class PeerLinks:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._unanswered: dict[str, str] = {}
         self._own_addresses: set[str] = set()
+        self._found_at: BoundedDict[str, str] = BoundedDict(PEERS_MAX)
+        """Nodes that answered at addresses that `dial` was called with: a seed may be a name, and what they publish a number."""
         self._table = PeerTable(security, peers_max)
         self.connections = ConnectionRegistry(tls, local.envelopes, self._counters)
         self._listener = Listener(tls, self, self.connections, newcomers)
@@ -168,9 +171,12 @@ class PeerLinks:
         return address
 
     def dial(self, address: str) -> None:
-        """Dial this address until a member answers there, unless it is this node's own. Raises ConfigError if it is not
-        `HOST:PORT`, or another machine's and this node has no cluster directory."""
+        """Dial this address until a member answers there, unless it is this node's own, or the member that answered there is
+        still reachable. Raises ConfigError if it is not `HOST:PORT`, or another machine's and this node has no cluster
+        directory."""
         parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
+        if address in self._found_at and self._found_at[address] in self._local.reachable_peers():
+            return
         is_own = address in self._own_addresses or address == self._local.identity.address
         if address not in self._unanswered and not is_own:
             self._unanswered[address] = ""
@@ -441,7 +447,7 @@ class PeerLinks:
         failures = 0
         while True:
             try:
-                await self.connections.open(address, address, self)
+                connection = await self.connections.open(address, address, self)
             except LinkUnavailable as error:
                 if address == self._local.identity.address or "this agent itself" in error.why:
                     self._own_addresses.add(address)
@@ -452,6 +458,8 @@ class PeerLinks:
                 failures += 1
                 await asyncio.sleep(backoff_s(failures))
             else:
+                if connection.hello is not None:
+                    self._found_at[address] = connection.hello.identity.node
                 break
         self._unanswered.pop(address, None)
 
