@@ -72,7 +72,7 @@ from peerload.agent.peers.addresses import AddressWatch
 from peerload.agent.peers.connection import PeerBackpressure
 from peerload.agent.peers.links import PeerLinks
 from peerload.agent.peers.local_node import DuplicateNames, LocalNode, profile_of, speed_file, speed_of
-from peerload.agent.peers.membership import Members
+from peerload.agent.peers.membership import LOOKUP_THREADS, Members
 from peerload.agent.recorder import Recorder
 from peerload.agent.requests.attach import AttachRequests, ExecRequests, InsideCommands
 from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands
@@ -209,7 +209,7 @@ class Daemon:
     async def run(self) -> int:
         """Start, serve until asked to stop, and stop. Raises PeerloadError if it cannot start."""
         loop = asyncio.get_running_loop()
-        workers = Workers()
+        workers, self._lookups = Workers(), Workers(LOOKUP_THREADS, end_s=0.0)
         loop.set_default_executor(workers)
         try:
             return await self._run(loop)
@@ -219,6 +219,7 @@ class Daemon:
             raise
         finally:
             workers.shutdown()
+            self._lookups.shutdown()
             loop.set_default_executor(cast("Any", None))  # to end it the loop would make one more thread
 
     async def _run(self, loop: asyncio.AbstractEventLoop) -> int:
@@ -352,7 +353,7 @@ class Daemon:
         local = LocalNode(info, cluster, keyring, node, inbox)
         enrollment = Enrollment(info, node, tls, trust)
         joins = JoinServer(enrollment, tls, event_log, security) if tls.serves_joins else None
-        self.links = links = PeerLinks(local, tls, security, PeerBackpressure(inbox), joins)
+        self.links = links = PeerLinks(local, tls, security, PeerBackpressure(inbox), joins, lookups=self._lookups)
 
         # Users, standard input and output of tasks
         directories = DirectoryCache(inbox)
@@ -400,7 +401,7 @@ class Daemon:
 
             broker_tls = BrokerTls(config.mqtt_ca, cluster.authority.certificate, tls.file)
             bus_events = BusEvents(inbox, trust, links, members, duplicates, security, bus_peers)
-            self.bus = MqttBus(config, local, bus_events, security, broker_tls)
+            self.bus = MqttBus(config, local, bus_events, security, broker_tls, self._lookups)
 
         # Clients: what waits for answers of the core, the views, the verbs, the path of a request
         task_ids = TaskIds(store, config.node)

@@ -37,6 +37,7 @@ from peerload.wire import peer
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
 
     from paho.mqtt.reasoncodes import ReasonCode
 
@@ -515,7 +516,7 @@ class _Outgoing(NamedTuple):
 class MqttBus:
     """The connection to a broker: publishes and receives advice. `run` in a task; everything else from the same loop.
 
-    tls: for brokers at mqtts://.
+    tls: for brokers at mqtts://. lookups: threads for the lookup of host names, None: those of all work.
     """
 
     def __init__(
@@ -525,7 +526,9 @@ class MqttBus:
         owner: BusOwner,
         security: SecurityEvents,
         tls: BrokerTls | None = None,
+        lookups: Executor | None = None,
     ) -> None:
+        self._lookups = lookups
         self._urls = [BrokerUrl.parse(url) for url in config.mqtt]
         if not self._urls:
             raise ConfigError("mqtt", "no broker is named")
@@ -710,7 +713,7 @@ class MqttBus:
 
     async def _dial(self, url: BrokerUrl) -> socket.socket:
         """Connect a socket, with TLS exactly if the address says so. Raises OSError or ConfigError."""
-        sock = await open_tcp(url.host, url.port)
+        sock = await open_tcp(url.host, url.port, self._lookups)
         if not url.tls:
             return sock
         if self._tls is None:

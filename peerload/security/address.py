@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import re
 import socket
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peerload.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 PORT_MAX = 0xFFFF
 DISCARD_PORT = 9
@@ -122,20 +126,26 @@ async def resolve_one(host: str) -> str:
 
 
 async def resolve(
-    host: str, port: int | None, kind: socket.SocketKind, family: int = socket.AF_UNSPEC
+    host: str,
+    port: int | None,
+    kind: socket.SocketKind,
+    family: int = socket.AF_UNSPEC,
+    lookups: Executor | None = None,
 ) -> list[tuple[Any, ...]]:
-    """`socket.getaddrinfo`, in a worker thread unless ``host`` is numeric. The event loop's own version is not used: it
+    """`socket.getaddrinfo`, in a thread of ``lookups`` (None: a worker thread) unless ``host`` is numeric. The event loop's own version is not used: it
     starts threads at its first use, and ends the process if it cannot. Raises OSError, UnicodeError."""
     if _ip(plain_host(host)) is not None:
         return socket.getaddrinfo(host, port, family, kind, flags=socket.AI_NUMERICHOST)
-    return await asyncio.to_thread(socket.getaddrinfo, host, port, family, kind)
+    look_up = functools.partial(socket.getaddrinfo, host, port, family, kind)
+    return await asyncio.get_running_loop().run_in_executor(lookups, look_up)
 
 
-async def open_tcp(host: str, port: int) -> socket.socket:
-    """A non-blocking TCP connection to the first address of this host that accepts one. Raises OSError, UnicodeError."""
+async def open_tcp(host: str, port: int, lookups: Executor | None = None) -> socket.socket:
+    """A non-blocking TCP connection to the first address of this host that accepts one. lookups: as for `resolve`. Raises
+    OSError, UnicodeError."""
     loop = asyncio.get_running_loop()
     last = OSError("the name has no address")
-    for family, kind, proto, _, address in await resolve(host, port, socket.SOCK_STREAM):
+    for family, kind, proto, _, address in await resolve(host, port, socket.SOCK_STREAM, lookups=lookups):
         sock = socket.socket(family, kind, proto)
         try:
             sock.setblocking(False)

@@ -70,6 +70,7 @@ from peerload.security.tls import asks_to_join, tls_error_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from concurrent.futures import Executor
 
     from peerload.agent.peers.connection import Links, PeerBackpressure, PeerConnection, PeerEntry
     from peerload.agent.peers.local_node import LocalNode
@@ -122,6 +123,7 @@ class PeerLinks:
     """The links of one node. `start` listens; `dial` finds a member by address; `send` reaches one by name.
 
     newcomers: serves the join protocol; None: joining is not possible here. peers_max: links to more peers are refused.
+    lookups: threads for the lookup of host names, None: those of all work.
     """
 
     _owner: LinkOwner
@@ -134,8 +136,10 @@ class PeerLinks:
         backpressure: PeerBackpressure | None = None,
         newcomers: NewcomerServer | None = None,
         peers_max: int = PEERS_MAX,
+        lookups: Executor | None = None,
     ) -> None:
         self._local = local
+        self.lookups = lookups
         self._name, self._boot = local.identity.node, local.identity.boot
         self._tls = tls
         self._counters = security.counters
@@ -149,7 +153,7 @@ class PeerLinks:
         self._found_at: BoundedDict[str, str] = BoundedDict(PEERS_MAX)
         """Nodes that answered at addresses that `dial` was called with: a seed may be a name, and what they publish a number."""
         self._table = PeerTable(security, peers_max)
-        self.connections = ConnectionRegistry(tls, local.envelopes, self._counters)
+        self.connections = ConnectionRegistry(tls, local.envelopes, self._counters, lookups)
         self._listener = Listener(tls, self, self.connections, newcomers)
         self.reachability = Reachability(local, self, self._table, self.connections, self._counters)
         self.streams = Streams(local, self, self.reachability)

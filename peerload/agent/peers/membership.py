@@ -50,6 +50,7 @@ from peerload.wire import peer as wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor
 
     from peerload.agent.peers.links import LinkOwner, PeerLinks
     from peerload.agent.peers.local_node import LocalNode
@@ -128,6 +129,7 @@ class Members:
             self._received,
             security,
             loopback_only=local.cluster.is_local,
+            lookups=links.lookups,
         )
         preset = node.state.config.gossip
         self._lag = LagWatch(preset.lag_s, 1.1 * preset.probe_s, inbox)  # a healthy node probes once in probe_s
@@ -269,8 +271,10 @@ REPLAYED_MAX = 64
 NAMES_MAX = 1000
 """Host names whose address is cached."""
 LOOKUPS_MAX = 3
-"""Concurrent lookups, a thread each of the shared pool, so that names without an answer block nothing else. A name beyond
-that is looked up when something is sent there again."""
+"""Concurrent lookups, a thread each, so that names without an answer block nothing else. A name beyond that is looked up when
+something is sent there again."""
+LOOKUP_THREADS = LOOKUPS_MAX + 1
+"""Threads of an agent for lookups: one is left for links and brokers."""
 NAME_S = 60.0
 """Life of a cached address of a host name."""
 
@@ -287,6 +291,7 @@ class GossipSocket(Generic[Sent, Received]):
 
     encode, decode: messages to bytes and back (decode raises ProtocolError, whatever the bytes are). deliver: called with
     (node, its boot id, source `HOST:PORT`, messages) of each datagram. loopback_only: nothing is sent to another machine.
+    lookups: threads for the lookup of host names, None: those of all work.
     """
 
     def __init__(
@@ -298,7 +303,9 @@ class GossipSocket(Generic[Sent, Received]):
         security: SecurityEvents,
         *,
         loopback_only: bool = False,
+        lookups: Executor | None = None,
     ) -> None:
+        self._threads = lookups
         self._security = security
         self._sealer = sealer
         self._encode = encode
@@ -446,7 +453,7 @@ class GossipSocket(Generic[Sent, Received]):
         family = socket.AF_UNSPEC if self._socket is None or self._is_both else self._socket.family
         found: IPAddress | None = None
         try:
-            answers = await resolve(host, None, socket.SOCK_DGRAM, family)
+            answers = await resolve(host, None, socket.SOCK_DGRAM, family, self._threads)
             found = ipaddress.ip_address(answers[0][4][0])
         except (OSError, ValueError):  # ValueError: not a host name
             self._counters[metrics.GOSSIP_NAMES_UNRESOLVED] += 1

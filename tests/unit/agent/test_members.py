@@ -47,6 +47,7 @@ class Links:
         self.taken = taken
         self.asked: list[int] = []
         self.learned: list[Identity] = []
+        self.lookups = None
 
     async def start(self, owner: object, host: str, port: int, advertise: str, without: NetworkAbsence) -> str:
         assert owner is OWNER
