@@ -72,7 +72,7 @@ from peerload.agent.peers.addresses import AddressWatch
 from peerload.agent.peers.connection import PeerBackpressure
 from peerload.agent.peers.links import PeerLinks
 from peerload.agent.peers.local_node import DuplicateNames, LocalNode, profile_of, speed_file, speed_of
-from peerload.agent.peers.membership import Members
+from peerload.agent.peers.membership import LOOKUP_THREADS, Members
 from peerload.agent.recorder import Recorder
 from peerload.agent.requests.attach import AttachRequests, ExecRequests, InsideCommands
 from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands
@@ -143,7 +143,6 @@ from peerload.security.broker import BrokerTls
 from peerload.security.private_files import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.security.revocation import Keyring, TrustStore
 from peerload.security.tls import Credentials
-from peerload.text.units import size
 from peerload.wire import recording
 from peerload.wire.frame import LAST_WORDS_BYTES_MAX, LAST_WORDS_ENDING
 
@@ -210,7 +209,7 @@ class Daemon:
     async def run(self) -> int:
         """Start, serve until asked to stop, and stop. Raises PeerloadError if it cannot start."""
         loop = asyncio.get_running_loop()
-        workers = Workers()
+        workers, self._lookups = Workers(), Workers(LOOKUP_THREADS, end_s=0.0)
         loop.set_default_executor(workers)
         try:
             return await self._run(loop)
@@ -220,6 +219,7 @@ class Daemon:
             raise
         finally:
             workers.shutdown()
+            self._lookups.shutdown()
             loop.set_default_executor(cast("Any", None))  # to end it the loop would make one more thread
 
     async def _run(self, loop: asyncio.AbstractEventLoop) -> int:
@@ -244,7 +244,7 @@ class Daemon:
             self._damage: list[str] = []
             if await asyncio.to_thread(preflight.end_foreign_launcher, self.store.store_id, state / "launcher"):
                 self._damage.append(preflight.begin_as_copy(self.store, config))
-            await preflight.check_places(config, self._manager, loopback_only=cluster.is_local)
+            await preflight.check_places(config, self._origins, self._manager, loopback_only=cluster.is_local)
             if notice := preflight.begin_anew(self.store, config, traces):
                 self._damage.append(notice)
             identity = Identity(
@@ -353,7 +353,7 @@ class Daemon:
         local = LocalNode(info, cluster, keyring, node, inbox)
         enrollment = Enrollment(info, node, tls, trust)
         joins = JoinServer(enrollment, tls, event_log, security) if tls.serves_joins else None
-        self.links = links = PeerLinks(local, tls, security, PeerBackpressure(inbox), joins)
+        self.links = links = PeerLinks(local, tls, security, PeerBackpressure(inbox), joins, lookups=self._lookups)
 
         # Users, standard input and output of tasks
         directories = DirectoryCache(inbox)
@@ -366,7 +366,7 @@ class Daemon:
         stdin = StdinForwarding(node, launcher, inbox, spool, inputs, fetches)
         self.stdin_server = StdinServer(node, inputs, stdin, run)
         commands = InsideCommands(launcher, spool)
-        limit_bytes, is_system = size(config.files.cache), config.mode == "system"
+        limit_bytes, is_system = loader.cache_bytes(config.files), config.mode == "system"
         caches = FileCacheSettings(state / "files", limit_bytes, disk.low_bytes, is_system, info.counters)
         files = AttemptFiles(caches, spool, launcher, links, inbox, node, event_log)
 
@@ -401,7 +401,7 @@ class Daemon:
 
             broker_tls = BrokerTls(config.mqtt_ca, cluster.authority.certificate, tls.file)
             bus_events = BusEvents(inbox, trust, links, members, duplicates, security, bus_peers)
-            self.bus = MqttBus(config, local, bus_events, security, broker_tls)
+            self.bus = MqttBus(config, local, bus_events, security, broker_tls, self._lookups)
 
         # Clients: what waits for answers of the core, the views, the verbs, the path of a request
         task_ids = TaskIds(store, config.node)

@@ -37,6 +37,7 @@ from peerload.wire import peer
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
 
     from paho.mqtt.reasoncodes import ReasonCode
 
@@ -349,6 +350,8 @@ STEADY_S = 5.0
 """Duration of a connection, in s, after which the backoff starts again with the shortest pause."""
 OUTGOING_MAX = 1000
 """Messages that wait to be written; this node's State has one slot of its own, for the newest."""
+REMOVALS_MAX = 500
+"""Bound on removals of topics that no connection has taken yet."""
 UNWRITTEN_MAX = 64
 """Messages in the library that are not written to the socket yet."""
 REFUSED = 0x80
@@ -513,7 +516,7 @@ class _Outgoing(NamedTuple):
 class MqttBus:
     """The connection to a broker: publishes and receives advice. `run` in a task; everything else from the same loop.
 
-    tls: for brokers at mqtts://.
+    tls: for brokers at mqtts://. lookups: threads for the lookup of host names, None: those of all work.
     """
 
     def __init__(
@@ -523,7 +526,9 @@ class MqttBus:
         owner: BusOwner,
         security: SecurityEvents,
         tls: BrokerTls | None = None,
+        lookups: Executor | None = None,
     ) -> None:
+        self._lookups = lookups
         self._urls = [BrokerUrl.parse(url) for url in config.mqtt]
         if not self._urls:
             raise ConfigError("mqtt", "no broker is named")
@@ -547,6 +552,8 @@ class MqttBus:
         self._floods = FloodFilter(security, identity.node)
         self._shown: set[str] = set()
         """Topics for other systems that are retained."""
+        self._removals: BoundedDict[str, _Outgoing] = BoundedDict(REMOVALS_MAX)
+        """Removals of such topics, until they are written to a connection."""
         self.is_echoed = False
         """True if the broker in use passes on what this node publishes: its own State has come back."""
         self.unavailable_because = "it has not answered yet"
@@ -580,12 +587,19 @@ class MqttBus:
         return self._counters[metrics.MQTT_CONNECTS]
 
     def publish_json(self, name: str, payload: bytes) -> bool:
-        """Publish for other systems, retained, unsealed; b"" removes the topic. False: not queued."""
+        """Publish for other systems, retained, unsealed; b"" removes the topic, over the next connection if this one breaks.
+        False: not queued."""
         if self._client is None or len(self._outgoing) >= OUTGOING_MAX:
             return False
         topic = self._topics.json + name
-        (self._shown.add if payload else self._shown.discard)(topic)
-        self._outgoing.append(_Outgoing(topic, payload, True, "json"))
+        outgoing = _Outgoing(topic, payload, True, "json")
+        if payload:
+            self._shown.add(topic)
+            self._removals.pop(topic, None)
+        else:
+            self._shown.discard(topic)
+            self._removals[topic] = outgoing
+        self._outgoing.append(outgoing)
         self._work.set()
         return True
 
@@ -634,7 +648,7 @@ class MqttBus:
             with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
                     await self._client.write(self._topics.state, b"", retain=True)
-                    for topic in self._shown:
+                    for topic in (*self._shown, *self._removals):
                         await self._client.write(topic, self._offline(topic), retain=True)
                     await self._client.flush()
         if self._worker is not None:
@@ -688,7 +702,7 @@ class MqttBus:
                 group.create_task(self._receive(client), name="mqtt receive")
                 group.create_task(self._publish(client), name="mqtt publish")
                 group.create_task(self._republish_state(), name="mqtt state")
-        except* (aiomqtt.MqttError, OSError, ConfigError) as errors:
+        except* (aiomqtt.MqttError, OSError, UnicodeError, ConfigError) as errors:
             reason = _reason(errors)  # TimeoutError is an OSError
             if isinstance(sock, SecuredBroker) and sock.error is not None:
                 reason = broker_error_text(sock.error)  # the library knows only that the connection ended
@@ -699,7 +713,7 @@ class MqttBus:
 
     async def _dial(self, url: BrokerUrl) -> socket.socket:
         """Connect a socket, with TLS exactly if the address says so. Raises OSError or ConfigError."""
-        sock = await open_tcp(url.host, url.port)
+        sock = await open_tcp(url.host, url.port, self._lookups)
         if not url.tls:
             return sock
         if self._tls is None:
@@ -714,6 +728,7 @@ class MqttBus:
         self.unavailable_because = ""
         self._counters[metrics.MQTT_CONNECTS] += 1
         _log.info("connected to broker: url=%s", url.text)
+        self._outgoing.extend(self._removals.values())
         self.publish_state(self._local.state())
         self._owner.bus_changed(connected=True)
 
@@ -743,9 +758,17 @@ class MqttBus:
         while True:
             await self._work.wait()
             self._work.clear()
+            removals = []
             while (outgoing := self._next()) is not None:
                 await client.write(outgoing.topic, outgoing.payload, retain=outgoing.retain)
                 self._counters[metrics.labelled(metrics.MQTT_MESSAGES_PUBLISHED, type=outgoing.tag)] += 1
+                if self._removals.get(outgoing.topic) is outgoing:
+                    removals.append(outgoing)
+            if removals:
+                await client.flush()
+            for removal in removals:
+                if self._removals.get(removal.topic) is removal:
+                    del self._removals[removal.topic]
 
     def _next(self) -> _Outgoing | None:
         state, self._own_state = self._own_state, None

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from peerload.agent.control.connection import check_socket
 from peerload.agent.launcher.process import is_alive, wait_gone
 from peerload.agent.peers.links import check_listening
+from peerload.agent.peers.membership import ADDRESS_FILE, AddressFile
 from peerload.agent.store.store import FILE, GAP
 from peerload.launcher.protocol import STOP_GRACE_S, claim_name
 from peerload.model.actions import PutEvent
@@ -37,6 +38,8 @@ from peerload.security.address import parse_address
 from peerload.security.broker import BrokerUrl, check_ca
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import EventLog
     from peerload.agent.systemd import ServiceManager
@@ -74,14 +77,17 @@ def check_addresses(config: AgentConfig, *, loopback_only: bool) -> None:
         check_ca(config.mqtt_ca)
 
 
-async def check_places(config: AgentConfig, manager: ServiceManager, *, loopback_only: bool) -> None:
+async def check_places(
+    config: AgentConfig, origins: Mapping[str, str] | None, manager: ServiceManager, *, loopback_only: bool
+) -> None:
     """Check that the places where clients and peers connect are free. Raises ConfigError."""
     handed_over = manager.listener(config.socket)
     if handed_over is not None:
         handed_over.close()
     else:
         check_socket(config)
-    await check_listening(*parse_address("listen", config.listen, loopback_only=loopback_only))
+    without = AddressFile(Path(config.state) / ADDRESS_FILE).network_absence(origins or {})
+    await check_listening(*parse_address("listen", config.listen, loopback_only=loopback_only), without)
 
 
 # -- on another machine ------------------------------------------------------------------------------------------------

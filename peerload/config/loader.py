@@ -33,12 +33,13 @@ from peerload.security import node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.broker import BrokerUrl, without_password
 from peerload.text.units import duration, size
+from peerload.text.web_address import web_address
 from peerload.wire.expected import validation_error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from peerload.model.config import DeviceConfig, HooksSettings
+    from peerload.model.config import DeviceConfig, FilesSettings, HooksSettings, WebSettings
 
 
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
@@ -117,6 +118,8 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
         "hooks": lambda: check_hooks(config.hooks),
     }
     checks["energy"] = lambda: sleep_after_s(config.energy)
+    checks["files"] = lambda: cache_bytes(config.files)
+    checks["web"] = lambda: check_web(config.web)
     for key, check in checks.items():
         try:
             check()
@@ -194,6 +197,17 @@ def sleep_after_s(settings: EnergySettings) -> float:
     if settings.sleep_after and not settings.suspend_cmd:
         raise ConfigError("energy.sleep_after", "suspend_cmd is not set", hint='suspend_cmd = "systemctl suspend"')
     return _with_unit("energy.sleep_after", settings.sleep_after, duration) if settings.sleep_after else 0.0
+
+
+def cache_bytes(settings: FilesSettings) -> int:
+    """Bound on the cache of files. Raises ConfigError."""
+    return int(_with_unit("files.cache", settings.cache, size))
+
+
+def check_web(settings: WebSettings) -> None:
+    """Raises ConfigError if the web server could not listen there."""
+    if settings.listen and "/" not in settings.listen:
+        web_address(settings.listen, settings.tls_cert)
 
 
 def load_prices(path: Path) -> tuple[tuple[float, float], ...]:
@@ -383,6 +397,8 @@ def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's 
         "mqtt": BrokerUrl.parse,
         "policy": lambda name: registry.live_preset(registry.preset_source(name)),
         "hooks": check_hooks,
+        "files": cache_bytes,
+        "web": check_web,
     }
     if key == "device":
         configured_devices(value)

@@ -381,7 +381,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()
     """Other devices that tasks may ask for by number: tables of the config file."""
     gpu_claims: str = ""
-    """Directory in which agents of this machine claim its GPUs, the same for all of them; "": that of lock files."""
+    """Directory in which agents of this machine claim its GPUs, the same for all of them; "": the first of
+    /run/lock, /var/lock, /run/lock/peerload and /tmp that everybody may write to."""
     inbox_max: Limit = 200_000
     clients_max: Limit = 256
     mode: Literal["user", "system"] = "user"

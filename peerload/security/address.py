@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import re
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peerload.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 PORT_MAX = 0xFFFF
 DISCARD_PORT = 9
@@ -24,6 +28,8 @@ ANY = ("0.0.0.0", "::")  # noqa: S104 -- nothing is bound here
 """The unspecified addresses: every address of a machine."""
 _PREFERENCES, _PUBLIC = 72, 2
 """IPV6_ADDR_PREFERENCES and IPV6_PREFER_SRC_PUBLIC of linux/in6.h; the module socket does not define them."""
+IP_FREEBIND = 15
+"""Socket option of linux/in.h for both families; the module socket does not define it."""
 _EXAMPLES = "for example 127.0.0.1:7117, or [fd00::1]:7117"
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 
@@ -96,6 +102,18 @@ def is_loopback(address: str) -> bool:
     return ip is not None and ip.is_loopback
 
 
+class NetworkAbsence(NamedTuple):
+    """What a listener does while the network is not there. may_lack_address: it listens at an address that this machine does
+    not have yet; last_host: what it publishes for an unspecified address, "": nothing, that is an error."""
+
+    may_lack_address: bool = False
+    last_host: str = ""
+
+
+NOT_WITHOUT = NetworkAbsence()
+"""For a listener that has to have its network."""
+
+
 async def resolve_one(host: str) -> str:
     """The first IP address of this host. Raises OSError if it has none."""
     if _ip(host) is not None:
@@ -108,20 +126,26 @@ async def resolve_one(host: str) -> str:
 
 
 async def resolve(
-    host: str, port: int | None, kind: socket.SocketKind, family: int = socket.AF_UNSPEC
+    host: str,
+    port: int | None,
+    kind: socket.SocketKind,
+    family: int = socket.AF_UNSPEC,
+    lookups: Executor | None = None,
 ) -> list[tuple[Any, ...]]:
-    """`socket.getaddrinfo`, in a worker thread unless ``host`` is numeric. The event loop's own version is not used: it
+    """`socket.getaddrinfo`, in a thread of ``lookups`` (None: a worker thread) unless ``host`` is numeric. The event loop's own version is not used: it
     starts threads at its first use, and ends the process if it cannot. Raises OSError, UnicodeError."""
     if _ip(plain_host(host)) is not None:
         return socket.getaddrinfo(host, port, family, kind, flags=socket.AI_NUMERICHOST)
-    return await asyncio.to_thread(socket.getaddrinfo, host, port, family, kind)
+    look_up = functools.partial(socket.getaddrinfo, host, port, family, kind)
+    return await asyncio.get_running_loop().run_in_executor(lookups, look_up)
 
 
-async def open_tcp(host: str, port: int) -> socket.socket:
-    """A non-blocking TCP connection to the first address of this host that accepts one. Raises OSError, UnicodeError."""
+async def open_tcp(host: str, port: int, lookups: Executor | None = None) -> socket.socket:
+    """A non-blocking TCP connection to the first address of this host that accepts one. lookups: as for `resolve`. Raises
+    OSError, UnicodeError."""
     loop = asyncio.get_running_loop()
     last = OSError("the name has no address")
-    for family, kind, proto, _, address in await resolve(host, port, socket.SOCK_STREAM):
+    for family, kind, proto, _, address in await resolve(host, port, socket.SOCK_STREAM, lookups=lookups):
         sock = socket.socket(family, kind, proto)
         try:
             sock.setblocking(False)
@@ -184,6 +208,20 @@ def source_address(host: str) -> str:
                 probe.setsockopt(socket.IPPROTO_IPV6, _PREFERENCES, _PUBLIC)
         probe.connect((host, DISCARD_PORT))  # only asks the routing table
         return str(probe.getsockname()[0])
+
+
+def is_absent(listen: str) -> bool:
+    """True if this is a numeric `HOST:PORT` that no interface of this machine has."""
+    ip = _ip(listen.rpartition(":")[0].strip("[]"))
+    if ip is None or ip.is_unspecified:
+        return False
+    family = socket.AF_INET6 if isinstance(ip, ipaddress.IPv6Address) else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(ip), 0))
+    except OSError as error:
+        return error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+    return False
 
 
 def _only_address(family: int) -> str | None:

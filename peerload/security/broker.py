@@ -70,6 +70,8 @@ class BrokerUrl(NamedTuple):
             raise ConfigError("mqtt", "a link-local address", why=why, hint=_EXAMPLE_IPV6)
         if not host or port == 0 or parts.path not in {"", "/"} or parts.query or parts.fragment:
             raise ConfigError("mqtt", "not a broker's address", hint=_EXAMPLE)
+        if not _can_be_looked_up(host):
+            raise ConfigError("mqtt", "not a broker's address", why="that is not a host name", hint=_EXAMPLE)
         user = unquote(parts.username) if parts.username else None
         password = unquote(parts.password) if parts.password else None
         shown = f"[{host}]" if ":" in host else host
@@ -81,6 +83,15 @@ class BrokerUrl(NamedTuple):
             return self
         user, password = read_password(Path(password_file))
         return self if self.user not in {None, user} else self._replace(user=user, password=password)
+
+
+def _can_be_looked_up(host: str) -> bool:
+    """False for a name with an empty label or too long a one: getaddrinfo raises UnicodeError for it."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _is_link_local(host: str) -> bool:

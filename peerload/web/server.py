@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from peerload.model.errors import ConfigError
+from peerload.text.web_address import PORT_DEFAULT, web_address
 from peerload.web.access import LOOPBACK_NAMES, Access, ViewerRight, read_secret
 from peerload.web.http import HttpServer
 from peerload.web.live import AgentLink, LiveFeed
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 HEADERS = (("X-Content-Type-Options", "nosniff"), ("Cross-Origin-Resource-Policy", "same-origin"))
-PORT_DEFAULT = 7118
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 -- names for what is refused without TLS
 ADDRESS = "address"
 """File beside the secrets: the URL of the last server that used them."""
@@ -54,24 +53,7 @@ class ServerSettings(NamedTuple):
 
     def address(self) -> tuple[str, int]:
         """Host and port. Raises ConfigError."""
-        host, _, port = (self.listen or f"127.0.0.1:{PORT_DEFAULT}").rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65_535:  # noqa: PLR2004 -- ports
-            hint = f"127.0.0.1:{PORT_DEFAULT}, or the path of a socket"
-            raise ConfigError("web.listen", f"{self.listen!r} is not an address", hint=hint)
-        host = host.strip("[]")
-        if not _is_loopback(host) and not self.certificate:
-            why = "only this machine is served without TLS"
-            hint = (
-                "give a certificate:  --tls-cert FILE --tls-key FILE        or tunnel:  ssh -L 7118:127.0.0.1:7118 HOST"
-            )
-            raise ConfigError("web.listen", f"{self.listen} is not loopback", why=why, hint=hint)
-        return host, int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
+        return web_address(self.listen or f"127.0.0.1:{PORT_DEFAULT}", self.certificate)
 
 
 async def serve(settings: ServerSettings, ready: Callable[[str, Access], None]) -> None:

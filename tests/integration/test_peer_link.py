@@ -69,6 +69,9 @@ class _LocalNode:
     def alive_peers(self) -> list[Identity]:
         return self.alive
 
+    def reachable_peers(self) -> list[str]:
+        return [identity.node for identity in self.alive]
+
 
 class _Events:
     """The owner of the links of one node: writes down what it is told."""
@@ -506,6 +509,19 @@ def test_seeds_are_tried_until_somebody_is_there_and_ourselves_are_dropped(nodes
     wait_until(lambda: a.met, what="found")
     assert a.met[0].identity.node == "b"
     wait_until(lambda: len(a.links.unanswered) <= 1, what="ourselves dropped")
+
+
+def test_a_seed_is_dialled_no_more_while_the_node_that_answered_there_is_alive(nodes: Nodes) -> None:
+    a, b = nodes("a"), nodes("b")
+    seed = b.address.replace("127.0.0.1", "localhost")  # not what b publishes
+    a.dial(seed)
+    wait_until(lambda: a.met and not a.links.unanswered, what="found")
+    a.local.alive.append(b.identity)
+    a.dial(seed)
+    assert not a.links.unanswered
+    a.local.alive.clear()
+    a.dial(seed)
+    wait_until(lambda: len(b.met) == 2, what="looked for again, once it is lost")
 
 
 def test_the_memory_of_peers_is_bounded(nodes: Nodes) -> None:

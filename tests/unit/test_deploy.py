@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from peerload.agent.sensors.gpus import PLACES
 from peerload.cli.common.agent_process import agent_options
 from tests.conftest import require_program
 from tests.deploy import told
@@ -110,6 +111,20 @@ def test_the_accounts_are_made(tmp_path: Path) -> None:
         "peerload",
         "peerload-admin",
     }
+
+
+@each("unit", ["peerload.service", "peerload-user.service"])
+def test_an_agent_that_cannot_start_yet_is_started_again_without_a_bound(unit: str) -> None:
+    """Such as before the network is there, or the right time."""
+    lines = (DEPLOY / unit).read_text().splitlines()
+    assert "Restart=on-failure" in lines
+    assert "StartLimitIntervalSec=0" in lines
+
+
+def test_users_claim_gpus_in_one_place_where_run_lock_is_roots() -> None:
+    made = [line.split() for line in (DEPLOY / "tmpfiles.d/peerload.conf").read_text().splitlines()]
+    assert ["d", "/run/lock/peerload", "1777"] in [line[:3] for line in made]
+    assert Path("/run/lock/peerload") in PLACES
 
 
 @pytest.mark.rule("C1")

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.runtime import SHORT_OF, Ending, next_tick
+from peerload.agent.runtime import Ending, next_tick
 from peerload.model.errors import ConfigError
 from peerload.security import node_identity_file
-from peerload.security.address import join_address, parse_address, reachable, source_address
+from peerload.security.address import is_absent, join_address, parse_address, reachable, source_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -72,7 +72,7 @@ class AddressWatch:
                 self._events.record("agent", "restarting", reason=f"its address was {old} and is {address}")
                 self._run.stop(Ending.RESTART)
                 return
-            if not warned and not address and is_gone(config.listen):
+            if not warned and not address and is_absent(config.listen):
                 warned = True
                 _log.warning(
                     "listen address is gone from this machine; no peer can reach this node: address=%s", config.listen
@@ -92,23 +92,9 @@ class AddressWatch:
         return found if found != published else ""
 
 
-def is_gone(listen: str) -> bool:
-    """True if this is a numeric `HOST:PORT` that no interface of this machine has."""
-    ip = _ip(listen)
-    if ip is None or ip.is_unspecified:
-        return False
-    family = socket.AF_INET6 if ip.version == 6 else socket.AF_INET  # noqa: PLR2004 -- IPv6
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((str(ip), 0))
-    except OSError as error:
-        return error.errno not in SHORT_OF
-    return False
-
-
 def _moved(config: AgentConfig, origins: Mapping[str, str], others: Iterable[str]) -> str:
     """The address to listen at if the one that joining chose is gone and there is another; else empty."""
-    if Path(origins.get("listen", "")).name != node_identity_file.NAME or not is_gone(config.listen):
+    if Path(origins.get("listen", "")).name != node_identity_file.NAME or not is_absent(config.listen):
         return ""
     ip, port = _ip(config.listen), config.listen.rpartition(":")[2]
     hosts = [host for other in others if (host := _ip(other)) is not None and host.version == ip.version] if ip else []

@@ -45,6 +45,7 @@ from peerload.wire.frame import HEADER_BYTES
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Coroutine
+    from concurrent.futures import Executor
     from datetime import datetime
 
     from peerload.agent.runtime import Inbox
@@ -467,10 +468,13 @@ NO_MEMBER = "what answers there is not a node of this cluster"
 
 class ConnectionRegistry:
     """Registry of one node's connections, streams included: creates them, and closes those whose certificate is no
-    longer valid."""
+    longer valid. lookups: threads for the lookup of host names, None: those of all work."""
 
-    def __init__(self, tls: Credentials, envelopes: wire.Envelopes, counters: Counter[str]) -> None:
+    def __init__(
+        self, tls: Credentials, envelopes: wire.Envelopes, counters: Counter[str], lookups: Executor | None = None
+    ) -> None:
         self._tls = tls
+        self._lookups = lookups
         self._envelopes = envelopes
         self._counters = counters
         self._connections: weakref.WeakSet[PeerConnection] = weakref.WeakSet()
@@ -489,7 +493,7 @@ class ConnectionRegistry:
         try:
             host, port = parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
             async with asyncio.timeout(CONNECT_S):
-                sock = await open_tcp(host, port)
+                sock = await open_tcp(host, port, self._lookups)
                 try:
                     await asyncio.get_running_loop().create_connection(
                         lambda: connection,

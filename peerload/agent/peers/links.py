@@ -31,6 +31,7 @@ from peerload.agent.peers.connection import (
 from peerload.agent.peers.streams import Reachability, Streams
 from peerload.agent.runtime import coalesced_s
 from peerload.model import metrics
+from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import (
     OWNERSHIP,
@@ -54,11 +55,22 @@ from peerload.model.messages import (
     Sync,
     WrongBoot,
 )
-from peerload.security.address import join_address, network_of, parse_address, plain_host, reachable, resolve_one
+from peerload.security.address import (
+    IP_FREEBIND,
+    NOT_WITHOUT,
+    NetworkAbsence,
+    join_address,
+    network_of,
+    parse_address,
+    plain_host,
+    reachable,
+    resolve_one,
+)
 from peerload.security.tls import asks_to_join, tls_error_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from concurrent.futures import Executor
 
     from peerload.agent.peers.connection import Links, PeerBackpressure, PeerConnection, PeerEntry
     from peerload.agent.peers.local_node import LocalNode
@@ -111,6 +123,7 @@ class PeerLinks:
     """The links of one node. `start` listens; `dial` finds a member by address; `send` reaches one by name.
 
     newcomers: serves the join protocol; None: joining is not possible here. peers_max: links to more peers are refused.
+    lookups: threads for the lookup of host names, None: those of all work.
     """
 
     _owner: LinkOwner
@@ -123,8 +136,10 @@ class PeerLinks:
         backpressure: PeerBackpressure | None = None,
         newcomers: NewcomerServer | None = None,
         peers_max: int = PEERS_MAX,
+        lookups: Executor | None = None,
     ) -> None:
         self._local = local
+        self.lookups = lookups
         self._name, self._boot = local.identity.node, local.identity.boot
         self._tls = tls
         self._counters = security.counters
@@ -135,30 +150,37 @@ class PeerLinks:
         self._idle_timer: asyncio.TimerHandle | None = None
         self._unanswered: dict[str, str] = {}
         self._own_addresses: set[str] = set()
+        self._found_at: BoundedDict[str, str] = BoundedDict(PEERS_MAX)
+        """Nodes that answered at addresses that `dial` was called with: a seed may be a name, and what they publish a number."""
         self._table = PeerTable(security, peers_max)
-        self.connections = ConnectionRegistry(tls, local.envelopes, self._counters)
+        self.connections = ConnectionRegistry(tls, local.envelopes, self._counters, lookups)
         self._listener = Listener(tls, self, self.connections, newcomers)
         self.reachability = Reachability(local, self, self._table, self.connections, self._counters)
         self.streams = Streams(local, self, self.reachability)
 
     # -- for the agent -----------------------------------------------------------------------------------------------
 
-    async def start(self, owner: LinkOwner, host: str, port: int, advertise: str = "") -> str:
+    async def start(
+        self, owner: LinkOwner, host: str, port: int, advertise: str = "", without: NetworkAbsence = NOT_WITHOUT
+    ) -> str:
         """Listen → the `HOST:PORT`. owner: receives what comes over the links; nothing is dialled before it is known.
         ``advertise``: the address that is published instead, if it is not empty. Raises ConfigError if the address cannot be
-        used."""
+        used. without: what to do without a network."""
         self._owner = owner
         host, port = parse_address("listen", join_address(host, port), loopback_only=self._tls.cluster.is_local)
-        address = await self._listener.start(host, port)
+        address = await self._listener.start(host, port, without)
         self._local.listens_at(advertise or address)
         self._plan_idle_check()
         self.reachability.start()
         return address
 
     def dial(self, address: str) -> None:
-        """Dial this address until a member answers there, unless it is this node's own. Raises ConfigError if it is not
-        `HOST:PORT`, or another machine's and this node has no cluster directory."""
+        """Dial this address until a member answers there, unless it is this node's own, or the member that answered there is
+        still reachable. Raises ConfigError if it is not `HOST:PORT`, or another machine's and this node has no cluster
+        directory."""
         parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
+        if address in self._found_at and self._found_at[address] in self._local.reachable_peers():
+            return
         is_own = address in self._own_addresses or address == self._local.identity.address
         if address not in self._unanswered and not is_own:
             self._unanswered[address] = ""
@@ -429,7 +451,7 @@ class PeerLinks:
         failures = 0
         while True:
             try:
-                await self.connections.open(address, address, self)
+                connection = await self.connections.open(address, address, self)
             except LinkUnavailable as error:
                 if address == self._local.identity.address or "this agent itself" in error.why:
                     self._own_addresses.add(address)
@@ -440,6 +462,8 @@ class PeerLinks:
                 failures += 1
                 await asyncio.sleep(backoff_s(failures))
             else:
+                if connection.hello is not None:
+                    self._found_at[address] = connection.hello.identity.node
                 break
         self._unanswered.pop(address, None)
 
@@ -609,12 +633,12 @@ class Listener:
         """The handshake of a connection is complete, or the connection is closed."""
         self.strangers.pop(connection, None)
 
-    async def start(self, host: str, port: int) -> str:
+    async def start(self, host: str, port: int, without: NetworkAbsence = NOT_WITHOUT) -> str:
         """Listen → the `HOST:PORT` that others can dial. Raises ConfigError."""
         try:
             host = await resolve_one(host)
-            self._socket = _listening(host, port)
-            address = join_address(reachable(host), self._socket.getsockname()[1])
+            self._socket = _listening(host, port, without)
+            address = join_address(_published(host, without), self._socket.getsockname()[1])
         except OSError as error:
             if self._socket is not None:
                 self._socket.close()
@@ -712,12 +736,12 @@ class _Undecided(asyncio.Protocol):
         self._listener.connected(cast("asyncio.Transport", transport), self._connection)
 
 
-async def check_listening(host: str, port: int) -> None:
+async def check_listening(host: str, port: int, without: NetworkAbsence) -> None:
     """Check that `Listener.start` could listen there now. Raises ConfigError."""
     try:
         host = await resolve_one(host)
-        _listening(host, port).close()
-        reachable(host)
+        _listening(host, port, without).close()
+        _published(host, without)
     except OSError as error:
         raise _cannot(host, port, error) from None
 
@@ -730,13 +754,25 @@ def _cannot(host: str, port: int, error: OSError) -> ConfigError:
     return ConfigError("listen", what, why=os_error_text(error), hint=hint)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _published(host: str, without: NetworkAbsence) -> str:
+    """The address that peers are told. Raises OSError if there is none."""
+    try:
+        return reachable(host)
+    except OSError:
+        if not without.last_host or (":" in without.last_host) != (":" in host):
+            raise
+        return without.last_host
+
+
+def _listening(host: str, port: int, without: NetworkAbsence = NOT_WITHOUT) -> socket.socket:
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening.setblocking(False)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if listening.family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # "any" is IPv4's too
+        if without.may_lack_address:
+            listening.setsockopt(socket.IPPROTO_IP, IP_FREEBIND, 1)
         if host not in _LOOPBACK:
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES_MAX)
         listening.bind((host, port))

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from peerload.agent.runtime import now
+from peerload.config.loader import BUILT_IN, ENVIRONMENT, FLAG
 from peerload.core.membership.peers import PeerState
 from peerload.model import events, metrics, rules
 from peerload.model.bounded import BoundedDict
@@ -31,12 +33,24 @@ from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Repl
 from peerload.model.gossip import DATAGRAM_BYTES_MAX, MembershipUpdate
 from peerload.model.messages import Identity
 from peerload.model.resources import Profile
-from peerload.security.address import ANY, PORT_MAX, join_address, parse_address, plain_host, resolve, resolve_one
+from peerload.security.address import (
+    ANY,
+    IP_FREEBIND,
+    PORT_MAX,
+    NetworkAbsence,
+    is_loopback,
+    join_address,
+    parse_address,
+    plain_host,
+    resolve,
+    resolve_one,
+)
 from peerload.security.private_files import write_private
 from peerload.wire import peer as wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor
 
     from peerload.agent.peers.links import LinkOwner, PeerLinks
     from peerload.agent.peers.local_node import LocalNode
@@ -74,12 +88,17 @@ class PeerFacts(msgspec.Struct):
     """Facts about one peer for `peerload doctor`; nothing is decided by them.
 
     met_s: when it was first linked or heard (monotonic); datagram_s: when its last datagram came, None: never;
-    clock_ahead_s: by how much its clock was ahead in its last Hello, None: not known.
+    clock_base_s: the date of its last Hello, less the boot clock's time here, None: not known.
     """
 
     met_s: float = msgspec.field(default_factory=time.monotonic)
     datagram_s: float | None = None
-    clock_ahead_s: float | None = None
+    clock_base_s: float | None = None
+
+    def clock_ahead_s(self) -> float | None:
+        """By how much its clock is ahead, if it has gone on evenly since its last Hello; a change of the clock here counts."""
+        at = now()
+        return self.clock_base_s + at.boot_s - at.wall_s if self.clock_base_s is not None else None
 
 
 class Members:
@@ -110,6 +129,7 @@ class Members:
             self._received,
             security,
             loopback_only=local.cluster.is_local,
+            lookups=links.lookups,
         )
         preset = node.state.config.gossip
         self._lag = LagWatch(preset.lag_s, 1.1 * preset.probe_s, inbox)  # a healthy node probes once in probe_s
@@ -157,9 +177,10 @@ class Members:
         raise AssertionError("there is always a last try")
 
     async def _listen_at(self, owner: LinkOwner, ip: str, wanted: int) -> str:
-        port = self._socket.start(ip, wanted)
+        without = self._file.network_absence(self._info.origins)
+        port = self._socket.start(ip, wanted, may_lack_address=without.may_lack_address)
         try:
-            return await self._links.start(owner, ip, port, self._info.config.advertise)
+            return await self._links.start(owner, ip, port, self._info.config.advertise, without)
         except ConfigError:
             self._socket.close()
             raise
@@ -228,7 +249,7 @@ class Members:
         self.changed()
         facts = self._facts_of(hello.identity.node)
         if hello.wall_at:
-            facts.clock_ahead_s = hello.wall_at - time.time()
+            facts.clock_base_s = hello.wall_at - now().boot_s
 
     def facts_of(self, node: str) -> PeerFacts | None:
         """Facts about this peer for `peerload doctor`."""
@@ -250,8 +271,10 @@ REPLAYED_MAX = 64
 NAMES_MAX = 1000
 """Host names whose address is cached."""
 LOOKUPS_MAX = 3
-"""Concurrent lookups, a thread each of the shared pool, so that names without an answer block nothing else. A name beyond
-that is looked up when something is sent there again."""
+"""Concurrent lookups, a thread each, so that names without an answer block nothing else. A name beyond that is looked up when
+something is sent there again."""
+LOOKUP_THREADS = LOOKUPS_MAX + 1
+"""Threads of an agent for lookups: one is left for links and brokers."""
 NAME_S = 60.0
 """Life of a cached address of a host name."""
 
@@ -268,6 +291,7 @@ class GossipSocket(Generic[Sent, Received]):
 
     encode, decode: messages to bytes and back (decode raises ProtocolError, whatever the bytes are). deliver: called with
     (node, its boot id, source `HOST:PORT`, messages) of each datagram. loopback_only: nothing is sent to another machine.
+    lookups: threads for the lookup of host names, None: those of all work.
     """
 
     def __init__(
@@ -279,7 +303,9 @@ class GossipSocket(Generic[Sent, Received]):
         security: SecurityEvents,
         *,
         loopback_only: bool = False,
+        lookups: Executor | None = None,
     ) -> None:
+        self._threads = lookups
         self._security = security
         self._sealer = sealer
         self._encode = encode
@@ -295,9 +321,9 @@ class GossipSocket(Generic[Sent, Received]):
 
     # -- for the agent -------------------------------------------------------------------------------------------------
 
-    def start(self, host: str, port: int) -> int:
+    def start(self, host: str, port: int, *, may_lack_address: bool = False) -> int:
         """Open the socket at this numeric address → its port, which the kernel chooses for 0. Raises ConfigError if the
-        port is in use."""
+        port is in use, or this machine does not have the address and may not lack it."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         made = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
@@ -305,6 +331,8 @@ class GossipSocket(Generic[Sent, Received]):
             if family == socket.AF_INET6:
                 self._is_both = host == ANY[1]  # "any" includes IPv4, as for the peer links
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not self._is_both)
+            if may_lack_address:
+                made.setsockopt(socket.IPPROTO_IP, IP_FREEBIND, 1)
             made.bind((host, port))
         except OSError as error:
             made.close()
@@ -425,7 +453,7 @@ class GossipSocket(Generic[Sent, Received]):
         family = socket.AF_UNSPEC if self._socket is None or self._is_both else self._socket.family
         found: IPAddress | None = None
         try:
-            answers = await resolve(host, None, socket.SOCK_DGRAM, family)
+            answers = await resolve(host, None, socket.SOCK_DGRAM, family, self._threads)
             found = ipaddress.ip_address(answers[0][4][0])
         except (OSError, ValueError):  # ValueError: not a host name
             self._counters[metrics.GOSSIP_NAMES_UNRESOLVED] += 1
@@ -509,6 +537,12 @@ class AddressFile:
         last_host, _, port = self.listen.rpartition(":")
         is_port = port.isascii() and port.isdigit() and len(port) <= len(str(PORT_MAX)) and int(port) <= PORT_MAX
         return int(port) if last_host.strip("[]") == host and is_port else 0
+
+    def network_absence(self, origins: Mapping[str, str]) -> NetworkAbsence:
+        """What to do without a network. An address from a file, unlike one that somebody has just typed, is waited for."""
+        host = self.listen.rpartition(":")[0].strip("[]")
+        is_typed = origins.get("listen", FLAG) in (FLAG, ENVIRONMENT, BUILT_IN)
+        return NetworkAbsence(not is_typed, "" if is_loopback(self.listen) else host)
 
     def set_listen(self, address: str) -> None:
         if address != self.listen:

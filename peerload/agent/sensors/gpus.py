@@ -18,7 +18,6 @@ import functools
 import logging
 import os
 import stat
-import tempfile
 import time
 from itertools import islice
 from pathlib import Path
@@ -56,7 +55,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peerload.gpus")
 
-PLACES = (Path("/run/lock"), Path("/var/lock"))
+PLACES = (Path("/run/lock"), Path("/var/lock"), Path("/run/lock/peerload"), Path("/tmp"))  # noqa: S108 -- FLAGS
+"""Directories for locks. Some distributions let root alone write to the first ones; deploy/tmpfiles.d makes the third."""
 FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Flags with which links are not followed, and pipes not waited for, that others have put in the file's place."""
 
@@ -138,10 +138,14 @@ def _locked(fd: int) -> str:
 
 
 def _place() -> Path:
+    """The first directory that everybody may write to, so that agents of different users, root's too, choose the same. If
+    there is none, the last one: claims are refused there."""
     for place in PLACES:
-        if place.is_dir() and os.access(place, os.W_OK):
-            return place
-    return Path(tempfile.gettempdir())
+        with contextlib.suppress(OSError):
+            mode = place.stat().st_mode
+            if stat.S_ISDIR(mode) and mode & stat.S_IWOTH and os.access(place, os.W_OK):
+                return place
+    return PLACES[-1]
 
 
 class GpuThread:

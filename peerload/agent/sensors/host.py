@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -15,7 +16,7 @@ from peerload.agent.sensors.processes import read_text_of
 from peerload.model.events import LoadSampled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from peerload.agent.runtime import EventSink
     from peerload.agent.sensors.energy import EnergySensors
@@ -98,21 +99,28 @@ class HostSensors:
         self._before = own_use.seconds()
         self._busy_s = self._passed_s = 0.0
         self._reported = LoadSampled(-1.0, 0.0, 0)
-        self._can_read = True
+        self._unreadable: set[str] = set()
 
     async def run(self) -> None:
         while True:
             await next_tick(SAMPLE_S)
-            try:
+            with self._reading("load"):
                 self.sample()
-                if self._energy is not None:
+            if self._energy is not None:
+                with self._reading("energy"):
                     await self._energy.sample(self._cores.machine_s, self._all_busy_s)
-            except OSError as error:  # such as too many open files: what was read last holds
-                if self._can_read:
-                    log.warning("cannot read the load of this machine: error=%s", error)
-                self._can_read = False
-            else:
-                self._can_read = True
+
+    @contextlib.contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        """Suppress an OSError, such as too many open files: what was read last holds. The first one is logged."""
+        try:
+            yield
+        except OSError as error:
+            if what not in self._unreadable:
+                log.warning("cannot read a sensor of this machine: sensor=%s error=%s", what, error)
+            self._unreadable.add(what)
+        else:
+            self._unreadable.discard(what)
 
     def sample(self) -> None:
         busy_s, passed_s = self._cores.since_last()
@@ -128,8 +136,8 @@ class HostSensors:
             self._average,
             min(max(self._foreign, 0.0), self._cores.cpus),
             mem_bytes - available_bytes,
-            cpu_pressure=_waited(self._cpu_pressure.read()),
-            mem_pressure=_waited(self._mem_pressure.read()),
+            cpu_pressure=_waited(self._cpu_pressure),
+            mem_pressure=_waited(self._mem_pressure),
             cpus=self._cores.cpus,
             watts=self._energy.measured_watts if self._energy is not None else None,
         )
@@ -217,9 +225,13 @@ class Cores:
         return busy / TICKS, total / TICKS, self._usage() if self._usage is not None else 0.0
 
 
-def _waited(text: bytes) -> float:
+def _waited(file: KernelFile) -> float:
     """Pressure stall information: the share of the last ten seconds in which some process waited. ``some
-    avg10=1.25 avg60=0.80`` → 0.0125; 0 if the kernel does not provide it."""
+    avg10=1.25 avg60=0.80`` → 0.0125; 0 if the kernel does not provide it, or refuses to read it (`psi=0`)."""
+    try:
+        text = file.read()
+    except OSError:
+        return 0.0
     found = re.search(rb"^some avg10=([0-9.]+)", text)
     return min(float(found[1]) / 100, 1.0) if found is not None else 0.0
 

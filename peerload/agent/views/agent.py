@@ -25,6 +25,7 @@ from peerload.model.metrics import labelled
 from peerload.model.resources import GPU, Health
 from peerload.model.task import TaskState
 from peerload.policy import registry
+from peerload.security.address import is_absent
 from peerload.security.broker import without_password
 from peerload.security.private_files import write_private
 
@@ -170,6 +171,7 @@ class PeerLinksView:
             "peers": [self._peer(peer, linked) for peer in peers],
             "clashes": self._links.name_clashes,
             "refused_by": list(self._info.refused_by),
+            "listen_absent": is_absent(self._info.config.listen),
         }
 
     def gauges(self) -> dict[str, float]:
@@ -196,7 +198,7 @@ class PeerLinksView:
             "met_s": now_s - fact.met_s if fact is not None else None,
             "datagram_age_s": now_s - heard_s if heard_s is not None else None,
             "revoked": self._cluster.is_peer_revoked(peer),
-            "clock_ahead_s": fact.clock_ahead_s if fact is not None else None,
+            "clock_ahead_s": fact.clock_ahead_s() if fact is not None else None,
             "way": route,
             "way_why": route_reason or None,
             "dials_back": self._links.reachability.dials_back(name),

@@ -290,14 +290,15 @@ class StatePublisher:
             for record in [*waiting, *self._changed.values()]:
                 self._changed[record.task] = record
         for name in list(itertools.islice(self._changed, AT_ONCE_MAX)):
+            if len(self._published) >= TASKS_MAX and name not in self._published:
+                oldest = next(iter(self._published))
+                if not self._bus.publish_json(_topic(oldest), b""):
+                    return
+                del self._published[oldest]
             if not self._bus.publish_json(_topic(name), self._task(self._changed[name])):
                 return
             self._published.pop(name, None)
             self._published[name] = self._changed.pop(name)
-            if len(self._published) > TASKS_MAX:
-                oldest = next(iter(self._published))
-                del self._published[oldest]
-                self._bus.publish_json(_topic(oldest), b"")
         if is_of_node:
             fields = {key: value for key, value in nodes(self._node)[0].items() if key not in NOT_PUBLISHED}
             if fields != self._node_published and self._bus.publish_json(

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 REJOIN = "on a node with the CA's key:  peerload invite        then here:  peerload join TOKEN"
 EXPIRES_WITHIN_S = 30 * 86_400.0
 DATAGRAM_AGE_S_MAX = 120.0
+ROUNDS_S = 12.0
+"""Time for each member within which a node surely probes all of them: two rounds, one probe in 3 s (`gossip = "wan"`)."""
 """Age of the newest datagram of any peer from which on UDP is taken to be blocked."""
 MET_S_MIN = 30.0
 """A peer met more recently than this may not have had a reason to send one."""
@@ -90,6 +92,9 @@ def listen(facts: DoctorInput) -> Finding:
         else f"{facts.restarts} --listen ADDRESS:7117"
     )
     fix = f"{how}        with an address that the other machines reach"
+    if facts.checkup.get("listen_absent"):
+        says = f"this machine does not have the address of this node ({address}): no other machine can reach it"
+        return Finding(FAIL, says, fix)
     if is_loopback(address) and elsewhere:
         says = f"only this machine can reach {address}, and configured peers are elsewhere: {', '.join(elsewhere[:NAMED_MAX])}"
         return Finding(FAIL, says, fix)
@@ -138,10 +143,11 @@ def datagrams(facts: DoctorInput) -> Finding:
     if not heard or min(heard) > DATAGRAM_AGE_S_MAX + 2 * len(alive):
         says = f"no datagrams arrive from {counted(len(alive), 'peer')} that TCP reaches: UDP is blocked"
         return Finding(FAIL, says, fix)
+    late_s = DATAGRAM_AGE_S_MAX + ROUNDS_S * len(alive)
     late = [
-        name
-        for name, peer in ((peer["node"], peer) for peer in alive)
-        if name in deaf and peer["met_s"] > 4 * len(alive)
+        peer["node"]
+        for peer in alive
+        if (peer["met_s"] > 4 * len(alive) if peer["node"] in deaf else peer["datagram_age_s"] > late_s)
     ]
     if late:
         return Finding(WARN, f"no datagrams arrive from {', '.join(late[:NAMED_MAX])}", fix)
@@ -237,7 +243,7 @@ def clocks(facts: DoctorInput) -> Finding:
         says = f"{name} is {duration_text(off_s)} {'ahead of' if known[name] > 0 else 'behind'} this machine"
         more = ": certificates and times are unreliable" if off_s > CLOCK_S_MAX else ""
         return Finding(FAIL if off_s > CLOCK_S_MAX else WARN, says + more, "on both:  sudo timedatectl set-ntp true")
-    return Finding(OK, f"{counted(len(known), 'peer')} within {off_s:.2f} s of this machine")
+    return Finding(OK, f"{counted(len(known), 'peer')} within {off_s:.2f} s of this machine when they connected")
 
 
 def drained(facts: DoctorInput) -> Finding:

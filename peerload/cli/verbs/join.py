@@ -145,11 +145,10 @@ def _ask_to_join(
     """Ask to join and store the result; the file that makes it effective is written last. own: the address of the agent that runs
     here, "" if none does."""
     from peerload.security import cluster_dir, invitations, node_identity_file, private_files, revocation, tls
-    from peerload.security.address import parse_address
     from peerload.security.certificates import KeyPair
 
     if flags.listen:
-        parse_address("listen", flags.listen, loopback_only=False)
+        _check_listen(flags.listen)
     state, directory = Path(place["state"]), Path(place["cluster"])
     make_private(place["state"])
     private_files.private_directory(state)
@@ -223,6 +222,17 @@ def cluster_directory(named: str | None) -> Path:
     from peerload.security import cluster_dir
 
     return Path(os.path.abspath(named)) if named else cluster_dir.own_directory(os.environ)  # noqa: PTH100 -- symbolic links are kept
+
+
+def _check_listen(address: str) -> None:
+    """Check an address that was typed. The agent would wait for one that this machine does not have. Raises ConfigError."""
+    from peerload.model.errors import ConfigError
+    from peerload.security.address import is_absent, parse_address
+
+    parse_address("listen", address, loopback_only=False)
+    if is_absent(address):
+        what = f"this machine does not have the address {address}"
+        raise ConfigError("listen", what, hint="name an address of this machine that others reach")
 
 
 def listen_at(host: str, own: str = "") -> str:
@@ -411,11 +421,11 @@ def _say_how_to_install(join: str, *, is_system: bool) -> None:
 def _make_cluster(flags: Namespace, info: dict[str, Any]) -> None:
     """Make a cluster for several machines, with the agent here as its first member."""
     from peerload.security import cluster_dir, node_identity_file
-    from peerload.security.address import parse_address, reachable_anywhere
+    from peerload.security.address import reachable_anywhere
 
     if flags.listen:
         listen = flags.listen
-        parse_address("listen", listen, loopback_only=False)
+        _check_listen(listen)
     else:
         try:
             host = reachable_anywhere()

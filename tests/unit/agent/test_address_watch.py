@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.peers import addresses
+from peerload.agent.peers import addresses, links
+from peerload.agent.peers.links import check_listening
+from peerload.agent.peers.membership import AddressFile, GossipSocket
+from peerload.config.loader import ENVIRONMENT, FLAG
 from peerload.model.config import AgentConfig
+from peerload.model.errors import ConfigError
 from peerload.security import node_identity_file
+from peerload.security.address import is_absent, parse_address
+from peerload.wire.seal import Sealer
 from tests.each import each
-from tests.support import own_loopback
+from tests.support import own_loopback, security_events
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +52,7 @@ def origins(state: Path) -> dict[str, str]:
     ],
 )
 def test_whether_an_address_is_gone(listen: str, gone: bool) -> None:
-    assert addresses.is_gone(listen) is gone
+    assert is_absent(listen) is gone
 
 
 def test_for_want_of_descriptors_no_address_is_called_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +60,7 @@ def test_for_want_of_descriptors_no_address_is_called_gone(monkeypatch: pytest.M
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(socket, "socket", short)
-    assert not addresses.is_gone(ELSEWHERE)
+    assert not is_absent(ELSEWHERE)
 
 
 def test_the_way_to_the_members_gives_the_new_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +99,56 @@ def test_a_port_that_somebody_has_is_not_insisted_on() -> None:
 def test_loopback_is_no_way_to_a_member(tmp_path: Path) -> None:
     before = config(tmp_path, ELSEWHERE, "127.0.0.1:7118")
     assert addresses.with_current_addresses(before, origins(tmp_path)).listen == ELSEWHERE
+
+
+@each("listen", [ELSEWHERE, "[2001:db8::7]:7117"])
+def test_a_network_that_comes_later_is_waited_for(listen: str, tmp_path: Path) -> None:
+    """A laptop that resumes before its Wi-Fi is up: its agent listens at the address that it will have."""
+    host, port = parse_address("listen", listen, loopback_only=False)
+
+    async def listens() -> None:
+        waits = AddressFile(tmp_path / "none").network_absence(origins(tmp_path))
+        await check_listening(host, port, waits)
+        gossip: GossipSocket[bytes, bytes] = GossipSocket(
+            Sealer(bytes(32), "c", "n1", "boot", purpose="gossip"),
+            bytes,
+            bytes,
+            lambda *_: None,
+            security_events(Counter()),
+        )
+        gossip.start(host, port, may_lack_address=waits.may_lack_address)
+        gossip.close()
+        for place in (FLAG, ENVIRONMENT):
+            typed = AddressFile(tmp_path / "none").network_absence({"listen": place})
+            with pytest.raises(ConfigError):
+                await check_listening(host, port, typed)
+            with pytest.raises(ConfigError):
+                gossip.start(host, port, may_lack_address=typed.may_lack_address)
+
+    asyncio.run(listens())
+
+
+def test_without_a_network_the_last_address_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(_host: str) -> str:
+        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    monkeypatch.setattr(links, "reachable", unreachable)
+    kept = AddressFile(tmp_path / "addresses")
+    for last, family, published in (
+        ("", "0.0.0.0", None),
+        ("127.0.0.1:7117", "0.0.0.0", None),
+        ("198.51.100.9:7117", "::", None),
+        ("198.51.100.9:7117", "0.0.0.0", "198.51.100.9"),
+        ("[2001:db8::9]:7117", "::", "2001:db8::9"),
+    ):
+        kept.set_listen(last)
+        without = kept.network_absence({"listen": FLAG})
+        if published is None:
+            with pytest.raises(ConfigError):
+                asyncio.run(links.check_listening(family, 0, without))
+        else:
+            asyncio.run(links.check_listening(family, 0, without))
+            assert links._published(family, without) == published
 
 
 def test_an_address_that_somebody_named_is_left_alone(tmp_path: Path) -> None:

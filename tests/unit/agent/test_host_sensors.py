@@ -127,6 +127,17 @@ def test_utilization_is_averaged_and_told_when_it_changes(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("quiet", "two_cores")
+def test_load_is_told_where_the_kernel_refuses_to_tell_of_pressure(tmp_path: Path) -> None:
+    """With `psi=0` its files can be opened, but each read fails."""
+    for name in ("cpu", "memory"):
+        (tmp_path / "proc/pressure" / name).mkdir(parents=True)
+    clock = Clock(tmp_path)
+    clock.second(0.5, 0.5, own=1.0)
+    told = clock.told[-1]
+    assert (told.cpus_busy, told.cpu_pressure, told.mem_pressure) == (pytest.approx(1.0), 0.0, 0.0)
+
+
+@pytest.mark.usefixtures("quiet", "two_cores")
 def test_what_our_own_work_does_not_explain_is_foreign(tmp_path: Path) -> None:
     clock = Clock(tmp_path)
     for _ in range(15):

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.peers.membership import PEERS_KEPT_MAX, PORT_TRIES_MAX, AddressFile, Members
+from peerload.agent.peers.membership import PEERS_KEPT_MAX, PORT_TRIES_MAX, AddressFile, Members, PeerFacts
 from peerload.core.membership.peers import PeerState
 from peerload.model import actions, events
 from peerload.model.errors import ConfigError
+from peerload.model.events import Instant
 from peerload.model.gossip import LAN, GossipAck
 from peerload.model.messages import Identity
 from peerload.model.resources import Profile
+from peerload.security.address import NetworkAbsence
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.each import each
 from tests.support import PATIENCE_S, security_events
@@ -45,9 +47,11 @@ class Links:
         self.taken = taken
         self.asked: list[int] = []
         self.learned: list[Identity] = []
+        self.lookups = None
 
-    async def start(self, owner: object, host: str, port: int, advertise: str = "") -> str:
+    async def start(self, owner: object, host: str, port: int, advertise: str, without: NetworkAbsence) -> str:
         assert owner is OWNER
+        assert not without.may_lack_address
         assert not advertise
         self.asked.append(port)
         if len(self.asked) <= self.taken:
@@ -82,7 +86,7 @@ def made(directory: Path, listen: str = "127.0.0.1:0", taken: int = 0, node: str
         return None if peer is None else peer.identity
 
     local.identity_of = identity_of
-    info: Any = SimpleNamespace(config=SimpleNamespace(listen=listen, advertise="", state=str(directory)))
+    info: Any = SimpleNamespace(config=SimpleNamespace(listen=listen, advertise="", state=str(directory)), origins={})
     trust: Any = SimpleNamespace(admits=lambda _node, _boot: True)
     inbox: Any = SimpleNamespace(put=world.put.append)
     security = security_events(collections.Counter())
@@ -192,3 +196,13 @@ def test_kept_addresses_have_a_bound_and_survive_damage(tmp_path: Path) -> None:
     assert (kept.wake_s, kept.asleep) == ({"y": 7.0}, (Profile("y", 4, 4.0),))
     (tmp_path / "addresses").write_bytes(b"\xc1 no such file")
     assert AddressFile(tmp_path / "addresses").peers == {}
+
+
+def test_a_clock_that_is_set_here_counts_though_a_link_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Instant(1000.0, 1_800_000_000.0)
+    facts = PeerFacts(clock_base_s=at.wall_s + 1.0 - at.boot_s)
+    for boot_s, wall_s, ahead_s in ((0.0, 0.0, 1.0), (86_400.0, 86_400.0, 1.0), (86_400.0, 82_800.0, 3601.0)):
+        later = Instant(at.boot_s + boot_s, at.wall_s + wall_s)
+        monkeypatch.setattr("peerload.agent.peers.membership.now", lambda later=later: later)
+        assert facts.clock_ahead_s() == pytest.approx(ahead_s)
+    assert PeerFacts().clock_ahead_s() is None

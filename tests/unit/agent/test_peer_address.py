@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,11 +17,12 @@ import pytest
 import uvloop
 
 from peerload.agent.peers.connection import ConnectionRegistry
+from peerload.agent.runtime import Workers
 from peerload.model.errors import ConfigError, LinkUnavailable
 from peerload.security.address import is_loopback, join_address, parse_address, plain_host, resolve_one
 from tests.conftest import require_program
 from tests.each import each
-from tests.support import credentials_of
+from tests.support import PATIENCE_S, credentials_of
 from tests.wording import Says
 
 if TYPE_CHECKING:
@@ -115,6 +118,38 @@ def test_dialling_what_no_host_can_be_called_is_a_link_that_is_not_there(
             await resolve_one("a..b")
 
     with asyncio.Runner(loop_factory=make) as runner:
+        runner.run(test())
+
+
+def test_names_without_an_answer_hold_up_no_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> list[object]:
+        asked.set()
+        answer.wait()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+
+    async def test() -> None:
+        workers, lookups = Workers(1), Workers(1)
+        asyncio.get_running_loop().set_default_executor(cast("Any", workers))
+        registry = ConnectionRegistry(credentials_of("x"), cast("Any", None), Counter(), lookups)
+        dials = [
+            asyncio.ensure_future(registry.open(f"n{number}.example:7117", "y", cast("Owner", None)))
+            for number in range(4)
+        ]
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await asyncio.to_thread(asked.wait)
+        finally:
+            answer.set()
+            for dial in dials:
+                with pytest.raises(LinkUnavailable):
+                    await dial
+            lookups.shutdown()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the agent's own, which takes any executor
         runner.run(test())
 
 

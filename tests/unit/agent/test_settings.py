@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from peerload.config import loader
-from peerload.config.loader import default_node_name, load
+from peerload.config.loader import default_node_name, load, mistakes_in
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 from tests.each import each
@@ -195,6 +195,43 @@ def test_no_time_to_starve_is_refused(places: Places, text: str) -> None:
     places.user.write_text(f'[gpu]\nstarve_after = "{text}"\n')
     with pytest.raises(ConfigError, match="cannot be"):
         places.load()
+
+
+@each(
+    ("text", "key"),
+    [
+        ('[files]\ncache = "lots"', "files.cache"),
+        ('[files]\ncache = "10"', "files.cache"),
+        ('[web]\nlisten = "nonsense"', "web.listen"),
+        ('[web]\nlisten = "127.0.0.1:70000"', "web.listen"),
+        ('[web]\nlisten = "0.0.0.0:7118"', "web.listen"),
+        ('mqtt = ["mqtt://broker..lab"]', "mqtt"),
+        (f'mqtt = ["mqtt://{"x" * 64}.lab"]', "mqtt"),
+    ],
+)
+def test_what_an_agent_could_not_use_is_found_by_the_check(places: Places, text: str, key: str) -> None:
+    places.user.write_text(f"{text}\n")
+    assert [mistake.key for mistake in mistakes_in(places.user)] == [key]
+    if key != "mqtt":  # its addresses are parsed when the agent starts
+        with pytest.raises(ConfigError) as caught:
+            places.load()
+        assert (caught.value.key, str(places.user) in caught.value.says) == (key, True)
+
+
+@each(
+    "text",
+    [
+        '[files]\ncache = "5GiB"',
+        '[web]\nlisten = "/run/peerload/web.sock"',
+        '[web]\nlisten = "[::1]:7118"',
+        '[web]\nlisten = "0.0.0.0:7118"\ntls_cert = "/c.pem"\ntls_key = "/k.pem"',
+        'mqtt = ["mqtt://broker.lab.:1883", "mqtts://[fd00::5]"]',
+    ],
+)
+def test_the_check_takes_what_an_agent_can_use(places: Places, text: str) -> None:
+    places.user.write_text(f"{text}\n")
+    assert mistakes_in(places.user) == []
+    places.load()
 
 
 def test_a_bad_variable_and_a_bad_flag_name_their_place(places: Places) -> None:

@@ -159,6 +159,8 @@ def test_a_node_that_cannot_renew_its_certificate_or_was_shut_out(facts: DoctorI
 def test_a_loopback_address_in_a_cluster_of_machines(facts: DoctorInput) -> None:
     with_agent(facts).info["cluster_local"] = False
     assert cluster.listen(facts).result == "warn"
+    facts.checkup["listen_absent"] = True
+    assert cluster.listen(facts).result == "fail"
 
 
 def test_the_cluster_that_only_the_agent_was_told_of(facts: DoctorInput) -> None:
@@ -220,6 +222,8 @@ def test_datagrams_that_do_not_come(facts: DoctorInput) -> None:
     assert (found.result, "UDP" in found.says) == ("fail", True)
     found = cluster.datagrams(with_agent(facts, peers=[peer(), peer(node="deaf", datagram_age_s=None)]))
     assert (found.result, "deaf" in found.says) == ("warn", True)
+    found = cluster.datagrams(with_agent(facts, peers=[peer(), peer(node="mute", datagram_age_s=7200.0)]))
+    assert (found.result, "mute" in found.says) == ("warn", True)
 
 
 @each(("ahead_s", "result"), [(1.0, "ok"), (-30.0, "warn"), (3600.0, "fail"), (None, "skip")])

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import socket
 from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from peerload.cli.verbs import join
+from peerload.model.errors import ConfigError
 from tests.support import own_loopback
 
 HOST = own_loopback()
@@ -30,6 +34,23 @@ def test_connections_that_die_away_are_not_in_the_way(usual: int, capsys: pytest
         plain.bind((HOST, usual))
     assert join.listen_at(HOST) == f"{HOST}:{usual}"
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("verb", ["join", "invite"])
+def test_an_address_that_this_machine_lacks_is_refused_where_it_is_typed(verb: str, tmp_path: Path) -> None:
+    flags: Any = SimpleNamespace(listen="192.0.2.7:7117", name="")
+    state = str(tmp_path)
+
+    def typed() -> None:
+        if verb == "join":
+            join._ask_to_join(None, "n1", {"state": state, "cluster": state}, flags, "")
+        else:
+            join._make_cluster(flags, {"node": "n1", "state": state})
+
+    with pytest.raises(ConfigError) as caught:
+        typed()
+    assert caught.value.key == "listen"
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,9 +110,24 @@ def test_a_claim_holds_though_the_disk_is_full(tmp_path: Path, monkeypatch: pyte
 
 
 def test_files_are_where_the_machine_keeps_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("peerload.agent.sensors.gpus.PLACES", (tmp_path / "nowhere", tmp_path))
+    roots, everybodys = tmp_path / "roots", tmp_path / "everybodys"
+    places = (tmp_path / "nowhere", roots, everybodys, tmp_path / "temporary")
+    for place, mode in zip(places[1:], (0o755, 0o1777, 0o1777), strict=True):
+        place.mkdir()
+        place.chmod(mode)
+    monkeypatch.setattr("peerload.agent.sensors.gpus.PLACES", places)
     claims = DeviceLocks()
     claims.claim(CARDS[:1])
-    assert (tmp_path / FILE).exists()
-    assert not (Path(tempfile.gettempdir()) / FILE).exists()
+    assert [place for place in places if (place / FILE).exists()] == [everybodys]
     claims.close()
+
+
+def test_where_nothing_can_be_written_an_agent_starts_and_claims_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A unit with ProtectSystem=strict on a machine whose /run/lock is root's alone."""
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr("peerload.agent.sensors.gpus.PLACES", (tmp_path, tmp_path / "nowhere"))
+    claims = DeviceLocks()
+    assert claims.claim(CARDS[:1]) == ()
+    assert CARDS[0].id in claims.refused
