@@ -800,6 +800,7 @@ class Membership:
             self._names = [name for name in self._names if name != node]
             self._reports.drop(node)
             self.profiles.have(node)
+            self.waking.forgotten(node)
             self._eligible.clear()
 
     def timer(self, kind: Kind, subject: str) -> None:
