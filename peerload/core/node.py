@@ -289,7 +289,7 @@ class Node:
             case events.UndrainRequested():
                 self.clients.undrain(event)
             case events.ForgetRequested():
-                self.clients.forget(event)
+                self.clients.forget(event, self.executor)
             case events.NodeRevoked():
                 self.membership.shut_out(event.node)
                 self.executor.home_revoked(event.node)
