@@ -391,10 +391,10 @@ class Daemon:
         self.address_watch = AddressWatch(info, local, run, event_log)
         duplicates = DuplicateNames(info, node, run, event_log)
         self.peer_messages = PeerMessages(inbox, node, spool, users, queries, security, run)
-        self.peer_events = PeerEventSource(
-            inbox, self.distribution, self.renewal, self.peer_messages, members, duplicates, run
-        )
         bus_peers = BusPeers()
+        self.peer_events = PeerEventSource(
+            inbox, self.distribution, self.renewal, self.peer_messages, members, duplicates, bus_peers, run
+        )
         self.bus: MqttBus | None = None
         if config.mqtt:
             from peerload.agent.mqtt import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker

@@ -489,6 +489,7 @@ class PeerEventSource:
     _messages: PeerMessages
     _members: Members
     _duplicates: DuplicateNames
+    _bus_peers: BusPeers
     _run: RunState
 
     def deliver(self, src: str, message: LinkMessage) -> None:
@@ -506,6 +507,8 @@ class PeerEventSource:
             case _:
                 if isinstance(message, Sync):
                     self._members.changed()
+                elif isinstance(message, State):  # it has no broker, or does not hear this node there
+                    self._bus_peers.forget(src)
                 self._messages.received(src, message)
 
     def met(self, hello: Hello) -> None:
@@ -552,11 +555,12 @@ class BusPeers:
         self._peers[node] = (boot, unanswered + 1)
 
     def forget(self, node: str) -> None:
-        """Forget a peer that the core has forgotten."""
+        """Use the peer link to this node until it is heard on MQTT again."""
         self._peers.pop(node, None)
 
     def __contains__(self, node: object) -> bool:
-        return node in self._peers
+        """True if advice may be sent to that node over MQTT."""
+        return isinstance(node, str) and self.boot_of(node) is not None
 
 
 class BusAdvice:
