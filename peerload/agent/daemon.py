@@ -51,6 +51,7 @@ from peerload.agent.event_sources import (
     BusAdvice,
     BusEvents,
     BusPeers,
+    CaMessages,
     ExitRecords,
     ExitSettler,
     LauncherEvents,
@@ -393,7 +394,12 @@ class Daemon:
         self.peer_messages = PeerMessages(inbox, node, spool, users, queries, security, run)
         bus_peers = BusPeers()
         self.peer_events = PeerEventSource(
-            inbox, self.distribution, self.renewal, self.peer_messages, members, duplicates, bus_peers, run
+            inbox,
+            CaMessages(self.distribution, self.renewal, run),
+            self.peer_messages,
+            members,
+            duplicates,
+            bus_peers,
         )
         self.bus: MqttBus | None = None
         if config.mqtt:

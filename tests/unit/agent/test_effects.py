@@ -19,7 +19,14 @@ from peerload.agent.effects import (
     TaskVariables,
     Timers,
 )
-from peerload.agent.event_sources import ADVICE_UNANSWERED_MAX, BusAdvice, BusEvents, BusPeers, PeerEventSource
+from peerload.agent.event_sources import (
+    ADVICE_UNANSWERED_MAX,
+    BusAdvice,
+    BusEvents,
+    BusPeers,
+    CaMessages,
+    PeerEventSource,
+)
 from peerload.agent.mqtt import SOURCES_MAX
 from peerload.agent.runtime import TICK_S, RunState, coalesced_s
 from peerload.agent.store.write_ahead import Outbox
@@ -113,7 +120,8 @@ def test_a_peer_that_is_not_on_mqtt_any_more_hears_announcements_over_its_link(*
     if is_told_over_the_link:
         unused = cast("Any", None)
         messages: Any = SimpleNamespace(received=lambda _src, _message: None)
-        source = PeerEventSource(unused, unused, unused, messages, unused, unused, routes.bus_peers, unused)
+        ca = CaMessages(unused, unused, unused)
+        source = PeerEventSource(unused, ca, messages, unused, unused, routes.bus_peers)
         source.deliver("y", STATE)
     else:
         for _ in range(ADVICE_UNANSWERED_MAX):
