@@ -106,6 +106,7 @@ from peerload.agent.runtime import (
     TaskWatches,
     Workers,
     next_tick,
+    now,
     trim_memory,
 )
 from peerload.agent.sensors.cpu_benchmark import measure_speed
@@ -646,6 +647,7 @@ class Daemon:
                 known=self.members.known,
                 wake_s=tuple(self.members.kept.wake_s.items()),
                 asleep=self.members.kept.asleep,
+                gone=self.members.kept.gone_since(now().wall_s),
                 seeds=self.config.peer,
                 commits_lost=self.store.lost is not None,
                 revoked=self.keyring.trust.revoked_nodes(),
