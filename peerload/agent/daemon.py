@@ -51,6 +51,7 @@ from peerload.agent.event_sources import (
     BusAdvice,
     BusEvents,
     BusPeers,
+    CaMessages,
     ExitRecords,
     ExitSettler,
     LauncherEvents,
@@ -105,6 +106,7 @@ from peerload.agent.runtime import (
     TaskWatches,
     Workers,
     next_tick,
+    now,
     trim_memory,
 )
 from peerload.agent.sensors.cpu_benchmark import measure_speed
@@ -391,10 +393,15 @@ class Daemon:
         self.address_watch = AddressWatch(info, local, run, event_log)
         duplicates = DuplicateNames(info, node, run, event_log)
         self.peer_messages = PeerMessages(inbox, node, spool, users, queries, security, run)
-        self.peer_events = PeerEventSource(
-            inbox, self.distribution, self.renewal, self.peer_messages, members, duplicates, run
-        )
         bus_peers = BusPeers()
+        self.peer_events = PeerEventSource(
+            inbox,
+            CaMessages(self.distribution, self.renewal, run),
+            self.peer_messages,
+            members,
+            duplicates,
+            bus_peers,
+        )
         self.bus: MqttBus | None = None
         if config.mqtt:
             from peerload.agent.mqtt import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
@@ -640,6 +647,7 @@ class Daemon:
                 known=self.members.known,
                 wake_s=tuple(self.members.kept.wake_s.items()),
                 asleep=self.members.kept.asleep,
+                gone=self.members.kept.gone_since(now().wall_s),
                 seeds=self.config.peer,
                 commits_lost=self.store.lost is not None,
                 revoked=self.keyring.trust.revoked_nodes(),

@@ -480,23 +480,19 @@ class PeerMessages:
 
 
 @dataclass(eq=False, repr=False)
-class PeerEventSource:
-    """The `LinkOwner`: receives what comes over the peer links."""
+class CaMessages:
+    """Statements of the CA and certificates, which never reach the core."""
 
-    _inbox: Inbox
-    _trust: TrustDistribution
+    trust: TrustDistribution
     _renewal: CertificateRenewal
-    _messages: PeerMessages
-    _members: Members
-    _duplicates: DuplicateNames
     _run: RunState
 
-    def deliver(self, src: str, message: LinkMessage) -> None:
-        """Take a message of a peer. Statements of the CA and certificates never reach the core."""
+    def received(self, src: str, message: LinkMessage) -> bool:
+        """Take a message of a peer, if it is one of these. True if it is."""
         match message:
             case Trust():
                 try:
-                    self._trust.received(src, message)
+                    self.trust.received(src, message)
                 except OSError as error:
                     self._run.fail(f"cannot save the statements of the CA: {error.strerror}")
             case CertificateRequest():
@@ -504,12 +500,33 @@ class PeerEventSource:
             case CertificateTold():
                 self._renewal.received(src, message)
             case _:
-                if isinstance(message, Sync):
-                    self._members.changed()
-                self._messages.received(src, message)
+                return False
+        return True
+
+
+@dataclass(eq=False, repr=False)
+class PeerEventSource:
+    """The `LinkOwner`: receives what comes over the peer links."""
+
+    _inbox: Inbox
+    _ca: CaMessages
+    _messages: PeerMessages
+    _members: Members
+    _duplicates: DuplicateNames
+    _bus_peers: BusPeers
+
+    def deliver(self, src: str, message: LinkMessage) -> None:
+        """Take a message of a peer."""
+        if self._ca.received(src, message):
+            return
+        if isinstance(message, Sync):
+            self._members.changed()
+        elif isinstance(message, State):  # it has no broker, or does not hear this node there
+            self._bus_peers.forget(src)
+        self._messages.received(src, message)
 
     def met(self, hello: Hello) -> None:
-        self._trust.met(hello)
+        self._ca.trust.met(hello)
         self._members.met(hello)
         self._inbox.put(
             events.PeerMet(hello.identity, hello.profile, hello.report, hello.peers, refutation=hello.refutation)
@@ -552,11 +569,12 @@ class BusPeers:
         self._peers[node] = (boot, unanswered + 1)
 
     def forget(self, node: str) -> None:
-        """Forget a peer that the core has forgotten."""
+        """Use the peer link to this node until it is heard on MQTT again."""
         self._peers.pop(node, None)
 
     def __contains__(self, node: object) -> bool:
-        return node in self._peers
+        """True if advice may be sent to that node over MQTT."""
+        return isinstance(node, str) and self.boot_of(node) is not None
 
 
 class BusAdvice:

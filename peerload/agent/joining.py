@@ -71,7 +71,7 @@ class Enrollment:
         self._node = node
         self._tls = tls
         self._trust = trust
-        self._invites = Invitations(Path(info.config.state) / INVITES_FILE)
+        self._invites = Invitations(Path(info.config.state) / INVITES_FILE, trust)
 
     @property
     def cluster_name(self) -> str:

@@ -289,7 +289,7 @@ class Node:
             case events.UndrainRequested():
                 self.clients.undrain(event)
             case events.ForgetRequested():
-                self.clients.forget(event)
+                self.clients.forget(event, self.executor)
             case events.NodeRevoked():
                 self.membership.shut_out(event.node)
                 self.executor.home_revoked(event.node)
@@ -355,7 +355,7 @@ class Node:
             self._restored_arrives(work)
         self.client_binding.restored()
         self.membership.waking.took_s.update(event.wake_s)
-        self.membership.start(event.known, event.seeds, event.asleep)
+        self.membership.start(event.known, event.seeds, event.asleep, event.gone)
         self.state.set_timer_in(self.state.config.floor_kept_s, timers.Fences())
 
     def _restored_arrives(self, work: HomeTask | UntouchedMembers) -> None:

@@ -352,7 +352,7 @@ class MemberTable(Protocol):
 class RemoteTask(Work):
     """An attempt of another home. ts: this node's clock at the newest message that its home has answered or told of;
     deadline_s: ts + the lease granted for it, when the launcher freezes it; infinite while the home has parked it
-    (is_parked). is_revoked: its home was shut out of the cluster, and its processes are being ended. is_staging: it is reserved,
+    (is_parked). unwanted_because: its home is out of the cluster, why, and its processes are being ended. is_staging: it is reserved,
     and accepted when its files are here: no lease runs while they are copied."""
 
     nonce = 0
@@ -360,7 +360,7 @@ class RemoteTask(Work):
     lease_s = 0.0
     deadline_s = 0.0
     is_parked = False
-    is_revoked = False
+    unwanted_because = ""
     is_staging = False
     migrations = 0
     migrations_max = -1

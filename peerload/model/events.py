@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model.gossip import GossipMessage
+from peerload.model.gossip import GossipMessage, MembershipUpdate
 from peerload.model.messages import Identity, LinkMessage
 from peerload.model.resources import Device, DeviceReading, LoadReport, PowerCurve, Profile
 from peerload.model.task import (
@@ -135,7 +135,8 @@ class AgentStarted(_Event, frozen=True):
     user has set; commits_lost: the database has lost its last commits, so that any of this may have been overtaken; revoked:
     nodes that were ever shut out of the cluster, and when (Unix s). attempts_from: the next attempt of a task of a
     submission up to attempts_up_to has at least this number, since a loss of commits has taken what was known of the numbers
-    below. wake_s: how long nodes took to wake, where that was learned; asleep: those that slept.
+    below. wake_s: how long nodes took to wake, where that was learned; asleep: those that slept; gone: those that had left or
+    were forgotten, with the age of that.
     """
 
     tasks: tuple[TaskRow, ...] = ()
@@ -158,6 +159,7 @@ class AgentStarted(_Event, frozen=True):
     members: tuple[MembersRow, ...] = ()
     wake_s: tuple[tuple[str, float], ...] = ()
     asleep: tuple[Profile, ...] = ()
+    gone: tuple[MembershipUpdate, ...] = ()
 
 
 class TaskSubmitted(_Request, frozen=True):
@@ -316,7 +318,8 @@ class UndrainRequested(_Request, frozen=True):
 
 
 class ForgetRequested(_Request, frozen=True):
-    """A client declares a node gone for good, which proves the loss of the tasks that are parked there. Answered with
+    """A client declares a node gone for good, which proves the loss of the tasks that are parked there, and ends what is here of
+    its tasks. Answered with
     ``node`` and ``tasks`` (how many had been waiting for it)."""
 
     node: str

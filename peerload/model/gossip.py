@@ -282,8 +282,11 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     """First pause before a node without live members tries its contacts and seeds; it doubles up to reconnect_s."""
     join_contacts: Annotated[int, Meta(ge=1, le=100)] = 3
     """Members that it tries at a time."""
-    tombstone_s: Positive = 86_400.0
-    """Time that a member that left or was forgotten is remembered, so that late news does not bring it back."""
+    left_s: Positive = 86_400.0
+    """Time that a member that left is listed; then it counts as forgotten."""
+    tombstone_s: Positive = 30 * 86_400.0
+    """Time that a forgotten member is remembered, so that late news does not bring it back: of a machine that was asleep or cut off
+    meanwhile. News of a dead member that is older is no news to a node that does not know it."""
 
 
 LAN = GossipPreset()

@@ -2,7 +2,7 @@
 
 The file has no secret: only the public half of the key that is derived from a token's secret. A use is written before it is
 answered. A newcomer may repeat its use, with the same key and name, until the invitation expires: an answer that was lost
-locks nobody out.
+locks nobody out. Once a node that has used an invitation is revoked, the invitation is closed for everybody: that node knows it.
 
 The client runs in the `peerload join` command. The cluster is verified by the hash of its CA in the token before anything secret is
 sent. The proof of the invitation is sent over a second connection, which only a member of that cluster can accept, and it is
@@ -18,6 +18,7 @@ import os
 import secrets
 import socket
 import ssl
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 import msgspec
@@ -36,6 +37,7 @@ from peerload.wire.token import ID_BYTES, SECRET_BYTES
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from peerload.security.revocation import TrustStore
     from peerload.wire.join import JoinWelcome
     from peerload.wire.token import Token
 
@@ -58,11 +60,13 @@ class Objection(Protocol):
 
 
 class InvitationUse(msgspec.Struct, frozen=True):
-    """An admitted newcomer: its name, the SHA-256 of its key, and the time (Unix s)."""
+    """An admitted newcomer: its name, the SHA-256 of its key, the time (Unix s), and the date of its certificate (Unix s), which
+    is later if that name was revoked before."""
 
     node: str
     key: str
     at: float
+    issued_at: float
 
 
 class Invitation(msgspec.Struct, frozen=True):
@@ -94,10 +98,11 @@ class InvitationRefused(Exception):
 
 
 class Invitations:
-    """The invitations in the file ``path``. Raises ConfigError if it cannot be read."""
+    """The invitations in the file ``path``. trust: knows the revocations. Raises ConfigError if the file cannot be read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, trust: TrustStore) -> None:
         self._path = path
+        self._trust = trust
         self._invites: dict[bytes, Invitation] = {}
         self._nobody = Ed25519PrivateKey.generate().public_key()
         """Key for the check of an unknown token, so that its answer takes the same time."""
@@ -151,7 +156,10 @@ class Invitations:
             key = certificates.requested_key(request.csr)
         except ValueError as error:
             raise InvitationRefused("request", str(error), "the certificate request cannot be used") from None
-        use = InvitationUse(request.node, certificates.key_fingerprint(key), now)
+        issued_at = self._trust.certified_at(request.node, datetime.fromtimestamp(now, UTC)).timestamp()
+        use = InvitationUse(request.node, certificates.key_fingerprint(key), now, issued_at)
+        if any(self._trust.covers(one.node, one.key, one.issued_at) for one in (*invite.used, use)):
+            raise InvitationRefused("token", "a node that has used its token, or its own key, was revoked")
         if any((one.node, one.key) == (use.node, use.key) for one in invite.used):
             return invite, key
         if invite.uses <= 0:

@@ -149,9 +149,12 @@ class TrustStore:
         return [statement for statement, _ in self._known.values() if isinstance(statement, Revoked)]
 
     def refuses(self, facts: CertificateInfo) -> bool:
+        return self.covers(facts.name, facts.key, facts.issued_at.timestamp())
+
+    def covers(self, node: str, key: str, issued_at: float) -> bool:
+        """True if a certificate for this name and key (SHA-256), made then (Unix s), is revoked."""
         return any(
-            facts.key in statement.keys
-            or (facts.name == statement.node and facts.issued_at.timestamp() <= statement.at)
+            key in statement.keys or (node == statement.node and issued_at <= statement.at)
             for statement in self.revocations
         )
 

@@ -525,6 +525,62 @@ def test_forgetting_is_for_the_gone_and_for_all() -> None:
     assert state(x, "y") is PeerState.ALIVE
 
 
+DAY_S = 86_400.0
+
+
+def told_late(x: Given, standing: MemberStatus, age_s: float) -> None:
+    """A machine that was asleep says what it knew of y before."""
+    x.hear("z", messages.Sync((rumour("y", standing, age_s=age_s),)))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("has_left", [False, True])
+def test_late_news_brings_nobody_back_who_is_gone(*, has_left: bool, restarts: bool) -> None:
+    x = Given(peers=("y", "z"))
+    if has_left:
+        x.hear("y", messages.Leaving())
+    else:
+        x.rumour("y", MemberStatus.DEAD)
+        x.when(events.ForgetRequested(77, "y"))
+    x.after(1.5 * DAY_S).timer("gossip", "sync")
+    if restarts:
+        (gone,) = (one.rumour for one in x.node.membership.gossip.shared.members.values() if one.is_gone)
+        x = Given(peers=("z",), started=events.AgentStarted(gone=(msgspec.structs.replace(gone, age_s=1.5 * DAY_S),)))
+        assert not [note for note in x.notes if note.state == "forgotten"]
+    for days in (0.0, 20.0, 8.0):
+        x.after(days * DAY_S).timer("gossip", "sync")
+        for standing in (MemberStatus.ALIVE, MemberStatus.DEAD):
+            told_late(x, standing, 40 * DAY_S)
+            assert x.node.membership.get("y") is None, (days, standing)
+    x.meet("y", start=2)
+    assert state(x, "y") is PeerState.ALIVE
+
+
+def test_a_tombstone_goes_in_the_end_and_news_that_is_older_is_none() -> None:
+    x = Given(peers=("y", "z"))
+    x.hear("y", messages.Leaving())
+    x.after(1.5 * DAY_S).timer("gossip", "sync")
+    assert "y" in x.node.membership.gossip.shared.members
+    x.after(29 * DAY_S).timer("gossip", "sync")
+    assert "y" not in x.node.membership.gossip.shared.members
+    told_late(x, MemberStatus.DEAD, 31 * DAY_S)
+    assert x.node.membership.get("y") is None
+    told_late(x, MemberStatus.DEAD, 29 * DAY_S)  # the members of a cluster know those that it misses
+    assert state(x, "y") is PeerState.DEAD
+
+
+def test_a_machine_whose_disk_was_replaced_comes_back_after_it_was_forgotten() -> None:
+    x = Given(peers=("z",))
+    says(x, "z", rumour("y", MemberStatus.FORGOTTEN, start=7))
+    new = Identity("y", "new", "machine", "another-store", 1, "y:1")
+    x.when(events.PeerMet(new, Profile("y", 1, 1.0), LoadReport()))
+    x.hear("y", messages.Sync((), asks=True))
+    told = {one.node: one for one in x.sent(messages.Sync).rumours}
+    assert told["y"].standing is MemberStatus.FORGOTTEN  # so that it counts on from there
+    x.hear("y", messages.Sync((rumour("y", start=8, boot="new"),)))
+    assert state(x, "y") is PeerState.ALIVE
+
+
 def test_a_member_of_an_earlier_start_can_be_forgotten() -> None:
     x = given("z")
     x.node.membership.start([identity("y")], [], [])

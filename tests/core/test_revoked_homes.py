@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from peerload.core.work import RemotePhase
 from peerload.model import events, messages
 from peerload.model.actions import Answer, SendResult, SignalTask
+from peerload.model.gossip import MemberStatus
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind
 from tests.core.given import UID, WALL_S, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
@@ -14,6 +16,18 @@ from tests.wording import Says
 
 REVOKED = events.NodeRevoked("h")
 STARTED = ExecutionRecord("h/1", UID, 1, "h", ExecutionState.START, spec(), 90.0, 60.0)
+
+
+FLOORS = ((UID, 1, FenceKind.STARTED, "h"),)
+FORGOTTEN = events.ForgetRequested(5, "h")
+
+
+def is_empty(x: Given) -> bool:
+    return not x.node.executor.remote_tasks and not x.node.ledger.running
+
+
+def shapes(x: Given) -> list[str]:
+    return [x._shape(action) for action in x.last]
 
 
 def waiting() -> Given:
@@ -28,7 +42,7 @@ def waiting() -> Given:
 def restarted(revoked_at: float, **more: object) -> Given:
     started = events.AgentStarted(
         executions=(STARTED,),
-        floors=((UID, 1, FenceKind.STARTED, "h"),),
+        floors=FLOORS,
         running=((KEY, WALL_S, 90.0),),
         revoked=(("h", revoked_at),),
         **more,  # type: ignore[arg-type]
@@ -79,11 +93,71 @@ def test_tasks_of_other_homes_go_on() -> None:
     assert x.node.executor.remote_tasks[KEY].phase is RemotePhase.HERE
 
 
-def test_a_result_that_its_home_has_not_taken_yet_is_kept() -> None:
+@pytest.mark.rule("J4")
+def test_a_result_that_a_revoked_home_will_never_take_is_dropped() -> None:
     x = guest()
     x.end(KEY)
-    assert x.when(REVOKED) == []
-    assert x.node.executor.remote_tasks[KEY].phase is RemotePhase.ENDED
+    assert x.when(REVOKED) == ["clear result", "persist drop", "ForgetTask"]
+    assert is_empty(x)
+    assert x.timer("result", KEY) == []  # one that was on its way
+    assert x.hear("h", messages.Query("h/1", UID, 1)) == ["Died to h"]  # the fence stays
+
+
+def test_an_agent_that_starts_drops_results_from_before_the_revocation_alone() -> None:
+    ended = msgspec.structs.replace(
+        STARTED, state=ExecutionState.RESULT, exit=Exit(0, started_at=WALL_S, ended_at=WALL_S)
+    )
+    for revoked_at, is_dropped in ((WALL_S + 1.0, True), (WALL_S - 1.0, False)):
+        x = Given(
+            peers=(), started=events.AgentStarted(executions=(ended,), floors=FLOORS, revoked=(("h", revoked_at),))
+        )
+        assert is_empty(x) is is_dropped
+
+
+def test_all_that_is_here_of_a_home_ends_when_an_operator_of_this_node_says_that_it_is_gone() -> None:
+    x = guest()
+    x.when(events.TaskFrozen(KEY, frozen=True))
+    x.rumour("h", MemberStatus.DEAD)
+    did = x.when(FORGOTTEN)
+    assert did[did.index("persist drop") :] == ["persist drop", "signal 9", "timer kill 10", "answer"]
+    assert "Died to h" in x.end(KEY)
+    assert is_empty(x)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_result_is_dropped_for_good_then_also_if_the_agent_does_not_know_its_home(*, restarts: bool) -> None:
+    x = guest()
+    x.end(KEY)
+    if restarts:
+        ended = x.node.executor.remote_tasks[KEY].record(ExecutionState.RESULT)
+        x = Given(peers=(), started=events.AgentStarted(executions=(ended,), floors=FLOORS))
+    else:
+        x.rumour("h", MemberStatus.DEAD)
+    x.when(events.DrainRequested(6, "bye"))
+    x.when(events.EmptyAwaited(7))
+    assert {"clear result", "persist drop", "ForgetTask"} <= set(x.when(FORGOTTEN))
+    answers = [(action.request, action.error) for action in x.last if isinstance(action, Answer)]
+    assert answers == [(5, None), (7, None)]  # who waits for an empty node need not wait any more
+    assert is_empty(x)
+    assert not x.node.has_work
+
+
+def test_what_others_say_of_a_home_ends_nothing_here_and_drops_no_result() -> None:
+    for has_ended in (False, True):
+        x = guest()
+        if has_ended:
+            x.end(KEY)
+        x.rumour("h", MemberStatus.FORGOTTEN)
+        assert not is_empty(x)
+        x.when(FORGOTTEN)
+        assert is_empty(x) is has_ended
+        assert ("signal 9" in shapes(x)) is not has_ended
+
+
+def test_a_home_that_is_there_is_not_forgotten_nor_its_tasks() -> None:
+    x = guest()
+    assert x.when(FORGOTTEN) == ["refuse BadRequest"]
+    assert x.node.executor.remote_tasks[KEY].phase is RemotePhase.HERE
 
 
 @pytest.mark.rule("J4")

@@ -16,7 +16,7 @@ from peerload.agent import energy
 from peerload.agent.energy import PowerDown
 from peerload.agent.views.agent import MetricsView
 from peerload.core.membership.peers import PeerState
-from peerload.model import actions, events, messages
+from peerload.model import actions, events, messages, timers
 from peerload.model.gossip import MembershipUpdate, MemberStatus
 from peerload.model.resources import LoadReport, Placement, Profile, ResourceRequest
 from tests.core.given import SENDER, Given, identity, spec
@@ -113,6 +113,25 @@ def test_a_node_that_never_wakes_is_asked_three_times_reported_and_avoided_until
     assert woken(x) == [{"y": "z", "z": "y"}[asked[0]]]
     x.rumour(asked[0], MemberStatus.ALIVE, 2)
     assert not x.node.membership.waking.failed
+
+
+@pytest.mark.parametrize("is_asked_here", [True, False])
+def test_a_node_that_is_forgotten_while_it_is_being_woken_is_woken_no_more(*, is_asked_here: bool) -> None:
+    x = gate()
+    x.meet("z")
+    for name in ("y", "z"):
+        slept(x, name)
+    x.submit(spec(placement=Placement(node="y")))
+    assert woken(x) == ["y"]
+    if is_asked_here:
+        x.when(events.ForgetRequested(77, "y"))
+    else:
+        x.rumour("y", MemberStatus.FORGOTTEN, 1)
+    assert actions.ClearTimer(timers.WakeTimeout("y")) in x.last
+    x.after(60.0).timer("wake", "y")  # one that was on its way
+    assert woken(x) == []
+    x.submit()
+    assert woken(x) == ["z"]  # nothing is under way
 
 
 def asked(given: Given) -> list[str]:

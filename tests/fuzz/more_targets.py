@@ -324,7 +324,7 @@ def state_file(raw: bytes) -> object:
                 return PowerControls(file)._changed()
             return None
         case _:
-            return _redeemed(Invitations(file))
+            return _redeemed(Invitations(file, TrustStore(_ca()[0], scratch() / "trust-none")))
 
 
 def _redeemed(invites: Invitations) -> object:

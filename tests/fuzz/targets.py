@@ -53,6 +53,7 @@ from peerload.policy.preset import parsed
 from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.invitations import Invitations
+from peerload.security.revocation import TrustStore
 from peerload.sim.energy_model import read_cases
 from peerload.wire import control, frame, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
@@ -264,7 +265,9 @@ def _door(raw: bytes) -> object:
 def _at_the_door(raw: bytes) -> object:
     class Door:
         def admit(self, request: join.JoinRequest, certificate: bytes, nonce: bytes) -> join.JoinWelcome:
-            invites = Invitations(more_targets.scratch() / "invites")
+            invites = Invitations(
+                more_targets.scratch() / "invites", TrustStore(cluster_of(), more_targets.scratch() / "trust-none")
+            )
             invites.redeem(request, certificate, nonce, 0.0, lambda *_, **__: "")
             return join.JoinWelcome(b"-----BEGIN", "n3", "main", KEY)
 

@@ -36,6 +36,7 @@ TESTS = {
         "tests/integration/test_joining.py::test_the_tasks_of_who_is_revoked_end_on_every_node",
         "tests/unit/agent/test_trust.py::test_a_member_can_neither_forge_nor_change_nor_undo_one",
         "tests/integration/test_peer_link.py::test_who_is_shut_out_loses_every_link_and_stream_and_gets_no_other",
+        "tests/unit/agent/test_invitations.py::test_who_is_revoked_cannot_use_its_invitation_again_nor_what_is_left_of_it",
     ),
     "J5": (
         "tests/integration/test_mqtt_agents.py::test_the_key_that_seals_is_changed_under_traffic_and_nothing_is_lost",

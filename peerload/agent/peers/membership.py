@@ -20,7 +20,7 @@ import socket
 import time
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -240,7 +240,13 @@ class Members:
         present = [peer.identity for peer in met.values() if peer.state is not PeerState.LEFT and not peer.is_shut_out]
         unmet = [identity for node, identity in membership.gossip.anti_entropy.known.items() if node not in met]
         asleep = tuple(peer.profile for peer in met.values() if peer.state is PeerState.ASLEEP and peer.knows_profile)
-        self._file.set_peers([one for one in (*unmet, *present) if one.address], membership.waking.took_s, asleep)
+        at = now()
+        gone = {
+            member.rumour: at.wall_s - (at.boot_s - member.since_s)
+            for member in membership.gossip.shared.members.values()
+            if member.is_gone
+        }
+        self._file.set_peers([one for one in (*unmet, *present) if one.address], membership.waking.took_s, asleep, gone)
 
     # -- facts for people ----------------------------------------------------------------------------------------------
 
@@ -509,7 +515,9 @@ FILE_BYTES_MAX = 1 << 20
 PEERS_KEPT_MAX = 1000
 ASLEEP_KEPT_MAX = 64
 """Sleeping members whose profile is kept."""
-NO_TIMES: Mapping[str, float] = MappingProxyType({})
+GONE_KEPT_MAX = 1000
+"""Members that left or were forgotten that are kept, the last of them."""
+NO_TIMES: Mapping[Any, float] = MappingProxyType({})
 
 
 class _Content(msgspec.Struct, frozen=True):
@@ -517,12 +525,13 @@ class _Content(msgspec.Struct, frozen=True):
     peers: tuple[Identity, ...] = ()
     wake_s: dict[str, Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]] = {}
     asleep: tuple[Profile, ...] = ()
+    gone: tuple[tuple[MembershipUpdate, float], ...] = ()
 
 
 class AddressFile:
     """The file of addresses. ``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those with an
     address; ``wake_s``: how long those took to wake that were woken; ``asleep``: profiles of those that slept, which nobody else
-    may know."""
+    may know; ``gone``: those that left or were forgotten, and when (Unix s)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -531,6 +540,11 @@ class AddressFile:
         self.peers = {identity.node: identity for identity in content.peers}
         self.wake_s = content.wake_s
         self.asleep = content.asleep
+        self.gone = dict(content.gone)
+
+    def gone_since(self, wall_s: float) -> tuple[MembershipUpdate, ...]:
+        """The members that are gone, each with the age of that at this date (Unix s)."""
+        return tuple(msgspec.structs.replace(one, age_s=max(wall_s - at, 0.0)) for one, at in self.gone.items())
 
     def port_of(self, host: str) -> int:
         """The port of the last start at this host; 0 if there was none."""
@@ -550,19 +564,28 @@ class AddressFile:
             self._write()
 
     def set_peers(
-        self, identities: Sequence[Identity], wake_s: Mapping[str, float] = NO_TIMES, asleep: tuple[Profile, ...] = ()
+        self,
+        identities: Sequence[Identity],
+        wake_s: Mapping[str, float] = NO_TIMES,
+        asleep: tuple[Profile, ...] = (),
+        gone: Mapping[MembershipUpdate, float] = NO_TIMES,
     ) -> None:
-        """Keep these peers, at most the last PEERS_KEPT_MAX, how long they took to wake, and those asleep."""
+        """Keep these peers, at most the last PEERS_KEPT_MAX, how long they took to wake, those asleep, and those that are
+        gone."""
         peers = {identity.node: identity for identity in identities[-PEERS_KEPT_MAX:]}
         times = {node: took_s for node, took_s in wake_s.items() if node in peers}
         sleepers = tuple(profile for profile in asleep if profile.node in peers)[:ASLEEP_KEPT_MAX]
-        if (peers, times, sleepers) != (self.peers, self.wake_s, self.asleep):
-            self.peers, self.wake_s, self.asleep = peers, times, sleepers
+        last = sorted(gone, key=lambda one: (gone[one], one.node))[-GONE_KEPT_MAX:]
+        graves = {one: self.gone.get(one, gone[one]) for one in last}  # a date that was set is no news
+        if (peers, times, sleepers, graves) != (self.peers, self.wake_s, self.asleep, self.gone):
+            self.peers, self.wake_s, self.asleep, self.gone = peers, times, sleepers, graves
             self._write()
 
     def _write(self) -> None:
         try:
-            content = _Content(self.listen, tuple(self.peers.values()), self.wake_s, self.asleep)
+            content = _Content(
+                self.listen, tuple(self.peers.values()), self.wake_s, self.asleep, tuple(self.gone.items())
+            )
             write_private(self._path, msgspec.msgpack.encode(content), is_durable=False)
         except OSError as error:
             _log.warning("cannot write the address file: path=%s error=%s", self._path, error.strerror)

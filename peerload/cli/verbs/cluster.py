@@ -238,7 +238,8 @@ def forget(words: list[str]) -> int:
     reader = Options(
         "forget",
         "Declare that a node is gone for good: every node drops it from its list and stops looking for it.\n"
-        "Only for a node that is dead or has left. Its tasks that must not run twice are given up, so be sure.",
+        "Only for a node that is dead or has left. My tasks there that must not run twice are given up, its own tasks here\n"
+        "end, and results that it has not taken are dropped, so be sure.",
     )
     reader.add_argument("node", metavar="NODE")
     flags = reader.read(words)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from peerload.core.coordination.evacuation import NodeDrain
+    from peerload.core.handoff.executor import ExecutorHandoff
     from peerload.core.handoff.home import HomeLeases
     from peerload.core.membership.membership import Membership
     from peerload.core.state import BatchedRequests, CoreState
@@ -203,8 +204,9 @@ class ClientRequests:
         self._drain.end()
         self._answer(event.request, was_drained=was_drained)
 
-    def forget(self, event: events.ForgetRequested) -> None:
-        """Handle `forget`: a user declares a node gone for good. One that is alive is refused."""
+    def forget(self, event: events.ForgetRequested, executor: ExecutorHandoff) -> None:
+        """Handle `forget`: a user declares a node gone for good. One that is alive is refused. executor: has the attempts of
+        that node's tasks here."""
         peer = self._membership.get(event.node)
         is_forgotten = self._membership.forget(event.node)
         error: BadRequest | None = None
@@ -213,11 +215,15 @@ class ClientRequests:
         elif peer is not None and not is_forgotten:
             error = _still_there(event.node, peer.state)
         elif not (
-            is_forgotten or self._home.at(event.node) or self._eligibility.dependencies.waits_on(event.node)
+            is_forgotten
+            or self._home.at(event.node)
+            or self._eligibility.dependencies.waits_on(event.node)
+            or executor.is_home(event.node)
         ):  # an agent's restart may have forgotten it, its tasks not
             error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
         reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
         if error is None:
+            executor.home_forgotten(event.node)
             reply["tasks"] = self._leases.forgotten(event.node) + self._eligibility.dependencies.forgotten(event.node)
         self._state.actions.append(Answer(event.request, reply, error=error))
 

@@ -7,7 +7,8 @@ A lease counts from the moment this node *sent* the message that was granted, ne
 is granted is applied in the order of ``ts``, which only this node's clock writes; the launcher enforces the deadline and
 keeps the newest ts with it, so that the next agent knows both.
 
-RESULT is durable before it is sent (D4), and is kept and repeated until its home has acknowledged it (R10). An attempt
+RESULT is durable before it is sent (D4), and is kept and repeated until its home has acknowledged it (R10), or is out of the
+cluster: revoked by the CA, or called gone for good by an operator of this node. An attempt
 without a result has died, unless the launcher confirms that it never had a process: then it is refused (D6).
 
 A fence is durable before what it promises is said or done (D3, D6). No message is late by more than seconds, so a fence
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 REVOKED = "its home was shut out of the cluster"
+FORGOTTEN = "its home was called gone for good"
 STUCK = "nothing runs there but tasks that are frozen, since their homes are silent"
 OFFERS_MAX = 1024
 """Offers of one peer that may be outstanding here: more are declined (rule P2)."""
@@ -439,16 +441,31 @@ class ExecutorHandoff:
             self._end(remote, revoke.signal)
 
     def home_revoked(self, home: str, until: float = math.inf) -> None:
-        """End all that is here of a home that was shut out of the cluster; of what runs, the attempts that were started up
-        to ``until`` (Unix s). The attempt is forgotten durably before its processes are gone: an agent that starts
-        meanwhile finds processes that nobody wants, and ends them."""
+        """End all that is here of a home that was shut out of the cluster; of what was started, the attempts that were
+        started up to ``until`` (Unix s)."""
+        self._home_gone(home, REVOKED, until)
+
+    def is_home(self, node: str) -> bool:
+        """True if any attempt here is of this node's tasks."""
+        return any(remote.home == node for remote in self.remote_tasks.values())
+
+    def home_forgotten(self, home: str) -> None:
+        """End all that is here of a home that an operator of this node calls gone for good. What others say of a home is
+        never enough for that."""
+        self._home_gone(home, FORGOTTEN)
+
+    def _home_gone(self, home: str, reason: str, until: float = math.inf) -> None:
+        """End all that is here of a home that takes no result any more. An attempt is forgotten durably before its processes
+        are gone: an agent that starts meanwhile finds processes that nobody wants, and ends them. Fences stay."""
         for remote in [remote for remote in self.remote_tasks.values() if remote.home == home]:
-            self._let_go(remote, REVOKED)
+            self._let_go(remote, reason)
             if remote.phase is RemotePhase.HERE and remote.running_at <= until:
-                remote.is_revoked = True
+                remote.unwanted_because = reason
                 self._state.persist(DropExecution(remote.uid, remote.attempt))
-                self._state.note_remote(remote, "revoked", REVOKED)
+                self._state.note_remote(remote, "revoked", reason)
                 self._end(remote, SIGKILL)
+            elif remote.exit is not None and remote.exit.started_at <= until:
+                self.results.drop(remote, reason)
 
     def cancel(self, event: RemoteCancelRequested) -> None:
         """Somebody on this machine wants tasks of other homes gone from here: those that wait go home, those that run are
@@ -540,7 +557,7 @@ class ExecutorHandoff:
         remote.ts = max(remote.ts, ts)
         self.started(remote, started_at, "it runs on; the agent is back")
         self.leases.began(remote)
-        if remote.is_revoked:  # the launcher that was told to end it is not this one, or did not hear it
+        if remote.unwanted_because:  # the launcher that was told to end it is not this one, or did not hear it
             self._end(remote, SIGKILL)
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -693,8 +710,8 @@ class ExecutorResults:
         """Make a RESULT durable, then send it until it is acknowledged."""
         if remote.phase is RemotePhase.ENDED:
             return
-        if remote.is_revoked:  # that it was killed is nobody's result
-            self.died(remote, "it was ended there: its home was shut out of the cluster")
+        if remote.unwanted_because:  # that it was killed is nobody's result
+            self.died(remote, f"it was ended there: {remote.unwanted_because}")
             self._state.actions.append(ForgetTask(remote.key, output=True))
             return
         remote.enter(RemotePhase.ENDED)
@@ -726,6 +743,14 @@ class ExecutorResults:
         self._state.persist(DropExecution(remote.uid, remote.attempt))
         self._fences.noted(remote.uid, remote.attempt)
         self._state.note_remote(remote, "delivered", "its home has the result")
+        self._state.actions.append(ForgetTask(remote.key, output=True))
+        self._table.remove(remote)
+
+    def drop(self, remote: RemoteTask, reason: str) -> None:
+        """Drop a result that its home will never take; its fence stays."""
+        self._state.clear_timer(timers.ResultTimeout(remote.key))
+        self._state.persist(DropExecution(remote.uid, remote.attempt))
+        self._state.note_remote(remote, "lost", f"its result was dropped: {reason}")
         self._state.actions.append(ForgetTask(remote.key, output=True))
         self._table.remove(remote)
 

@@ -362,13 +362,16 @@ class AntiEntropy:
             self._arm_sync()
 
     def _bury(self) -> None:
-        """Forget those that left long ago."""
+        """Forget those that left long ago, and drop the tombstones of those that were forgotten long ago."""
         shared = self._shared
-        until_s = shared.now_s - shared.preset.tombstone_s
-        for node in [name for name, member in shared.members.items() if member.is_gone]:
-            if shared.members[node].since_s < until_s:
-                del shared.members[node]
+        left_until_s = shared.now_s - shared.preset.left_s
+        kept_until_s = shared.now_s - shared.preset.tombstone_s
+        for node, member in list(shared.members.items()):
+            if member.rumour.standing is MemberStatus.LEFT and member.since_s < left_until_s:
+                member.rumour = msgspec.structs.replace(member.rumour, standing=MemberStatus.FORGOTTEN, by=())
                 self._listener.member_forgotten(node)
+            if member.rumour.standing is MemberStatus.FORGOTTEN and member.since_s < kept_until_s:
+                del shared.members[node]
 
     # -- the lost ------------------------------------------------------------------------------------------------------
 
@@ -430,6 +433,7 @@ def identity_of(rumour: MembershipUpdate) -> Identity:
     return Identity(rumour.node, rumour.boot, rumour.machine_boot, rumour.store, rumour.incarnation, rumour.address)
 
 
+GONE = (MemberStatus.DEAD, MemberStatus.LEFT, MemberStatus.FORGOTTEN)
 LEAVE_TOLD_MAX = 16
 """Members that a node tells itself that it leaves; they tell the others."""
 WARN_S = 1.0
@@ -509,7 +513,7 @@ class Gossip:
         age_s = rumour.age_s
         rumour = msgspec.structs.replace(rumour, age_s=0.0) if age_s else rumour
         if member is None:
-            if age_s >= self.shared.preset.tombstone_s and GossipMember(rumour, 0.0).is_gone:
+            if age_s >= self.shared.preset.tombstone_s and rumour.standing in GONE:
                 return False
             if not self._admits(rumour):
                 self.shared.core.count(metrics.MEMBERS_REFUSED)

@@ -585,9 +585,18 @@ class Membership:
 
     # -- this node itself ----------------------------------------------------------------------------------------------
 
-    def start(self, known: Sequence[Identity], seeds: Sequence[str], asleep: Sequence[Profile]) -> None:
+    def start(
+        self,
+        known: Sequence[Identity],
+        seeds: Sequence[str],
+        asleep: Sequence[Profile],
+        gone: Sequence[MembershipUpdate] = (),
+    ) -> None:
         """Search for the members of earlier starts, and for nodes at these addresses. asleep: those of the members that
-        slept, since perhaps no other member can report them."""
+        slept, since perhaps no other member can report them; gone: those that had left or were forgotten, so that nobody's
+        late news brings them back."""
+        for rumour in gone:
+            self.gossip.update_received(rumour, rumour.node, spread=False)
         self.gossip.anti_entropy.start(known, seeds)
         identities = {identity.node: identity for identity in known}
         for profile in asleep:
@@ -746,9 +755,7 @@ class Membership:
         """Record that the belief about a peer has changed."""
         node = now.node
         if now.standing is MemberStatus.FORGOTTEN:
-            self._state.note("node", "forgotten", node=node, reason="an operator said so")
-            self.member_forgotten(node)
-            self._state.actions.append(ForgetPeer(node))
+            self._forgotten(node, was, src)
             return
         peer = self._own(node)
         if peer is None:
@@ -776,6 +783,15 @@ class Membership:
             if state is PeerState.DEAD and was is not None and was.standing is not now.standing:
                 self._mediator.peer_died(node)
 
+    def _forgotten(self, node: str, was: MembershipUpdate | None, src: str) -> None:
+        if was is not None or not src:  # else this is news of a node that was not known here
+            has_left = was is not None and was.standing is MemberStatus.LEFT
+            self._state.note(
+                "node", "forgotten", node=node, reason="it had left" if has_left else "an operator said so"
+            )
+        self.member_forgotten(node)
+        self._state.actions.append(ForgetPeer(node))
+
     def loads(self) -> Iterator[Load]:
         now_s = self._state.now.boot_s
         for node, received in self._reports.by_name.items():
@@ -800,6 +816,7 @@ class Membership:
             self._names = [name for name in self._names if name != node]
             self._reports.drop(node)
             self.profiles.have(node)
+            self.waking.forgotten(node)
             self._eligible.clear()
 
     def timer(self, kind: Kind, subject: str) -> None:

@@ -301,6 +301,15 @@ class Waking:
             self.took_s[node] = max(self._state.now.boot_s - began_s, 1.0)
             self._state.clear_timer(timers.WakeTimeout(node))
 
+    def forgotten(self, node: str) -> None:
+        """Drop everything about a node that is no longer a member; tasks that waited for it look for another place."""
+        self.failed.discard(node)
+        self._asked_s.pop(node, None)
+        self.took_s.pop(node, None)
+        self._rested(node)
+        if self._under_way.pop(node, None) is not None:
+            self._state.clear_timer(timers.WakeTimeout(node))
+
     def _rested(self, node: str) -> None:
         """Tasks that waited for this node to wake look for a place again."""
         for uid in self._resting.pop(node, ()):

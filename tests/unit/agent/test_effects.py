@@ -19,7 +19,14 @@ from peerload.agent.effects import (
     TaskVariables,
     Timers,
 )
-from peerload.agent.event_sources import BusAdvice, BusEvents, BusPeers
+from peerload.agent.event_sources import (
+    ADVICE_UNANSWERED_MAX,
+    BusAdvice,
+    BusEvents,
+    BusPeers,
+    CaMessages,
+    PeerEventSource,
+)
 from peerload.agent.mqtt import SOURCES_MAX
 from peerload.agent.runtime import TICK_S, RunState, coalesced_s
 from peerload.agent.store.write_ahead import Outbox
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
 
 ADVICE = ProbeReply(1, accepts=True, report=LoadReport())
 
+STATE = State(identity("y"), Profile("y", 1, 1.0, slots_fixed=True), LoadReport())
+
 
 class Routes:
     """What was sent, and which way."""
@@ -51,11 +60,12 @@ class Routes:
             forget=lambda _node: None,
             carries_tasks=self.carrying.__contains__,
         )
-        bus: Any = SimpleNamespace(send=self._bus)
+        bus: Any = SimpleNamespace(send=self._bus, publish_state=lambda _state: True)
         self.bus_peers = BusPeers()
         unused = cast("Any", None)
+        node: Any = SimpleNamespace(membership=[SimpleNamespace(identity=identity("y"))])
         members: Any = SimpleNamespace(changed=lambda: None)
-        self.peers = PeerEffects(info, unused, unused, links, members, BusAdvice(bus, self.bus_peers), unused)
+        self.peers = PeerEffects(info, unused, node, links, members, BusAdvice(bus, self.bus_peers), unused)
 
     def _bus(self, dst: str, _boot: str, _message: Message) -> bool:
         self.sent.append(("bus", dst))
@@ -63,6 +73,13 @@ class Routes:
 
     def publish(self, node: str) -> None:
         self.bus_peers.received(Envelope(1, "default", node, f"{node}-boot", 1, ADVICE))
+
+    def announced(self) -> list[str]:
+        """The peers that an announcement reaches over their links."""
+        self.peers.announce(actions.Announce(STATE))
+        told = [dst for _, dst in self.sent]
+        self.sent.clear()
+        return told
 
     def route(self, dst: str) -> str:
         self.peers.send(dst, ADVICE)
@@ -93,6 +110,26 @@ def test_a_peer_that_is_forgotten_is_forgotten_there_too() -> None:
     routes.publish("y")
     routes.peers.forget(actions.ForgetPeer("y"))
     assert routes.route("y") == "link"
+
+
+@pytest.mark.parametrize("is_told_over_the_link", [True, False])
+def test_a_peer_that_is_not_on_mqtt_any_more_hears_announcements_over_its_link(*, is_told_over_the_link: bool) -> None:
+    routes = Routes()
+    routes.publish("y")
+    assert routes.announced() == []
+    if is_told_over_the_link:
+        unused = cast("Any", None)
+        messages: Any = SimpleNamespace(received=lambda _src, _message: None)
+        ca = CaMessages(unused, unused, unused)
+        source = PeerEventSource(unused, ca, messages, unused, unused, routes.bus_peers)
+        source.deliver("y", STATE)
+    else:
+        for _ in range(ADVICE_UNANSWERED_MAX):
+            assert routes.route("y") == "bus"
+    assert routes.announced() == ["y"]
+    assert routes.route("y") == "link"
+    routes.publish("y")
+    assert routes.announced() == []
 
 
 def test_what_promises_nothing_overtakes_what_waits_for_the_disk() -> None:

@@ -11,8 +11,10 @@ import pytest
 from peerload.model.errors import BadRequest
 from peerload.security import certificates, invitations
 from peerload.security.invitations import InvitationRefused, Invitations
+from peerload.security.revocation import TrustStore
 from peerload.wire import join
 from tests.each import each
+from tests.support import cluster_of
 from tests.wording import Says
 
 NOW = 1_800_000_000.0
@@ -38,9 +40,18 @@ def redeem(kept: Invitations, request: join.JoinRequest, now: float = NOW, why_n
     return ""
 
 
+def opened(directory: Path) -> Invitations:
+    """The invitations that a node keeps in a directory, with what the CA has said."""
+    return Invitations(directory / "invites", trust_in(directory))
+
+
+def trust_in(directory: Path) -> TrustStore:
+    return TrustStore(cluster_of(), directory / "trust")
+
+
 @pytest.fixture
 def kept(tmp_path: Path) -> Invitations:
-    return Invitations(tmp_path / "invites")
+    return opened(tmp_path)
 
 
 @pytest.mark.rule("J2")
@@ -48,15 +59,38 @@ def test_it_is_good_once(kept: Invitations, tmp_path: Path) -> None:
     token = kept.make(NOW, life_s=900, uses=1)
     assert redeem(kept, asked(token)) == ""
     assert redeem(kept, asked(token)) == "token"
-    assert redeem(Invitations(tmp_path / "invites"), asked(token)) == "token", "also after a restart"
+    assert redeem(opened(tmp_path), asked(token)) == "token", "also after a restart"
 
 
 def test_who_used_it_may_again_until_it_ends(kept: Invitations, tmp_path: Path) -> None:
     token, key = kept.make(NOW, life_s=900, uses=1), certificates.new_key()
     assert redeem(kept, asked(token, key=key)) == ""
-    assert redeem(Invitations(tmp_path / "invites"), asked(token, key=key), NOW + 899) == "", "its answer was lost"
+    assert redeem(opened(tmp_path), asked(token, key=key), NOW + 899) == "", "its answer was lost"
     assert redeem(kept, asked(token, "ws3", key=key)) == "token", "by the same name alone"
     assert redeem(kept, asked(token, key=key), NOW + 901) == "token"
+
+
+@pytest.mark.rule("J4")
+@pytest.mark.parametrize("is_linked", [True, False])
+def test_who_is_revoked_cannot_use_its_invitation_again_nor_what_is_left_of_it(tmp_path: Path, is_linked: bool) -> None:
+    """The revocation names its key only if it was linked then."""
+    key, kept = certificates.new_key(), opened(tmp_path)
+    token, other = (kept.make(NOW, life_s=900, uses=5) for _ in range(2))
+    assert redeem(kept, asked(token, key=key)) == ""
+    assert redeem(kept, asked(other, "ws3")) == ""
+    fingerprint = certificates.key_fingerprint(certificates.private_key(key).public_key())
+    kept._trust.revoke("ws2", [fingerprint] if is_linked else [], NOW + 10)
+    for known in (kept, opened(tmp_path)):
+        assert redeem(known, asked(token, key=key), NOW + 20) == "token"
+        assert redeem(known, asked(token, "ws4"), NOW + 20) == "token", "under another name"
+        assert redeem(known, asked(other, key=key), NOW + 20) == ("token" if is_linked else "")
+    anew = kept.make(NOW + 20, life_s=900, uses=1)
+    for _ in range(2):
+        assert redeem(kept, asked(anew, key=(later := certificates.new_key())), NOW + 30) == ""
+        assert redeem(kept, asked(anew, key=later), NOW + 40) == "", "invited anew, and its answer was lost"
+        kept._trust.revoke("ws2", [], NOW + 50)
+        assert redeem(kept, asked(anew, key=later), NOW + 60) == "token"
+        anew = kept.make(NOW + 60, life_s=900, uses=1)
 
 
 def test_as_often_as_it_says(kept: Invitations) -> None:
@@ -148,7 +182,7 @@ def test_a_use_that_cannot_be_kept_is_none(kept: Invitations, tmp_path: Path, mo
         kept.redeem(asked(token), SHOWN, NONCE, NOW, lambda *_, **__: "")
     monkeypatch.undo()
     assert redeem(kept, asked(token)) == ""
-    assert redeem(Invitations(tmp_path / "invites"), asked(token)) == "token"
+    assert redeem(opened(tmp_path), asked(token)) == "token"
 
 
 def test_there_are_not_too_many(kept: Invitations) -> None:
@@ -161,6 +195,6 @@ def test_there_are_not_too_many(kept: Invitations) -> None:
 
 @each("damage", [b"", b"garbage", b"\xff" * 1000])
 def test_a_damaged_file_lets_nobody_in(tmp_path: Path, damage: bytes) -> None:
-    token = Invitations(tmp_path / "invites").make(NOW, life_s=900, uses=1)
+    token = opened(tmp_path).make(NOW, life_s=900, uses=1)
     (tmp_path / "invites").write_bytes(damage)
-    assert redeem(Invitations(tmp_path / "invites"), asked(token)) == "token"
+    assert redeem(opened(tmp_path), asked(token)) == "token"

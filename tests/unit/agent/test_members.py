@@ -12,12 +12,19 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.peers.membership import PEERS_KEPT_MAX, PORT_TRIES_MAX, AddressFile, Members, PeerFacts
+from peerload.agent.peers.membership import (
+    GONE_KEPT_MAX,
+    PEERS_KEPT_MAX,
+    PORT_TRIES_MAX,
+    AddressFile,
+    Members,
+    PeerFacts,
+)
 from peerload.core.membership.peers import PeerState
 from peerload.model import actions, events
 from peerload.model.errors import ConfigError
 from peerload.model.events import Instant
-from peerload.model.gossip import LAN, GossipAck
+from peerload.model.gossip import LAN, GossipAck, MembershipUpdate, MemberStatus
 from peerload.model.messages import Identity
 from peerload.model.resources import Profile
 from peerload.security.address import NetworkAbsence
@@ -65,7 +72,7 @@ class Links:
 class Membership(list[Any]):
     def __init__(self) -> None:
         super().__init__()
-        self.gossip = SimpleNamespace(anti_entropy=SimpleNamespace(known={}))
+        self.gossip = SimpleNamespace(anti_entropy=SimpleNamespace(known={}), shared=SimpleNamespace(members={}))
         self.waking = SimpleNamespace(took_s={})
 
     def get(self, node: str) -> Any:
@@ -194,6 +201,17 @@ def test_kept_addresses_have_a_bound_and_survive_damage(tmp_path: Path) -> None:
     addresses.set_peers([identity("y")], {"y": 7.0, "gone": 9.0}, (Profile("y", 4, 4.0), Profile("gone", 1, 1.0)))
     kept = AddressFile(tmp_path / "addresses")
     assert (kept.wake_s, kept.asleep) == ({"y": 7.0}, (Profile("y", 4, 4.0),))
+    gone = {
+        MembershipUpdate(f"n{number:04}", "boot", "machine", "store", 1, 0, MemberStatus.FORGOTTEN): 1e9 + number
+        for number in range(GONE_KEPT_MAX + 5)
+    }
+    addresses.set_peers([identity("y")], gone=gone)
+    addresses.set_peers([identity("z")], gone={one: at + 3600.0 for one, at in gone.items()})  # the date was set
+    told = AddressFile(tmp_path / "addresses").gone_since(1e9 + 2000.0)
+    assert [(one.node, one.age_s) for one in told[:2]] == [("n0005", 1995.0), ("n0006", 1994.0)]
+    assert len(told) == GONE_KEPT_MAX
+    addresses.set_peers([])  # the node leaves its cluster
+    assert AddressFile(tmp_path / "addresses").gone == {}
     (tmp_path / "addresses").write_bytes(b"\xc1 no such file")
     assert AddressFile(tmp_path / "addresses").peers == {}
 
