@@ -694,6 +694,9 @@ class Listener:
             )
         except OSError as error:  # an SSLError is one, and so is a timeout of the handshake
             self._refused(connection, address, tls_error_text(error))
+        except asyncio.CancelledError:  # this node stops, maybe before the transport has closed it
+            accepted.close()
+            raise
 
     def connected(self, transport: asyncio.Transport, connection: asyncio.BaseProtocol) -> None:
         """Choose the protocol after the TLS handshake: join server for newcomers, peer connection for the others."""
