@@ -66,7 +66,7 @@ class InvitationUse(msgspec.Struct, frozen=True):
     node: str
     key: str
     at: float
-    issued_at: float
+    issued_at: float = 0.0
 
 
 class Invitation(msgspec.Struct, frozen=True):
