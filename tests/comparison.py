@@ -51,9 +51,9 @@ SIZES, EACH, EACH_SETTLING = (10, 100, 1000), 12, 8
 has a task from the start. With 2 and 1 the messages of a task seemed to fall with the number of nodes."""
 CUT_OFF_MAX = 0.1
 """Share of the measured tasks that may wait at the end, that the cost of a task is meaningful."""
-UNSTEADY_MAX = 100
-"""Most nodes with thresholds that each report changes: every node reads all reports at every report, so that the time grows with
-the cube of the nodes."""
+COSTLY, COSTLY_NODES_MAX = ("marginal", "spread"), 100
+"""Presets that are played with so many nodes at most, as are those with thresholds that each report changes: with 1000 one of
+them took more than half an hour of processor time."""
 LOADS = (0.8, 0.9, 0.95, 0.98)
 OVERLOAD = 1.2
 THRESHOLDS, THRESHOLDS_LOAD, MOVES_MAX = (1.0, 2.0, 3.0, 4.0, 5.0), 0.95, 1.5
@@ -236,7 +236,7 @@ def features(job: tuple[str, int]) -> Features:
     _, over = played(scenario(name, NODES, OVERLOAD, scale))
     sizes = []
     for size in SIZES:
-        if size > UNSTEADY_MAX and not getattr(preset.transfer, "steady", False):
+        if size > COSTLY_NODES_MAX and (name in COSTLY or not getattr(preset.transfer, "steady", False)):
             sizes.append(math.nan)
             continue
         tasks = max(scale, EACH * size)
@@ -335,7 +335,7 @@ Every preset and baseline (*), measured by the simulator: `make comparison` writ
 - reaction: mean service times from a burst of {BURST * NODES} long tasks at one node until {BUSY_SHARE:.0%} of the slots are busy; "-": never.
 - stable to: the largest of the loads {", ".join(map(str, LOADS))} without growth within some thousand tasks (long queues take longer to settle, so that fixed splits, which are stable below load 1, seem to grow); moves: of each task at load {OVERLOAD}.
 - thresholds: those of {", ".join(f"{one:g}" for one in THRESHOLDS)} tasks at which, at load {THRESHOLDS_LOAD}, neither unfinished tasks grow nor a task moves more than {MOVES_MAX:g} times on average.
-- messages at {", ".join(map(str, SIZES))} nodes: growth of the cost. "overloaded": more than {CUT_OFF_MAX:.0%} of the tasks do not begin, since a head node cannot serve so many messages. "-": not played, since each report changes the thresholds of all nodes, whose cost grows with the cube of their number.
+- messages at {", ".join(map(str, SIZES))} nodes: growth of the cost. "overloaded": more than {CUT_OFF_MAX:.0%} of the tasks do not begin, since a head node cannot serve so many messages. "-": not played, since it takes too long.
 - no broker: response when no announcement arrives, over that with them; head down: response with the head away for {DOWN_S:g} mean service times.
 - node lost: response of the tasks that come within {LOST_AROUND:g} mean service times of the loss of one of the nodes for good, at load {LOST_LOAD}, over that of the same tasks without the loss. The tasks that the node ran start again after their lease, which is {CoreConfig().lease_s / LOST_UNIT_S:g} mean service times here ([guarantees.md](guarantees.md)); tasks of its own wait for its return.
 - Jain: index of the mean responses by home when one home gets {FLOOD:g} times the tasks of each other (1: all equal).
