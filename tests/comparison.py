@@ -347,7 +347,9 @@ def _length(value: Any) -> float:
     """Length of a bar: of lists their number of entries."""
     if isinstance(value, str):
         return 0.0 if value == "-" else len(value.split(","))
-    return value if isinstance(value, float) else len(value or ())
+    if isinstance(value, float):
+        return 0.0 if math.isnan(value) else value  # a bar for each preset, in the same place in each panel
+    return len(value or ())
 
 
 def draw(found: list[Features], path: Path) -> None:
