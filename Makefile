@@ -94,7 +94,7 @@ docs: setup  ## write what is generated in docs/: usage and flags of cli.md, the
 docs-web: setup  ## write docs/web.png, the picture of the web page (PICTURES=DIRECTORY: also narrow and dark)
 	@.venv/bin/python -m tests.docs_web $(PICTURES)
 
-comparison: setup  ## measure every preset and baseline, in about 40 minutes of processor time: docs/comparison.md and its figure (SCALE=400 JOBS=2 COMPARE_S=600)
+comparison: setup  ## measure every preset and baseline, in about 50 minutes of processor time: docs/comparison.md and its figure (SCALE=400 JOBS=2 COMPARE_S=600)
 	@.venv/bin/python -m tests.comparison --jobs $(JOBS) $(if $(SCALE),--scale $(SCALE)) $(if $(COMPARE_S),--budget-s $(COMPARE_S))
 
 docs-sentences: setup  ## list sentences of the user pages that begin with a relative clause, to be read

@@ -583,7 +583,7 @@ class PseudoTerminals:
         self._by_key: dict[str, PseudoTerminal] = {}
         self._by_master: dict[int, PseudoTerminal] = {}
         self._lost_bytes: dict[str, int] = {}
-        """What is lost of the output of a task whose terminal is closed already, if anything."""
+        """Lost bytes of the output of tasks whose terminal is closed already, by key."""
 
     @property
     def descriptors(self) -> int:

@@ -319,8 +319,7 @@ class UndrainRequested(_Request, frozen=True):
 
 class ForgetRequested(_Request, frozen=True):
     """A client declares a node gone for good, which proves the loss of the tasks that are parked there, and ends what is here of
-    its tasks. Answered with
-    ``node`` and ``tasks`` (how many had been waiting for it)."""
+    its tasks. Answered with ``node`` and ``tasks`` (how many had been waiting for it)."""
 
     node: str
 

@@ -103,7 +103,7 @@ def is_loopback(address: str) -> bool:
 
 
 class NetworkAbsence(NamedTuple):
-    """What a listener does while the network is not there. may_lack_address: it listens at an address that this machine does
+    """Behaviour of a listener while the network is not there. may_lack_address: it listens at an address that this machine does
     not have yet; last_host: what it publishes for an unspecified address, "": nothing, that is an error."""
 
     may_lack_address: bool = False
@@ -132,8 +132,8 @@ async def resolve(
     family: int = socket.AF_UNSPEC,
     lookups: Executor | None = None,
 ) -> list[tuple[Any, ...]]:
-    """`socket.getaddrinfo`, in a thread of ``lookups`` (None: a worker thread) unless ``host`` is numeric. The event loop's own version is not used: it
-    starts threads at its first use, and ends the process if it cannot. Raises OSError, UnicodeError."""
+    """`socket.getaddrinfo`, in a thread of ``lookups`` (None: a worker thread) unless ``host`` is numeric. The event loop's own
+    version is not used: it starts threads at its first use, and ends the process if it cannot. Raises OSError, UnicodeError."""
     if _ip(plain_host(host)) is not None:
         return socket.getaddrinfo(host, port, family, kind, flags=socket.AI_NUMERICHOST)
     look_up = functools.partial(socket.getaddrinfo, host, port, family, kind)

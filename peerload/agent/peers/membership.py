@@ -553,7 +553,7 @@ class AddressFile:
         return int(port) if last_host.strip("[]") == host and is_port else 0
 
     def network_absence(self, origins: Mapping[str, str]) -> NetworkAbsence:
-        """What to do without a network. An address from a file, unlike one that somebody has just typed, is waited for."""
+        """Behaviour without a network: an address from a file, unlike one that somebody has just typed, is waited for."""
         host = self.listen.rpartition(":")[0].strip("[]")
         is_typed = origins.get("listen", FLAG) in (FLAG, ENVIRONMENT, BUILT_IN)
         return NetworkAbsence(not is_typed, "" if is_loopback(self.listen) else host)

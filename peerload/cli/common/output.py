@@ -38,8 +38,8 @@ class OutputWriter:
     """Writes pieces of output unbuffered to the descriptors 1 and 2.
 
     A gap between two pieces was cut out by the capture limit; stderr says so. raw: bytes are written as they are; without
-    it, output to a terminal is sanitized (`SanitizedOutput`), and output to pipes and files is not changed. is_whole, streams: as for
-    `OutputGaps`. is_json: each piece is printed as an object. Raises BrokenPipeError if the reader has gone.
+    it, output to a terminal is sanitized (`SanitizedOutput`), and output to pipes and files is not changed. is_whole,
+    streams: as for `OutputGaps`. is_json: each piece is printed as an object. Raises BrokenPipeError if the reader has gone.
     """
 
     def __init__(

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 REJOIN = "on a node with the CA's key:  peerload invite        then here:  peerload join TOKEN"
 EXPIRES_WITHIN_S = 30 * 86_400.0
 DATAGRAM_AGE_S_MAX = 120.0
+"""Age of the newest datagram of any peer from which on UDP is taken to be blocked."""
 ROUNDS_S = 12.0
 """Time for each member within which a node surely probes all of them: two rounds, one probe in 3 s (`gossip = "wan"`)."""
-"""Age of the newest datagram of any peer from which on UDP is taken to be blocked."""
 MET_S_MIN = 30.0
 """A peer met more recently than this may not have had a reason to send one."""
 CLOCK_S_GOOD, CLOCK_S_MAX = 2.0, 60.0

@@ -96,7 +96,7 @@ class DoctorInput:
 
     @property
     def is_foreign(self) -> bool:
-        """True if the settings and the state of the agent are none of this user's business: root's, or the service's own."""
+        """True if the settings and the state of the agent concern only root and the service's own user, and this is another."""
         if not self.is_service or self.user_id == 0:
             return False
         try:
@@ -492,6 +492,7 @@ VOLATILE = ("tmpfs", "ramfs")
 
 
 FOREIGN = "for root and the service's own user:  sudo peerload doctor"
+"""Reason for a check to be skipped for the other users of the service."""
 
 
 def settings(facts: DoctorInput) -> Finding:

@@ -43,8 +43,8 @@ class Joblog:
 
     Seq, Host, Starttime (Unix s), JobRuntime (s), Send (always 0), Receive (bytes of stdout), Exitval, Signal, Command. In a
     command a line break is written as NUL. Each line is appended by one write, after the output of its task was printed, so
-    after a crash `--resume` loses no output; an incomplete last line is dropped when the file is read. ``resumes``: read it first and append to it, else
-    start it anew; ``again_failed``: failed tasks count as not done. skipped, skipped_failed: the number of tasks that are
+    after a crash `--resume` loses no output; an incomplete last line is dropped when the file is read. ``resumes``: read it
+    first and append to it, else start it anew; ``again_failed``: failed tasks count as not done. skipped, skipped_failed: the number of tasks that are
     not run again, and of those among them that had failed. Raises UsageError if it cannot be used."""
 
     def __init__(self, path: str, *, resumes: bool = False, again_failed: bool = False) -> None:

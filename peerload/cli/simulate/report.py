@@ -230,7 +230,7 @@ CSV_KEYS = (
 WORKLOAD = ("load", "nodes", "slots", "arrivals", "service", "transfer_delay", "message_delay", "tasks", "warmup")
 """Keys in which results agree that had the same tasks."""
 LENGTH = ("tasks", "warmup")
-"""Those of them that need not be the same from the beginning: a scenario is lengthened until it has settled."""
+"""Keys of the length of a run, which may differ: a scenario is lengthened until it has settled."""
 NUMBERS = re.compile(r"[0-9][0-9.,]*")
 """Two warnings that differ in nothing else are of one kind."""
 

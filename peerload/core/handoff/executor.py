@@ -8,8 +8,8 @@ is granted is applied in the order of ``ts``, which only this node's clock write
 keeps the newest ts with it, so that the next agent knows both.
 
 RESULT is durable before it is sent (D4), and is kept and repeated until its home has acknowledged it (R10), or is out of the
-cluster: revoked by the CA, or called gone for good by an operator of this node. An attempt
-without a result has died, unless the launcher confirms that it never had a process: then it is refused (D6).
+cluster: revoked by the CA, or called gone for good by an operator of this node. An attempt without a result has died, unless the
+launcher confirms that it never had a process: then it is refused (D6).
 
 A fence is durable before what it promises is said or done (D3, D6). No message is late by more than seconds, so a fence
 that was of no use for floor_kept_s may go: what it refuses, the nonce of a COMMIT refuses as well. Kept for longer are

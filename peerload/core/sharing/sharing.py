@@ -253,7 +253,7 @@ class Receiver:
         self._in_flight = 0
         self._retrying = self._asked_nobody = False
         self.is_paused = False
-        """True if there was nobody to ask, and no event since."""
+        """True if the last search by the timer asked nobody, and there was no event since."""
         self._promised: BoundedDict[bytes, float] = BoundedDict(PROMISED_MAX)
         """Time at which each promised task was asked for."""
 
