@@ -12,7 +12,7 @@ from peerload.cli.common.options import Options
 from peerload.client.blocking import Client
 from peerload.model.errors import ConfigError, PeerloadError, UsageError
 from peerload.model.text import printable
-from peerload.text.format import counted, print_lines, print_result, table
+from peerload.text.format import counted, print_lines, print_result, say, table
 
 if TYPE_CHECKING:
     from typing import Any
@@ -134,6 +134,9 @@ def _submitted(program: Program, found: Assignment, socket: str | None) -> dict[
             )
         except PeerloadError:
             if ids:
+                say(
+                    f"{printable(task.name)} is refused; cancelling those before it: {printable(' '.join(ids.values()))}"
+                )
                 client.cancel(list(ids.values()))
             raise
         ids[task.name] = handle.id

@@ -231,6 +231,8 @@ def test_what_was_submitted_before_a_refusal_is_cancelled(agent: FakeAgent) -> N
 
     agent.handlers["submit"] = submit
     agent.answer("cancel", cancelled=[], already_ended=[])
-    assert peerload("assign", "--submit", str(EXAMPLE), agent=agent).returncode == 125
+    done = peerload("assign", "--submit", str(EXAMPLE), agent=agent)
+    assert done.returncode == 125
     (cancelled,) = agent.asked(Cancel)
+    assert " ".join(cancelled.tasks).encode() in done.stderr
     assert len(cancelled.tasks) == len(agent.asked(Submit)) - 1
