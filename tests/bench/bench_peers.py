@@ -56,6 +56,7 @@ PLACES = ("Dask", "HyperQueue")
 """Tools with workers of their own, whose placement is compared."""
 TASK_S = 0.2
 BURST, STREAM_S, LOAD = 60, 15.0, 0.7
+ALONE, ALONE_PAUSE_S = 40, 0.05
 PATIENCE_S = 120.0
 INSTALL_S = 150.0
 MINUTES = 6
@@ -120,19 +121,19 @@ class Tool:
             raise ValueError((self._log.read_text(errors="replace").strip().splitlines() or ["it ended"])[-1][:200])
         return json.loads(line)
 
-    def _ask(self, request: str) -> None:
+    def _ask(self, request: str) -> int:
         assert self._process.stdin is not None
         self._process.stdin.write(request + "\n")
         self._process.stdin.flush()
-        self._answer()
+        return int(self._answer())
 
     def batch(self, count: int) -> None:
         """Run /bin/true so often."""
         self._ask(f"batch {count}")
 
-    def submit(self, argvs: Sequence[Sequence[str]]) -> None:
-        """Hand these tasks over, one after the other."""
-        self._ask(f"submit {json.dumps(argvs)}")
+    def submit(self, argvs: Sequence[Sequence[str]]) -> int:
+        """Hand these tasks over, one after the other → when that began, in ns since 1970, by the driver's reading."""
+        return self._ask(f"submit {json.dumps(argvs)}")
 
     def close(self) -> None:
         """End it."""
@@ -161,10 +162,12 @@ class Peerload:
         """See `Tool`."""
         self._agent.wait(self._agent.submit(TRUE, array=count))
 
-    def submit(self, argvs: Sequence[Sequence[str]]) -> None:
+    def submit(self, argvs: Sequence[Sequence[str]]) -> int:
         """See `Tool`."""
+        began_ns = time.time_ns()
         for argv in argvs:
             self._agent.submit(*argv)
+        return began_ns
 
 
 def set_up(tools: Path) -> dict[str, str]:
@@ -305,10 +308,24 @@ def placed(tool: Tool | Peerload, stamp: str, tasks: Sequence[tuple[float, float
     }
 
 
+def starts(tools: Sequence[Tool | Peerload], stamp: str) -> dict[str, list[float]]:
+    """From the submission of one task by a connected client to the start of its program, in s: ALONE of each tool, in turn."""
+    found: dict[str, list[float]] = {}
+    pause = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="pl-bench-") as name:
+        for number, (index, tool) in itertools.product(range(ALONE), enumerate(tools)):
+            stamps = Path(name) / f"{number}-{index}"
+            submitted_ns = tool.submit([[stamp, str(stamps), "0", "0"]])
+            wait_until(lambda stamps=stamps: stamps.exists() and stamps.read_bytes().endswith(b"\n"), PATIENCE_S)
+            found.setdefault(tool.name, []).append((int(stamps.read_text().split()[1]) - submitted_ns) / 1e9)
+            pause.wait(ALONE_PAUSE_S)
+    return found
+
+
 def placement(
     tools: Path, skipped: dict[str, str], rounds: int, workers: int, until_s: float
-) -> dict[str, dict[str, float]]:
-    """Medians of `placed`, for a burst and a stream, of peerload and the tools with workers."""
+) -> tuple[dict[str, dict[str, float]], dict[str, list[float]]]:
+    """Medians of `placed`, for a burst and a stream, and `starts`, of peerload and the tools with workers."""
     taken: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="pl-bench-") as name:
         subprocess.run(["cc", "-O1", "-x", "c", "-o", f"{name}/stamp", "-"], input=STAMP_C.encode(), check=True)
@@ -317,12 +334,16 @@ def placement(
             everybody: list[Tool | Peerload] = [Peerload(nodes), *started]
             for tool in everybody:
                 tool.batch(4 * workers)
+            alone = starts(everybody, f"{name}/stamp")
             for number, kind, tool in itertools.product(range(rounds), ("burst", "stream"), everybody):
                 if number and time.monotonic() > until_s:
                     break
                 row = placed(tool, f"{name}/stamp", arrivals(kind == "burst", workers), workers)
                 taken.setdefault(f"{kind}, {tool.name}", []).append(row)
-    return {what: {key: statistics.median(row[key] for row in rows) for key in rows[0]} for what, rows in taken.items()}
+    medians = {
+        what: {key: statistics.median(row[key] for row in rows) for key in rows[0]} for what, rows in taken.items()
+    }
+    return medians, alone
 
 
 def main() -> int:
@@ -340,7 +361,7 @@ def main() -> int:
         tools = Path(options.tools or made).resolve()
         skipped = set_up(tools)
         rates = batches(tools, skipped, options.rounds, options.tasks, began_s + 30 * options.minutes)
-        places = placement(tools, skipped, options.rounds, options.workers, began_s + 60 * options.minutes)
+        places, alone = placement(tools, skipped, options.rounds, options.workers, began_s + 60 * options.minutes)
     text = [
         f"{options.tasks} x /bin/true, {SLOTS} slots, medians of {options.rounds}; CPU with the tasks' own",
         f"  {'':14} {'tasks/s':>8} {'of floor':>9} {'peerload is':>12} {'CPU ms/task':>12}",
@@ -355,8 +376,14 @@ def main() -> int:
     for name, row in places.items():
         makespan, mean_s, p99_s, idle = row.values()
         text.append(f"  {name:20} {makespan:14.3f} {mean_s:7.3f} {p99_s:7.3f} {idle:21.1%}")
+    text.append(f"from a connected client's submission to the start, {ALONE} tasks one at a time, in turn")
+    text.append(f"  {'':20} {'p50 ms':>7} {'p95 ms':>7} {'peerload is':>12}")
+    for name, taken_s in alone.items():
+        middle_s = percentile(taken_s, 0.5)
+        ratio = percentile(alone["peerload"], 0.5) / middle_s
+        text.append(f"  {name:20} {1000 * middle_s:7.2f} {1000 * percentile(taken_s, 0.95):7.2f} {ratio:10.2f} x")
     text += [f"skipped: {name}: {why}" for name, why in skipped.items()]
-    report(text, {"batches": rates, "placement": places, "skipped": skipped}, as_json=options.json)
+    report(text, {"batches": rates, "placement": places, "starts": alone, "skipped": skipped}, as_json=options.json)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 `python peer_drivers.py NAME DIRECTORY WORKERS SLOTS` starts a tool with so many workers, prints the pids of its processes as a line
 of JSON, and does what each line of stdin says: ``batch N`` (N times /bin/true, to the end), or ``submit`` with a list of command
-lines. Each is answered by a line. It ends what it has started when stdin ends.
+lines. Each is answered by a line: 0, or when the submission began, in ns since 1970. It ends what it has started when stdin ends.
 """
 
 from __future__ import annotations
@@ -343,10 +343,12 @@ def main() -> None:
             verb, _, what = line.partition(" ")
             if verb == "batch":
                 tool.batch(int(what))
+                answer(0)
             else:
-                for argv in json.loads(what):
+                argvs, began_ns = json.loads(what), time.time_ns()
+                for argv in argvs:
                     tool.submit(argv)
-            answer("done")
+                answer(began_ns)
     finally:
         tool.close()
 
