@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peerload.model.errors import BadMessage
+from peerload.model.messages import Envelope, Unpair
 from peerload.wire import control, frame, join, peer
 from tests.wording import Says
 
 DOORS = [
     control.decode_request,
     control.decode_answer,
-    peer.decode,
     peer.decode_datagram,
     join.decode_newcomer,
     join.decode_node,
@@ -53,6 +53,22 @@ def test_each_door_says_so(decode: Any) -> None:
     with pytest.raises(BadMessage) as told:
         decode(deep)
     assert Says.NESTED(16) in told.value.why
+
+
+@pytest.mark.rule("P1", "S18")
+@pytest.mark.parametrize("outer", [b"\x91", b"\x81\xa1a"])
+def test_a_frame_of_a_peer_is_as_deep_as_its_types(outer: bytes) -> None:
+    """What nobody knows is skipped, but not at any depth."""
+    known = peer.encode(Envelope(1, "c", "n1", "b" * 32, 1, Unpair(1)))
+    with_more = bytes((known[0] + 1,)) + known[1:] + b"\xa4more"
+    assert peer.decode(with_more + nested(17, outer=outer)) == peer.decode(known)
+    for deep in (
+        nested(17, outer=outer),
+        with_more + nested(2_000, outer=outer),
+        with_more + nested(99_000, outer=outer),
+    ):
+        with pytest.raises(BadMessage):
+            peer.decode(deep)
 
 
 _VALUES = st.recursive(
