@@ -435,8 +435,8 @@ def jobs_of(store: StoreReader, counter: int, member: int) -> list[DueJob]:
 
 
 def pending_notifications(store: StoreReader) -> set[tuple[int, int]]:
-    """The number of each pending notification, and how often it has failed."""
-    rows = store.rows("SELECT number, tries FROM chores WHERE kind = ?", (CompletionJob.NOTIFY.value,))
+    """The submission of each pending notification, and how often it has failed."""
+    rows = store.rows("SELECT counter, tries FROM chores WHERE kind = ?", (CompletionJob.NOTIFY.value,))
     return {(row[0], row[1]) for row in rows}
 
 
