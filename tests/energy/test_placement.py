@@ -173,6 +173,19 @@ def test_a_task_that_may_wait_starts_in_the_cheapest_window_and_new_prices_count
     assert x.node.ledger.running
 
 
+def test_a_task_that_waits_for_its_cheapest_window_takes_no_slot_of_its_group() -> None:
+    x = given()
+    x.when(events.PricesRead(PRICES))
+    x.when(events.GroupRequested(9, "g", slots=1))
+    x.submit(spec(est_s=500.0), terms=SubmitOptions(group="g", start_by=WALL_S + 5000.0))
+    x.submit(spec(est_s=500.0), terms=SubmitOptions(group="g"))
+    assert [x.task(number).phase for number in (1, 2)] == [HomePhase.RESTING, HomePhase.HERE]
+    x.when(events.PricesRead(((WALL_S, 2.0),)))
+    assert x.task().phase is HomePhase.GATED
+    x.end(x.task(2).key)
+    assert x.task().phase is HomePhase.HERE
+
+
 def test_what_is_not_known_of_the_time_after_the_prices_is_not_waited_for() -> None:
     x = given()
     x.when(events.PricesRead(PRICES))
