@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from peerload.agent.runtime import RunState
     from peerload.agent.store.disk_space import DiskReserve
     from peerload.model.actions import Row
+    from peerload.model.events import AgentStarted
     from peerload.model.task import TaskRecord
 
 
@@ -344,6 +345,14 @@ class Store(StoreRecovery):
         except StoreError:
             self.close()
             raise
+
+    def recover(self) -> AgentStarted:
+        """See `StoreRecovery`."""
+        try:
+            return super().recover()
+        except StoreError as error:
+            why, hint = error.why, self._how_to_set_aside()
+            raise StoreError(f"the database {self._path} cannot be used", why=why, hint=hint) from None
 
     def _drop_partial(self) -> None:
         """Drop the members of arrays whose submission was cut short: nobody was told of them. Their numbers are not given

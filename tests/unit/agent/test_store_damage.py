@@ -318,6 +318,22 @@ def test_what_is_to_be_set_aside_is_all_of_the_database(tmp_path: Path) -> None:
         assert opened.store.is_new
 
 
+def test_damage_that_is_found_only_when_the_tasks_are_read_has_the_same_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with Opened(path):
+        pass
+    connection = sqlite3.connect(path)
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'groups'").fetchone()
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"no page" * 50)
+    with Opened(path) as opened, pytest.raises(StoreError, match=Says.CANNOT_BE_USED()) as caught:
+        opened.store.recover()
+    assert f"mv {path} " in caught.value.hint
+
+
 def _change(path: Path, *statements: str) -> None:
     connection = sqlite3.connect(path)
     for statement in statements:
