@@ -329,6 +329,7 @@ class Node:
     def _restart(self, event: events.AgentStarted) -> None:
         """Take up every unfinished task and every attempt that is here for another home."""
         self.submissions.restore(event.counter)
+        self.state.prices = event.prices
         self.executor.fences.restore(event.floors)
         self.state.attempts_from, self.state.attempts_up_to = event.attempts_from, event.attempts_up_to
         if event.drained is not None:
