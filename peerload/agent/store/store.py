@@ -337,11 +337,10 @@ class Store(StoreRecovery):
                 self._writer.execute(schema.DROP_OLD_FLOORS, (self.date.now() - KEPT_S,))
         except sqlite3.Error as error:
             self.close()
-            raise StoreError(
-                f"the database {self._path} cannot be used",
-                why=str(error),
-                hint=self._how_to_set_aside(),
-            ) from None
+            hint = self._how_to_set_aside()
+            if is_full(error, self._path.parent):
+                hint = "its disk is full; make room, then start the agent again:  peerload clean --outputs --older 1d"
+            raise StoreError(f"the database {self._path} cannot be used", why=str(error), hint=hint) from None
         except StoreError:
             self.close()
             raise
@@ -426,8 +425,9 @@ class Store(StoreRecovery):
                 f"another agent (pid {holder}) uses {self._path.parent}",
                 hint="another node on this machine: --state DIR",
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.write(self._lock, b"%d\n" % os.getpid())
+        with contextlib.suppress(OSError):  # a full disk: whoever finds it locked does not hear by whom
+            os.ftruncate(self._lock, 0)
+            os.write(self._lock, b"%d\n" % os.getpid())
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=10.0)
