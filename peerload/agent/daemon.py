@@ -530,7 +530,8 @@ class Daemon:
         consumer = Consumer(
             self.node, self.performer, self.outbox, self.run_state, recorder, validates=self.config.debug_validate
         )
-        self._begin(kept, launcher)
+        price_feed = PriceFeed(self.config.energy.price_file, self.inbox, self.event_log)
+        self._begin(kept, launcher, await price_feed.read())
         del kept  # this coroutine lives as long as the agent, and the rows of a million tasks are half a gigabyte
         if self.disk.state != "ok":
             self.disk.report("at the agent's start", self.inbox, self.event_log)
@@ -551,7 +552,7 @@ class Daemon:
                 self.node_hooks.run(),
                 self.address_watch.run(),
                 watch_memory(self.node),
-                PriceFeed(self.config.energy.price_file, self.inbox, self.event_log).run(),
+                price_feed.run(),
                 PowerDown(
                     loader.sleep_after_s(self.config.energy),
                     self.config.energy.suspend_cmd,
@@ -636,7 +637,9 @@ class Daemon:
         members = (replace(row, directory_here=False) if is_away(row) else row for row in kept.members)
         return replace(kept, tasks=tuple(tasks), members=tuple(members))
 
-    def _begin(self, kept: events.AgentStarted, launcher: events.LauncherReady) -> None:
+    def _begin(
+        self, kept: events.AgentStarted, launcher: events.LauncherReady, prices: tuple[tuple[float, float], ...]
+    ) -> None:
         """Give the core its first event: the durable state and the running processes."""
         self.inbox.put(
             msgspec.structs.replace(
@@ -651,6 +654,7 @@ class Daemon:
                 seeds=self.config.peer,
                 commits_lost=self.store.lost is not None,
                 revoked=self.keyring.trust.revoked_nodes(),
+                prices=prices,
             )
         )
         if self.launcher is not None and self.launcher.enforces_cores:

@@ -422,24 +422,27 @@ class PriceFeed:
     async def run(self) -> None:
         """Look every PRICES_EVERY_S, for ever."""
         while self._is_given:
-            await self.look()
+            if prices := await self.read():
+                self._inbox.put(PricesRead(prices))
             await next_tick(PRICES_EVERY_S)
 
-    async def look(self) -> None:
-        """Read the file if it is another than before."""
+    async def read(self) -> tuple[tuple[float, float], ...]:
+        """Read the file if it is another than before → the prices; () if there are no new ones."""
+        if not self._is_given:
+            return ()
         try:
             facts = self._path.stat()
             seen: object = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
         except OSError as error:
             seen = error.errno
         if seen == self._seen:
-            return
+            return ()
         self._seen = seen
         try:
             prices = await asyncio.to_thread(load_prices, self._path)
         except ConfigError as error:
             log.warning("price file refused: error=%s", error)
             self._event_log.record("energy", "prices refused", reason=f"{error}{error.why and f' ({error.why})'}")
-            return
+            return ()
         self._event_log.record("energy", "prices read", reason=f"{len(prices) - 2} rows of {self._path}")
-        self._inbox.put(PricesRead(prices))
+        return prices

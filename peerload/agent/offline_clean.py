@@ -63,7 +63,7 @@ def cleaned(state: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
 @contextlib.contextmanager
 def _locked(state: Path) -> Iterator[None]:
     """Keep agents from starting in this state directory."""
-    lock = os.open(state / "lock", os.O_RDWR | os.O_CLOEXEC)
+    lock = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

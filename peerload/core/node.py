@@ -329,6 +329,7 @@ class Node:
     def _restart(self, event: events.AgentStarted) -> None:
         """Take up every unfinished task and every attempt that is here for another home."""
         self.submissions.restore(event.counter)
+        self.state.prices = event.prices
         self.executor.fences.restore(event.floors)
         self.state.attempts_from, self.state.attempts_up_to = event.attempts_from, event.attempts_up_to
         if event.drained is not None:
@@ -344,11 +345,11 @@ class Node:
             remote = self.executor.adopt(record)
             if remote.phase is not RemotePhase.ENDED:
                 self.runs.restore(remote)
+        works: list[HomeTask | UntouchedMembers] = [*queued, *map(self.intake.restored_members, together)]
+        self.eligibility.dependencies.restored()  # what is awaited is counted, before any of it ends
         self.runs.reconcile(event.running, dict(event.ended), event.frozen)
         for home, at in event.revoked:  # whoever has that name anew has started its tasks after that
             self.executor.home_revoked(home, at)
-        works: list[HomeTask | UntouchedMembers] = [*queued, *map(self.intake.restored_members, together)]
-        self.eligibility.dependencies.restored()
         if event.commits_lost:
             self.handoff.leases.commits_lost(queued)
         for work in sorted(works, key=submission_order) if together else works:

@@ -136,7 +136,7 @@ class AgentStarted(_Event, frozen=True):
     nodes that were ever shut out of the cluster, and when (Unix s). attempts_from: the next attempt of a task of a
     submission up to attempts_up_to has at least this number, since a loss of commits has taken what was known of the numbers
     below. wake_s: how long nodes took to wake, where that was learned; asleep: those that slept; gone: those that had left or
-    were forgotten, with the age of that.
+    were forgotten, with the age of that; prices: as in `PricesRead`.
     """
 
     tasks: tuple[TaskRow, ...] = ()
@@ -160,6 +160,7 @@ class AgentStarted(_Event, frozen=True):
     wake_s: tuple[tuple[str, float], ...] = ()
     asleep: tuple[Profile, ...] = ()
     gone: tuple[MembershipUpdate, ...] = ()
+    prices: tuple[tuple[float, float], ...] = ()
 
 
 class TaskSubmitted(_Request, frozen=True):

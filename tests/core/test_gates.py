@@ -259,6 +259,18 @@ def test_an_array_counts_when_all_of_it_has_ended_and_fails_at_once() -> None:
     assert x.end(key["x/1.1"])[-3:] == RUNS
 
 
+def test_to_tell_that_a_task_waits_for_an_array_its_members_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = alone()
+    x.submit(indices=(1, 2, 3))
+    x.submit(terms=SubmitOptions(after=("x/1",)))
+    x.when(events.TasksFound((events.TaskFound("x/1", is_known=True),)))
+    monkeypatch.setattr(x.node.home, "unfinished_in", None)
+    for left in (3, 2, 1):
+        assert words(x, 2) == Says.AFTER("x/1", f"{left} of it unfinished")
+        x.end(by_name(x, f"x/1.{left}").key)
+    assert x.task(2).phase is HomePhase.HERE
+
+
 def test_what_ended_before_is_found_on_disk() -> None:
     x = alone()
     x.submit()

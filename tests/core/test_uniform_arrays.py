@@ -14,7 +14,7 @@ from peerload.model import events, messages
 from peerload.model.actions import Answer, MembersCancelled, Persist, PutMembers, PutTask, TaskChanged
 from peerload.model.config import CoreConfig
 from peerload.model.events import AgentStarted, MembersRow, TaskRow
-from peerload.model.task import SubmitOptions, TaskRecord, TaskState, member_uid, ranges
+from peerload.model.task import Exit, SubmitOptions, TaskRecord, TaskState, execution_key, member_uid, ranges
 from tests.core.given import ACCEPTS, SENDER, Given, spec
 
 NEVER = 1_000_000
@@ -171,6 +171,22 @@ def test_after_a_restart_untouched_members_are_waited_for() -> None:
     tasks = (TaskRow(first, spec()), TaskRow(later, spec(), terms=SubmitOptions(after=("x/4",))))
     x = given(started=AgentStarted(tasks, members=(MembersRow(array, KEY, 2, 4, 1, spec()),), counter=5))
     for _ in range(4):
+        assert x.node.home.by_id["x/5"].phase is HomePhase.GATED
+        x.end(next(iter(x.node.ledger.running)))
+    assert x.node.home.by_id["x/5"].phase is not HomePhase.GATED
+
+
+def test_an_end_that_is_found_at_a_restart_is_one_of_many_that_are_waited_for() -> None:
+    array = TaskRecord("x/4", b"", TaskState.QUEUED, 5.0, reason="submitted")
+    later = msgspec.structs.replace(array, task="x/5", uid=bytes(range(16)))
+    first = msgspec.structs.replace(
+        array, task="x/4.1", uid=member_uid(KEY, 1), state=TaskState.LEASED, attempt=1, node="x"
+    )
+    tasks = (TaskRow(later, spec(), terms=SubmitOptions(after=("x/4",))), TaskRow(first, spec()))
+    members = (MembersRow(array, KEY, 2, 4, 1, spec()),)
+    ended = ((execution_key(first.uid, 1), Exit(0)),)
+    x = given(started=AgentStarted(tasks, members=members, ended=ended, counter=5))
+    for _ in range(3):
         assert x.node.home.by_id["x/5"].phase is HomePhase.GATED
         x.end(next(iter(x.node.ledger.running)))
     assert x.node.home.by_id["x/5"].phase is not HomePhase.GATED

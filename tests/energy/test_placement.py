@@ -11,7 +11,7 @@ from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.gossip import MemberStatus
 from peerload.model.resources import LoadReport, PowerCurve, Profile, Quality, ResourceRequest
-from peerload.model.task import SubmitOptions
+from peerload.model.task import SubmitOptions, TaskRecord, TaskState
 from peerload.policy.registry import build_preset, preset_source
 from tests.core.given import WALL_S, Given, spec
 from tests.wording import Says
@@ -171,6 +171,27 @@ def test_a_task_that_may_wait_starts_in_the_cheapest_window_and_new_prices_count
     x.when(events.PricesRead(((WALL_S, 2.0),)))
     assert x.node.dispatch.deferral(x.task()) is None
     assert x.node.ledger.running
+
+
+def test_a_task_waits_for_its_cheapest_window_also_after_a_restart() -> None:
+    record = TaskRecord("x/4", bytes(range(16)), TaskState.QUEUED, WALL_S, reason="submitted")
+    row = events.TaskRow(record, spec(est_s=500.0), terms=SubmitOptions(start_by=WALL_S + 5000.0))
+    x = Given(peers=(), started=events.AgentStarted((row,), counter=4, prices=PRICES))
+    assert x.node.dispatch.deferral(x.task(4)) == (WALL_S + 1000.0, 1.0, 5.0)
+    assert not x.node.ledger.running
+
+
+def test_a_task_that_waits_for_its_cheapest_window_takes_no_slot_of_its_group() -> None:
+    x = given()
+    x.when(events.PricesRead(PRICES))
+    x.when(events.GroupRequested(9, "g", slots=1))
+    x.submit(spec(est_s=500.0), terms=SubmitOptions(group="g", start_by=WALL_S + 5000.0))
+    x.submit(spec(est_s=500.0), terms=SubmitOptions(group="g"))
+    assert [x.task(number).phase for number in (1, 2)] == [HomePhase.RESTING, HomePhase.HERE]
+    x.when(events.PricesRead(((WALL_S, 2.0),)))
+    assert x.task().phase is HomePhase.GATED
+    x.end(x.task(2).key)
+    assert x.task().phase is HomePhase.HERE
 
 
 def test_what_is_not_known_of_the_time_after_the_prices_is_not_waited_for() -> None:

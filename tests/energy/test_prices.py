@@ -66,17 +66,17 @@ class Log:
 
 
 def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
-    path, put, events = tmp_path / "prices.csv", PutEvents(), Log()
-    feed = PriceFeed(str(path), put, events)  # type: ignore[arg-type]
+    path, events = tmp_path / "prices.csv", Log()
+    feed = PriceFeed(str(path), PutEvents(), events)  # type: ignore[arg-type]
 
-    def look(text: str | None) -> int:
+    def look(text: str | None) -> bool:
         if text is not None:
             path.with_suffix(".new").write_text(text)
             path.with_suffix(".new").replace(path)
-        asyncio.run(feed.look())
-        return len(put)
+        return asyncio.run(feed.read()) != ()
 
-    assert [look(None), look(DAY), look(None), look(DAY + "rubbish"), look(DAY + "\n")] == [0, 1, 1, 1, 2]
+    read = [look(None), look(DAY), look(None), look(DAY + "rubbish"), look(DAY + "\n")]
+    assert read == [False, True, False, False, True]
     assert events.states == ["prices refused", "prices read", "prices refused", "prices read"]
 
 

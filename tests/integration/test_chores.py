@@ -185,6 +185,19 @@ def test_a_notice_that_runs_is_found_again_and_one_whose_launcher_died_is_given_
     wait_until(lambda: [state for state, _ in told(agent, task)][-1:] == ["notified"], what="that it is told")
 
 
+def test_a_notice_is_given_also_after_a_launcher_that_gave_others_was_killed(cluster: Cluster) -> None:
+    agent = cluster.agent("n1")
+    notice = {"notify": b"echo $PEERLOAD_TASK_ID >>" + place(agent, "log")}
+    first = submit(agent, "true", terms=notice)
+    wait_until(lambda: [state for state, _ in told(agent, first)] == ["notified"], 20)
+    old = agent.launcher_pid
+    os.kill(old, 9)
+    wait_until(lambda: agent.launcher_pid != old, 20)
+    second = submit(agent, "true", terms=notice)
+    wait_until(lambda: [state for state, _ in told(agent, second)] == ["notified"], 20)
+    assert content(agent, "log") == f"{first}\n{second}\n".encode()
+
+
 def test_of_an_array_there_is_one_notice_when_the_last_has_ended(cluster: Cluster) -> None:
     agent = cluster.agent("n1")
     shows = b"echo $PEERLOAD_TASK_ID $PEERLOAD_STATE $PEERLOAD_DONE/$PEERLOAD_FAILED/$PEERLOAD_CANCELLED >>"

@@ -18,7 +18,7 @@ import msgspec
 from peerload.agent.accounts import output_patterns, output_targets
 from peerload.agent.output.spool import STREAMS, remove
 from peerload.agent.runtime import BackgroundTasks
-from peerload.agent.store.maintenance import JobDone, JobPostponed, due_jobs, jobs_of, next_job_due_at
+from peerload.agent.store.maintenance import DUE_S_MAX, JobDone, JobPostponed, due_jobs, jobs_of, next_job_due_at
 from peerload.launcher.system.write_as_user import FileChanged
 from peerload.model.actions import PutEvent
 from peerload.model.bounded import BoundedDict
@@ -46,7 +46,7 @@ log = logging.getLogger("peerload.agent")
 AT_A_TIME = {CompletionJob.FILES: 4, CompletionJob.NOTIFY: 4}
 TRIES_MAX = 8
 """Number of tries before a job is abandoned: some minutes."""
-PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
+PAUSE_S, PAUSE_S_MAX = 1.0, DUE_S_MAX
 """The pause before the second try; it doubles, up to the other."""
 ENDS_SOON_S = 0.5
 """A cancelled task whose process has not gone yet is looked at again after this: that is no try."""

@@ -242,7 +242,7 @@ class NotifyHooks:
 
     def remove_orphans(self) -> None:
         """Forget the commands without a job: they were done, and an earlier agent was killed before it forgot them."""
-        job = {_key(number, tries) for number, tries in pending_notifications(self._store)}
+        job = {_key(counter, tries) for counter, tries in pending_notifications(self._store)}
         for key in (*self._running, *self._ended):
             if key not in job:
                 self._launcher.signal(key, SIGKILL)
@@ -269,7 +269,7 @@ class NotifyHooks:
     async def carry_out(self, job: DueJob) -> tuple[str, str]:
         """Run the command of a job, or wait for the one that runs already → the state and the reason of the event
         about it. Raises NotificationLost, StoreError."""
-        key = _key(job.number, job.tries)
+        key = _key(job.counter, job.tries)
         exit_ = self._ended.get(key)
         late = ""
         if exit_ is None:
@@ -356,6 +356,7 @@ class NotifyHooks:
         return facts
 
 
-def _key(number: int, tries: int) -> str:
-    """The launcher's key of a command: another for each try."""
-    return f"{PREFIX}{number}-{tries}"
+def _key(counter: int, tries: int) -> str:
+    """The launcher's key of a command: another for each try, and by its submission, of which the number is never given again: a
+    launcher that starts anew has the exit records of earlier commands."""
+    return f"{PREFIX}{counter}-{tries}"

@@ -57,7 +57,7 @@ REQUEST_COSTS: dict[type[msgspec.Struct], int] = {
 }
 """Tokens of requests that read all tasks or nodes. Every other request takes one."""
 WAITED_MAX = 1_000_000
-"""Bound on tasks that the requests of one user wait for, in system mode."""
+"""Bound on tasks that the requests of one user wait for, or list, in system mode."""
 WAITED_BY_NODE_MAX = 2_000_000
 """Bound for all users of one other node, in any mode, since a node could invent users."""
 WAITED_RETRY_S = 60.0
@@ -390,7 +390,7 @@ class WaitCharge:
         for payer, most in self._bounds:
             if self._tasks[payer] + tasks > most:
                 raise SlowDown(
-                    "too many tasks are waited for at once",
+                    "too many tasks are waited for, or listed, at once",
                     why=f"{self._tasks[payer]} are, {tasks} more were asked for; at most {most}",
                     retry_after_s=WAITED_RETRY_S,
                 )

@@ -66,6 +66,8 @@ PAGE_TOKENS = 50
 """Tokens of one page."""
 LISTED_HERE_MAX = 2000
 """Longer lists are queried in a thread."""
+LISTED_AS = 4
+"""A task in a list that its client has not read yet counts as so many that are waited for: its row is larger."""
 EVENTS_AT_A_TIME = 256
 FINAL_STATES = frozenset(state.value for state in TaskState if state.is_final)
 MEMBERS_MAX = 10_000
@@ -167,27 +169,28 @@ class TaskQueries:
             found, truncated = store.listed(ended_after, request.limit, states=criteria.states, node=request.node)
         damaged: list[Damage] = []
         first = 0
-        while first < len(found):
-            some = found[first : first + PAGE_TASKS]
-            first += len(some)
-            page = store.read([row.first for row in some])
-            together = {task_name(self._node.state.node, *row.first[:2]): row for row in some if row.count > 1}
-            damaged += page.damaged
-            if hiding := [together[damage.task] for damage in page.damaged if damage.task in together]:
-                found += await asyncio.to_thread(store.behind, whole.path, hiding)
-            tasks = []
-            for record, spec in page.rows:
-                shown = task_row(self._node, record, spec, self._user)
-                if request.states and shown["state"] not in request.states:
-                    continue
-                if shown["state"] == "queued":
-                    shown["reason"] = why_waiting(self._node, record)
-                if request.limit <= LISTED_HERE_MAX:
-                    shown |= views.error_line(self._spool, record)
-                if record.task in together:
-                    shown |= views.array_row(shown, together[record.task])
-                tasks.append(shown)
-            await send_page(self._quotas, connection, request.id, tasks)
+        with self._quotas.charge(connection.caller, LISTED_AS * len(found)):
+            while first < len(found):
+                some = found[first : first + PAGE_TASKS]
+                first += len(some)
+                page = store.read([row.first for row in some])
+                together = {task_name(self._node.state.node, *row.first[:2]): row for row in some if row.count > 1}
+                damaged += page.damaged
+                if hiding := [together[damage.task] for damage in page.damaged if damage.task in together]:
+                    found += await asyncio.to_thread(store.behind, whole.path, hiding)
+                tasks = []
+                for record, spec in page.rows:
+                    shown = task_row(self._node, record, spec, self._user)
+                    if request.states and shown["state"] not in request.states:
+                        continue
+                    if shown["state"] == "queued":
+                        shown["reason"] = why_waiting(self._node, record)
+                    if request.limit <= LISTED_HERE_MAX:
+                        shown |= views.error_line(self._spool, record)
+                    if record.task in together:
+                        shown |= views.array_row(shown, together[record.task])
+                    tasks.append(shown)
+                await send_page(self._quotas, connection, request.id, tasks)
         if criteria == Criteria():
             damaged += store.damaged_besides(damaged, request.limit)
         knows_all = connection.caller.sees_all and not store.has_damage  # of a million, which are not counted then

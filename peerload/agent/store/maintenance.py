@@ -52,7 +52,7 @@ _DROP_EVENTS = f"DELETE FROM events WHERE counter = ? AND member = ? AND {_NOT_L
 _DOOM = "INSERT OR IGNORE INTO doomed VALUES (?)"
 _FIRST = (0.0, -1, SINGLE - 1)
 _LAST = (float("inf"), 1 << 62, 1 << 62)
-DUE_S_MAX = 3600.0
+DUE_S_MAX = 60.0
 """Longest postponement: a job that is due later was postponed while the machine's date was ahead."""
 _PUT_JOB = "INSERT OR IGNORE INTO chores (kind, counter, member, due_at) VALUES (?, ?, ?, 0)"
 _JOB_COLUMNS = "number, kind, counter, member, due_at, tries, why"
@@ -435,8 +435,8 @@ def jobs_of(store: StoreReader, counter: int, member: int) -> list[DueJob]:
 
 
 def pending_notifications(store: StoreReader) -> set[tuple[int, int]]:
-    """The number of each pending notification, and how often it has failed."""
-    rows = store.rows("SELECT number, tries FROM chores WHERE kind = ?", (CompletionJob.NOTIFY.value,))
+    """The submission of each pending notification, and how often it has failed."""
+    rows = store.rows("SELECT counter, tries FROM chores WHERE kind = ?", (CompletionJob.NOTIFY.value,))
     return {(row[0], row[1]) for row in rows}
 
 

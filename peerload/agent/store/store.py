@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from peerload.agent.runtime import RunState
     from peerload.agent.store.disk_space import DiskReserve
     from peerload.model.actions import Row
+    from peerload.model.events import AgentStarted
     from peerload.model.task import TaskRecord
 
 
@@ -336,14 +337,21 @@ class Store(StoreRecovery):
                 self._writer.execute(schema.DROP_OLD_FLOORS, (self.date.now() - KEPT_S,))
         except sqlite3.Error as error:
             self.close()
-            raise StoreError(
-                f"the database {self._path} cannot be used",
-                why=str(error),
-                hint=self._how_to_set_aside(),
-            ) from None
+            hint = self._how_to_set_aside()
+            if is_full(error, self._path.parent):
+                hint = "its disk is full; make room, then start the agent again:  peerload clean --outputs --older 1d"
+            raise StoreError(f"the database {self._path} cannot be used", why=str(error), hint=hint) from None
         except StoreError:
             self.close()
             raise
+
+    def recover(self) -> AgentStarted:
+        """See `StoreRecovery`."""
+        try:
+            return super().recover()
+        except StoreError as error:
+            why, hint = error.why, self._how_to_set_aside()
+            raise StoreError(f"the database {self._path} cannot be used", why=why, hint=hint) from None
 
     def _drop_partial(self) -> None:
         """Drop the members of arrays whose submission was cut short: nobody was told of them. Their numbers are not given
@@ -417,8 +425,9 @@ class Store(StoreRecovery):
                 f"another agent (pid {holder}) uses {self._path.parent}",
                 hint="another node on this machine: --state DIR",
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.write(self._lock, b"%d\n" % os.getpid())
+        with contextlib.suppress(OSError):  # a full disk: whoever finds it locked does not hear by whom
+            os.ftruncate(self._lock, 0)
+            os.write(self._lock, b"%d\n" % os.getpid())
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=10.0)

@@ -448,6 +448,8 @@ class TaskDispatch:
         start_s = self._cheapest_start(task)
         now = self._state.now.wall_s
         if start_s > now:
+            if not task.record.last_node:  # else a node may come back with it
+                self._home.mediator.task_kept_back(task)
             self._home.rest(task, start_s - now)
         return start_s > now
 

@@ -217,7 +217,8 @@ class Dependencies:
 
     def state_text(self, name: str) -> str:
         """The state of a task, or an array, of this home in a few words."""
-        unfinished = self._home.unfinished_in(name)
+        awaited = self._awaited.get(name)
+        unfinished = self._home.unfinished_in(name) if awaited is None else awaited.left
         if not unfinished:
             return "over"
         task = self._home.by_id.get(name)

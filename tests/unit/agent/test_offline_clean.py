@@ -106,6 +106,12 @@ def test_where_there_is_no_room_for_the_rows_the_files_go_first(state: Path, mon
     assert left(state) == [(3, 1), (3, 2)]
 
 
+def test_a_state_directory_that_was_put_back_without_its_lock_is_cleaned(state: Path) -> None:
+    (state / "lock").unlink()
+    assert cleaned(state, ASKED) is not None
+    assert left(state) == [(3, 1), (3, 2)]
+
+
 def test_nothing_is_touched_where_an_agent_works_or_there_was_none(state: Path, tmp_path: Path) -> None:
     store = Store(state / DATABASE, "n")
     store.open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -316,6 +317,42 @@ def test_what_is_to_be_set_aside_is_all_of_the_database(tmp_path: Path) -> None:
     assert not any((tmp_path / name).exists() for name in there)
     with Opened(path) as opened:
         assert opened.store.is_new
+
+
+def test_damage_that_is_found_only_when_the_tasks_are_read_has_the_same_way_out(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with Opened(path):
+        pass
+    connection = sqlite3.connect(path)
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'groups'").fetchone()
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"no page" * 50)
+    with Opened(path) as opened, pytest.raises(StoreError, match=Says.CANNOT_BE_USED()) as caught:
+        opened.store.recover()
+    assert f"mv {path} " in caught.value.hint
+
+
+def test_on_a_full_disk_nobody_is_told_to_set_the_database_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    def no_room(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = Store(tmp_path / "db", "ws1")
+    monkeypatch.setattr(Store, "_prepare", full)
+    monkeypatch.setattr(os, "ftruncate", no_room)
+    with pytest.raises(StoreError, match=Says.CANNOT_BE_USED()) as caught:
+        store.open()
+    assert "peerload clean" in caught.value.hint
+    assert "mv " not in caught.value.hint
 
 
 def _change(path: Path, *statements: str) -> None:

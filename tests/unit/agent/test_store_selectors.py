@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from peerload.agent.control.authorization import Principal
+from peerload.agent.control import authorization
+from peerload.agent.control.authorization import Principal, Quotas
 from peerload.agent.control.task_ids import TaskIds
+from peerload.agent.requests import task_queries
 from peerload.agent.requests.task_queries import TaskQueries
 from peerload.agent.store.reader import REF_CHARS_MAX, SINGLE_MAX, Criteria, references
 from peerload.agent.store.schema import TaskSelection
 from peerload.model.actions import PutSubmission
-from peerload.model.errors import BadRequest, NoSuchTask
+from peerload.model.config import AgentConfig
+from peerload.model.errors import BadRequest, NoSuchTask, SlowDown
 from peerload.model.events import Submission
 from peerload.model.task import SINGLE, SubmitOptions, TaskState
 from peerload.wire import control
@@ -74,6 +77,39 @@ def test_a_selector_matches_what_the_asker_may_see(parts: Any) -> None:
     assert answer(parts, ROOT, all_users=True, tags=("p",))["selected"] == ["ws1/1", "ws1/2"]
     assert answer(parts, ROOT, tasks=("3",), states=("queued",))["selected"] == ["ws1/3.5"]
     assert answer(parts, BOB, tasks=("3",))["selected"] == []
+
+
+@pytest.mark.rule("L3")
+def test_lists_that_their_client_does_not_read_have_a_bound(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authorization, "WAITED_MAX", 30)  # a list has 5 tasks
+    monkeypatch.setattr(task_queries, "task_row", lambda *_: {"state": "held"})
+
+    async def story() -> None:
+        sent, read, unused = asyncio.Event(), asyncio.Event(), None
+
+        async def stream(*_: object) -> None:
+            sent.set()
+            await read.wait()
+
+        connection: Any = SimpleNamespace(caller=ROOT, ok=lambda *_: None, stream=stream)
+        reads: Any = SimpleNamespace(readable=lambda _connection: _now(parts.store))
+        access: Any = SimpleNamespace(store=lambda _caller: parts.store)
+        parts.node.home.unfinished = dict
+        config = AgentConfig(node="ws1", state="s", socket="k", mode="system")
+        quotas = Quotas(config, parts.store, unused, clock=lambda: 0.0)  # type: ignore[arg-type]
+        ids: Any = TaskIds(parts.store, "ws1")
+        lists = TaskQueries(reads, ids, access, quotas, unused, parts.node, unused)  # type: ignore[arg-type]
+        wanted = control.TasksRequest(id=1, limit=2001)
+        held = asyncio.create_task(lists.tasks(connection, wanted))
+        await sent.wait()
+        with pytest.raises(SlowDown):
+            async with asyncio.timeout(30.0):
+                await lists.tasks(connection, wanted)
+        read.set()
+        await held
+        await lists.tasks(connection, wanted)
+
+    asyncio.run(story())
 
 
 def test_running_and_leased_are_told_apart(parts: Any) -> None:

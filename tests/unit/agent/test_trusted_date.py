@@ -155,7 +155,8 @@ def test_retention_does_not_act_on_a_date_ahead(tmp_path: Path, ahead: Callable[
         assert left(opened) == []
 
 
-def test_a_chore_postponed_under_a_date_ahead_is_due_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead_s", [40 * DAY_S, 3000.0])
+def test_a_chore_postponed_under_a_date_ahead_is_due_again(tmp_path: Path, ahead_s: float) -> None:
     now = time.time()
     with Opened(tmp_path / "db") as opened:
         opened.keep(submission(1), put(1, TaskState.DONE, ended_at=now), PutChores("ws1/1", (CompletionJob.FILES,)))
@@ -163,7 +164,7 @@ def test_a_chore_postponed_under_a_date_ahead_is_due_again(tmp_path: Path) -> No
         opened.keep(JobPostponed(owed.number, 1, now + 30.0, "no room"))
         assert due_jobs(opened.store, CompletionJob.FILES, now, 9, ()) == []
         assert len(due_jobs(opened.store, CompletionJob.FILES, now + 30.0, 9, ())) == 1
-        opened.keep(JobPostponed(owed.number, 2, now + 40 * DAY_S, "no room"))
+        opened.keep(JobPostponed(owed.number, 2, now + ahead_s, "no room"))
         assert len(due_jobs(opened.store, CompletionJob.FILES, now, 9, ())) == 1
 
 
