@@ -99,10 +99,10 @@ class Integral(msgspec.Struct):
 
 class IdlePower(msgspec.Struct):
     """Idle power of a machine without a measured curve: its power at the lowest observed load, less that of a typical machine for
-    that load. share: that load, 0 … 1."""
+    that load. share: that load, 0 … 1; more before the first window."""
 
     watts: float = 0.0
-    share: float = math.inf
+    share: float = 2.0
 
     def take(self, watts: float, share: float, idle_ratio: float) -> None:
         """Take a window. idle_ratio: idle power over power at this load, of a typical machine."""

@@ -206,6 +206,23 @@ def test_an_estimate_goes_on_after_a_kill(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_tasks_keep_their_joules_over_a_kill_while_a_card_was_never_idle(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.runs("a")
+        machine.ledger.devices.holding["a"] = ("gpu0",)
+        for _ in range(6):
+            machine.gpus.power = {"gpu0": (machine.at_s, DeviceReading("gpu0", power_w=50.0))}
+            await machine.sample()
+            machine.passes(SAMPLE_S, a=1.0)
+        before_j = machine.agent.so_far("a")
+        assert before_j
+        machine.start()
+        assert machine.agent.so_far("a") == pytest.approx(before_j, abs=2 * SAMPLE_S * (CORE_W + 50.0))
+
+    asyncio.run(run())
+
+
 def test_readings_of_power_say_nothing_of_the_time_before_them(tmp_path: Path) -> None:
     async def run() -> None:
         machine = Machine(tmp_path)
