@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 
-JUMP_TDPS = 2.0
-"""A counter that goes faster than this multiple of the rated power has jumped."""
 WATTS_MAX = 1000.0
-"""Assumed rated power of a zone without one: no processor package draws more."""
+"""Assumed rated power of a zone without one: no processor package draws more. A counter that goes faster has jumped; for a while
+processors draw several times their rated power."""
 HOLD_S = 35.0
 """A reading of power holds no longer than this; then it is not known."""
 IDLE_NEAR = 0.02
@@ -63,7 +62,7 @@ class Counter(msgspec.Struct):
             joules += range_j
         rated_w = tdp_w or WATTS_MAX
         may_have_wrapped_again = range_j > 0 and joules + range_j <= rated_w * passed_s
-        if may_have_wrapped_again or joules > JUMP_TDPS * rated_w * passed_s:
+        if may_have_wrapped_again or joules > max(rated_w, WATTS_MAX) * passed_s:
             return EnergyDelta(gap_s=passed_s)
         return EnergyDelta(joules)
 
