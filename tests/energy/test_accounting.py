@@ -42,7 +42,7 @@ class Machine:
 
     def __init__(self, root: Path, curve: PowerCurve | None = CURVE, range_uj: int = 262_143_000_000) -> None:
         self.root = root
-        self.at_s = self.busy_s = self.drawn_j = self.uncounted_j = 0.0
+        self.at_s = self.slept_s = self.busy_s = self.drawn_j = self.uncounted_j = 0.0
         self.tree = PowerTree(root, range_uj)
         self.cpu_s: dict[str, float] = {}
         self.gpus: Any = SimpleNamespace(devices=(), power={})
@@ -62,7 +62,7 @@ class Machine:
         config = AgentConfig(node="n1", state=str(self.root), socket="s", mode=mode, energy=settings)
         store = EnergyStore(self.root / "energy.db")
         clock = lambda: Instant(self.at_s, 1e9 + self.at_s)  # noqa: E731 -- short
-        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put, clock)
+        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put, clock, lambda: self.slept_s)
 
     async def usage(self, keys: Sequence[str], *, brief: bool, counters: bool) -> UsageEvent | None:
         assert brief
@@ -173,6 +173,28 @@ def test_without_a_sensor_joules_are_estimated_from_the_load(tmp_path: Path) -> 
         assert counted
         assert all('quality="estimated"' in name for name in (*counted, *machine.agent.gauges()))
         assert machine.agent.measured_watts is None
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("has_counters", [False, True])
+def test_the_time_for_which_the_machine_was_suspended_is_a_gap(tmp_path: Path, *, has_counters: bool) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        if has_counters:
+            machine.tree.zone("intel-rapl:0", "package-0", start_uj=50_000_000_000)
+        for _ in range(5):
+            await machine.sample()
+            machine.passes(SAMPLE_S)
+        machine.at_s += 8 * 3600
+        machine.slept_s = 8 * 3600
+        machine.tree.counted_uj = dict.fromkeys(machine.tree.counted_uj, 0)  # firmware may start them anew
+        for _ in range(3):
+            await machine.sample()
+            machine.passes(SAMPLE_S)
+        node = machine.told()
+        assert node["joules"] == pytest.approx((6 if has_counters else 7) * SAMPLE_S * IDLE_W)
+        assert node["gap_s"] == pytest.approx(8 * 3600 + (SAMPLE_S if has_counters else 0.0))
 
     asyncio.run(run())
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import sqlite3
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -77,7 +78,14 @@ KEPT_EVERY = 5
 PRUNED_EVERY = 1800
 CARD_SILENT_S = 15.0
 """A GPU that tells nothing for so long is lost: the time is a gap."""
+SLEPT_S_MIN = 1.0
+"""Shortest time for which a machine is suspended; the clocks are not read at the same moment."""
 _COLUMNS = "since, until, joules, tasks_joules, other_joules, idle_joules, gap_s, quality, scope, source"
+
+
+def machine_slept_s() -> float:
+    """Seconds for which this machine has been suspended since its boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
 
 class UsageSource(Protocol):
@@ -91,10 +99,11 @@ class UsageSource(Protocol):
 
 class EnergyCheckpoint(msgspec.Struct):
     """Checkpoint of the energy accounts, from which the next agent continues. boot: of the machine; at_s: when the last
-    window ended, by its boot clock."""
+    window ended, by its boot clock; slept_s: as of the last sample."""
 
     boot: str = ""
     at_s: float = 0.0
+    slept_s: float = 0.0
     machine_s: float = 0.0
     own_s: float = 0.0
     joules: float = 0.0
@@ -184,8 +193,10 @@ class EnergySensors:
         store: EnergyStore,
         inbox: EventSink,
         clock: Callable[[], Instant] = now,
+        slept_s: Callable[[], float] = machine_slept_s,
     ) -> None:
         self._now = clock
+        self._slept_s = slept_s
         self._inbox = inbox
         self._counted = [0.0, 0.0]
         self._divided: dict[tuple[str, Quality], float] = {}
@@ -221,7 +232,7 @@ class EnergySensors:
         """The counters that the previous agent stored; after a boot of the machine only those that still hold."""
         checkpoint, boot = self._store.checkpoint(), machine_boot_id()
         if checkpoint.boot != boot:
-            return EnergyCheckpoint(boot, self._now().boot_s, -1.0, -1.0, idle=checkpoint.idle)
+            return EnergyCheckpoint(boot, self._now().boot_s, self._slept_s(), -1.0, -1.0, idle=checkpoint.idle)
         self._counters.counters = checkpoint.counters
         if checkpoint.counters:  # the counters continue across a restart of the agent
             self._counters.known_s = self._now().boot_s
@@ -280,7 +291,13 @@ class EnergySensors:
         return found, readings
 
     def _take_host(self, at_s: float, passed_s: float, readings: list[Reading], busy: float) -> None:
-        """Add the measurement of the best working sensor."""
+        """Add the measurement of the best working sensor. What the machine drew while it was suspended is not known."""
+        before_s, self._checkpoint.slept_s = self._checkpoint.slept_s, self._slept_s()
+        slept_s = self._checkpoint.slept_s - before_s
+        if slept_s < SLEPT_S_MIN:
+            slept_s = 0.0
+        else:  # the counters may have begun anew
+            self._counters.counters, self._platform.counters = {}, {}
         deltas = {
             self.command: self.command.take(at_s),
             self._hwmon: self._hwmon.take(at_s),
@@ -292,7 +309,9 @@ class EnergySensors:
         if self._active in deltas:
             joules, gap_s = deltas[self._active]
         else:
-            joules, gap_s = self.curve.watts_at(busy) * passed_s, 0.0
+            joules, gap_s = self.curve.watts_at(busy) * max(passed_s - slept_s, 0.0), slept_s
+        if slept_s and self._active is self._counters:
+            gap_s = passed_s
         if before is not self._active:
             gap_s = max(gap_s, 0.0 if joules else passed_s)  # the source that takes over counts from here on
             if not before.is_alive(at_s):
