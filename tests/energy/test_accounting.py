@@ -295,6 +295,43 @@ def test_a_sensor_that_falls_silent_is_replaced_and_its_time_is_a_gap(tmp_path: 
     asyncio.run(run())
 
 
+def test_the_time_for_which_a_last_reading_of_power_holds_is_no_gap(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.tree.chip(0, "power_meter", 50.0)
+        await machine.sample()
+        (machine.tree.hwmon / "hwmon0/power1_average").unlink()
+        for _ in range(30):
+            machine.passes(SAMPLE_S)
+            await machine.sample()
+        node = machine.told()
+        assert (node["source"], node["gap_s"]) == ("hwmon+model", 0.0)
+        assert node["joules"] == pytest.approx(34.0 * 50.0 + 26.0 * IDLE_W)  # 35 s are over within a sample
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("counted_j", "known_s"), [(0.0, 0.0), (None, 35.0)])
+def test_a_card_that_falls_silent_has_no_power_and_its_time_is_a_gap(
+    counted_j: float | None, known_s: float, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.tree.zone("intel-rapl:0", "package-0", tdp_w=200.0)
+        machine.gpus.power = {"gpu0": (machine.at_s, DeviceReading("gpu0", power_w=300.0, energy_j=counted_j))}
+        for _ in range(60):
+            await machine.sample()
+            machine.passes(SAMPLE_S)
+        assert machine.agent.watts == pytest.approx(IDLE_W)
+        sources: Any = machine.agent.power()["sources"]
+        assert [(one["watts"], bool(one["why"])) for one in sources if one["scope"] == "gpu"] == [(None, True)]
+        node = machine.told()
+        assert node["joules"] == pytest.approx(59 * SAMPLE_S * IDLE_W + known_s * 300.0)
+        assert node["gap_s"] == pytest.approx(59 * SAMPLE_S - known_s, abs=16.0)
+
+    asyncio.run(run())
+
+
 def test_idle_power_is_learned_where_no_curve_was_measured(tmp_path: Path) -> None:
     async def run() -> None:
         machine = Machine(tmp_path, msgspec.structs.replace(CURVE, quality=Quality.ESTIMATED))

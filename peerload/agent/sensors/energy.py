@@ -318,7 +318,8 @@ class EnergySensors:
                 log.warning(
                     "power sensor is silent: source=%s reason=%s now=%s", before.name, before.why, self._active.name
                 )
-                gap_s += max(at_s - passed_s - before.known_s, 0.0)
+                if before is self._counters:  # a reading of power has held meanwhile
+                    gap_s += max(at_s - passed_s - before.known_s, 0.0)
         self._counted = [self._counted[0] + joules, self._counted[1] + gap_s]
         self._joules += joules
         self._gap_s += gap_s
@@ -345,9 +346,10 @@ class EnergySensors:
             delta, quality = counted
             held = holders.get(place, {})
             idle = self._checkpoint.idle.setdefault(place, IdlePower())
-            if not held and not reading.foreign and reading.power_w is not None:
-                idle.take(reading.power_w, 0.0, 1.0)
-            cards_w += reading.power_w or 0.0
+            watts = _watts_of(read_s, reading, at_s)
+            if not held and not reading.foreign and watts is not None:
+                idle.take(watts, 0.0, 1.0)
+            cards_w += watts or 0.0
             before = self._cards.get(place) or DomainEnergy(
                 "gpu", self._source_of(place), quality, 0.0, 0.0, 0.0, {}, 0.0
             )
@@ -359,8 +361,8 @@ class EnergySensors:
                 used={**before.used, **{key: before.used.get(key, 0.0) + passed_s / len(held) for key in held}},
                 busy=before.busy + (passed_s if held or reading.foreign else 0.0),
             )
-        if self.watts is not None and self._active.scope != "node":
-            self.watts += cards_w
+        if self._active.watts is not None and self._active.scope != "node":
+            self.watts = self._active.watts + cards_w
 
     def _source_of(self, place: str) -> str:
         return "nvml" if place in self._gpus.power else "hwmon"
@@ -369,22 +371,23 @@ class EnergySensors:
         self, place: str, read_s: float, reading: DeviceReading, at_s: float
     ) -> tuple[EnergyDelta, Quality] | None:
         """Joules of a card since the last sample; None if it was never measured."""
-        delta, quality = EnergyDelta(), Quality.MEASURED
-        if reading.energy_j is not None:
-            delta = self._checkpoint.cards.setdefault(place, Counter()).take(read_s, reading.energy_j)
-        elif reading.power_w is not None:
+        if reading.energy_j is None and (reading.power_w is not None or place in self._integrals):
             integral = self._integrals.setdefault(place, Integral())
-            integral.read(read_s, reading.power_w)
-            delta, quality = integral.take(at_s), Quality.DERIVED
-        elif place not in self._last_read_s:
+            if reading.power_w is not None:
+                integral.read(read_s, reading.power_w)
+            return integral.take(at_s), Quality.DERIVED
+        if reading.energy_j is None and place not in self._last_read_s:
             return None
-        if reading.energy_j is not None or reading.power_w is not None:
+        delta = EnergyDelta()
+        if reading.energy_j is not None:
+            self._integrals.pop(place, None)
+            delta = self._checkpoint.cards.setdefault(place, Counter()).take(read_s, reading.energy_j)
             self._last_read_s[place] = max(read_s, self._last_read_s.get(place, read_s))
         if at_s - self._last_read_s[place] > CARD_SILENT_S:  # its next reading starts from nothing
             delta = EnergyDelta(gap_s=at_s - self._last_read_s[place])
             self._last_read_s[place] = at_s
             self._checkpoint.cards.pop(place, None)
-        return delta, quality
+        return delta, Quality.MEASURED
 
     def _close_window(self, at_s: float, machine_s: float, own_s: float, cpu_s: Mapping[str, float]) -> None:
         checkpoint = self._checkpoint
@@ -520,15 +523,16 @@ class EnergySensors:
             }
             for one in shown
         ]
-        for place, (_, reading) in (self._hwmon.cards.power | self._gpus.power).items():
+        for place, (read_s, reading) in (self._hwmon.cards.power | self._gpus.power).items():
+            watts = _watts_of(read_s, reading, self._sampled_s)
             quality = (Quality.MEASURED if reading.energy_j is not None else Quality.DERIVED).value
             sources.append(
                 {
                     "name": f"{self._source_of(place)} {place}",
                     "scope": "gpu",
                     "quality": quality,
-                    "watts": reading.power_w,
-                    "why": None,
+                    "watts": watts,
+                    "why": None if watts is not None or reading.power_w is None else "it is silent",
                 }
             )
         curve = self.curve
@@ -586,3 +590,8 @@ class EnergySensors:
         self.is_stale, self._drift = False, Drift()
         self._inbox.put(PowerMeasured(curve_of(profile, self._config.energy)))
         return dict(msgspec.to_builtins(profile))
+
+
+def _watts_of(read_s: float, reading: DeviceReading, at_s: float) -> float | None:
+    """Power of a card now; None if it does not tell."""
+    return reading.power_w if at_s - read_s <= CARD_SILENT_S else None
