@@ -332,6 +332,24 @@ def test_a_card_that_falls_silent_has_no_power_and_its_time_is_a_gap(
     asyncio.run(run())
 
 
+def test_the_curve_of_a_whole_machine_includes_its_idle_gpus(tmp_path: Path) -> None:
+    async def run() -> None:
+        card_w, cores = 100.0, 4
+        watts = IDLE_W + card_w, IDLE_W + card_w + CORES * CORE_W
+        machine = Machine(tmp_path, msgspec.structs.replace(CURVE, watts=watts))
+        machine.tree.chip(0, "power_meter", IDLE_W + card_w + cores * CORE_W)
+        for _ in range(round(2 * DRIFT_S / SAMPLE_S)):
+            machine.gpus.power = {"gpu0": (machine.at_s, DeviceReading("gpu0", power_w=card_w))}
+            await machine.sample()
+            machine.passes(SAMPLE_S, other_cores=cores)
+        assert not machine.agent.is_stale
+        node = machine.told()
+        assert node["other_joules"] == pytest.approx(2 * DRIFT_S * cores * CORE_W, rel=0.01)
+        assert node["joules"] == pytest.approx(2 * DRIFT_S * (IDLE_W + card_w + cores * CORE_W), rel=0.01)
+
+    asyncio.run(run())
+
+
 def test_idle_power_is_learned_where_no_curve_was_measured(tmp_path: Path) -> None:
     async def run() -> None:
         machine = Machine(tmp_path, msgspec.structs.replace(CURVE, quality=Quality.ESTIMATED))

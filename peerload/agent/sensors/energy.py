@@ -397,16 +397,17 @@ class EnergySensors:
         sources = tuple(self._used_sources)
         is_model = self._model in sources
         busy_s = max(own_s - checkpoint.own_s if is_model else machine_s - checkpoint.machine_s, 0.0)
-        joules = self._joules
+        joules, cards_w = self._joules, 0.0
         if any(one.scope == "node" for one in sources) and not is_model:  # what the GPUs draw is in it
             joules = max(joules - sum(card.joules for card in self._cards.values()), 0.0)
+            cards_w = sum(card.idle_w for card in self._cards.values())
         quality = Quality.worst(tuple(one.quality for one in sources))
         scope = "+".join(dict.fromkeys(one.scope for one in sources))
         source = "+".join(dict.fromkeys(one.name for one in sources))
         used = checkpoint.account.used_since(cpu_s)
         host = DomainEnergy(scope, source, quality, joules, self._gap_s, 0.0, used, busy_s)
         host = host._replace(
-            idle_w=self._idle_watts(joules, host.known_s(seconds), busy_s / seconds, is_model=is_model)
+            idle_w=self._idle_watts(joules, host.known_s(seconds), busy_s / seconds, cards_w, is_model=is_model)
         )
         totals = checkpoint.account.window(
             at_s, self._now().wall_s, seconds, (host, *self._cards.values()), self._node.ledger.running
@@ -423,19 +424,21 @@ class EnergySensors:
         else:
             self._bucket.add(totals)
 
-    def _idle_watts(self, joules: float, known_s: float, busy: float, *, is_model: bool) -> float:
-        """Power that the host would draw idle. Notes when its measured curve is stale."""
+    def _idle_watts(self, joules: float, known_s: float, busy: float, cards_w: float, *, is_model: bool) -> float:
+        """Power that the host would draw idle. Notes when its measured curve is stale. cards_w: of idle GPUs, which the curve
+        of a whole machine includes."""
         curve = self.curve
         if is_model or curve.quality is not Quality.ESTIMATED:
+            idle_w = max(curve.watts[0] - cards_w, 0.0)
             if is_model or known_s <= 0 or self.is_stale:
-                return curve.watts[0]
-            self.is_stale = self._drift.take(joules, curve.watts_at(busy) * known_s, known_s)
+                return idle_w
+            self.is_stale = self._drift.take(joules, (curve.watts_at(busy) - cards_w) * known_s, known_s)
             if self.is_stale:
                 log.warning(
                     "power profile is stale: measured power drifts from it; measure again: peerload power profile"
                 )
                 self._inbox.put(PowerMeasured(msgspec.structs.replace(curve, quality=Quality.ESTIMATED)))
-            return curve.watts[0]
+            return idle_w
         idle = self._checkpoint.idle.setdefault(self._active.scope, IdlePower())
         if known_s > 0 and joules > 0:
             share = min(busy / (os.cpu_count() or 1), 1.0)
