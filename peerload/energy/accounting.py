@@ -212,6 +212,8 @@ class EnergyAccount(msgspec.Struct):
         which never fall, and the owed ones of ended attempts."""
         used = dict(self.owed)
         for key, now_s in cpu_s.items():
+            if key in self.ended:  # it ended while the launcher answered
+                continue
             task = self.tasks.setdefault(key, TaskEnergy())
             used[key] = max(now_s - task.cpu_s, 0.0)
             task.cpu_s = max(now_s, task.cpu_s)

@@ -476,6 +476,30 @@ def test_for_all_users_the_launcher_reads_the_counters(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_task_that_ends_while_the_launcher_answers_takes_no_joules_of_others(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.tree.zone("intel-rapl:0", "package-0", tdp_w=200.0)
+        machine.runs("a")
+        machine.runs("b")
+        for _ in range(50):
+            await machine.sample()
+            machine.passes(SAMPLE_S, a=1.0, b=1.0)
+        usage, before_j = machine.usage, machine.agent.so_far("b")
+        assert before_j is not None
+
+        async def answers_late(*arguments: Any, **options: Any) -> UsageEvent | None:
+            told = await usage(*arguments, **options)
+            machine.ends("a")
+            return told
+
+        machine.usage = answers_late  # type: ignore[method-assign]
+        await machine.sample()
+        assert machine.agent.so_far("b") == pytest.approx(before_j + SAMPLE_S * CORE_W)
+
+    asyncio.run(run())
+
+
 def test_a_silent_launcher_makes_the_window_longer(tmp_path: Path) -> None:
     async def run() -> None:
         machine = Machine(tmp_path)
