@@ -17,6 +17,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -28,6 +29,7 @@ from peerload.agent.sensors.nvml import find_library, text
 from peerload.config.loader import load_prices
 from peerload.model.errors import ConfigError
 from peerload.model.events import MachineSleeping, MachineWoke, PricesRead
+from peerload.model.resources import CARD_ADDRESS
 from peerload.security.private_files import write_private
 
 if TYPE_CHECKING:
@@ -271,12 +273,12 @@ NETWORKS_MAX = 16
 
 
 def cards() -> tuple[str, ...]:
-    """Hardware addresses of the network cards of this machine; interfaces without a device are left out."""
+    """Hardware addresses of the Ethernet cards of this machine; interfaces without a device are left out."""
     found = []
     for path in sorted(NET.glob("*/address")):
         with contextlib.suppress(OSError):
             address = path.read_text().strip()
-            if (path.parent / "device").exists() and address.strip("0:"):
+            if (path.parent / "device").exists() and address.strip("0:") and re.match(CARD_ADDRESS, address):
                 found.append(address)
     return tuple(found[:CARDS_MAX])
 

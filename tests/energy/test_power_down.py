@@ -300,6 +300,16 @@ def test_a_magic_packet_names_the_card_sixteen_times() -> None:
     assert "255.255.255.255" in energy._broadcasts()
 
 
+def test_addresses_that_no_magic_packet_can_name_are_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ib = "80:00:02:08:fe:80:00:00:00:00:00:00:00:02:c9:03:00:17:ac:11"
+    for name, address in (("eno1", "01:23:45:67:89:ab"), ("ib0", ib), ("rmnet0", "")):
+        (tmp_path / name / "device").mkdir(parents=True)
+        (tmp_path / name / "address").write_text(f"{address}\n")
+    monkeypatch.setattr(energy, "NET", tmp_path)
+    told = Profile("y", 1, 1.0, wake=energy.cards())
+    assert msgspec.convert(msgspec.to_builtins(told), Profile).wake == ("01:23:45:67:89:ab",)
+
+
 def test_the_resume_command_is_run_with_the_name_of_the_node(tmp_path: Path) -> None:
     async def story() -> None:
         waker = energy.Waker(f'echo "$PEERLOAD_NODE" > {tmp_path / "woken"}')
