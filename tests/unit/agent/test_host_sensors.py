@@ -62,16 +62,36 @@ def test_the_older_cgroups_count_too(tmp_path: Path) -> None:
     assert machine_facts(tmp_path) == (0.25, 32 << 20)
 
 
+@pytest.mark.usefixtures("quiet", "two_cores")
+@pytest.mark.parametrize(
+    ("group", "limit", "usage", "stat"),
+    [
+        ("0::/a", "a/memory.max", "memory.current", "inactive_file 1048576"),
+        ("5:memory:/a", "memory/a/memory.limit_in_bytes", "memory.usage_in_bytes", "inactive_file 4096\ntotal_inactive_file 1048576"),
+    ],
+)  # fmt: skip
+def test_memory_in_use_is_that_of_the_cgroup_whose_limit_counts(
+    group: str, limit: str, usage: str, stat: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "sys/fs/cgroup" / limit
+    _write(file, f"{64 << 20}\n")
+    _write(file.with_name(usage), f"{16 << 20}\n")
+    _write(file.with_name("memory.stat"), f"anon 5\n{stat}\n")
+    clock = Clock(tmp_path, group=group)
+    clock.second(0.5, 0.5)
+    assert clock.told[-1].mem_used_bytes == 15 << 20
+
+
 class Clock:
     """A machine whose cores have been busy as said; `second` lets one pass, in which tasks have used so many cores."""
 
-    def __init__(self, root: Path, cpus: int = 2, quota: str = "max 100000") -> None:
+    def __init__(self, root: Path, cpus: int = 2, quota: str = "max 100000", group: str = "0::/a") -> None:
         self.root = root
         self.told = PutEvents()
         self.own_s: float | None = 0.0
         self.ticks = [[0] * 8 for _ in range(cpus)]
         self.used_s = 0.0
-        _write(root / "proc/self/cgroup", "0::/a\n")
+        _write(root / "proc/self/cgroup", f"{group}\n")
         _write(root / "sys/fs/cgroup/a/cpu.max", quota)
         self._write()
         self.sensors = HostSensors(self.told, self, root=root)
