@@ -426,7 +426,7 @@ class Gpus:
 
     def _take(self, gpus: tuple[Device, ...], why: str) -> None:
         self._note_seen(gpus)
-        found = self._usable(gpus)
+        found = self._usable(gpus)[: DEVICES_MAX - len(self._others)]
         if not found:
             self._log_none(why or "all of them are left alone")
             if self._is_away:
