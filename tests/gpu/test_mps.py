@@ -153,3 +153,11 @@ def test_a_task_that_is_cancelled_while_its_daemon_is_started_never_runs(
     assert agent.cli("cancel", "--wait", task).returncode == 0
     assert modes(agent)[0] == "free"
     assert (agent.show(task)["state"], ran.exists()) == ("cancelled", False)
+
+
+def test_a_daemon_that_has_no_place_is_a_failure_of_mps_and_no_bug(cluster: Cluster, cards: Cards, mps: Path) -> None:
+    agent = with_cards(cluster.agent(slots=8))
+    (agent.state / "mps").write_text("")  # as a full disk, no directory can be made
+    task = agent.submit("true", request={"gpus": 1, "gpu_mem_bytes": GIB})
+    assert agent.wait(task)[task]["exit_code"] == 0
+    assert told(agent, "mps-failed", "cannot be made")
