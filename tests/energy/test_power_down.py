@@ -190,6 +190,14 @@ def test_a_node_with_tasks_does_not_sleep_and_one_without_tells_its_peers() -> N
     assert x.sent(messages.Sync).rumours[0].refutation > told[0].refutation
 
 
+def test_a_node_that_is_powered_off_is_asleep_and_has_not_left() -> None:
+    x = Given(policies=SENDER)
+    x.when(events.MachineSleeping(is_suspended=True))
+    x.when(events.AgentStopping())
+    assert not [one for one in x.last if isinstance(one, actions.Send) and isinstance(one.message, messages.Leaving)]
+    assert x.node.membership.gossip.own.standing is MemberStatus.ASLEEP
+
+
 def test_a_home_that_sleeps_elsewhere_keeps_its_leases_parked() -> None:
     x = Given(policies=SENDER)
     x.submit()
