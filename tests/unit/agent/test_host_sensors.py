@@ -15,6 +15,7 @@ import pytest
 from peerload.agent.sensors import host as sensors
 from peerload.agent.sensors.host import HostSensors, machine_facts
 from peerload.agent.sensors.processes import OwnUse
+from peerload.launcher.containment import SUBGROUP
 from tests.support import PutEvents
 
 
@@ -231,10 +232,17 @@ def test_under_a_quota_what_its_cgroup_uses_counts_and_what_others_leave(tmp_pat
 # -- what our own work uses --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mount", ["sys/fs/cgroup", "sys/fs/cgroup/unified"])
-def test_what_the_kernel_counts_of_all_tasks_together(tmp_path: Path, mount: str) -> None:
+@pytest.mark.parametrize(
+    ("mount", "own"),
+    [
+        ("sys/fs/cgroup", "user.slice/me"),
+        ("sys/fs/cgroup/unified", "user.slice/me"),
+        ("sys/fs/cgroup", f"user.slice/me/{SUBGROUP}"),
+    ],
+)
+def test_what_the_kernel_counts_of_all_tasks_together(tmp_path: Path, mount: str, own: str) -> None:
     me = os.getpid()
-    _write(tmp_path / f"proc/{me}/cgroup", "3:cpu:/\n0::/user.slice/me\n")
+    _write(tmp_path / f"proc/{me}/cgroup", f"3:cpu:/\n0::/{own}\n")
     stat = tmp_path / mount / "user.slice/me/peerload.ab12/cpu.stat"
     _write(stat, "usage_usec 2000000000\nuser_usec 2000000\nsystem_usec 500000\n")
     before_s = own_use(me, "ab12", tmp_path, runs=True).seconds()
