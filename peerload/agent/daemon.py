@@ -497,7 +497,9 @@ class Daemon:
         settings = self.config.energy
         try:
             if controls.are_wanted(settings):
-                for failure in await _within_patience(functools.partial(controls.start, settings)):
+                for failure in await _within_patience(
+                    functools.partial(controls.start, settings, self.config.gpu.exclude)
+                ):
                     self.event_log.record("energy", "control failed", reason=failure)
             await serve
         finally:

@@ -518,6 +518,7 @@ class AttemptStarts:
     _mps: MpsDaemons
     _settler: ExitSettler
     _background: BackgroundTasks
+    _await_mps: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def stage_offered(self, action: actions.StageFiles) -> None:
         """Stage the files of an attempt of another home before its lease begins."""
@@ -529,7 +530,7 @@ class AttemptStarts:
         if spec.is_staged and not self._are_staged(action):
             self._background.start(self._stage_own(action))
         elif action.devices and self._mps.is_awaited(action.key):
-            self._background.start(self._start_mps(action))
+            self._await_mps[action.key] = self._background.start(self._start_mps(action))
         elif self._starter.start(action) and action.devices:
             self._gpus.wake()
 
@@ -552,18 +553,25 @@ class AttemptStarts:
     async def _start_mps(self, action: actions.SpawnTask) -> None:
         """Start an attempt when the daemon of MPS of its GPU runs; one that asks for nothing less than MPS is not started
         without."""
-        if why := await self._mps.start(action):
+        why = await self._mps.start(action)
+        self._await_mps.pop(action.key, None)
+        if why:
             self._settler.never_started(action.key, f"MPS does not work: {why}")
         else:
             self.spawn(action)
 
     def interrupt(self, action: actions.SignalTask) -> bool:
-        """End the staging of an attempt by this signal, or the wait of its output files for room. False if it does neither."""
+        """End the staging of an attempt by this signal, its wait for MPS, or that of its output files for room. False if it does
+        none of these."""
         if action.signal in (SIGINT, SIGTERM, SIGKILL) and self._settler.give_up(action.key):
             return True
-        if not (self._environments.ended_early(action.key) or self._files.ended_early(action.key)):
+        if (waits := self._await_mps.pop(action.key, None)) is not None:
+            waits.cancel()
+            reason = f"signal {action.signal} while its MPS daemon was started"
+        elif self._environments.ended_early(action.key) or self._files.ended_early(action.key):
+            reason = f"signal {action.signal} while its files were put in place"
+        else:
             return False
-        reason = f"signal {action.signal} while its files were put in place"
         self._settler.settle(events.TaskEnded(action.key, Exit(128 + action.signal, action.signal, reason)))
         return True
 

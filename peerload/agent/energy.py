@@ -17,6 +17,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -26,12 +27,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from peerload.agent.runtime import next_tick, run_command
 from peerload.agent.sensors.nvml import find_library, text
 from peerload.config.loader import load_prices
+from peerload.core.resources.placement import matches_device
 from peerload.model.errors import ConfigError
 from peerload.model.events import MachineSleeping, MachineWoke, PricesRead
+from peerload.model.resources import CARD_ADDRESS, Device
 from peerload.security.private_files import write_private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from peerload.agent.runtime import EventSink
     from peerload.agent.store.write_ahead import EventLog
@@ -70,11 +73,12 @@ class PowerControls:
         is_set = wanted.gpu_power_w or wanted.gpu_clock_mhz or wanted.cpu_governor or wanted.cpu_max_mhz
         return bool(is_set) or self._file.exists()
 
-    def start(self, settings: EnergySettings) -> list[str]:
-        """Restore the controls that an earlier start has left, then apply the settings → the failures."""
+    def start(self, settings: EnergySettings, excluded: Sequence[int | str] = ()) -> list[str]:
+        """Restore the controls that an earlier start has left, then apply the settings → the failures. excluded: GPUs that are
+        left alone."""
         failures = self.restore()
         with self._lock:
-            return failures + self._apply(settings)
+            return failures + self._apply(settings, [*map(str, excluded)])
 
     def restore(self) -> list[str]:
         """Restore all controls → the failures; these controls are kept, and tried again."""
@@ -100,7 +104,7 @@ class PowerControls:
             failures.append(f"{self._file} cannot be written: {error.strerror}")
         return failures
 
-    def _apply(self, settings: EnergySettings) -> list[str]:
+    def _apply(self, settings: EnergySettings, excluded: Sequence[str]) -> list[str]:
         failures: list[str] = []
         try:
             changed = self._changed()
@@ -110,7 +114,7 @@ class PowerControls:
         with self._session(wants_gpus):
             if wants_gpus and self._nvml is None:
                 failures.append("the power of GPUs is not limited: there is no NVIDIA driver that works")
-            for kind, target, value in [*_cpu_changes(settings), *self._gpu_changes(settings, failures)]:
+            for kind, target, value in [*_cpu_changes(settings), *self._gpu_changes(settings, excluded, failures)]:
                 before, why = self._before(kind, target, value)
                 if not why and before != value:
                     # Noted before the change: an agent killed in between leaves no change that is not noted.
@@ -128,7 +132,9 @@ class PowerControls:
 
     # -- what is to be set -----------------------------------------------------------------------------------------------
 
-    def _gpu_changes(self, settings: EnergySettings, failures: list[str]) -> Iterator[tuple[str, str, str]]:
+    def _gpu_changes(
+        self, settings: EnergySettings, excluded: Sequence[str], failures: list[str]
+    ) -> Iterator[tuple[str, str, str]]:
         nvml = self._nvml
         try:
             count = nvml.nvmlDeviceGetCount() if nvml is not None else 0
@@ -137,9 +143,13 @@ class PowerControls:
             return
         for index in range(count):
             try:
-                uuid = text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = text(nvml.nvmlDeviceGetUUID(handle))
+                card = Device(f"nvidia:{uuid}", index=index, model=text(nvml.nvmlDeviceGetName(handle)))
             except self._errors as error:
                 failures.append(f"the power of GPU {index} is not limited: {_why(error)}")
+                continue
+            if any(matches_device(card, name) for name in excluded):
                 continue
             if settings.gpu_power_w:
                 yield GPU_LIMIT, uuid, f"{round(settings.gpu_power_w * 1000)}"
@@ -271,12 +281,12 @@ NETWORKS_MAX = 16
 
 
 def cards() -> tuple[str, ...]:
-    """Hardware addresses of the network cards of this machine; interfaces without a device are left out."""
+    """Hardware addresses of the Ethernet cards of this machine; interfaces without a device are left out."""
     found = []
     for path in sorted(NET.glob("*/address")):
         with contextlib.suppress(OSError):
             address = path.read_text().strip()
-            if (path.parent / "device").exists() and address.strip("0:"):
+            if (path.parent / "device").exists() and address.strip("0:") and re.match(CARD_ADDRESS, address):
                 found.append(address)
     return tuple(found[:CARDS_MAX])
 

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 
-JUMP_TDPS = 2.0
-"""A counter that goes faster than this multiple of the rated power has jumped."""
 WATTS_MAX = 1000.0
-"""Assumed rated power of a zone without one: no processor package draws more."""
+"""Assumed rated power of a zone without one: no processor package draws more. A counter that goes faster has jumped; for a while
+processors draw several times their rated power."""
 HOLD_S = 35.0
 """A reading of power holds no longer than this; then it is not known."""
 IDLE_NEAR = 0.02
@@ -63,7 +62,7 @@ class Counter(msgspec.Struct):
             joules += range_j
         rated_w = tdp_w or WATTS_MAX
         may_have_wrapped_again = range_j > 0 and joules + range_j <= rated_w * passed_s
-        if may_have_wrapped_again or joules > JUMP_TDPS * rated_w * passed_s:
+        if may_have_wrapped_again or joules > max(rated_w, WATTS_MAX) * passed_s:
             return EnergyDelta(gap_s=passed_s)
         return EnergyDelta(joules)
 
@@ -99,10 +98,10 @@ class Integral(msgspec.Struct):
 
 class IdlePower(msgspec.Struct):
     """Idle power of a machine without a measured curve: its power at the lowest observed load, less that of a typical machine for
-    that load. share: that load, 0 … 1."""
+    that load. share: that load, 0 … 1; more before the first window."""
 
     watts: float = 0.0
-    share: float = math.inf
+    share: float = 2.0
 
     def take(self, watts: float, share: float, idle_ratio: float) -> None:
         """Take a window. idle_ratio: idle power over power at this load, of a typical machine."""
@@ -213,6 +212,8 @@ class EnergyAccount(msgspec.Struct):
         which never fall, and the owed ones of ended attempts."""
         used = dict(self.owed)
         for key, now_s in cpu_s.items():
+            if key in self.ended:  # it ended while the launcher answered
+                continue
             task = self.tasks.setdefault(key, TaskEnergy())
             used[key] = max(now_s - task.cpu_s, 0.0)
             task.cpu_s = max(now_s, task.cpu_s)

@@ -74,9 +74,7 @@ def _search(place: str, found: dict[str, str], depth: int) -> None:
 
 
 def _described(path: str, name: str) -> tuple[str, str, int, int]:
-    rated = _number(_text(f"{path}/constraint_0_max_power_uw"), 0) or _number(
-        _text(f"{path}/constraint_0_power_limit_uw"), 0
-    )
+    rated = max(_number(_text(f"{path}/constraint_0_{what}_uw"), 0) for what in ("max_power", "power_limit"))
     return path, name, _number(_text(f"{path}/max_energy_range_uj"), 0), rated
 
 

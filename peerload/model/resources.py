@@ -309,6 +309,9 @@ Speed = Annotated[float, Meta(gt=0.0, le=1000.0)]
 Address = Annotated[str, Meta(max_length=300)]
 BootId = Annotated[str, Meta(min_length=1, max_length=64)]
 NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
+CARD_ADDRESS = r"^([0-9a-f]{2}:){5}[0-9a-f]{2}\Z"
+CardAddress = Annotated[str, Meta(pattern=CARD_ADDRESS)]
+"""Hardware address of an Ethernet card; those of InfiniBand are longer, and no magic packet wakes them."""
 
 
 OVERCOMMIT_SHARE = 0.8
@@ -404,9 +407,7 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """True if it enforces the processor shares of tasks, so that some may overcommit."""
     power: PowerCurve | None = None
     """Its power curve; None: not known."""
-    wake: Annotated[
-        tuple[Annotated[str, Meta(pattern=r"^([0-9a-f]{2}:){5}[0-9a-f]{2}\Z")], ...], Meta(max_length=8)
-    ] = ()
+    wake: Annotated[tuple[CardAddress, ...], Meta(max_length=8)] = ()
     """Addresses of network cards for a magic packet that wakes it; (): it is never suspended."""
     issuer: bool = False
     """True if it has the key of the cluster's CA, so that it can invite others."""

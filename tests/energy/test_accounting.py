@@ -42,7 +42,7 @@ class Machine:
 
     def __init__(self, root: Path, curve: PowerCurve | None = CURVE, range_uj: int = 262_143_000_000) -> None:
         self.root = root
-        self.at_s = self.busy_s = self.drawn_j = self.uncounted_j = 0.0
+        self.at_s = self.slept_s = self.busy_s = self.drawn_j = self.uncounted_j = 0.0
         self.tree = PowerTree(root, range_uj)
         self.cpu_s: dict[str, float] = {}
         self.gpus: Any = SimpleNamespace(devices=(), power={})
@@ -62,7 +62,7 @@ class Machine:
         config = AgentConfig(node="n1", state=str(self.root), socket="s", mode=mode, energy=settings)
         store = EnergyStore(self.root / "energy.db")
         clock = lambda: Instant(self.at_s, 1e9 + self.at_s)  # noqa: E731 -- short
-        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put, clock)
+        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put, clock, lambda: self.slept_s)
 
     async def usage(self, keys: Sequence[str], *, brief: bool, counters: bool) -> UsageEvent | None:
         assert brief
@@ -177,6 +177,28 @@ def test_without_a_sensor_joules_are_estimated_from_the_load(tmp_path: Path) -> 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("has_counters", [False, True])
+def test_the_time_for_which_the_machine_was_suspended_is_a_gap(tmp_path: Path, *, has_counters: bool) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        if has_counters:
+            machine.tree.zone("intel-rapl:0", "package-0", start_uj=50_000_000_000)
+        for _ in range(5):
+            await machine.sample()
+            machine.passes(SAMPLE_S)
+        machine.at_s += 8 * 3600
+        machine.slept_s = 8 * 3600
+        machine.tree.counted_uj = dict.fromkeys(machine.tree.counted_uj, 0)  # firmware may start them anew
+        for _ in range(3):
+            await machine.sample()
+            machine.passes(SAMPLE_S)
+        node = machine.told()
+        assert node["joules"] == pytest.approx((6 if has_counters else 7) * SAMPLE_S * IDLE_W)
+        assert node["gap_s"] == pytest.approx(8 * 3600 + (SAMPLE_S if has_counters else 0.0))
+
+    asyncio.run(run())
+
+
 def test_estimates_go_on_after_a_kill(tmp_path: Path) -> None:
     machine = Machine(tmp_path, estimated_curve(CORES))
     for _ in range(30):
@@ -202,6 +224,23 @@ def test_an_estimate_goes_on_after_a_kill(tmp_path: Path) -> None:
         machine.passes(SAMPLE_S, other_cores=3.0)
         await machine.sample()
         assert machine.told()["joules"] == pytest.approx(6 * SAMPLE_S * (IDLE_W + 3 * CORE_W))
+
+    asyncio.run(run())
+
+
+def test_tasks_keep_their_joules_over_a_kill_while_a_card_was_never_idle(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.runs("a")
+        machine.ledger.devices.holding["a"] = ("gpu0",)
+        for _ in range(6):
+            machine.gpus.power = {"gpu0": (machine.at_s, DeviceReading("gpu0", power_w=50.0))}
+            await machine.sample()
+            machine.passes(SAMPLE_S, a=1.0)
+        before_j = machine.agent.so_far("a")
+        assert before_j
+        machine.start()
+        assert machine.agent.so_far("a") == pytest.approx(before_j, abs=2 * SAMPLE_S * (CORE_W + 50.0))
 
     asyncio.run(run())
 
@@ -252,6 +291,61 @@ def test_a_sensor_that_falls_silent_is_replaced_and_its_time_is_a_gap(tmp_path: 
             await machine.sample()
         assert machine.agent.power()["source"] == "powercap"
         assert machine.told()["gap_s"] == pytest.approx(10.0 + SAMPLE_S)  # the first reading counts nothing
+
+    asyncio.run(run())
+
+
+def test_the_time_for_which_a_last_reading_of_power_holds_is_no_gap(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.tree.chip(0, "power_meter", 50.0)
+        await machine.sample()
+        (machine.tree.hwmon / "hwmon0/power1_average").unlink()
+        for _ in range(30):
+            machine.passes(SAMPLE_S)
+            await machine.sample()
+        node = machine.told()
+        assert (node["source"], node["gap_s"]) == ("hwmon+model", 0.0)
+        assert node["joules"] == pytest.approx(34.0 * 50.0 + 26.0 * IDLE_W)  # 35 s are over within a sample
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("counted_j", "known_s"), [(0.0, 0.0), (None, 35.0)])
+def test_a_card_that_falls_silent_has_no_power_and_its_time_is_a_gap(
+    counted_j: float | None, known_s: float, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.tree.zone("intel-rapl:0", "package-0", tdp_w=200.0)
+        machine.gpus.power = {"gpu0": (machine.at_s, DeviceReading("gpu0", power_w=300.0, energy_j=counted_j))}
+        for _ in range(60):
+            await machine.sample()
+            machine.passes(SAMPLE_S)
+        assert machine.agent.watts == pytest.approx(IDLE_W)
+        sources: Any = machine.agent.power()["sources"]
+        assert [(one["watts"], bool(one["why"])) for one in sources if one["scope"] == "gpu"] == [(None, True)]
+        node = machine.told()
+        assert node["joules"] == pytest.approx(59 * SAMPLE_S * IDLE_W + known_s * 300.0)
+        assert node["gap_s"] == pytest.approx(59 * SAMPLE_S - known_s, abs=16.0)
+
+    asyncio.run(run())
+
+
+def test_the_curve_of_a_whole_machine_includes_its_idle_gpus(tmp_path: Path) -> None:
+    async def run() -> None:
+        card_w, cores = 100.0, 4
+        watts = IDLE_W + card_w, IDLE_W + card_w + CORES * CORE_W
+        machine = Machine(tmp_path, msgspec.structs.replace(CURVE, watts=watts))
+        machine.tree.chip(0, "power_meter", IDLE_W + card_w + cores * CORE_W)
+        for _ in range(round(2 * DRIFT_S / SAMPLE_S)):
+            machine.gpus.power = {"gpu0": (machine.at_s, DeviceReading("gpu0", power_w=card_w))}
+            await machine.sample()
+            machine.passes(SAMPLE_S, other_cores=cores)
+        assert not machine.agent.is_stale
+        node = machine.told()
+        assert node["other_joules"] == pytest.approx(2 * DRIFT_S * cores * CORE_W, rel=0.01)
+        assert node["joules"] == pytest.approx(2 * DRIFT_S * (IDLE_W + card_w + cores * CORE_W), rel=0.01)
 
     asyncio.run(run())
 
@@ -378,6 +472,30 @@ def test_for_all_users_the_launcher_reads_the_counters(tmp_path: Path) -> None:
             await machine.sample()
         assert machine.told()["joules"] == pytest.approx(3 * SAMPLE_S * (IDLE_W + CORE_W))
         assert machine.told()["source"] == "powercap"
+
+    asyncio.run(run())
+
+
+def test_a_task_that_ends_while_the_launcher_answers_takes_no_joules_of_others(tmp_path: Path) -> None:
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.tree.zone("intel-rapl:0", "package-0", tdp_w=200.0)
+        machine.runs("a")
+        machine.runs("b")
+        for _ in range(50):
+            await machine.sample()
+            machine.passes(SAMPLE_S, a=1.0, b=1.0)
+        usage, before_j = machine.usage, machine.agent.so_far("b")
+        assert before_j is not None
+
+        async def answers_late(*arguments: Any, **options: Any) -> UsageEvent | None:
+            told = await usage(*arguments, **options)
+            machine.ends("a")
+            return told
+
+        machine.usage = answers_late  # type: ignore[method-assign]
+        await machine.sample()
+        assert machine.agent.so_far("b") == pytest.approx(before_j + SAMPLE_S * CORE_W)
 
     asyncio.run(run())
 

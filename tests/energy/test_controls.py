@@ -46,6 +46,9 @@ class Driver:
     def nvmlDeviceGetUUID(self, handle: str) -> str:  # noqa: N802
         return handle
 
+    def nvmlDeviceGetName(self, handle: str) -> bytes:  # noqa: N802
+        return b"A100"
+
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
         return uuid
 
@@ -113,6 +116,13 @@ def test_controls_are_in_force_until_they_are_restored(tmp_path: Path) -> None:
     assert controls.restore() == []
     assert (tree(tmp_path / "cpufreq"), (tmp_path / FILE).exists()) == (before, False)
     assert (driver.limits, {*driver.clocks.values()}) == ({"GPU-a": 300_000, "GPU-b": 250_000}, {0})
+
+
+@pytest.mark.parametrize("excluded", [(0,), ("gpu-a",)])
+def test_a_card_that_is_left_alone_keeps_its_settings(excluded: tuple[int | str, ...], tmp_path: Path) -> None:
+    driver = Driver()
+    assert PowerControls(tmp_path / FILE, lambda: driver).start(settings(tmp_path), excluded) == []
+    assert (driver.limits, driver.clocks) == ({"GPU-a": 300_000, "GPU-b": 200_000}, {"GPU-a": 0, "GPU-b": 1400})
 
 
 class Killed(BaseException):

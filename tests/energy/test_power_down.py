@@ -190,6 +190,14 @@ def test_a_node_with_tasks_does_not_sleep_and_one_without_tells_its_peers() -> N
     assert x.sent(messages.Sync).rumours[0].refutation > told[0].refutation
 
 
+def test_a_node_that_is_powered_off_is_asleep_and_has_not_left() -> None:
+    x = Given(policies=SENDER)
+    x.when(events.MachineSleeping(is_suspended=True))
+    x.when(events.AgentStopping())
+    assert not [one for one in x.last if isinstance(one, actions.Send) and isinstance(one.message, messages.Leaving)]
+    assert x.node.membership.gossip.own.standing is MemberStatus.ASLEEP
+
+
 def test_a_home_that_sleeps_elsewhere_keeps_its_leases_parked() -> None:
     x = Given(policies=SENDER)
     x.submit()
@@ -298,6 +306,16 @@ def test_a_magic_packet_names_the_card_sixteen_times() -> None:
         energy.Waker("").wake(Profile("y", 1, 1.0, wake=("01:23:45:67:89:ab",)))
     assert sent == [(packet, ("10.0.0.255", 9)), (packet, ("255.255.255.255", 9))]
     assert "255.255.255.255" in energy._broadcasts()
+
+
+def test_addresses_that_no_magic_packet_can_name_are_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ib = "80:00:02:08:fe:80:00:00:00:00:00:00:00:02:c9:03:00:17:ac:11"
+    for name, address in (("eno1", "01:23:45:67:89:ab"), ("ib0", ib), ("rmnet0", "")):
+        (tmp_path / name / "device").mkdir(parents=True)
+        (tmp_path / name / "address").write_text(f"{address}\n")
+    monkeypatch.setattr(energy, "NET", tmp_path)
+    told = Profile("y", 1, 1.0, wake=energy.cards())
+    assert msgspec.convert(msgspec.to_builtins(told), Profile).wake == ("01:23:45:67:89:ab",)
 
 
 def test_the_resume_command_is_run_with_the_name_of_the_node(tmp_path: Path) -> None:

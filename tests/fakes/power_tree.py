@@ -48,7 +48,8 @@ class PowerTree:
         chip = self.hwmon / f"hwmon{number}"
         chip.mkdir(parents=True, exist_ok=True)
         (chip / "name").write_text(f"{name}\n")
-        (chip / "power1_input").write_text(f"{watts * 1e6:.0f}\n")
+        file = "power1_average" if name == "power_meter" else "power1_input"  # the kernel's names
+        (chip / file).write_text(f"{watts * 1e6:.0f}\n")
 
     def card(self, number: int, name: str, place: str, **files: object) -> Path:
         """Add the chip of a GPU, or change what it tells: files of the chip, and (``device_x``) of the device at this address."""

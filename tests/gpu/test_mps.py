@@ -135,3 +135,29 @@ def test_a_daemon_that_dies_or_a_server_with_a_fault_is_told_and_harms_no_task_t
             (mps / "done").touch()
             assert agent.wait(task)[task]["exit_code"] == 0
             (mps / "done").unlink()
+
+
+def test_a_task_that_is_cancelled_while_its_daemon_is_started_never_runs(
+    cluster: Cluster, cards: Cards, mps: Path
+) -> None:
+    control, held, ran = mps / "bin" / mps_control.NAME, mps / "held", mps / "ran"
+    wait = f"while [ -e {held} ]; do sleep 0.1; done"
+    control.write_text(control.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{wait}\n"))
+    held.touch()
+    agent = with_cards(cluster.agent(slots=8))
+    task = agent.submit("touch", str(ran), request=ASKED)
+    wait_until(lambda: list((agent.state / "mps").glob("*-0")), what="the daemon to be started")
+    assert agent.cli("cancel", task).returncode == 0
+    held.unlink()
+    wait_until(lambda: told(agent, "mps"), what="the daemon to be up")
+    assert agent.cli("cancel", "--wait", task).returncode == 0
+    assert modes(agent)[0] == "free"
+    assert (agent.show(task)["state"], ran.exists()) == ("cancelled", False)
+
+
+def test_a_daemon_that_has_no_place_is_a_failure_of_mps_and_no_bug(cluster: Cluster, cards: Cards, mps: Path) -> None:
+    agent = with_cards(cluster.agent(slots=8))
+    (agent.state / "mps").write_text("")  # as a full disk, no directory can be made
+    task = agent.submit("true", request={"gpus": 1, "gpu_mem_bytes": GIB})
+    assert agent.wait(task)[task]["exit_code"] == 0
+    assert told(agent, "mps-failed", "cannot be made")

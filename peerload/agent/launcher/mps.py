@@ -162,7 +162,11 @@ class MpsDaemons:
             user=action.spec.user,
         )  # fmt: skip
         extra = {b"CUDA_VISIBLE_DEVICES": state.device.name.encode(), b"CUDA_DEVICE_ORDER": b"PCI_BUS_ID"}
-        self._directory.mkdir(mode=0o700, exist_ok=True)
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:  # such as a full disk
+            self._failed(daemon, f"{self._directory} cannot be made: {error.strerror}", is_fault=False)
+            return daemon
         self._launcher.spawn(
             SpawnTask(daemon.key, action.task, 1, action.home, spec),
             self._file(daemon.key),

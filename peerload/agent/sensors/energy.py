@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import sqlite3
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -77,7 +78,14 @@ KEPT_EVERY = 5
 PRUNED_EVERY = 1800
 CARD_SILENT_S = 15.0
 """A GPU that tells nothing for so long is lost: the time is a gap."""
+SLEPT_S_MIN = 1.0
+"""Shortest time for which a machine is suspended; the clocks are not read at the same moment."""
 _COLUMNS = "since, until, joules, tasks_joules, other_joules, idle_joules, gap_s, quality, scope, source"
+
+
+def machine_slept_s() -> float:
+    """Seconds for which this machine has been suspended since its boot."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
 
 class UsageSource(Protocol):
@@ -91,10 +99,11 @@ class UsageSource(Protocol):
 
 class EnergyCheckpoint(msgspec.Struct):
     """Checkpoint of the energy accounts, from which the next agent continues. boot: of the machine; at_s: when the last
-    window ended, by its boot clock."""
+    window ended, by its boot clock; slept_s: as of the last sample."""
 
     boot: str = ""
     at_s: float = 0.0
+    slept_s: float = 0.0
     machine_s: float = 0.0
     own_s: float = 0.0
     joules: float = 0.0
@@ -184,8 +193,10 @@ class EnergySensors:
         store: EnergyStore,
         inbox: EventSink,
         clock: Callable[[], Instant] = now,
+        slept_s: Callable[[], float] = machine_slept_s,
     ) -> None:
         self._now = clock
+        self._slept_s = slept_s
         self._inbox = inbox
         self._counted = [0.0, 0.0]
         self._divided: dict[tuple[str, Quality], float] = {}
@@ -221,7 +232,7 @@ class EnergySensors:
         """The counters that the previous agent stored; after a boot of the machine only those that still hold."""
         checkpoint, boot = self._store.checkpoint(), machine_boot_id()
         if checkpoint.boot != boot:
-            return EnergyCheckpoint(boot, self._now().boot_s, -1.0, -1.0, idle=checkpoint.idle)
+            return EnergyCheckpoint(boot, self._now().boot_s, self._slept_s(), -1.0, -1.0, idle=checkpoint.idle)
         self._counters.counters = checkpoint.counters
         if checkpoint.counters:  # the counters continue across a restart of the agent
             self._counters.known_s = self._now().boot_s
@@ -280,7 +291,13 @@ class EnergySensors:
         return found, readings
 
     def _take_host(self, at_s: float, passed_s: float, readings: list[Reading], busy: float) -> None:
-        """Add the measurement of the best working sensor."""
+        """Add the measurement of the best working sensor. What the machine drew while it was suspended is not known."""
+        before_s, self._checkpoint.slept_s = self._checkpoint.slept_s, self._slept_s()
+        slept_s = self._checkpoint.slept_s - before_s
+        if slept_s < SLEPT_S_MIN:
+            slept_s = 0.0
+        else:  # the counters may have begun anew
+            self._counters.counters, self._platform.counters = {}, {}
         deltas = {
             self.command: self.command.take(at_s),
             self._hwmon: self._hwmon.take(at_s),
@@ -292,14 +309,17 @@ class EnergySensors:
         if self._active in deltas:
             joules, gap_s = deltas[self._active]
         else:
-            joules, gap_s = self.curve.watts_at(busy) * passed_s, 0.0
+            joules, gap_s = self.curve.watts_at(busy) * max(passed_s - slept_s, 0.0), slept_s
+        if slept_s and self._active is self._counters:
+            gap_s = passed_s
         if before is not self._active:
             gap_s = max(gap_s, 0.0 if joules else passed_s)  # the source that takes over counts from here on
             if not before.is_alive(at_s):
                 log.warning(
                     "power sensor is silent: source=%s reason=%s now=%s", before.name, before.why, self._active.name
                 )
-                gap_s += max(at_s - passed_s - before.known_s, 0.0)
+                if before is self._counters:  # a reading of power has held meanwhile
+                    gap_s += max(at_s - passed_s - before.known_s, 0.0)
         self._counted = [self._counted[0] + joules, self._counted[1] + gap_s]
         self._joules += joules
         self._gap_s += gap_s
@@ -326,9 +346,10 @@ class EnergySensors:
             delta, quality = counted
             held = holders.get(place, {})
             idle = self._checkpoint.idle.setdefault(place, IdlePower())
-            if not held and not reading.foreign and reading.power_w is not None:
-                idle.take(reading.power_w, 0.0, 1.0)
-            cards_w += reading.power_w or 0.0
+            watts = _watts_of(read_s, reading, at_s)
+            if not held and not reading.foreign and watts is not None:
+                idle.take(watts, 0.0, 1.0)
+            cards_w += watts or 0.0
             before = self._cards.get(place) or DomainEnergy(
                 "gpu", self._source_of(place), quality, 0.0, 0.0, 0.0, {}, 0.0
             )
@@ -340,8 +361,8 @@ class EnergySensors:
                 used={**before.used, **{key: before.used.get(key, 0.0) + passed_s / len(held) for key in held}},
                 busy=before.busy + (passed_s if held or reading.foreign else 0.0),
             )
-        if self.watts is not None and self._active.scope != "node":
-            self.watts += cards_w
+        if self._active.watts is not None and self._active.scope != "node":
+            self.watts = self._active.watts + cards_w
 
     def _source_of(self, place: str) -> str:
         return "nvml" if place in self._gpus.power else "hwmon"
@@ -350,22 +371,23 @@ class EnergySensors:
         self, place: str, read_s: float, reading: DeviceReading, at_s: float
     ) -> tuple[EnergyDelta, Quality] | None:
         """Joules of a card since the last sample; None if it was never measured."""
-        delta, quality = EnergyDelta(), Quality.MEASURED
-        if reading.energy_j is not None:
-            delta = self._checkpoint.cards.setdefault(place, Counter()).take(read_s, reading.energy_j)
-        elif reading.power_w is not None:
+        if reading.energy_j is None and (reading.power_w is not None or place in self._integrals):
             integral = self._integrals.setdefault(place, Integral())
-            integral.read(read_s, reading.power_w)
-            delta, quality = integral.take(at_s), Quality.DERIVED
-        elif place not in self._last_read_s:
+            if reading.power_w is not None:
+                integral.read(read_s, reading.power_w)
+            return integral.take(at_s), Quality.DERIVED
+        if reading.energy_j is None and place not in self._last_read_s:
             return None
-        if reading.energy_j is not None or reading.power_w is not None:
+        delta = EnergyDelta()
+        if reading.energy_j is not None:
+            self._integrals.pop(place, None)
+            delta = self._checkpoint.cards.setdefault(place, Counter()).take(read_s, reading.energy_j)
             self._last_read_s[place] = max(read_s, self._last_read_s.get(place, read_s))
         if at_s - self._last_read_s[place] > CARD_SILENT_S:  # its next reading starts from nothing
             delta = EnergyDelta(gap_s=at_s - self._last_read_s[place])
             self._last_read_s[place] = at_s
             self._checkpoint.cards.pop(place, None)
-        return delta, quality
+        return delta, Quality.MEASURED
 
     def _close_window(self, at_s: float, machine_s: float, own_s: float, cpu_s: Mapping[str, float]) -> None:
         checkpoint = self._checkpoint
@@ -375,16 +397,17 @@ class EnergySensors:
         sources = tuple(self._used_sources)
         is_model = self._model in sources
         busy_s = max(own_s - checkpoint.own_s if is_model else machine_s - checkpoint.machine_s, 0.0)
-        joules = self._joules
+        joules, cards_w = self._joules, 0.0
         if any(one.scope == "node" for one in sources) and not is_model:  # what the GPUs draw is in it
             joules = max(joules - sum(card.joules for card in self._cards.values()), 0.0)
+            cards_w = sum(card.idle_w for card in self._cards.values())
         quality = Quality.worst(tuple(one.quality for one in sources))
         scope = "+".join(dict.fromkeys(one.scope for one in sources))
         source = "+".join(dict.fromkeys(one.name for one in sources))
         used = checkpoint.account.used_since(cpu_s)
         host = DomainEnergy(scope, source, quality, joules, self._gap_s, 0.0, used, busy_s)
         host = host._replace(
-            idle_w=self._idle_watts(joules, host.known_s(seconds), busy_s / seconds, is_model=is_model)
+            idle_w=self._idle_watts(joules, host.known_s(seconds), busy_s / seconds, cards_w, is_model=is_model)
         )
         totals = checkpoint.account.window(
             at_s, self._now().wall_s, seconds, (host, *self._cards.values()), self._node.ledger.running
@@ -401,19 +424,21 @@ class EnergySensors:
         else:
             self._bucket.add(totals)
 
-    def _idle_watts(self, joules: float, known_s: float, busy: float, *, is_model: bool) -> float:
-        """Power that the host would draw idle. Notes when its measured curve is stale."""
+    def _idle_watts(self, joules: float, known_s: float, busy: float, cards_w: float, *, is_model: bool) -> float:
+        """Power that the host would draw idle. Notes when its measured curve is stale. cards_w: of idle GPUs, which the curve
+        of a whole machine includes."""
         curve = self.curve
         if is_model or curve.quality is not Quality.ESTIMATED:
+            idle_w = max(curve.watts[0] - cards_w, 0.0)
             if is_model or known_s <= 0 or self.is_stale:
-                return curve.watts[0]
-            self.is_stale = self._drift.take(joules, curve.watts_at(busy) * known_s, known_s)
+                return idle_w
+            self.is_stale = self._drift.take(joules, (curve.watts_at(busy) - cards_w) * known_s, known_s)
             if self.is_stale:
                 log.warning(
                     "power profile is stale: measured power drifts from it; measure again: peerload power profile"
                 )
                 self._inbox.put(PowerMeasured(msgspec.structs.replace(curve, quality=Quality.ESTIMATED)))
-            return curve.watts[0]
+            return idle_w
         idle = self._checkpoint.idle.setdefault(self._active.scope, IdlePower())
         if known_s > 0 and joules > 0:
             share = min(busy / (os.cpu_count() or 1), 1.0)
@@ -501,15 +526,16 @@ class EnergySensors:
             }
             for one in shown
         ]
-        for place, (_, reading) in (self._hwmon.cards.power | self._gpus.power).items():
+        for place, (read_s, reading) in (self._hwmon.cards.power | self._gpus.power).items():
+            watts = _watts_of(read_s, reading, self._sampled_s)
             quality = (Quality.MEASURED if reading.energy_j is not None else Quality.DERIVED).value
             sources.append(
                 {
                     "name": f"{self._source_of(place)} {place}",
                     "scope": "gpu",
                     "quality": quality,
-                    "watts": reading.power_w,
-                    "why": None,
+                    "watts": watts,
+                    "why": None if watts is not None or reading.power_w is None else "it is silent",
                 }
             )
         curve = self.curve
@@ -567,3 +593,8 @@ class EnergySensors:
         self.is_stale, self._drift = False, Drift()
         self._inbox.put(PowerMeasured(curve_of(profile, self._config.energy)))
         return dict(msgspec.to_builtins(profile))
+
+
+def _watts_of(read_s: float, reading: DeviceReading, at_s: float) -> float | None:
+    """Power of a card now; None if it does not tell."""
+    return reading.power_w if at_s - read_s <= CARD_SILENT_S else None

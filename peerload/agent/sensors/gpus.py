@@ -28,6 +28,7 @@ import msgspec
 from peerload.agent.runtime import in_own_thread
 from peerload.agent.sensors.nvml import (
     LIBRARY,
+    SLICES_FROM,
     CardReading,
     GpuAverages,
     GpuFaults,
@@ -426,7 +427,7 @@ class Gpus:
 
     def _take(self, gpus: tuple[Device, ...], why: str) -> None:
         self._note_seen(gpus)
-        found = self._usable(gpus)
+        found = self._usable(gpus)[: DEVICES_MAX - len(self._others)]
         if not found:
             self._log_none(why or "all of them are left alone")
             if self._is_away:
@@ -573,6 +574,12 @@ def _has_changed(last: DeviceReading | None, now: DeviceReading) -> bool:
     return before.keys() != after.keys() or any(abs(before[key] - after[key]) >= REPORT_BYTES for key in after)
 
 
+def _is_or_is_of(device: Device, name: str) -> bool:
+    """True if a selector of GPUs matches this device, or, by its number, the card that this slice is a part of."""
+    is_of = name.isdecimal() and device.index // SLICES_FROM == int(name) + 1
+    return is_of or matches_device(device, name)
+
+
 def node_gpus(
     config: AgentConfig,
     inbox: EventSink,
@@ -585,7 +592,7 @@ def node_gpus(
 
     def usable(devices: tuple[Device, ...]) -> tuple[Device, ...]:
         """The GPUs without those that the config excludes, and those that another agent of this machine has."""
-        left = tuple(device for device in devices if not any(matches_device(device, name) for name in excluded))
+        left = tuple(device for device in devices if not any(map(functools.partial(_is_or_is_of, device), excluded)))
         return claims.claim(left) if library is None else left
 
     faults = GpuFaults(machine_boot_id(), Path(config.state) / FAULTS_FILE)

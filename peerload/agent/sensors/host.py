@@ -92,6 +92,7 @@ class HostSensors:
         self._all_busy_s = 0.0
         self._cores = Cores(root)
         self._memory = KernelFile(Path("/proc/meminfo"))
+        self._mem_limits = _memory_limits(root)
         self._cpu_pressure = KernelFile(root / "proc/pressure/cpu")
         self._mem_pressure = KernelFile(root / "proc/pressure/memory")
         self._average: float | None = None
@@ -132,10 +133,13 @@ class HostSensors:
         self._average = min(max(before + _weight(passed_s, AVERAGE_S) * (now - before), 0.0), self._cores.cpus)
         self._sample_foreign(busy_s, passed_s)
         mem_bytes, available_bytes = _memory(self._memory.read())
+        mem_used_bytes = mem_bytes - available_bytes
+        if self._mem_limits and (lowest := min(self._mem_limits, key=lambda one: one[0]))[0] < mem_bytes:
+            mem_bytes, mem_used_bytes = lowest[0], lowest[1]()
         sampled = LoadSampled(
             self._average,
             min(max(self._foreign, 0.0), self._cores.cpus),
-            mem_bytes - available_bytes,
+            mem_used_bytes,
             cpu_pressure=_waited(self._cpu_pressure),
             mem_pressure=_waited(self._mem_pressure),
             cpus=self._cores.cpus,
@@ -246,9 +250,8 @@ def machine_facts(root: Path = Path("/")) -> tuple[float, int]:
     """(cpus, memory in bytes) this process may use: the affinity mask, and the cgroup's limits where they are lower."""
     cpus = min([float(len(os.sched_getaffinity(0))), *(quota for quota, _ in _cpu_quotas(root))])
     mem_bytes = _memory(KernelFile(Path("/proc/meminfo")).read())[0]
-    for limit in _memory_limits(root):
-        if 0 < limit < mem_bytes:
-            mem_bytes = limit
+    for limit, _ in _memory_limits(root):
+        mem_bytes = min(limit, mem_bytes)
     return max(cpus, CPUS_MIN), mem_bytes
 
 
@@ -276,10 +279,21 @@ def _used_s(path: Path) -> float:
     return int(words[0]) / 1e9 if words[:1] and words[0].isdecimal() else 0.0
 
 
-def _memory_limits(root: Path) -> list[int]:
-    texts = [read_text_of(directory / "memory.max") for directory in _cgroups(root, "")]
-    texts += [read_text_of(directory / "memory.limit_in_bytes") for directory in _cgroups(root, "memory")]
-    return [int(text) for text in texts if text.isdecimal()]
+def _memory_limits(root: Path) -> list[tuple[int, Callable[[], int]]]:
+    """Limit in bytes of each cgroup of this process, and a function that reads what it uses."""
+    files = [(directory / "memory.max", "memory.current") for directory in _cgroups(root, "")]
+    files += [(directory / "memory.limit_in_bytes", "memory.usage_in_bytes") for directory in _cgroups(root, "memory")]
+    found = [(read_text_of(file), partial(_used_bytes, file.with_name(usage))) for file, usage in files]
+    return [(int(text), used) for text, used in found if text.isdecimal() and int(text) > 0]
+
+
+def _used_bytes(usage: Path) -> int:
+    """Memory that a cgroup uses, without the file cache that it can give back."""
+    used, stat = read_text_of(usage), read_text_of(usage.with_name("memory.stat"))
+    cache = map(
+        int, re.findall(r"^(?:total_)?inactive_file ([0-9]+)$", stat, re.MULTILINE)
+    )  # v1 tells it without its parts, too
+    return max(int(used) - max(cache, default=0), 0) if used.isdecimal() else 0
 
 
 def _cgroups(root: Path, controller: str) -> list[Path]:

@@ -47,9 +47,12 @@ OUTPUT_BYTES_MAX = 4096
 SILENT_S = 10.0
 """Time in s after which a counter without readings is no source any more; the time that it missed is a gap."""
 WATTS_MAX = 1e6
-NOT_THE_MACHINE = re.compile(r"amdgpu|radeon|nouveau|i915|xe|nvme|BAT|AC|ADP|ucsi", re.IGNORECASE)
+NOT_THE_MACHINE = re.compile(r"amdgpu|radeon|nouveau|i915|xe|nvme|fam15h_power|BAT|AC|ADP|ucsi", re.IGNORECASE)
 """hwmon chips whose power is that of one device, or flows into the machine."""
-WHOLE_MACHINE = ("power_meter", "acpi_power_meter", "corsairpsu")
+WHOLE_MACHINE = ("power_meter", "corsairpsu")
+"""Names of chips that measure the whole machine: ACPI's, in servers, and a power supply."""
+POWER_FILES = ("power1_input", "power1_average")
+"""Files of a chip with its power, in microwatts: most have the first, that of ACPI has the second alone."""
 FORBIDDEN_TEXT = "only root may read it; what helps:  peerload doctor"
 METRICS_HEAD_BYTES, METRICS_FORMAT, METRICS_OF_CARD = 4, 2, 1
 """Head of `gpu_metrics` of amdgpu: the byte that tells the format, which is 1 for cards, more where it is part of a processor."""
@@ -148,7 +151,7 @@ def watts_of(output: bytes) -> float | str:
 
 
 class Hwmon(_OfReadings):
-    """A chip of hwmon that measures the power of the whole machine (`power1_input`, microwatts)."""
+    """A chip of hwmon that measures the power of the whole machine (POWER_FILES)."""
 
     name = "hwmon"
 
@@ -193,7 +196,7 @@ class Hwmon(_OfReadings):
 
     def _found(self) -> Path | None:
         chips = []
-        for file in sorted(self._place.glob("hwmon*/power1_input")):
+        for file in (file for name in POWER_FILES for file in self._place.glob(f"hwmon*/{name}")):
             chip = read_text_of(file.parent / "name")
             if not NOT_THE_MACHINE.match(chip):
                 chips.append((chip not in WHOLE_MACHINE, file))

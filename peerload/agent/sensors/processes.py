@@ -191,7 +191,9 @@ class OwnUse:
         path = self._cgroup(pid)
         if path is None:
             return None
-        places = (self._root / mount / path / f"{ROOT_PREFIX}{run}/cpu.stat" for mount in CGROUP_MOUNTS)
+        homes = [self._root / mount / path for mount in CGROUP_MOUNTS]
+        # Beside the launcher's cgroup where a service keeps the agent in one by itself.
+        places = (home / f"{ROOT_PREFIX}{run}/cpu.stat" for one in homes for home in (one, one.parent))
         stat = next(filter(None, map(read_text_of, places)), "")
         found = dict(words for words in map(str.split, stat.splitlines()) if len(words) == 2)  # noqa: PLR2004 -- name and number
         usage = found.get("usage_usec", "")

@@ -616,7 +616,9 @@ class Membership:
             self.gossip.spread_load(report)
 
     def leave(self) -> None:
-        """Announce that this node leaves on purpose."""
+        """Announce that this node leaves on purpose. One that sleeps has announced that, and is woken when it is needed."""
+        if self.gossip.own.standing is MemberStatus.ASLEEP:
+            return
         alive = [node for node in self._names if (peer := self.get(node)) is not None and peer.state is PeerState.ALIVE]
         informed = alive if len(alive) <= LEAVING_SAID_MAX else self._state.rng.sample(alive, LEAVING_SAID_MAX)
         for node in informed:

@@ -15,6 +15,7 @@ import pytest
 from peerload.agent.sensors import host as sensors
 from peerload.agent.sensors.host import HostSensors, machine_facts
 from peerload.agent.sensors.processes import OwnUse
+from peerload.launcher.containment import SUBGROUP
 from tests.support import PutEvents
 
 
@@ -62,16 +63,36 @@ def test_the_older_cgroups_count_too(tmp_path: Path) -> None:
     assert machine_facts(tmp_path) == (0.25, 32 << 20)
 
 
+@pytest.mark.usefixtures("quiet", "two_cores")
+@pytest.mark.parametrize(
+    ("group", "limit", "usage", "stat"),
+    [
+        ("0::/a", "a/memory.max", "memory.current", "inactive_file 1048576"),
+        ("5:memory:/a", "memory/a/memory.limit_in_bytes", "memory.usage_in_bytes", "inactive_file 4096\ntotal_inactive_file 1048576"),
+    ],
+)  # fmt: skip
+def test_memory_in_use_is_that_of_the_cgroup_whose_limit_counts(
+    group: str, limit: str, usage: str, stat: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "sys/fs/cgroup" / limit
+    _write(file, f"{64 << 20}\n")
+    _write(file.with_name(usage), f"{16 << 20}\n")
+    _write(file.with_name("memory.stat"), f"anon 5\n{stat}\n")
+    clock = Clock(tmp_path, group=group)
+    clock.second(0.5, 0.5)
+    assert clock.told[-1].mem_used_bytes == 15 << 20
+
+
 class Clock:
     """A machine whose cores have been busy as said; `second` lets one pass, in which tasks have used so many cores."""
 
-    def __init__(self, root: Path, cpus: int = 2, quota: str = "max 100000") -> None:
+    def __init__(self, root: Path, cpus: int = 2, quota: str = "max 100000", group: str = "0::/a") -> None:
         self.root = root
         self.told = PutEvents()
         self.own_s: float | None = 0.0
         self.ticks = [[0] * 8 for _ in range(cpus)]
         self.used_s = 0.0
-        _write(root / "proc/self/cgroup", "0::/a\n")
+        _write(root / "proc/self/cgroup", f"{group}\n")
         _write(root / "sys/fs/cgroup/a/cpu.max", quota)
         self._write()
         self.sensors = HostSensors(self.told, self, root=root)
@@ -211,10 +232,17 @@ def test_under_a_quota_what_its_cgroup_uses_counts_and_what_others_leave(tmp_pat
 # -- what our own work uses --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mount", ["sys/fs/cgroup", "sys/fs/cgroup/unified"])
-def test_what_the_kernel_counts_of_all_tasks_together(tmp_path: Path, mount: str) -> None:
+@pytest.mark.parametrize(
+    ("mount", "own"),
+    [
+        ("sys/fs/cgroup", "user.slice/me"),
+        ("sys/fs/cgroup/unified", "user.slice/me"),
+        ("sys/fs/cgroup", f"user.slice/me/{SUBGROUP}"),
+    ],
+)
+def test_what_the_kernel_counts_of_all_tasks_together(tmp_path: Path, mount: str, own: str) -> None:
     me = os.getpid()
-    _write(tmp_path / f"proc/{me}/cgroup", "3:cpu:/\n0::/user.slice/me\n")
+    _write(tmp_path / f"proc/{me}/cgroup", f"3:cpu:/\n0::/{own}\n")
     stat = tmp_path / mount / "user.slice/me/peerload.ab12/cpu.stat"
     _write(stat, "usage_usec 2000000000\nuser_usec 2000000\nsystem_usec 500000\n")
     before_s = own_use(me, "ab12", tmp_path, runs=True).seconds()

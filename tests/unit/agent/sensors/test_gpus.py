@@ -14,10 +14,11 @@ import pytest
 
 from peerload.agent.sensors import gpus as module
 from peerload.agent.sensors import nvml
-from peerload.agent.sensors.gpus import Gpus
+from peerload.agent.sensors.gpus import DeviceLocks, Gpus
 from peerload.agent.sensors.nvml import WAS_LOST
+from peerload.model.config import AgentConfig, GpuSettings
 from peerload.model.events import DevicesFound, DevicesSampled
-from peerload.model.resources import Device, DeviceReading, Health
+from peerload.model.resources import DEVICES_MAX, Device, DeviceReading, Health
 from tests.fakes.nvml import GIB, Machine, load
 from tests.support import PATIENCE_S, PutEvents
 
@@ -362,6 +363,23 @@ def test_cards_that_are_left_alone_are_not_told(machine: Machine, pynvml: object
         assert list(bench.last()) == ["nvidia:GPU-1"]
 
     while_running(pynvml, story, usable=lambda devices: devices[1:2])
+
+
+def test_the_slices_of_a_card_that_is_left_alone_are_not_told(machine: Machine, pynvml: object, tmp_path: Path) -> None:
+    machine.gpu(0, uuid="GPU-0", mig=1)
+    machine.slice(0, 0, uuid="MIG-a")
+    machine.gpu(1, uuid="GPU-1")
+    config = AgentConfig(node="n1", state=str(tmp_path), socket="s", gpu=GpuSettings(exclude=(0,)))
+    gpus = module.node_gpus(config, PutEvents(), DeviceLocks(tmp_path), pynvml)
+    assert [device.name for device in asyncio.run(gpus.find(PATIENCE_S))] == ["GPU-1"]
+
+
+def test_gpus_and_other_devices_are_no_more_than_a_profile_holds(machine: Machine, pynvml: object) -> None:
+    for index in range(40):
+        machine.gpu(index, uuid=f"GPU-{index}")
+    others = tuple(Device(f"fpga:{index}", "fpga", index) for index in range(32))
+    found = asyncio.run(Bench(pynvml, others=others).gpus.find(PATIENCE_S))
+    assert (len(found), found[32:]) == (DEVICES_MAX, others)
 
 
 def test_it_looks_less_often_when_nothing_needs_to_know(

@@ -142,8 +142,12 @@ def restarts(machine: Counting) -> None:
 
 
 def jumps(machine: Counting) -> None:
-    machine.tree.draw(1_000.0)
+    machine.tree.draw(5_000.0)
     machine.step()
+
+
+def draws_five_times_its_rated_power(machine: Counting) -> None:
+    machine.step(watts=500.0)
 
 
 def wraps_twice(machine: Counting) -> None:
@@ -182,6 +186,7 @@ def platform_has_number_one(machine: Counting) -> None:
         (wraps, 200 + 100 + 200.0, 0.0),
         (restarts, 400.0, 2.0),
         (jumps, 400.0, 2.0),
+        (draws_five_times_its_rated_power, 400.0 + 1000.0, 0.0),
         (wraps_twice, 200 + 500 + 200.0, 30.0),
         (clock_steps_back, 400.0, 0.0),
         (platform_has_number_one, 200 + 600 + 100 + 200.0, 0.0),
