@@ -124,8 +124,8 @@ class LiveFeed:
             seen = int(number) if epoch == self._epoch and re.fullmatch(r"[0-9]{1,18}", number) else -1
             while True:
                 if not self._has_all_since(seen):
+                    seen = self._number  # as of the snapshot: a slow viewer takes it while others come
                     yield self._encoded_snapshot()
-                    seen = self._number
                 for sent, update in list(self._updates):
                     if sent > seen:
                         yield update

@@ -180,6 +180,27 @@ def test_a_viewer_that_comes_back_misses_nothing_and_gets_nothing_twice(monkeypa
     asyncio.run(scenario())
 
 
+def test_a_viewer_that_takes_its_snapshot_slowly_misses_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerload.web.live.EVERY_S", 0.0)
+    answers = [overview(1, complete=True, tasks=("a",)), overview(2, tasks=("b",)), overview(3, tasks=("c",))]
+    agent = FakeAgent(overview=lambda: answers.pop(0), history=lambda: {"tasks": []})
+
+    async def scenario() -> list[str]:
+        feed = LiveFeed(agent)  # type: ignore[arg-type]
+        feed._poll = asyncio.current_task()  # the test looks itself
+        stream = feed.events("")
+        await anext(stream)  # retry:
+        told = [(await anext(stream)).decode()]
+        for _ in range(2):  # the viewer has not taken the snapshot yet
+            await feed._look()
+        told += [(await anext(stream)).decode() for _ in range(2)]
+        await stream.aclose()  # type: ignore[attr-defined]
+        return told
+
+    told = asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert [re.findall(r'"id":"(\w+)"', event) for event in told] == [["a"], ["b"], ["c"]]
+
+
 def test_who_looks_later_is_told_how_long_ago_a_node_was_heard() -> None:
     dead = {"node": "n2", "state": "dead", "age_s": 5.0}
     answers = [overview(1, complete=True) | {"nodes": [dead]}, overview(2, tasks=("a",))]
