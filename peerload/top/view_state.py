@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-STATE_ORDER = ("running", "leased", "unknown", "promised", "queued", "held", "ended", "failed", "cancelled", "done")
+STATE_ORDER = (
+    "running", "leased", "unreachable", "unknown", "promised", "queued", "held", "ended", "failed", "cancelled", "done",
+)  # fmt: skip
 OVER = ("failed", "cancelled", "done")
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from peerload.wire import control
 
 TASKS_SHOWN_MAX = 1000
-"""Unfinished tasks of this home in a snapshot: placed ones first, then waiting ones, oldest first."""
+"""Unfinished tasks of this home in a snapshot: placed ones first, then waiting ones, then held ones, oldest first."""
 REMOTES_SHOWN_MAX = 1000
 VIEWERS_KEPT_MAX = 64
 """Users with an overview of their own; the least recent one gets everything again."""
@@ -198,7 +198,8 @@ class OverviewBuilder:
         """The tasks in the snapshot, and the numbers of all: placed, waiting, held."""
         placed: dict[str, HomeTask] = {}
         waiting: list[HomeTask] = []
-        held = waits = others = 0
+        held: list[HomeTask] = []
+        waits = others = 0
         access, caller = self._access, self._caller
         for task in self._node.home.tasks.values():
             if caller is not None and not access.sees(caller, task):
@@ -212,15 +213,15 @@ class OverviewBuilder:
             if phase is HomePhase.OVER:
                 continue
             if phase is HomePhase.HELD:
-                held += 1
-            else:
-                waits += 1
+                held.append(task)
+                continue
+            waits += 1
             if len(waiting) < TASKS_SHOWN_MAX:
                 waiting.append(task)
         waits += self._add_untouched(waiting)
-        for task in waiting[: TASKS_SHOWN_MAX - len(placed)]:
+        for task in [*waiting, *held[:TASKS_SHOWN_MAX]][: TASKS_SHOWN_MAX - len(placed)]:
             placed[task.task] = task
-        return placed, {"placed": others, "waiting": waits, "held": held}
+        return placed, {"placed": others, "waiting": waits, "held": len(held)}
 
     def _add_untouched(self, waiting: list[HomeTask]) -> int:
         """Add untouched members of arrays as long as there is room. → how many there are."""
@@ -235,13 +236,15 @@ class OverviewBuilder:
     def _task_mark(self, task: HomeTask) -> object:
         if not task.record.node:  # the reason to wait may change although the task does not
             return task.record, task.phase, views.why_waiting(self._node, task, task.record)
-        return task.record, task.running_at, task.phase, task.devices
+        is_unreachable = views.is_unreachable(self._node, task.record)
+        return task.record, task.running_at, task.phase, task.devices, is_unreachable
 
     def _task_object(self, task: HomeTask) -> dict[str, object]:
         user = display_user(task.spec, self._user)
         fields = views.task_here(self._node, task.record, task.spec, user)
         if fields["state"] == "queued":
             fields["reason"] = views.why_waiting(self._node, task, task.record)
+        fields["unreachable_since"] = views.unreachable_since(self._node, task.record, now())
         del fields["argv"]  # it may be a megabyte
         return (
             fields | {"command": _command(task.spec.argv), "priority": task.spec.priority} | views.gpu_wishes(task.spec)

@@ -399,15 +399,19 @@ def top_sample(client: AgentConnection, at: str = "") -> dict[str, Any]:
     there = {"at": at} if at else {}
     info = client.call("info", **there)
     nodes = client.call("nodes", **there)["nodes"]
-    tasks = client.call("tasks", ended_within_s=0.0, limit=TOP_TASKS_MAX, **there)["tasks"]
+    reply = client.call("tasks", ended_within_s=0.0, limit=TOP_TASKS_MAX, **there)
+    tasks = reply["tasks"]
+    waiting = sum(task.get("state") == "queued" for task in tasks)
+    if reply.get("truncated"):
+        waiting = int((reply.get("unfinished") or {}).get("queued", 0))
     return {
-        "cluster": cluster_sums(info, nodes, tasks),
+        "cluster": cluster_sums(info, nodes) | {"tasks_waiting_here": waiting},
         "nodes": nodes,
         "tasks": [task for task in tasks if task.get("state") in ("running", "leased")],
     }
 
 
-def cluster_sums(info: dict[str, Any], nodes: list[dict[str, Any]], tasks: list[dict[str, Any]]) -> dict[str, Any]:
+def cluster_sums(info: dict[str, Any], nodes: list[dict[str, Any]]) -> dict[str, Any]:
     """Sums over the nodes that are alive, and this agent's own notices."""
     alive = [node for node in nodes if node.get("state") == "alive"]
     return {
@@ -422,7 +426,6 @@ def cluster_sums(info: dict[str, Any], nodes: list[dict[str, Any]], tasks: list[
         "cpus_busy": _total(alive, "cpus_busy"),
         "tasks_running": int(_total(alive, "tasks_running")),
         "tasks_queued": int(_total(alive, "tasks_queued")),
-        "tasks_waiting_here": sum(task.get("state") == "queued" for task in tasks),
     }
 
 

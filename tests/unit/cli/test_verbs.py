@@ -248,6 +248,13 @@ def test_nodes_top(agent: FakeAgent) -> None:
     assert {"v", "cluster", "nodes", "tasks"} == set(json.loads(peerload("top", "--json", agent=agent).stdout))
 
 
+def test_top_counts_waiting_tasks_that_are_not_listed(agent: FakeAgent) -> None:
+    agent.answer("nodes", nodes=[NODE])
+    agent.answer("info", node="ws1", cluster="default", policy="symmetric", mqtt=None)
+    agent.answer("tasks", tasks=[TASK | {"state": "queued"}], truncated=True, unfinished={"queued": 4997, "held": 9})
+    assert json.loads(peerload("top", "--json", agent=agent).stdout)["cluster"]["tasks_waiting_here"] == 4997
+
+
 def test_nodes_tells_which_directory_a_node_lacks(agent: FakeAgent) -> None:
     agent.answer("nodes", nodes=[NODE | {"declines": ["no directory /data"]}])
     assert "alive, no directory /data" in peerload("nodes", agent=agent).stdout.decode()
