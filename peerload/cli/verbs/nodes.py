@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common.messages import TIMED_OUT
 from peerload.cli.common.options import Options, node_name
 from peerload.client.connection import AgentConnection
-from peerload.model.errors import PeerloadError, UsageError
+from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text import tasks
 from peerload.text.format import (
@@ -309,12 +309,9 @@ def top(words: list[str]) -> int:
 
 
 def _again(socket_path: str | None, at: str, lacks: str, *, wide: bool) -> list[str]:
-    """The current text; if the agent is away, a line that says so."""
-    try:
-        with AgentConnection(socket_path) as client:
-            return [*top_lines(top_sample(client, at), time.time(), wide=wide), "", coloured(lacks, "dim", sys.stdout)]
-    except PeerloadError as error:
-        return [f"peerload: {printable(error.what)} -- trying again", coloured(lacks, "dim", sys.stdout)]
+    """The current text."""
+    with AgentConnection(socket_path) as client:
+        return [*top_lines(top_sample(client, at), time.time(), wide=wide), "", coloured(lacks, "dim", sys.stdout)]
 
 
 def _lacks_view() -> str:
