@@ -354,8 +354,8 @@ _CHORES = {"saved": "output file written", "notified": "notified", "abandoned": 
 
 def executors_of(task: Mapping[str, Any]) -> list[str]:
     """Other nodes that had attempts of a task, from the answer to `show`."""
-    nodes = dict.fromkeys(step["node"] for step in task["history"] if step["node"])
-    return [node for node in nodes if node != task["home"]]
+    nodes = dict.fromkeys([*(step["node"] for step in task["history"]), task["node"]])
+    return [node for node in nodes if node and node != task["home"]]
 
 
 def trace_spans(
@@ -366,7 +366,7 @@ def trace_spans(
     home, steps = task["home"], task["history"]
     found = [
         _span(_AT_HOME.get(step["state"], step["state"]), home, step, step if step["state"] in ENDED else after)
-        for step, after in zip(steps, [*steps[1:], None], strict=True)
+        for step, after in zip(steps, [*steps[1:], None], strict=False)  # none of a task whose events were removed
     ]
     if decision := task.get("decision"):
         asked = ", ".join(f"{one['node']} (load {one['load']:g})" for one in decision["inputs"]) or "nobody"

@@ -161,7 +161,12 @@ def energy(words: list[str]) -> int:
         json_says="print JSON, one object a row",
     )
     reader.flag(
-        "--node NODE", type=node_name, nargs="?", const=None, default="", help="of that node; without NODE: of each"
+        "--node, --at NODE",
+        type=node_name,
+        nargs="?",
+        const=None,
+        default="",
+        help="of that node; without NODE: of each",
     )
     reader.switch("--task", help="one row for each task")
     reader.switch("--user", help="one row for each user")

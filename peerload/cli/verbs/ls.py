@@ -236,9 +236,10 @@ def why(words: list[str]) -> int:
         "runs and why. For an array: how many members wait for what, and all this for the next one to start.",
     )
     reader.add_argument("task", metavar="ID")
+    reader.at()
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
-        told = client.call("why", task=flags.task)
+        told = client.call("why", task=flags.task, at=flags.at)
     print_result(told, why_lines(told, time.time()), as_json=flags.json)
     return 0
 

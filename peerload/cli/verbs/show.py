@@ -46,11 +46,12 @@ def trace(words: list[str]) -> int:
         "that had it. Times of other nodes (~) are by their own clocks.",
     )
     reader.add_argument("task", metavar="ID")
+    reader.at()
     flags = reader.read(words)
     events: dict[str, list[dict[str, Any]]] = {}
     missing: list[str] = []
     with AgentConnection(flags.socket) as client:
-        shown = client.call("show", tasks=[flags.task])["tasks"]
+        shown = client.call("show", tasks=[flags.task], at=flags.at)["tasks"]
         if len(shown) != 1:
             hint = f"name a member:  peerload trace {shown[0]['id']}" if shown else ""
             raise UsageError(f"trace: {flags.task} is an array of {len(shown)} tasks", hint=hint)
