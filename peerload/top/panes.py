@@ -658,7 +658,7 @@ def event_lines(look: ViewState, width: int, height: int, clock_text: Callable[[
         line: Line = [(f"{clock_text(number(event.get('at')))}  ", "dim"), (draw.padded(draw.plain(who), 12), "bold")]
         line.append((" " + draw.padded(draw.plain(state), 10), EVENT_STYLES.get(state, "accent")))
         if what == "attempt":
-            line.append((" a guest", "good"))
+            line.append((" remote task", "good"))
         if what == "task" and event.get("node"):
             line.append((f" on {draw.plain(event['node'])}", ""))
         if event.get("reason"):

@@ -655,9 +655,7 @@ def room(facts: DoctorInput) -> Finding:
     if disk.get("state") == "full" or disk.get("stalled"):
         return Finding(FAIL, f"the disk is full: submissions are refused; {size_text(free_bytes)} free", fix)
     if free_bytes < low_bytes or disk.get("state") == "low":
-        says = (
-            f"{size_text(free_bytes)} free of {size_text(status.f_blocks * status.f_frsize)}: this node takes no guests"
-        )
+        says = f"{size_text(free_bytes)} free of {size_text(status.f_blocks * status.f_frsize)}: this node takes no tasks of other nodes"
         return Finding(FAIL if not free_bytes else WARN, says, fix)
     if disk and disk["reserve_bytes"] < disk["reserve_bytes_max"]:
         return Finding(WARN, "the reserve for a full disk is not filled", fix)

@@ -285,7 +285,7 @@ def event_line(event: dict[str, Any]) -> str:
         who = f"security: {who or 'somebody'}"
     attempt = f" attempt {event['attempt']}" if event.get("attempt") else ""
     where = f" on {event['node']}" if event.get("task") and event.get("node") and event["what"] == "task" else ""
-    home = " (a guest)" if event.get("what") == "attempt" else ""
+    home = " (remote task)" if event.get("what") == "attempt" else ""
     subject = printable(who or event.get("what") or "")
     said = f"{printable(event.get('state') or '')}{attempt}{printable(where)}{home}"
     why = f": {printable(event['reason'])}" if event.get("reason") else ""
