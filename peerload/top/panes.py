@@ -611,7 +611,7 @@ def _facts(world: TopModel, *, wide: bool) -> Line:
             region = str(node.facts.get("region") or "")
             regions[region] = regions.get(region, 0) + 1
     line: Line = [("nodes ", "bold")]
-    for state in ("alive", "suspect", "dead", "revoked", "left"):
+    for state in ("alive", "suspect", "asleep", "dead", "revoked", "left"):
         if states.get(state) or state == "alive":
             line += [(f"{states.get(state, 0)} {state}", tables.STATE_STYLES[state]), (" ", "")]
     line.append((" load " if any(map(regions.get, tables.REGIONS)) else "", "bold"))

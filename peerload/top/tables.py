@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from peerload.top.view_state import ViewState
 
 STATE_STYLES = {
-    "alive": "good", "suspect": "warn bold", "dead": "bad bold", "revoked": "bad bold", "left": "dim",
+    "alive": "good", "suspect": "warn bold", "dead": "bad bold", "revoked": "bad bold", "left": "dim", "asleep": "dim",
     "running": "good", "leased": "accent", "queued": "", "held": "warn", "promised": "accent", "ended": "dim",
     "done": "dim", "failed": "bad", "cancelled": "dim", "unknown": "warn bold", UNREACHABLE: "bad bold",
 }  # fmt: skip

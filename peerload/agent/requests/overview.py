@@ -156,7 +156,7 @@ class OverviewBuilder:
         remotes = self._remotes_here()
         self._nodes.update(self._number, {name: self._node_mark(peer) for name, peer in peers.items()})
         self._tasks.update(self._number, {name: self._task_mark(task) for name, task in tasks.items()})
-        self._remotes.update(self._number, {name: _remote_mark(remote) for name, remote in remotes.items()})
+        self._remotes.update(self._number, {name: self._remote_mark(remote) for name, remote in remotes.items()})
         tables = (self._nodes, self._tasks, self._remotes)
         is_complete = since == 0 or any(since < table.whole_from for table in tables)
         if is_complete:
@@ -262,6 +262,10 @@ class OverviewBuilder:
             found[remote.task] = remote
         return found
 
+    def _remote_mark(self, remote: RemoteTask) -> object:
+        reason = views.remote_reason(self._node, remote)
+        return remote.attempt, remote.phase, remote.running_at, remote.devices, remote.is_parked, reason
+
     def _remote_object(self, remote: RemoteTask) -> dict[str, object]:
         node, moment = self._node, now()
         spec = remote.spec
@@ -269,19 +273,20 @@ class OverviewBuilder:
         return {
             "id": remote.task,
             "name": spec.name or views.text(spec.argv[0]).rpartition("/")[2],
+            "user": display_user(spec, self._user),
             "home": remote.home,
             "node": node.state.node,
             "state": _REMOTE_STATES[remote.phase],
             "cpus": spec.request.cpus,
             "mem_bytes": spec.request.mem_bytes,
-            "gpus": spec.request.gpus,
+            "gpus": views.gpus_asked(spec.request),
             "attempt": remote.attempt,
             "submitted_at": moment.wall_s - (moment.boot_s - remote.arrived_s),
             "started_at": remote.running_at or None,
             "device_names": names,
             "command": _command(spec.argv),
             "parked": remote.is_parked,
-            "reason": remote.killed_because or None,
+            "reason": views.remote_reason(node, remote) or None,
             **views.gpu_wishes(spec),
         }
 
@@ -293,10 +298,6 @@ class OverviewBuilder:
             return []
         found = store.events(request.events_after, request.events_max, newest=True)
         return [views.event_object(event) for event in found]
-
-
-def _remote_mark(remote: RemoteTask) -> object:
-    return remote.attempt, remote.phase, remote.running_at, remote.devices, remote.is_parked, remote.killed_because
 
 
 def _command(argv: tuple[bytes, ...]) -> str:

@@ -170,7 +170,7 @@ GPU_RIGHT = ("GPU", "BUSY", "BY TASKS", "BY OTHERS", "TASKS")
 REASON_WIDTH_MAX = 40
 ONE_MACHINE = "one machine; each agent counts its cores and memory as its own (--slots N bounds the tasks of one)"
 PAINT = {
-    "STATE": {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim", "revoked": "red"},
+    "STATE": {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim", "asleep": "dim", "revoked": "red"},
     "REGION": {"underloaded": "green", "overloaded": "red"},
 }
 

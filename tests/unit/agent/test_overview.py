@@ -5,13 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from peerload.agent.requests import overview
 from peerload.agent.requests.overview import OverviewBuilder, RevisionIndex
+from peerload.model import events
 from peerload.model.gossip import MemberStatus
 from peerload.wire import control
 from tests.core.given import Given
+from tests.core.test_executor import guest
 from tests.core.test_home import away
 
 
@@ -43,6 +46,19 @@ def test_a_task_is_told_again_when_its_node_is_suspected_and_when_it_is_back() -
     given.rumour("y", MemberStatus.ALIVE, refutation=1)
     _, told = seen(built, revision)
     assert [(task["id"], task["unreachable_since"]) for task in told["tasks"]] == [("x/2", None)]
+
+
+def test_a_task_of_another_home_is_told_again_when_it_is_frozen_with_the_part_of_a_gpu_that_it_asks_for() -> None:
+    given = guest()
+    (remote,) = given.node.executor.remote_tasks.values()
+    half = msgspec.structs.replace(remote.spec.request, gpus=1, gpu_fraction=0.5)
+    remote.spec = msgspec.structs.replace(remote.spec, request=half)
+    built = builder(given)
+    revision, told = seen(built)
+    assert [(task["gpus"], task["reason"]) for task in told["guests"]] == [(0.5, None)]
+    given.when(events.TaskFrozen(remote.key, frozen=True))
+    _, told = seen(built, revision)
+    assert [task["reason"].startswith("frozen") for task in told["guests"]] == [True]
 
 
 def test_of_more_tasks_than_are_listed_those_that_wait_come_before_held_ones(monkeypatch: pytest.MonkeyPatch) -> None:
