@@ -413,7 +413,7 @@ def trace_lines(task: Mapping[str, Any], spans: list[dict[str, Any]], missing: I
     first = min((span["began"] for span in spans), default=now)
     last = max([span["ended"] or now for span in spans] + [first + 1e-6])
     trace = task.get("trace")
-    told = [f"{task['id']}  {printable(task['name'])}  {task['state']}  {duration_text(last - first)}"]
+    told = [f"{task['id']}  {task['name']}  {task['state']}  {duration_text(last - first)}"]
     if trace:
         told.append(f"trace {trace['trace_id']}, span {trace['span_id'] or '-'} of {trace['parent_id']}")
     width = max((len(span["node"]) for span in spans), default=0) + 1
@@ -424,10 +424,11 @@ def trace_lines(task: Mapping[str, Any], spans: list[dict[str, Any]], missing: I
         mark = "|" if ended == began else "=" * (right - left)
         length = "" if ended == began else duration_text(ended - began) + ("" if span["ended"] else " …")
         node = span["node"] + ("" if span["own_clock"] else "~")
-        words = f"{span['name']}: {printable(span['reason'])}" if span["reason"] else span["name"]
+        words = f"{span['name']}: {span['reason']}" if span["reason"] else span["name"]
         told.append(
             f"{began:9.3f} s  {length:>9}  {node:{width}} [{' ' * left}{mark:{TRACE_BAR_COLUMNS - left}}]  {words}".rstrip()
         )
     if any(not span["own_clock"] for span in spans):
         told.append("~  by the clock of that node, which may differ")
-    return told + [f"{node} does not answer: its part is missing" for node in missing]
+    told += [f"{node} does not answer: its part is missing" for node in missing]
+    return list(map(printable, told))
