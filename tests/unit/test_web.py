@@ -17,14 +17,18 @@ from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.web import exposition
 from peerload.web.access import Access, ViewerRight, secret_of
 from peerload.web.http import HttpServer, Request
-from peerload.web.live import LiveFeed
+from peerload.web.live import TIMEOUT_S, AgentLink, LiveFeed
 from peerload.web.routes import Routes
 from peerload.web.server import _listen_unix
 from tests.conftest import require_program
+from tests.unit.cli.fake_agent import FakeAgent as AnsweringAgent
+from tests.unit.cli.fake_agent import fixture_agent
 from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+__all__ = ("fixture_agent",)
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 NAMES = {value for key, value in vars(metrics).items() if key.isupper()}
@@ -178,6 +182,12 @@ def test_a_viewer_that_comes_back_misses_nothing_and_gets_nothing_twice(monkeypa
             assert len(re.findall(r'"id":"(\w+)"', fresh)) == 4
 
     asyncio.run(scenario())
+
+
+def test_of_an_array_only_the_first_member_is_read(agent: AnsweringAgent) -> None:
+    agent.handlers["show"] = lambda _, reply: reply.more(tasks=[{"id": "n1/16.1"}, {"id": "n1/16.2"}])
+    found = asyncio.run(asyncio.wait_for(AgentLink(agent.path).one_task("n1/16"), TIMEOUT_S / 2))
+    assert found == {"id": "n1/16.1"}
 
 
 def test_a_viewer_that_takes_its_snapshot_slowly_misses_no_update(monkeypatch: pytest.MonkeyPatch) -> None:

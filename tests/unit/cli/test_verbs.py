@@ -768,3 +768,10 @@ def test_what_another_node_says_of_itself_reaches_no_terminal(agent: FakeAgent, 
     assert done.returncode == 0
     assert b"\\x1b[2J" in done.stdout
     assert b"\x1b" not in done.stdout
+
+
+def test_trace_of_an_array_does_not_read_all_its_members(agent: FakeAgent) -> None:
+    agent.handlers["show"] = lambda _, reply: reply.more(tasks=[{"id": f"n1/16.{member}"} for member in (1, 2)])
+    done = peerload("trace", "16", agent=agent)
+    assert done.returncode == 2
+    assert b"peerload trace n1/16.1" in done.stderr
