@@ -413,7 +413,7 @@ class Daemon:
         # Clients: what waits for answers of the core, the views, the verbs, the path of a request
         task_ids = TaskIds(store, config.node)
         reads = DurableReads(store, outbox, event_log)
-        access = Authorization(config, store, node.executor, security)
+        access = Authorization(info, store, node.executor, security)
         quotas = Quotas(config, store, security)
         core, decisions = CoreRequests(inbox), Decisions()
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
@@ -426,7 +426,7 @@ class Daemon:
             observers.append(self.publisher)
         changes = TaskChanges(stdin, saving, output, task_figures, watches, observers)
         clients = ClientEffects(core, attach, cancel_waits, changes, decisions, task_figures)
-        cluster_view = ClusterView(config, cluster, trust, tls)
+        cluster_view = ClusterView(info, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
         agent_view = AgentView(info, node, launcher, gpus, cluster_view, links_view)

@@ -242,15 +242,24 @@ async def _store_commits(store: Store) -> bool:
 
 
 LIVE = (
+    "accept_foreign",
+    "allow_root_tasks",
     "certificate_s",
     "clients_max",
     "ended_kept_s",
     "ended_output_bytes_max",
     "ended_submissions_kept",
     "ended_tasks_max",
+    "exec_allow",
+    "guest_bytes_max",
+    "guest_memory_bytes_max",
+    "guest_network",
+    "guest_uids",
+    "map_administrators",
     "retention_every_s",
+    "task_processes_max",
 )
-"""The settings that take effect on reload."""
+"""The settings that take effect on reload; of those about users, the system launcher reads a changed file by itself."""
 CHECK_S = 10.0
 """Timeout of a health check without a watchdog."""
 SERVICE_HINT = "systemctl start peerload        for yourself:  peerload up"

@@ -354,8 +354,8 @@ _CHORES = {"saved": "output file written", "notified": "notified", "abandoned": 
 
 def executors_of(task: Mapping[str, Any]) -> list[str]:
     """Other nodes that had attempts of a task, from the answer to `show`."""
-    nodes = dict.fromkeys(step["node"] for step in task["history"] if step["node"])
-    return [node for node in nodes if node != task["home"]]
+    nodes = dict.fromkeys([*(step["node"] for step in task["history"]), task["node"]])
+    return [node for node in nodes if node and node != task["home"]]
 
 
 def trace_spans(
@@ -366,7 +366,7 @@ def trace_spans(
     home, steps = task["home"], task["history"]
     found = [
         _span(_AT_HOME.get(step["state"], step["state"]), home, step, step if step["state"] in ENDED else after)
-        for step, after in zip(steps, [*steps[1:], None], strict=True)
+        for step, after in zip(steps, [*steps[1:], None], strict=False)  # none of a task whose events were removed
     ]
     if decision := task.get("decision"):
         asked = ", ".join(f"{one['node']} (load {one['load']:g})" for one in decision["inputs"]) or "nobody"
@@ -413,7 +413,7 @@ def trace_lines(task: Mapping[str, Any], spans: list[dict[str, Any]], missing: I
     first = min((span["began"] for span in spans), default=now)
     last = max([span["ended"] or now for span in spans] + [first + 1e-6])
     trace = task.get("trace")
-    told = [f"{task['id']}  {printable(task['name'])}  {task['state']}  {duration_text(last - first)}"]
+    told = [f"{task['id']}  {task['name']}  {task['state']}  {duration_text(last - first)}"]
     if trace:
         told.append(f"trace {trace['trace_id']}, span {trace['span_id'] or '-'} of {trace['parent_id']}")
     width = max((len(span["node"]) for span in spans), default=0) + 1
@@ -424,10 +424,11 @@ def trace_lines(task: Mapping[str, Any], spans: list[dict[str, Any]], missing: I
         mark = "|" if ended == began else "=" * (right - left)
         length = "" if ended == began else duration_text(ended - began) + ("" if span["ended"] else " …")
         node = span["node"] + ("" if span["own_clock"] else "~")
-        words = f"{span['name']}: {printable(span['reason'])}" if span["reason"] else span["name"]
+        words = f"{span['name']}: {span['reason']}" if span["reason"] else span["name"]
         told.append(
             f"{began:9.3f} s  {length:>9}  {node:{width}} [{' ' * left}{mark:{TRACE_BAR_COLUMNS - left}}]  {words}".rstrip()
         )
     if any(not span["own_clock"] for span in spans):
         told.append("~  by the clock of that node, which may differ")
-    return told + [f"{node} does not answer: its part is missing" for node in missing]
+    told += [f"{node} does not answer: its part is missing" for node in missing]
+    return list(map(printable, told))

@@ -122,6 +122,8 @@ EVENTS_KEPT = 500
 STALE_S = 35.0
 """Older facts of a node are shown as stale; a node announces its load at least every 30 s."""
 HERE_STATES = ("alive", "suspect")
+UNREACHABLE = "unreachable"
+"""State of a task whose node is suspect or dead."""
 
 
 class Series(collections.deque["float | None"]):
@@ -292,7 +294,8 @@ class TopModel:
         for name in answer.get(f"{key}_gone") or []:
             kept.pop(name, None)
         for task in answer.get(key) or []:
-            kept[str(task.get("id") or "")] = task
+            is_unreachable = is_number(task.get("unreachable_since"))
+            kept[str(task.get("id") or "")] = task | {"state": UNREACHABLE} if is_unreachable else task
 
     def _take_events(self, events: Iterable[dict[str, Any]]) -> None:
         for event in events:
@@ -332,7 +335,7 @@ class TopModel:
         found: dict[str, int] = {}
         for task in self.tasks.values():
             node = task.get("node")
-            if node and task.get("state") in ("running", "leased"):
+            if node and task.get("state") in ("running", "leased", UNREACHABLE):
                 found[node] = found.get(node, 0) + 1
         return found
 

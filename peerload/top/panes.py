@@ -611,7 +611,7 @@ def _facts(world: TopModel, *, wide: bool) -> Line:
             region = str(node.facts.get("region") or "")
             regions[region] = regions.get(region, 0) + 1
     line: Line = [("nodes ", "bold")]
-    for state in ("alive", "suspect", "dead", "revoked", "left"):
+    for state in ("alive", "suspect", "asleep", "dead", "revoked", "left"):
         if states.get(state) or state == "alive":
             line += [(f"{states.get(state, 0)} {state}", tables.STATE_STYLES[state]), (" ", "")]
     line.append((" load " if any(map(regions.get, tables.REGIONS)) else "", "bold"))
@@ -658,7 +658,7 @@ def event_lines(look: ViewState, width: int, height: int, clock_text: Callable[[
         line: Line = [(f"{clock_text(number(event.get('at')))}  ", "dim"), (draw.padded(draw.plain(who), 12), "bold")]
         line.append((" " + draw.padded(draw.plain(state), 10), EVENT_STYLES.get(state, "accent")))
         if what == "attempt":
-            line.append((" a guest", "good"))
+            line.append((" remote task", "good"))
         if what == "task" and event.get("node"):
             line.append((f" on {draw.plain(event['node'])}", ""))
         if event.get("reason"):

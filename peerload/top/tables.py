@@ -11,6 +11,7 @@ from peerload.text.tasks import command_text, elapsed_s
 from peerload.top import lines as draw
 from peerload.top import view_state
 from peerload.top.actions import SIGNALS
+from peerload.top.model import UNREACHABLE
 from peerload.top.view_state import NODE_ORDERS, TASK_ORDERS, name_of
 
 TYPE_CHECKING = False
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from peerload.top.view_state import ViewState
 
 STATE_STYLES = {
-    "alive": "good", "suspect": "warn bold", "dead": "bad bold", "revoked": "bad bold", "left": "dim",
+    "alive": "good", "suspect": "warn bold", "dead": "bad bold", "revoked": "bad bold", "left": "dim", "asleep": "dim",
     "running": "good", "leased": "accent", "queued": "", "held": "warn", "promised": "accent", "ended": "dim",
-    "done": "dim", "failed": "bad", "cancelled": "dim", "unknown": "warn bold",
+    "done": "dim", "failed": "bad", "cancelled": "dim", "unknown": "warn bold", UNREACHABLE: "bad bold",
 }  # fmt: skip
 REGIONS = {"underloaded": ("○ under", "good"), "normal": ("◐ normal", ""), "overloaded": ("● over", "warn")}
 NO_DIRECTORY = "no directory"
@@ -206,6 +207,7 @@ def task_columns(look: ViewState, now: float) -> list[Column]:
     here = look.world.node
     rows, more_wait = look.rows("tasks"), look.world.more_wait
     has_arrays = any(task.get("array") for task in rows)
+    state = len(UNREACHABLE) if any(task.get("state") == UNREACHABLE for task in rows) else STATE_CELLS
 
     def name_shown(task: dict[str, Any]) -> str:
         name = draw.plain(task.get("id") or "")
@@ -244,7 +246,7 @@ def task_columns(look: ViewState, now: float) -> list[Column]:
             4,
             letter="u",
         ),
-        Column("STATE", 9, state_of_task, 0, letter="s"),
+        Column("STATE", state, state_of_task, 0, letter="s"),
         Column("WHERE", 9, where, 2, letter="w"),
         Column("CPU%", 5, lambda task: [_cpu_used(look, task)], 2, right=True),
         Column("MEM", 6, lambda task: [_memory_used(look, task)], 3, right=True),

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-STATE_ORDER = ("running", "leased", "unknown", "promised", "queued", "held", "ended", "failed", "cancelled", "done")
+STATE_ORDER = (
+    "running", "leased", "unreachable", "unknown", "promised", "queued", "held", "ended", "failed", "cancelled", "done",
+)  # fmt: skip
 OVER = ("failed", "cancelled", "done")
 
 
@@ -218,7 +220,7 @@ class ViewState:
         if self.is_mine:
             tasks = [task for task in tasks if is_mine(task, self.own) and not world.is_guest(task)]
         if words:
-            tasks = [task for task in tasks if matches(words, task_words(task, guest=world.is_guest(task)))]
+            tasks = [task for task in tasks if matches(words, task_words(task, is_remote=world.is_guest(task)))]
         found = gathered(tasks, world.node)
         self.numbers[pane] = sum(number_in(row) for row, _ in found)
         found.sort(key=lambda pair: key(pair[0]), reverse=backwards)  # type: ignore[arg-type,return-value]
@@ -403,7 +405,7 @@ def node_words(node: NodeModel) -> dict[str, str]:
     return {key: value.lower() for key, value in told.items()}
 
 
-def task_words(task: dict[str, Any], *, guest: bool) -> dict[str, str]:
+def task_words(task: dict[str, Any], *, is_remote: bool) -> dict[str, str]:
     argv = task.get("argv")
     told = {
         "id": str(task.get("id") or ""),
@@ -414,7 +416,7 @@ def task_words(task: dict[str, Any], *, guest: bool) -> dict[str, str]:
         "user": str(task.get("user") or ""),
         "command": str(task.get("command") or "") or " ".join(map(str, argv if isinstance(argv, list) else ())),
         "reason": str(task.get("reason") or ""),
-        "guest": "guest" if guest else "",
+        "remote": "remote" if is_remote else "",
     }
     return {key: value.lower() for key, value in told.items()}
 

@@ -92,6 +92,9 @@ class HttpServer:
             self._connections.add(task)
             try:
                 await _Connection(reader, writer, self._answer, self._headers, is_local=is_local).run()
+                writer.close()
+                async with asyncio.timeout(UNREAD_S_MAX):
+                    await writer.wait_closed()  # `abort` drops what is not sent yet
             except (OSError, TimeoutError, EOFError, h11.ProtocolError, asyncio.CancelledError):
                 pass  # `close` cancels; asyncio in Python 3.11 would log that as an error
             finally:

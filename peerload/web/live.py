@@ -8,6 +8,7 @@ if these are not kept any more, a snapshot of everything. No queue is kept for a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -15,7 +16,7 @@ import re
 import secrets
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from peerload.client.asynchronous import AsyncClient
 from peerload.client.connection import joined
@@ -23,7 +24,7 @@ from peerload.client.operations import Call, Stream
 from peerload.model.errors import NoSuchTask, PeerloadError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
 
 TIMEOUT_S = 10.0
@@ -42,10 +43,13 @@ class AgentLink:
         return await self._client.call(Call(verb, fields, joined))
 
     async def one_task(self, task: str) -> dict[str, Any]:
-        found: list[dict[str, Any]] = (await self.ask("show", tasks=[task]))["tasks"]
-        if not found:
-            raise NoSuchTask(f"no task {task}")
-        return found[0]
+        """The task, as `show` shows it; of an array the first member: an array may have a million."""
+        shown = Stream("show", {"tasks": [task]}, lambda part: part["tasks"], lambda end: end["tasks"])
+        answer = cast("AsyncGenerator[dict[str, Any], None]", self._client.stream(shown))
+        async with contextlib.aclosing(answer) as found:
+            async for one in found:
+                return one
+        raise NoSuchTask(f"no task {task}")
 
     def output(self, task: str, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
         """The last pieces of the output of a task so far, those that follow, then its end as ``{"end": …}``. Raises PeerloadError."""
@@ -124,8 +128,8 @@ class LiveFeed:
             seen = int(number) if epoch == self._epoch and re.fullmatch(r"[0-9]{1,18}", number) else -1
             while True:
                 if not self._has_all_since(seen):
+                    seen = self._number  # as of the snapshot: a slow viewer takes it while others come
                     yield self._encoded_snapshot()
-                    seen = self._number
                 for sent, update in list(self._updates):
                     if sent > seen:
                         yield update

@@ -103,6 +103,21 @@ def test_what_a_restart_would_change_is_marked(cluster: Cluster) -> None:
     assert (done.returncode, b"lease_s" in done.stderr) == (0, True)
 
 
+def test_the_file_that_the_agent_was_started_with_is_compared(cluster: Cluster) -> None:
+    file = cluster.directory / "own.toml"
+    file.write_text("lease_s = 30\nclients_max = 101\n", encoding="utf-8")
+    agent = cluster.agent("n1", "--config", str(file))
+    _, rows = shown(cluster, agent.socket)
+    assert rows["lease_s"]["origin"] == str(file)
+    assert not any(row["needs_restart"] for row in rows.values())
+    file.write_text("lease_s = 40\nclients_max = 101\n", encoding="utf-8")
+    _, rows = shown(cluster, agent.socket)
+    assert [(key, row["now"]) for key, row in rows.items() if row["needs_restart"]] == [("lease_s", 40.0)]
+    told = json.loads(cluster.cli(agent.socket, "doctor", "--json").stdout)
+    (says,) = [check["says"] for check in told["checks"] if check["name"] == "restart"]
+    assert says.endswith(": lease_s")
+
+
 def test_without_an_agent_it_is_what_one_would_use(cluster: Cluster) -> None:
     user_file(cluster).write_text("lease_s = 30\n", encoding="utf-8")
     node, rows = shown(cluster, None, env={"PEERLOAD_SLOTS": "7"})

@@ -17,14 +17,18 @@ from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.web import exposition
 from peerload.web.access import Access, ViewerRight, secret_of
 from peerload.web.http import HttpServer, Request
-from peerload.web.live import LiveFeed
+from peerload.web.live import TIMEOUT_S, AgentLink, LiveFeed
 from peerload.web.routes import Routes
 from peerload.web.server import _listen_unix
 from tests.conftest import require_program
+from tests.unit.cli.fake_agent import FakeAgent as AnsweringAgent
+from tests.unit.cli.fake_agent import fixture_agent
 from tests.wording import Says
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+__all__ = ("fixture_agent",)
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 NAMES = {value for key, value in vars(metrics).items() if key.isupper()}
@@ -178,6 +182,33 @@ def test_a_viewer_that_comes_back_misses_nothing_and_gets_nothing_twice(monkeypa
             assert len(re.findall(r'"id":"(\w+)"', fresh)) == 4
 
     asyncio.run(scenario())
+
+
+def test_of_an_array_only_the_first_member_is_read(agent: AnsweringAgent) -> None:
+    agent.handlers["show"] = lambda _, reply: reply.more(tasks=[{"id": "n1/16.1"}, {"id": "n1/16.2"}])
+    found = asyncio.run(asyncio.wait_for(AgentLink(agent.path).one_task("n1/16"), TIMEOUT_S / 2))
+    assert found == {"id": "n1/16.1"}
+
+
+def test_a_viewer_that_takes_its_snapshot_slowly_misses_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerload.web.live.EVERY_S", 0.0)
+    answers = [overview(1, complete=True, tasks=("a",)), overview(2, tasks=("b",)), overview(3, tasks=("c",))]
+    agent = FakeAgent(overview=lambda: answers.pop(0), history=lambda: {"tasks": []})
+
+    async def scenario() -> list[str]:
+        feed = LiveFeed(agent)  # type: ignore[arg-type]
+        feed._poll = asyncio.current_task()  # the test looks itself
+        stream = feed.events("")
+        await anext(stream)  # retry:
+        told = [(await anext(stream)).decode()]
+        for _ in range(2):  # the viewer has not taken the snapshot yet
+            await feed._look()
+        told += [(await anext(stream)).decode() for _ in range(2)]
+        await stream.aclose()  # type: ignore[attr-defined]
+        return told
+
+    told = asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert [re.findall(r'"id":"(\w+)"', event) for event in told] == [["a"], ["b"], ["c"]]
 
 
 def test_who_looks_later_is_told_how_long_ago_a_node_was_heard() -> None:

@@ -32,6 +32,7 @@ from peerload.wire import control
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from peerload.agent.runtime import AgentInfo
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import SecurityEvents
@@ -154,15 +155,19 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
 class Authorization:
     """Access control of one agent. ``executor`` knows the tasks of other homes that are here."""
 
-    def __init__(self, config: AgentConfig, store: Store, executor: ExecutorHandoff, security: SecurityEvents) -> None:
-        self._config = config
+    def __init__(self, info: AgentInfo, store: Store, executor: ExecutorHandoff, security: SecurityEvents) -> None:
+        self._info = info
         self._store = store
         self._executor = executor
         self._security = security
-        self._names = TaskIds(store, config.node)
+        self._names = TaskIds(store, info.config.node)
         self._own_uid = os.getuid()
-        self.is_system = config.mode == "system"
+        self.is_system = info.config.mode == "system"
         self.accounts = Accounts()
+
+    @property
+    def _config(self) -> AgentConfig:
+        return self._info.config
 
     # -- principals -----------------------------------------------------------------------------------------------------------
 

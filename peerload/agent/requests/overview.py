@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from peerload.wire import control
 
 TASKS_SHOWN_MAX = 1000
-"""Unfinished tasks of this home in a snapshot: placed ones first, then waiting ones, oldest first."""
+"""Unfinished tasks of this home in a snapshot: placed ones first, then waiting ones, then held ones, oldest first."""
 REMOTES_SHOWN_MAX = 1000
 VIEWERS_KEPT_MAX = 64
 """Users with an overview of their own; the least recent one gets everything again."""
@@ -156,7 +156,7 @@ class OverviewBuilder:
         remotes = self._remotes_here()
         self._nodes.update(self._number, {name: self._node_mark(peer) for name, peer in peers.items()})
         self._tasks.update(self._number, {name: self._task_mark(task) for name, task in tasks.items()})
-        self._remotes.update(self._number, {name: _remote_mark(remote) for name, remote in remotes.items()})
+        self._remotes.update(self._number, {name: self._remote_mark(remote) for name, remote in remotes.items()})
         tables = (self._nodes, self._tasks, self._remotes)
         is_complete = since == 0 or any(since < table.whole_from for table in tables)
         if is_complete:
@@ -198,7 +198,8 @@ class OverviewBuilder:
         """The tasks in the snapshot, and the numbers of all: placed, waiting, held."""
         placed: dict[str, HomeTask] = {}
         waiting: list[HomeTask] = []
-        held = waits = others = 0
+        held: list[HomeTask] = []
+        waits = others = 0
         access, caller = self._access, self._caller
         for task in self._node.home.tasks.values():
             if caller is not None and not access.sees(caller, task):
@@ -212,15 +213,15 @@ class OverviewBuilder:
             if phase is HomePhase.OVER:
                 continue
             if phase is HomePhase.HELD:
-                held += 1
-            else:
-                waits += 1
+                held.append(task)
+                continue
+            waits += 1
             if len(waiting) < TASKS_SHOWN_MAX:
                 waiting.append(task)
         waits += self._add_untouched(waiting)
-        for task in waiting[: TASKS_SHOWN_MAX - len(placed)]:
+        for task in [*waiting, *held[:TASKS_SHOWN_MAX]][: TASKS_SHOWN_MAX - len(placed)]:
             placed[task.task] = task
-        return placed, {"placed": others, "waiting": waits, "held": held}
+        return placed, {"placed": others, "waiting": waits, "held": len(held)}
 
     def _add_untouched(self, waiting: list[HomeTask]) -> int:
         """Add untouched members of arrays as long as there is room. → how many there are."""
@@ -235,13 +236,15 @@ class OverviewBuilder:
     def _task_mark(self, task: HomeTask) -> object:
         if not task.record.node:  # the reason to wait may change although the task does not
             return task.record, task.phase, views.why_waiting(self._node, task, task.record)
-        return task.record, task.running_at, task.phase, task.devices
+        is_unreachable = views.is_unreachable(self._node, task.record)
+        return task.record, task.running_at, task.phase, task.devices, is_unreachable
 
     def _task_object(self, task: HomeTask) -> dict[str, object]:
         user = display_user(task.spec, self._user)
         fields = views.task_here(self._node, task.record, task.spec, user)
         if fields["state"] == "queued":
             fields["reason"] = views.why_waiting(self._node, task, task.record)
+        fields["unreachable_since"] = views.unreachable_since(self._node, task.record, now())
         del fields["argv"]  # it may be a megabyte
         return (
             fields | {"command": _command(task.spec.argv), "priority": task.spec.priority} | views.gpu_wishes(task.spec)
@@ -259,6 +262,10 @@ class OverviewBuilder:
             found[remote.task] = remote
         return found
 
+    def _remote_mark(self, remote: RemoteTask) -> object:
+        reason = views.remote_reason(self._node, remote)
+        return remote.attempt, remote.phase, remote.running_at, remote.devices, remote.is_parked, reason
+
     def _remote_object(self, remote: RemoteTask) -> dict[str, object]:
         node, moment = self._node, now()
         spec = remote.spec
@@ -266,19 +273,20 @@ class OverviewBuilder:
         return {
             "id": remote.task,
             "name": spec.name or views.text(spec.argv[0]).rpartition("/")[2],
+            "user": display_user(spec, self._user),
             "home": remote.home,
             "node": node.state.node,
             "state": _REMOTE_STATES[remote.phase],
             "cpus": spec.request.cpus,
             "mem_bytes": spec.request.mem_bytes,
-            "gpus": spec.request.gpus,
+            "gpus": views.gpus_asked(spec.request),
             "attempt": remote.attempt,
             "submitted_at": moment.wall_s - (moment.boot_s - remote.arrived_s),
             "started_at": remote.running_at or None,
             "device_names": names,
             "command": _command(spec.argv),
             "parked": remote.is_parked,
-            "reason": remote.killed_because or None,
+            "reason": views.remote_reason(node, remote) or None,
             **views.gpu_wishes(spec),
         }
 
@@ -290,10 +298,6 @@ class OverviewBuilder:
             return []
         found = store.events(request.events_after, request.events_max, newest=True)
         return [views.event_object(event) for event in found]
-
-
-def _remote_mark(remote: RemoteTask) -> object:
-    return remote.attempt, remote.phase, remote.running_at, remote.devices, remote.is_parked, remote.killed_because
 
 
 def _command(argv: tuple[bytes, ...]) -> str:

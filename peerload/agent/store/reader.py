@@ -291,18 +291,20 @@ class StoreReader:
         """Unfinished tasks and those that ended after that moment (Unix s), oldest first, as rows that are to be read yet
         (`read`), and whether there were more. gathered: members of arrays together .
 
-        Of more than ``limit`` rows those that a node has come first, then as many of those that wait (who is next) as of
-        those that ended (who was last). ``states`` (none: all) and ``node`` ("": any) narrow it; what cannot be read is
+        Of more than ``limit`` rows those that a node has come first, then as many of those that wait (who is next, held ones
+        last) as of those that ended (who was last). ``states`` (none: all) and ``node`` ("": any) narrow it; what cannot be read is
         left out by them."""
         wanted = [state for state in TaskState if not states or state in states]
         on_node, values = (" AND t.node = ?", (node,)) if node else ("", ())
-        placed = [state for state in wanted if not state.is_final and state is not TaskState.QUEUED]
+        unplaced = (TaskState.QUEUED, TaskState.HELD)
+        placed = [state for state in wanted if not state.is_final and state not in unplaced]
         final = [state for state in wanted if state.is_final]
         more = limit + 1
         busy = rows(self, f"t.ended_at = 0{on_node}", values, placed, more, gathered=gathered)
         waiting: list[ArrayRow] = []
-        if TaskState.QUEUED in wanted and not node:
-            waiting = rows(self, "t.ended_at = 0", (), [TaskState.QUEUED], more, gathered=gathered)
+        for state in unplaced if not node else ():
+            if state in wanted:
+                waiting += rows(self, "t.ended_at = 0", (), [state], more, gathered=gathered)
         since = max(ended_after, 0.0)
         among = f"t.ended_at > 0 AND t.ended_at > ?{on_node}"  # the first is what the index asks for
         ended = rows(self, among, (since, *values), final, more, newest=True, gathered=gathered)

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from peerload.agent.store.store import Store
     from peerload.core.membership.peers import PeerInfo
     from peerload.core.node import Node
-    from peerload.model.config import AgentConfig
     from peerload.model.resources import LoadReport, Profile
     from peerload.security.cluster_dir import ClusterDirectory
     from peerload.security.revocation import TrustStore
@@ -81,7 +80,7 @@ _SAMPLE = struct.Struct(f"<d{len(KEYS)}f")
 class ClusterView:
     """Reads the cluster directory, the trust and the credentials of one agent."""
 
-    _config: AgentConfig
+    _info: AgentInfo
     _cluster: ClusterDirectory
     _trust: TrustStore
     _tls: Credentials
@@ -123,7 +122,7 @@ class ClusterView:
         """Facts for `peerload doctor --security` that only the agent knows; no key and no secret is among them."""
         facts, trust = self._tls.facts, self._trust
         return {
-            "mode": self._config.mode,
+            "mode": self._info.config.mode,
             "user_id": os.getuid(),
             "certificate": None
             if facts is None
@@ -141,7 +140,7 @@ class ClusterView:
     def _administrators(self) -> dict[str, object]:
         """Administrators among the accounts that users of other nodes may be here. ``may_be``: the settings
         allow it; ``named``: by the table of `users`, some of them."""
-        config = self._config
+        config = self._info.config
         mapped = () if isinstance(config.users, str) else config.users.values()
         named = group_members(config.admin_group).intersection(mapped) if mapped else ()
         return {"may_be": config.map_administrators and config.users != "guest", "named": sorted(named)[:NAMED_MAX]}

@@ -63,7 +63,7 @@ def task_object(
         "argv": [text(word) for word in spec.argv],
         "cpus": request.cpus,
         "mem_bytes": request.mem_bytes,
-        "gpus": request.gpus * request.gpu_fraction if request.gpu_fraction < 1 else request.gpus,
+        "gpus": gpus_asked(request),
         "attempt": record.attempt,
         "migrations": record.migrations,
         "submitted_at": record.submitted_at,
@@ -78,6 +78,11 @@ def task_object(
         "retry_of": record.retry_of or None,
         "unreachable_since": None,
     }
+
+
+def gpus_asked(request: ResourceRequest) -> float:
+    """The number of GPUs that a task asks for, or the part of one."""
+    return request.gpus * request.gpu_fraction if request.gpu_fraction < 1 else request.gpus
 
 
 def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict[str, object]:
@@ -428,10 +433,11 @@ def remote_listed(node: Node, remote: RemoteTask, user: str) -> dict[str, object
     names = device_names(node, record.node, remote.devices)
     task = task_object(record, remote.spec, user, running_at=remote.running_at, devices=names)
     arrived_at = moment.wall_s - (moment.boot_s - remote.arrived_s)
-    return task | {"submitted_at": arrived_at, "reason": _remote_reason(node, remote)}
+    return task | {"submitted_at": arrived_at, "reason": remote_reason(node, remote)}
 
 
-def _remote_reason(node: Node, remote: RemoteTask) -> str:
+def remote_reason(node: Node, remote: RemoteTask) -> str:
+    """Reason of the state of a task of another home; "" while it just runs."""
     if remote.phase is RemotePhase.ENDED:
         return f"{remote.home} has not taken its result yet"
     if remote.output_waits_because:

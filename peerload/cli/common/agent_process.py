@@ -1,4 +1,4 @@
-# ruff: noqa: PTH100, PTH102, PTH103, PTH109, PTH111, PTH112, PTH118, PTH120, PTH123
+# ruff: noqa: PTH100, PTH102, PTH103, PTH109, PTH111, PTH112, PTH113, PTH118, PTH120, PTH123
 # os.path, since pathlib would cost every command its quick start.
 """The user's own agent: its flags, settings and places; start it in the background, restart it, wait for its end."""
 
@@ -146,6 +146,18 @@ def compared(
             }
         )
     return rows
+
+
+def given_to(settings: list[dict[str, Any]], usual_state: str, environment: dict[str, str]) -> dict[str, Any]:
+    """The flags by which an agent with these settings reads its files: `--config`, and `--state` where that is not ``usual_state``."""
+    from peerload.config import loader
+
+    state = next((str(one["value"]) for one in settings if one["key"] == "state"), usual_state)
+    usual = {*map(str, loader.files(None, environment))}
+    files = [origin for one in settings if (origin := str(one["origin"])).startswith("/") and os.path.isfile(origin)]
+    named = [file for file in files if file not in usual and os.path.dirname(file) != state]  # there `join` wrote one
+    is_other = state != usual_state and os.access(state, os.X_OK)
+    return ({"state": state} if is_other else {}) | ({"config": named[0]} if named else {})
 
 
 def _named(origin: str, key: str) -> str:

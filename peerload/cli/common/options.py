@@ -257,21 +257,22 @@ def instant(text: str) -> float:
     """Unix time in the future: a duration from now (``8h``), a time of day (``06:00``), or a date, local unless it has a zone."""
     from datetime import datetime, timedelta
 
-    now = datetime.now().astimezone()
+    now = datetime.now()  # noqa: DTZ005 -- a time of day is local: its offset from UTC is that of its own day
     try:
         if "T" in text or "-" in text:
-            when = datetime.fromisoformat(text).astimezone()
+            when = datetime.fromisoformat(text)
         elif ":" in text:
             hour, minute = map(int, text.split(":"))
             when = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
             when += timedelta(days=when <= now)
         else:
-            when = now + timedelta(seconds=duration(text))
-    except ValueError:
+            when = now.astimezone() + timedelta(seconds=duration(text))
+        at = when.timestamp()
+    except (ValueError, OverflowError):
         raise invalid(f"{text!r} is not a time; such as 8h, 06:00, 2030-01-31T06:00") from None
-    if when <= now:
+    if at <= now.timestamp():
         raise invalid(f"{text!r} is in the past")
-    return when.timestamp()
+    return at
 
 
 def past_instant(text: str) -> float:

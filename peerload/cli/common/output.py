@@ -10,6 +10,7 @@ import threading
 import time
 
 from peerload.client.connection import OutputGaps
+from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import duration_text, print_json, say, size_text, terminal_columns
 
@@ -114,16 +115,22 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 
 def redrawn(lines: Callable[[], list[str]]) -> int:
-    """Draw until `q` or Ctrl-C. If stdout is not a terminal, or cannot be cleared, one text follows the other."""
+    """Draw until `q` or Ctrl-C. If stdout is not a terminal, or cannot be cleared, one text follows the other. An error of the first
+    text is raised; later the view says it and tries again."""
     is_terminal = sys.stdout.isatty()
     clear = _CLEAR if is_terminal and os.environ.get("TERM", "dumb") != "dumb" else ""
+    shown = lines()
     try:
         with _keys() if is_terminal and sys.stdin.isatty() else contextlib.nullcontext(_no_keys) as quits_within:
             while True:
-                sys.stdout.write(clear + "".join(f"{line}\n" for line in lines()))
+                sys.stdout.write(clear + "".join(f"{line}\n" for line in shown))
                 sys.stdout.flush()
                 if quits_within(EVERY_S):
                     return 0
+                try:
+                    shown = lines()
+                except PeerloadError as error:
+                    shown = [f"peerload: {printable(error.what)} -- trying again"]
     except KeyboardInterrupt:
         return 0
 

@@ -184,12 +184,23 @@ class DoctorInput:
                     self.checkup = {}
         except (AgentUnavailable, BadRequest) as error:
             self.agent_error = error
-        state = self.info.get("state")
         if self.is_foreign:
             self.config = self.config_error = self.cluster = self.cluster_error = None
-        elif state and (self.is_service or (self.config is not None and state != self.config.state)):
+            return
+        given = self._given()
+        if given or self.is_service:
             self.config = self.config_error = None
-            self._configure({"state": state})  # what `join` wrote is in the state directory
+            self._configure(given)
+
+    def _given(self) -> dict[str, Any]:
+        """Flags of the running agent that name files: what `join` wrote is in its state directory."""
+        from peerload.cli.common.agent_process import given_to
+
+        state = self.info.get("state")
+        if self.is_service:
+            return {"state": state}
+        told = self.settings or [{"key": "state", "value": state, "origin": ""}]
+        return given_to(told, self.config.state, self.environment) if self.config is not None and state else {}
 
 
 def _existing(named: str, environment: dict[str, str], cluster: Any) -> ClusterDirectory | None:  # noqa: ANN401 -- a module
@@ -655,9 +666,7 @@ def room(facts: DoctorInput) -> Finding:
     if disk.get("state") == "full" or disk.get("stalled"):
         return Finding(FAIL, f"the disk is full: submissions are refused; {size_text(free_bytes)} free", fix)
     if free_bytes < low_bytes or disk.get("state") == "low":
-        says = (
-            f"{size_text(free_bytes)} free of {size_text(status.f_blocks * status.f_frsize)}: this node takes no guests"
-        )
+        says = f"{size_text(free_bytes)} free of {size_text(status.f_blocks * status.f_frsize)}: this node takes no tasks of other nodes"
         return Finding(FAIL if not free_bytes else WARN, says, fix)
     if disk and disk["reserve_bytes"] < disk["reserve_bytes_max"]:
         return Finding(WARN, "the reserve for a full disk is not filled", fix)

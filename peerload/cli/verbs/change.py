@@ -642,10 +642,10 @@ def files(words: list[str]) -> int:
         what = counted(one["files"], "file")
         lines.append(f"{one['id'][:ID_CHARACTERS]}  {size_text(one['bytes']):>9}  {what}  {_used(one)}")
     lines += [
-        f"{one['id'][:ID_CHARACTERS]}  {size_text(one['bytes']):>9}  {printable(one['name'])}  {_used(one)}"
+        f"{one['id'][:ID_CHARACTERS]}  {size_text(one['bytes']):>9}  {one['name']}  {_used(one)}"
         for one in kept["environments"]
     ]
-    print_result({**kept, "removed_bytes": removed}, lines, as_json=flags.json)
+    print_result({**kept, "removed_bytes": removed}, map(printable, lines), as_json=flags.json)
     return 0
 
 

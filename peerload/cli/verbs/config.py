@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common.agent_process import compared, default_places
+from peerload.cli.common.agent_process import compared, default_places, default_state, given_to
 from peerload.cli.common.messages import CANNOT, mistake_as_json
 from peerload.cli.common.options import Options
 from peerload.model.errors import UsageError
@@ -54,17 +54,13 @@ def main(words: list[str]) -> int:
 
 def _show(flags: Namespace) -> int:
     from peerload.config import loader
-    from peerload.model.errors import ConfigError
 
-    mistake: ConfigError | None = None
-    config: AgentConfig | None = None
-    origins: dict[str, str] = {}
-    try:
-        config, origins = loader.load_with_origins({}, default_places({}), dict(os.environ))
-    except ConfigError as error:
-        mistake = error
+    config, origins, mistake = _loaded({})
     running, node = _of_the_agent(flags, config)
-    if running is None:
+    if running is not None:
+        usual_state = default_state() if config is None else config.state
+        config, origins, mistake = _loaded(given_to(running, usual_state, dict(os.environ)))
+    else:
         if config is None:
             assert mistake is not None
             raise mistake
@@ -77,6 +73,17 @@ def _show(flags: Namespace) -> int:
         say(str(mistake), mistake.hint or "an agent started now would not start:  peerload config check")
     _print(flags, rows, node)
     return 0
+
+
+def _loaded(given: dict[str, Any]) -> tuple[AgentConfig | None, dict[str, str], ConfigError | None]:
+    """The settings of an agent started now with these flags and the origin of each; or the mistake in them."""
+    from peerload.config import loader
+    from peerload.model.errors import ConfigError
+
+    try:
+        return *loader.load_with_origins(given, default_places({}), dict(os.environ)), None
+    except ConfigError as error:
+        return None, {}, error
 
 
 def _of_the_agent(flags: Namespace, config: AgentConfig | None) -> tuple[list[dict[str, Any]] | None, str | None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common.options import Options, node_name, past_instant
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, PeerloadError, UsageError
+from peerload.model.text import printable
 from peerload.text import tasks
 from peerload.text.format import duration_text, number_text, print_json, print_lines, print_result, say, table
 from peerload.text.units import duration
@@ -73,7 +74,7 @@ def _power_lines(told: dict[str, Any]) -> list[str]:
     if curve := told["curve"]:
         state = "stale: measure it again:  peerload power profile" if curve.get("stale") else curve["quality"]
         lines += ["", f"power curve, {state}: {_watts(curve)} W from idle to all {curve['threads']} threads busy"]
-    return lines
+    return list(map(printable, lines))
 
 
 def _watts(curve: dict[str, Any]) -> str:
@@ -161,7 +162,12 @@ def energy(words: list[str]) -> int:
         json_says="print JSON, one object a row",
     )
     reader.flag(
-        "--node NODE", type=node_name, nargs="?", const=None, default="", help="of that node; without NODE: of each"
+        "--node, --at NODE",
+        type=node_name,
+        nargs="?",
+        const=None,
+        default="",
+        help="of that node; without NODE: of each",
     )
     reader.switch("--task", help="one row for each task")
     reader.switch("--user", help="one row for each user")

@@ -67,9 +67,9 @@ def ls(words: list[str]) -> int:
         raise UsageError(f"ls: --cluster asks all nodes, and {chosen.words[0]} is of one", hint="omit --cluster")
     if flags.cluster and flags.at:
         raise UsageError("ls: --cluster asks all nodes, --at one", hint=f"peerload ls --at {flags.at}")
+    if flags.watch and not flags.json:
+        return redrawn(lambda: _watched(flags, chosen))
     with AgentConnection(flags.socket) as client:
-        if flags.watch and not flags.json:
-            return redrawn(lambda: lines(listed(client, flags, chosen), flags, chosen))
         gc.disable()  # it is looked for all the longer the more tasks there are, and found at our end
         if flags.json:
             reply = listed(client, flags, chosen)
@@ -79,6 +79,12 @@ def ls(words: list[str]) -> int:
             reply = listed(client, flags, chosen)
             print_lines(lines(reply, flags, chosen))
     return CANNOT if reply.get("missing") else 0
+
+
+def _watched(flags: Namespace, chosen: Selection) -> list[str]:
+    """The present table; each has a connection of its own, since the agent may have been started again."""
+    with AgentConnection(flags.socket) as client:
+        return lines(listed(client, flags, chosen), flags, chosen)
 
 
 def listed(client: AgentConnection, flags: Namespace, chosen: Selection) -> dict[str, Any]:
@@ -230,9 +236,10 @@ def why(words: list[str]) -> int:
         "runs and why. For an array: how many members wait for what, and all this for the next one to start.",
     )
     reader.add_argument("task", metavar="ID")
+    reader.at()
     flags = reader.read(words)
     with AgentConnection(flags.socket) as client:
-        told = client.call("why", task=flags.task)
+        told = client.call("why", task=flags.task, at=flags.at)
     print_result(told, why_lines(told, time.time()), as_json=flags.json)
     return 0
 
@@ -278,7 +285,7 @@ def event_line(event: dict[str, Any]) -> str:
         who = f"security: {who or 'somebody'}"
     attempt = f" attempt {event['attempt']}" if event.get("attempt") else ""
     where = f" on {event['node']}" if event.get("task") and event.get("node") and event["what"] == "task" else ""
-    home = " (a guest)" if event.get("what") == "attempt" else ""
+    home = " (remote task)" if event.get("what") == "attempt" else ""
     subject = printable(who or event.get("what") or "")
     said = f"{printable(event.get('state') or '')}{attempt}{printable(where)}{home}"
     why = f": {printable(event['reason'])}" if event.get("reason") else ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common.messages import TIMED_OUT
 from peerload.cli.common.options import Options, node_name
 from peerload.client.connection import AgentConnection
-from peerload.model.errors import PeerloadError, UsageError
+from peerload.model.errors import UsageError
 from peerload.model.text import printable
 from peerload.text import tasks
 from peerload.text.format import (
@@ -170,7 +170,7 @@ GPU_RIGHT = ("GPU", "BUSY", "BY TASKS", "BY OTHERS", "TASKS")
 REASON_WIDTH_MAX = 40
 ONE_MACHINE = "one machine; each agent counts its cores and memory as its own (--slots N bounds the tasks of one)"
 PAINT = {
-    "STATE": {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim", "revoked": "red"},
+    "STATE": {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim", "asleep": "dim", "revoked": "red"},
     "REGION": {"underloaded": "green", "overloaded": "red"},
 }
 
@@ -309,12 +309,9 @@ def top(words: list[str]) -> int:
 
 
 def _again(socket_path: str | None, at: str, lacks: str, *, wide: bool) -> list[str]:
-    """The current text; if the agent is away, a line that says so."""
-    try:
-        with AgentConnection(socket_path) as client:
-            return [*top_lines(top_sample(client, at), time.time(), wide=wide), "", coloured(lacks, "dim", sys.stdout)]
-    except PeerloadError as error:
-        return [f"peerload: {printable(error.what)} -- trying again", coloured(lacks, "dim", sys.stdout)]
+    """The current text."""
+    with AgentConnection(socket_path) as client:
+        return [*top_lines(top_sample(client, at), time.time(), wide=wide), "", coloured(lacks, "dim", sys.stdout)]
 
 
 def _lacks_view() -> str:
@@ -399,15 +396,19 @@ def top_sample(client: AgentConnection, at: str = "") -> dict[str, Any]:
     there = {"at": at} if at else {}
     info = client.call("info", **there)
     nodes = client.call("nodes", **there)["nodes"]
-    tasks = client.call("tasks", ended_within_s=0.0, limit=TOP_TASKS_MAX, **there)["tasks"]
+    reply = client.call("tasks", ended_within_s=0.0, limit=TOP_TASKS_MAX, **there)
+    tasks = reply["tasks"]
+    waiting = sum(task.get("state") == "queued" for task in tasks)
+    if reply.get("truncated"):
+        waiting = int((reply.get("unfinished") or {}).get("queued", 0))
     return {
-        "cluster": cluster_sums(info, nodes, tasks),
+        "cluster": cluster_sums(info, nodes) | {"tasks_waiting_here": waiting},
         "nodes": nodes,
         "tasks": [task for task in tasks if task.get("state") in ("running", "leased")],
     }
 
 
-def cluster_sums(info: dict[str, Any], nodes: list[dict[str, Any]], tasks: list[dict[str, Any]]) -> dict[str, Any]:
+def cluster_sums(info: dict[str, Any], nodes: list[dict[str, Any]]) -> dict[str, Any]:
     """Sums over the nodes that are alive, and this agent's own notices."""
     alive = [node for node in nodes if node.get("state") == "alive"]
     return {
@@ -422,7 +423,6 @@ def cluster_sums(info: dict[str, Any], nodes: list[dict[str, Any]], tasks: list[
         "cpus_busy": _total(alive, "cpus_busy"),
         "tasks_running": int(_total(alive, "tasks_running")),
         "tasks_queued": int(_total(alive, "tasks_queued")),
-        "tasks_waiting_here": sum(task.get("state") == "queued" for task in tasks),
     }
 
 

@@ -15,6 +15,7 @@ from peerload.text.format import ago_text, counted, duration_text, number_text, 
 from peerload.text.tasks import executors_of, trace_lines, trace_spans
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterable, Mapping
 
 
@@ -46,15 +47,12 @@ def trace(words: list[str]) -> int:
         "that had it. Times of other nodes (~) are by their own clocks.",
     )
     reader.add_argument("task", metavar="ID")
+    reader.at()
     flags = reader.read(words)
     events: dict[str, list[dict[str, Any]]] = {}
     missing: list[str] = []
+    task = _one_shown(flags)
     with AgentConnection(flags.socket) as client:
-        shown = client.call("show", tasks=[flags.task])["tasks"]
-        if len(shown) != 1:
-            hint = f"name a member:  peerload trace {shown[0]['id']}" if shown else ""
-            raise UsageError(f"trace: {flags.task} is an array of {len(shown)} tasks", hint=hint)
-        task = shown[0]
         for node in (task["home"], *executors_of(task)):
             try:
                 told = client.call("events", tasks=[task["id"]], what=["attempt", "chore"], at=node)
@@ -66,6 +64,17 @@ def trace(words: list[str]) -> int:
     result = {key: task[key] for key in ("id", "name", "state", "home", "trace")} | {"spans": spans, "missing": missing}
     print_result(result, trace_lines(task, spans, missing, now), as_json=flags.json)
     return 0
+
+
+def _one_shown(flags: Namespace) -> dict[str, Any]:
+    """The task that is named, by a connection of its own, since the members of an array are not all read. Raises UsageError."""
+    with AgentConnection(flags.socket) as client:
+        part = next(client.stream("show", tasks=[flags.task], at=flags.at), None)
+        shown = (client.last if part is None else part)["tasks"]
+    if len(shown) != 1:
+        hint = f"name a member:  peerload trace {shown[0]['id']}" if shown else ""
+        raise UsageError(f"trace: {flags.task} is an array", hint=hint)
+    return dict(shown[0])
 
 
 def described(task: dict[str, Any], now: float) -> list[str]:

@@ -19,6 +19,7 @@ from peerload.agent.accounts import Account, Accounts
 from peerload.agent.control import connection
 from peerload.agent.control.authorization import NOBODY, RIGHTS, Authorization, Quotas, Right, display_user
 from peerload.agent.runtime import AgentInfo
+from peerload.agent.systemd import LIVE
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, PeerloadError, SlowDown
 from peerload.model.messages import Forward
@@ -60,7 +61,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
             output_bytes_of_owner=lambda _who: 0,
         )
         executor = SimpleNamespace(remote_tasks={})
-        access = Authorization(config, cast("Any", store), cast("Any", executor), cast("Any", Told()))
+        info = SimpleNamespace(config=config)
+        access = Authorization(cast("Any", info), cast("Any", store), cast("Any", executor), cast("Any", Told()))
         monkeypatch.setattr(access.accounts, "of", lambda uid: ACCOUNTS.get(uid, Account(uid, "", frozenset())))
         by_name = {account.name: account for account in ACCOUNTS.values()}
         monkeypatch.setattr(access.accounts, "named", by_name.get)
@@ -284,6 +286,17 @@ def test_who_takes_chosen_foreign_tasks_only_is_no_home_for_them_either(settings
             access.authorize(access.forwarded("n2", Forward(b"x", "alice")), submit)
     access.authorize(access.forwarded("n2", Forward(b"x", "alice")), control.Show(tasks=("1",)))
     made(users="same-name").authorize(access.forwarded("n2", Forward(b"x", "alice")), submits[0])
+
+
+def test_a_reload_closes_this_node_to_users_of_others(made: Any) -> None:
+    access = made(users="same-name")
+    caller = access.forwarded("n2", Forward(b"x", "alice"))
+    submit = request(control.Submit, "1")
+    access.authorize(caller, submit)
+    access._info.config = msgspec.structs.replace(access._info.config, accept_foreign=False)
+    assert "accept_foreign" in LIVE
+    with pytest.raises(NotAllowed, match="accept_foreign"):
+        access.authorize(caller, submit)
 
 
 @pytest.mark.rule("X1", "P3")

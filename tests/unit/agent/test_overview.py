@@ -2,8 +2,73 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
 from peerload.agent.requests import overview
-from peerload.agent.requests.overview import RevisionIndex
+from peerload.agent.requests.overview import OverviewBuilder, RevisionIndex
+from peerload.model import events
+from peerload.model.gossip import MemberStatus
+from peerload.wire import control
+from tests.core.given import Given
+from tests.core.test_executor import guest
+from tests.core.test_home import away
+
+
+def builder(given: Given) -> OverviewBuilder:
+    agent = SimpleNamespace(info=lambda: dict.fromkeys(overview.AGENT_KEYS))
+    views: Any = SimpleNamespace(
+        agent=agent,
+        nodes=SimpleNamespace(objects_of=lambda _: []),
+        cluster=SimpleNamespace(is_peer_revoked=lambda _: False),
+    )
+    store: Any = SimpleNamespace(last_event=lambda: 0)
+    access: Any = None
+    return OverviewBuilder(given.node, access, store, views, None)
+
+
+def seen(built: OverviewBuilder, since: str = "") -> tuple[str, dict[str, Any]]:
+    told: Any = built.build(control.Overview(since=since))
+    return told["revision"], told
+
+
+def test_a_task_is_told_again_when_its_node_is_suspected_and_when_it_is_back() -> None:
+    given = away()
+    built = builder(given)
+    revision, told = seen(built)
+    assert {task["unreachable_since"] for task in told["tasks"]} == {None}
+    given.rumour("y", MemberStatus.SUSPECT)
+    revision, told = seen(built, revision)
+    assert [(task["id"], task["unreachable_since"] > 0) for task in told["tasks"]] == [("x/2", True)]
+    given.rumour("y", MemberStatus.ALIVE, refutation=1)
+    _, told = seen(built, revision)
+    assert [(task["id"], task["unreachable_since"]) for task in told["tasks"]] == [("x/2", None)]
+
+
+def test_a_task_of_another_home_is_told_again_when_it_is_frozen_with_the_part_of_a_gpu_that_it_asks_for() -> None:
+    given = guest()
+    (remote,) = given.node.executor.remote_tasks.values()
+    half = msgspec.structs.replace(remote.spec.request, gpus=1, gpu_fraction=0.5)
+    remote.spec = msgspec.structs.replace(remote.spec, request=half)
+    built = builder(given)
+    revision, told = seen(built)
+    assert [(task["gpus"], task["reason"]) for task in told["guests"]] == [(0.5, None)]
+    given.when(events.TaskFrozen(remote.key, frozen=True))
+    _, told = seen(built, revision)
+    assert [task["reason"].startswith("frozen") for task in told["guests"]] == [True]
+
+
+def test_of_more_tasks_than_are_listed_those_that_wait_come_before_held_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "TASKS_SHOWN_MAX", 3)
+    given = Given(peers=())
+    for is_held in (False, True, True, False):
+        given.submit(held=is_held)
+    _, told = seen(builder(given))
+    assert [task["id"] for task in told["tasks"]] == ["x/1", "x/4", "x/2"]
+    assert told["counts"] == {"placed": 1, "waiting": 1, "held": 2}
 
 
 def look(seen: RevisionIndex, number: int, **marks: object) -> None:

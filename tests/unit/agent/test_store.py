@@ -277,11 +277,11 @@ def test_a_list_that_is_too_long_keeps_what_runs_who_is_next_and_who_ended_last(
             return "".join(name.partition(".")[2] for name in names) + ("…" if truncated else "")
 
         assert members(9) == "012345678"
-        assert members(8) == "12345678…"  # three that a node has or that are held, three that wait, two that ended
-        assert members(7) == "1234568…"
-        assert members(5) == "23458…"
-        assert members(4) == "3458…"
-        assert members(3) == "348…"
+        assert members(8) == "01234567…"  # two that a node has, three that wait, three that ended; not the held one
+        assert members(7) == "1234567…"
+        assert members(5) == "23456…"
+        assert members(4) == "2345…"
+        assert members(3) == "345…"
         assert members(2) == "34…"
         assert members(1) == "3…"
         assert members(2, states=("queued",)) == "56…"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentTypeError
+from datetime import datetime, tzinfo
 
 import pytest
 
@@ -239,6 +240,36 @@ def test_an_instant_is_in_so_long_a_time_of_day_or_a_date() -> None:
     assert options.instant("8h") == pytest.approx(now + 8 * 3600, abs=60)
     assert now < options.instant("06:00") <= now + 86_400 + 3600
     assert options.instant("2130-01-31T06:00Z") == 5_051_743_200.0
-    for text in ("2001-01-31T06:00Z", "soon", "25:00", "12"):
+    for text in ("2001-01-31T06:00Z", "soon", "25:00", "12", "0001-01-01T00:00"):
         with pytest.raises(ArgumentTypeError):
             options.instant(text)
+
+
+@each(
+    ("now", "text", "at"),
+    [
+        ("2026-03-28T22:00+01:00", "06:00", "2026-03-29T06:00+02:00"),
+        ("2026-10-24T22:00+02:00", "06:00", "2026-10-25T06:00+01:00"),
+        ("2026-03-28T22:00+01:00", "2026-03-29T06:00", "2026-03-29T06:00+02:00"),
+        ("2026-03-28T22:00+01:00", "8h", "2026-03-29T07:00+02:00"),
+    ],
+)
+def test_a_time_of_day_is_by_the_clock_of_that_day(
+    now: str, text: str, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the nights in which clocks change."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.fromtimestamp(datetime.fromisoformat(now).timestamp(), tz)
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setenv("TZ", "Europe/Berlin")
+            time.tzset()
+            patched.setattr("datetime.datetime", Clock)
+            found = options.instant(text)
+    finally:
+        time.tzset()
+    assert found == datetime.fromisoformat(at).timestamp()

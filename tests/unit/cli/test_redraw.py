@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pty
 import socket
 import sys
 import termios
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from peerload.cli.common import output
 from peerload.cli.common.output import redrawn
-from peerload.cli.verbs import nodes
+from peerload.cli.verbs import ls, nodes
+from peerload.model.errors import PeerloadError
 from tests.each import each
+from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+__all__ = ("fixture_agent",)
 
 
 @contextlib.contextmanager
@@ -49,6 +54,37 @@ def test_q_quits_and_the_terminal_is_as_before(term: str, monkeypatch: pytest.Mo
         assert termios.tcgetattr(sys.stdin.fileno()) == before
         assert (b"\x1b" in os.read(keyboard, 1000)) == (term != "dumb")
     assert drawn == [1]
+
+
+def test_the_view_goes_on_while_the_agent_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[Any] = [["first"], PeerloadError("it is away\x1b"), ["back"], KeyboardInterrupt()]
+
+    def lines() -> list[str]:
+        text = texts.pop(0)
+        if isinstance(text, BaseException):
+            raise text
+        return text  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(output, "EVERY_S", 0.0)
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    assert redrawn(lines) == 0
+    first, away, back = shown.getvalue().splitlines()
+    assert (first, back) == ("first", "back")
+    assert away.startswith("peerload: it is away\\x1b")
+    texts[:] = [PeerloadError("it is not there")]
+    with pytest.raises(PeerloadError):
+        redrawn(lines)
+
+
+def test_ls_watches_through_a_restart_of_the_agent(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(_: object, reply: Reply) -> None:
+        reply.ok(tasks=[], truncated=False)
+        reply.hang_up()
+
+    agent.handlers["tasks"] = answer
+    monkeypatch.setattr("peerload.cli.verbs.ls.redrawn", lambda lines: len(lines() + lines()))
+    assert ls.ls(["--watch", "--socket", agent.path]) == 2
 
 
 def test_a_dumb_terminal_is_told_what_is_true(monkeypatch: pytest.MonkeyPatch) -> None:

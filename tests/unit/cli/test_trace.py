@@ -56,3 +56,12 @@ def test_each_attempt_is_a_span_of_the_same_trace() -> None:
     assert first[:36] == second[:36] == GIVEN[:36].decode()
     assert first != second
     assert first.endswith("-00")
+
+
+def test_a_task_without_history_has_the_spans_of_its_node() -> None:
+    """One whose events were removed, or which is told by its executor."""
+    task = TASK | {"history": [], "decision": None, "files": None}
+    assert executors_of(task) == ["n3"]
+    spans = trace_spans(task, {"n3": [step(8.1, "running", attempt=2)]}, 9.0)
+    assert [(span["name"], span["node"]) for span in spans] == [("runs", "n3")]
+    assert trace_spans(task, {}, 9.0) == []

@@ -5,6 +5,8 @@ import shlex
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from peerload import __version__
 from peerload.cli.common.output import SanitizedOutput
 from peerload.wire import control
@@ -246,6 +248,13 @@ def test_nodes_top(agent: FakeAgent) -> None:
     assert "[#####.....]" in text
     assert "ws1/42" in text
     assert {"v", "cluster", "nodes", "tasks"} == set(json.loads(peerload("top", "--json", agent=agent).stdout))
+
+
+def test_top_counts_waiting_tasks_that_are_not_listed(agent: FakeAgent) -> None:
+    agent.answer("nodes", nodes=[NODE])
+    agent.answer("info", node="ws1", cluster="default", policy="symmetric", mqtt=None)
+    agent.answer("tasks", tasks=[TASK | {"state": "queued"}], truncated=True, unfinished={"queued": 4997, "held": 9})
+    assert json.loads(peerload("top", "--json", agent=agent).stdout)["cluster"]["tasks_waiting_here"] == 4997
 
 
 def test_nodes_tells_which_directory_a_node_lacks(agent: FakeAgent) -> None:
@@ -720,3 +729,49 @@ def test_config_file_says_where_the_agent_is(tmp_path: Path) -> None:
     assert done.returncode == 125
     assert str(settings).encode() in done.stderr
     assert str(tmp_path / "none").encode() in peerload("up", "--config", str(tmp_path / "none")).stderr
+
+
+STEP: dict[str, Any] = {"at": 1.0, "state": "queued", "reason": "", "attempt": 1, "node": "n3"}
+OF_OTHERS: dict[str, dict[str, dict[str, Any]]] = {
+    "trace": {
+        "show": {
+            "tasks": [
+                {"id": "ESC", "name": "ESC", "state": "ESC", "home": "n3", "node": "n4", "history": [STEP]}
+                | {"trace": {"trace_id": "ESC", "span_id": "ESC", "parent_id": "ESC"}, "started_at": 0, "attempt": 1}
+            ]
+        },
+        "events": {"events": [STEP | {"what": "attempt", "state": "ESC", "node": "n4"}]},
+    },
+    "power": {
+        "power": {
+            "node": "ESC", "watts": 1.0, "quality": "ESC", "source": "ESC", "sources": [],
+            "curve": {"quality": "ESC", "watts": [1.0], "threads": "ESC"},
+        }
+    },
+    "files": {
+        "files": {
+            "size_bytes": 1, "limit_bytes": 1, "blocks": 1, "environments": [], "removed_bytes": 0,
+            "snapshots": [{"id": "ESC", "bytes": 1, "files": 1, "used_at": 1.0, "in_use": False}],
+        }
+    },
+}  # fmt: skip
+"""Answers that come from other nodes, by verb."""
+
+
+@pytest.mark.rule("T1")
+@each("verb", OF_OTHERS)
+def test_what_another_node_says_of_itself_reaches_no_terminal(agent: FakeAgent, verb: str) -> None:
+    for name, body in OF_OTHERS[verb].items():
+        agent.answer(name, **json.loads(json.dumps(body).replace("ESC", "\\u001b[2J")))
+    words = (verb, "n3/1") if verb == "trace" else (verb,)
+    done = peerload(*words, "--at", "n3", agent=agent)
+    assert done.returncode == 0
+    assert b"\\x1b[2J" in done.stdout
+    assert b"\x1b" not in done.stdout
+
+
+def test_trace_of_an_array_does_not_read_all_its_members(agent: FakeAgent) -> None:
+    agent.handlers["show"] = lambda _, reply: reply.more(tasks=[{"id": f"n1/16.{member}"} for member in (1, 2)])
+    done = peerload("trace", "16", agent=agent)
+    assert done.returncode == 2
+    assert b"peerload trace n1/16.1" in done.stderr

@@ -69,7 +69,7 @@ def test_the_greatest_first() -> None:
         ("TRAIN queued", ["ws1/2"]),
         ("state:running", ["ws1/9", "ws1/10", "ws2/1"]),
         ("home:ws2", ["ws2/1"]),
-        ("guest", ["ws2/1"]),
+        ("remote", ["ws2/1"]),
         ("!sleep", ["ws2/1", "ws1/2"]),
         ("!state:running !held", ["ws1/2", "ws1/1"]),
         ("nothing:like", []),

@@ -194,3 +194,8 @@ def test_who_was_shut_out_is_called_so_whatever_else_it_is() -> None:
     assert "1 alive 2 revoked" in pane(paint, "cluster", 120, 5)
     rows = pane(paint, "nodes", 140, 9).splitlines()[2:5]
     assert ["revoked" in row for row in rows] == [False, True, True]
+
+
+def test_the_cluster_counts_nodes_that_are_asleep() -> None:
+    text = pane(painter(sample(nodes=[node("ws1", self=True), node("ws2", state="asleep")])), "cluster", 100, 5)
+    assert "1 alive 1 asleep" in text

@@ -25,6 +25,17 @@ def test_news_are_added_and_what_is_gone_goes() -> None:
     assert set(seen.tasks) == {"ws1/2", "ws1/3"}
 
 
+def test_a_task_on_a_node_that_does_not_answer_does_not_run_and_its_last_usage_is_not_shown() -> None:
+    told = task("ws1/1", node="ws2", unreachable_since=None)
+    seen = world(sample(tasks=[told]))
+    seen.take_usage([{"id": "ws1/1", "cpus_busy": 1.0, "memory_bytes": GIB}])
+    assert seen.usage(["ws1/1"]) == (1.0, GIB)
+    seen.take(sample(NOW + 9, complete=False, nodes=[], tasks=[told | {"unreachable_since": NOW + 2}]))
+    assert seen.tasks["ws1/1"]["state"] == "unreachable"
+    assert seen.usage(["ws1/1"]) == (None, None)
+    assert seen.ours_by_node() == {"ws2": 1}
+
+
 def test_age_goes_on_while_nothing_is_heard() -> None:
     seen = world(sample(), sample(NOW + 10, complete=False, nodes=[node("ws1")]))
     assert seen.nodes["ws2"].age_s(NOW + 10) == 11.0
