@@ -7,7 +7,6 @@ root is the id of the whole tree. So whoever has the id can fetch everything els
 
 from __future__ import annotations
 
-import os.path
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,10 +101,15 @@ def objection(path: str) -> str:
     return ""
 
 
-def leads_outside(path: str, target: str) -> bool:
-    """True if a link at ``path`` leads out of the tree."""
-    where = os.path.normpath(os.path.join(os.path.dirname(path), target))  # noqa: PTH118, PTH120 -- relative text
-    return target.startswith("/") or where == ".." or where.startswith("../")
+def link_objection(path: str, target: str) -> str:
+    """The reason why a link at ``path`` does not travel; "" if it does. After a name no ``..`` may come: that name may be another
+    link, and then the text does not tell where this one leads."""
+    if not target or any(character == "\0" or "\ud800" <= character <= "\udfff" for character in target):
+        return "it is a link whose target is not UTF-8 text"
+    names = [name for name in target.split("/") if name not in ("", ".")]
+    ups = names.count("..")
+    is_outside = target.startswith("/") or ups > path.count("/") or ".." in names[ups:]
+    return f"it is a link to {target!r}, outside" if is_outside else ""
 
 
 def encode(manifest: Manifest) -> tuple[bytes, list[bytes]]:
@@ -137,7 +141,7 @@ def decode(manifest: bytes, read: Callable[[bytes], bytes]) -> Manifest:
         files = tuple(map(_file, body[0]))
         links = tuple((str(path), str(target)) for path, target in body[1])
         directories = tuple(map(str, body[2]))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _malformed(str(error)) from None
     found = Manifest(files, links, directories)
     _check(found)
@@ -154,8 +158,8 @@ def _check(found: Manifest) -> None:
         if why := objection(path):
             raise StagingFailed(f"{path!r} cannot be staged", why=why)
     for path, target in found.links:
-        if leads_outside(path, target):
-            raise StagingFailed(f"{path!r} cannot be staged", why="it is a link that leads outside")
+        if why := link_objection(path, target):
+            raise StagingFailed(f"{path!r} cannot be staged", why=why)
 
 
 def _file(values: Any) -> FileEntry:  # noqa: ANN401 -- of another node

@@ -23,7 +23,7 @@ from peerload.files.manifest import (
     NAME_BYTES_MAX,
     FileEntry,
     Manifest,
-    leads_outside,
+    link_objection,
     objection,
 )
 from peerload.model.errors import StagingFailed
@@ -317,8 +317,8 @@ def _found(path: str, status: os.stat_result, directory: int, name: str, hint: s
     if not stat.S_ISLNK(status.st_mode):
         raise StagingFailed(f"{path} cannot be staged", why="it is neither a file nor a directory", hint=hint)
     target = os.readlink(name, dir_fd=directory)
-    if leads_outside(path, target):
-        raise StagingFailed(f"{path} cannot be staged", why=f"it is a link to {target!r}, outside", hint=hint)
+    if why := link_objection(path, target):
+        raise StagingFailed(f"{path} cannot be staged", why=why, hint=hint)
     return Found(path, kept, target)
 
 

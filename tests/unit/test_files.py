@@ -194,6 +194,10 @@ def bad_link_up(home: Path) -> None:
     (home / "bad").symlink_to("sub/../../other")
 
 
+def bad_link_text(home: Path) -> None:
+    (home / "bad").symlink_to(os.fsdecode(b"a\xff"))
+
+
 def bad_name(home: Path) -> None:
     (home / "bad\nname").touch()
 
@@ -219,7 +223,8 @@ def bad_size(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [bad_fifo, bad_socket, bad_link, bad_link_up, bad_name, bad_bytes, bad_device, bad_node, bad_size]
+    "make",
+    [bad_fifo, bad_socket, bad_link, bad_link_up, bad_link_text, bad_name, bad_bytes, bad_device, bad_node, bad_size],
 )
 def test_what_cannot_travel_is_refused_by_name_and_left_where_it_is_no_output(
     home: Path, store: BlockStore, make: Any
@@ -412,6 +417,10 @@ def test_a_manifest_with_such_a_name_is_refused(path: str) -> None:
         Manifest((FileEntry("a", 0o644, 0, 0, ()), FileEntry("a", 0o644, 0, 0, ()))),
         Manifest(links=(("a", "/etc"),)),
         Manifest(links=(("a/b", "../../x"),)),
+        Manifest(links=(("here", "."), ("a", "here/../x"))),
+        Manifest(links=(("a", ""),)),
+        Manifest(links=(("a", "b\0"),)),
+        Manifest((FileEntry("a", float("inf"), 0, 0, ()),)),  # type: ignore[arg-type]
     ],
 )
 def test_an_impossible_manifest_is_refused(bad: Manifest) -> None:
