@@ -864,6 +864,49 @@ def test_outputs_replace_what_is_as_it_was_and_stand_beside_what_was_changed(hom
     assert (again.conflicts, (home / "sub/n").read_text()) == ([], "second")
 
 
+def test_an_output_that_cannot_be_placed_keeps_no_other_from_its_place(home: Path, store: BlockStore) -> None:
+    (home / "a").write_text("no directory")
+    blocks = tuple(store.put([b"output"]))
+    outputs = Manifest(
+        tuple(FileEntry(path, 0o600, 6, 0, blocks) for path in ("a/x", "b")), (("a/l", "x"), ("l", "b")), ("a/e", "e")
+    )
+    with pytest.raises(StagingFailed, match="a/x"):
+        output_merge(home, Manifest(), {}).place(outputs, store.read_some)
+    assert {path.name for path in home.iterdir()} == {"a", "b", "l", "e"}
+    assert (home / "b").read_bytes() == b"output"
+
+
+def test_permissions_that_a_task_has_changed_come_home(home: Path, store: BlockStore) -> None:
+    for name in ("script", "touched", "fresh"):
+        (home / name).write_text("output")
+        (home / name).chmod(0o644)
+    before = frozen(home, Agent(store), "script", "touched").manifest
+    os.utime(home / "touched", (150, 150))
+    blocks = tuple(store.put([b"output"]))
+    merge = output_merge(home, before, {})
+    merge.place(
+        Manifest(tuple(FileEntry(name, 0o755, 6, 0, blocks) for name in ("fresh", "script", "touched"))),
+        store.read_some,
+    )
+    modes = {path.name: path.stat().st_mode & 0o777 for path in home.iterdir()}
+    assert modes == {"script": 0o755, "touched": 0o755, "fresh": 0o644}
+
+
+def test_a_link_that_is_as_it_was_is_replaced(home: Path, store: BlockStore) -> None:
+    for name in ("latest", "edited"):
+        (home / name).symlink_to("run1")
+    before = frozen(home, Agent(store)).manifest
+    (home / "edited").unlink()
+    (home / "edited").symlink_to("run0")
+    own: dict[str, bytes] = {}
+    for run in ("run2", "run3"):  # two attempts of one task
+        merge = output_merge(home, before, own)
+        merge.place(Manifest(links=(("edited", run), ("latest", run))), store.read_some)
+        assert merge.conflicts == ["edited"]
+        links = {path.name: str(path.readlink()) for path in home.iterdir()}
+        assert links == {"latest": run, "edited": "run0", "edited.peerload-7": run}
+
+
 def test_holes_of_a_sparse_file_at_home_are_not_read_to_compare_it(
     home: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
