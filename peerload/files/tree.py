@@ -493,14 +493,20 @@ def matcher(globs: Sequence[str]) -> Globs:
     found = []
     for glob in globs:
         parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?[^\]]+\])", glob.rstrip("/"))
-        found.append(
-            "".join(
-                words.get(part)
-                or (part.replace("[!", "[^", 1) if part[:1] == "[" and part[-1:] == "]" else re.escape(part))
-                for part in parts
-            )
-        )
+        found.append("".join(words.get(part) or _character_class(part) or re.escape(part) for part in parts))
     return Globs(tuple(globs), re.compile(f"(?:{'|'.join(found)})(?:/.*)?\\Z"))
+
+
+def _character_class(part: str) -> str:
+    """The expression for ``[a-z]`` or ``[!a-z]`` of a glob; "" for other text, and for a range that has no characters."""
+    match = re.match(r"\[(!?)([^\]]+)\]\Z", part)
+    if match is None:
+        return ""
+    word = f"[{'^/' if match[1] else ''}" + re.sub(r"([\\\[^&~|])", r"\\\1", match[2]) + "]"
+    with contextlib.suppress(re.error):
+        re.compile(word)
+        return word
+    return ""
 
 
 def literal_directory(glob: str) -> str:
