@@ -263,6 +263,36 @@ def test_a_name_that_cannot_travel_is_shown_as_text_with_a_hint_that_helps(
     assert all(why in refusal.why and "another name" in refusal.hint for refusal in refusals)
 
 
+@pytest.mark.parametrize(
+    ("glob", "is_refused"),
+    [
+        ("link/*", True),
+        ("link", True),
+        ("deep/link/new/*.csv", True),
+        ("file/x", True),
+        ("file", False),
+        ("new/deep/*", False),
+        ("deep/*", False),
+        ("dangling", False),
+        ("*", False),
+    ],
+)
+def test_a_place_that_outputs_cannot_have_is_refused_before_the_task_runs(
+    home: Path, tmp_path: Path, glob: str, is_refused: bool
+) -> None:
+    (home / "deep").mkdir()
+    (home / "file").touch()
+    for link in (home / "link", home / "deep/link"):
+        link.symlink_to(tmp_path)
+    (home / "dangling").symlink_to("nowhere")
+    spec = {"directory": os.fsencode(home), "environment": b"\x80"}
+    if is_refused:
+        with pytest.raises(StagingFailed, match="cannot be placed"):
+            prepare(spec, {}, [], [glob], snapshot=False)
+    else:
+        prepare(spec, {}, [], [glob], snapshot=False)
+
+
 def test_of_a_directory_with_many_files_those_that_a_glob_means_are_kept_in_mind(
     home: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
