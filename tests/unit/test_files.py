@@ -596,6 +596,27 @@ def test_blocks_count_as_synced_when_they_are(store: BlockStore, monkeypatch: py
     assert len(synced) == 3
 
 
+def test_blocks_that_are_written_during_a_sync_or_before_a_restart_are_synced_by_the_next(
+    tmp_path: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("peerload.files.store.sync_file_system", lambda _: synced.append(store.usage().blocks))
+    name = store._name
+
+    def named_after_sync(*pack: Any) -> None:
+        store.sync()  # of another submission
+        name(*pack)
+
+    monkeypatch.setattr(store, "_name", named_after_sync)
+    store.put([b"small"])
+    store.sync()
+    assert synced == [0, 1]
+    store.close()
+    store = BlockStore(tmp_path / "store", LIMIT_BYTES)
+    store.sync()
+    assert synced == [0, 1, 1]
+
+
 def test_a_full_store_gives_up_what_is_not_pinned_the_least_recently_used_first(tmp_path: Path, home: Path) -> None:
     store = BlockStore(tmp_path / "small", 10 * BLOCK_BYTES)
     taken = []
