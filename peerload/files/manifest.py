@@ -18,7 +18,7 @@ from peerload.model.errors import StagingFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-FORMAT = 2
+FORMAT = 3
 BLOCK_BYTES = 1 << 20
 HASH_BYTES = 32
 FILES_MAX = 100_000
@@ -27,6 +27,8 @@ PARTS_MAX = 64
 """Bound on the blocks of the manifest itself."""
 NAME_BYTES_MAX, PATH_BYTES_MAX, DEPTH_MAX = 255, 1024, 200
 FILE_BYTES_MAX = 1 << 50
+DIRECTORY_MODE = 0o755
+"""Permissions of directories that a manifest does not name."""
 
 
 class FileEntry(NamedTuple):
@@ -47,11 +49,12 @@ class FileEntry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A tree of files. links: symbolic links, as (path, target), which lead nowhere outside; directories: empty ones."""
+    """A tree of files. links: symbolic links, as (path, target), which lead nowhere outside; directories: empty ones, and those
+    with other permissions than DIRECTORY_MODE, as (path, mode); their owner has all rights."""
 
     files: tuple[FileEntry, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
-    directories: tuple[str, ...] = ()
+    directories: tuple[tuple[str, int], ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -140,7 +143,7 @@ def decode(manifest: bytes, read: Callable[[bytes], bytes]) -> Manifest:
     try:
         files = tuple(map(_file, body[0]))
         links = tuple((str(path), str(target)) for path, target in body[1])
-        directories = tuple(map(str, body[2]))
+        directories = tuple((str(path), int(mode)) for path, mode in body[2])
     except (TypeError, ValueError, OverflowError) as error:
         raise _malformed(str(error)) from None
     found = Manifest(files, links, directories)
@@ -151,12 +154,15 @@ def decode(manifest: bytes, read: Callable[[bytes], bytes]) -> Manifest:
 
 
 def _check(found: Manifest) -> None:
-    paths = [*(entry.path for entry in found.files), *(path for path, _ in found.links), *found.directories]
+    paths = [*(entry.path for entry in found.files), *(path for path, _ in found.links)]
+    paths += [path for path, _ in found.directories]
     if len(paths) > FILES_MAX or len(set(paths)) < len(paths):
         raise _malformed("it has too many names, or one of them twice")
     for path in paths:
         if why := objection(path):
             raise StagingFailed(f"{path!r} cannot be staged", why=why)
+    if any(mode & ~0o777 or ~mode & 0o700 for _, mode in found.directories):
+        raise _malformed("a directory has an impossible mode")
     for path, target in found.links:
         if why := link_objection(path, target):
             raise StagingFailed(f"{path!r} cannot be staged", why=why)

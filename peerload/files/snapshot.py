@@ -148,11 +148,11 @@ def take(
 def _read(base: int, found: Iterable[tree.Found], known: _Known, sender: _Sender) -> Manifest:
     files: list[FileEntry] = []
     links: list[tuple[str, str]] = []
-    directories: list[str] = []
+    directories: list[tuple[str, int]] = []
     parents = DirfdCache(base, makes=False)
     for item in found:
         if item.status is None:
-            directories.append(item.path)
+            directories.append((item.path, item.mode))
         elif item.target:
             links.append((item.path, item.target))
         elif (entry := known.entry(item.path, item.status)) is not None:

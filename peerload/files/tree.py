@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from peerload.files.manifest import (
     BLOCK_BYTES,
     DEPTH_MAX,
+    DIRECTORY_MODE,
     FILES_MAX,
     NAME_BYTES_MAX,
     FileEntry,
@@ -76,6 +77,26 @@ def make_directories(directory: int, path: str, mode: int = 0o777) -> int:
             return open_beneath(parent, name, DIRECTORY)
         finally:
             os.close(parent)
+
+
+def make_directory(directory: int, path: str, mode: int) -> None:
+    """Make a directory beneath with these permissions, unless there is one. Raises OSError."""
+    above, _, name = path.rpartition("/")
+    parent = make_directories(directory, above)
+    try:
+        is_new = True
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            is_new = False
+        fd = open_beneath(parent, name, DIRECTORY)
+        try:
+            if is_new:
+                os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(parent)
 
 
 class DirfdCache:
@@ -147,12 +168,14 @@ class FileStatus(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Entry of a tree. target: of a link, "" for a file; status: None for an empty directory; is_named: it alone was asked for."""
+    """Entry of a tree. target: of a link, "" for a file; status: None for a directory that is empty or has other permissions (mode)
+    than DIRECTORY_MODE; is_named: it alone was asked for."""
 
     path: str
     status: FileStatus | None
     target: str = ""
     is_named: bool = False
+    mode: int = 0
 
 
 class Rules:
@@ -213,7 +236,7 @@ def scan(
     *,
     skips: bool = False,
 ) -> Iterator[Found]:
-    """The files, links and empty directories of ``starts`` beneath an open directory, sorted by name; "" is all of it.
+    """The files, links and directories (`Found`) of ``starts`` beneath an open directory, sorted by name; "" is all of it.
     pattern: of the paths that count, None = all. Raises StagingFailed for what counts and cannot travel, unless it is left out
     (skips), and OSError."""
     for start in starts:
@@ -264,8 +287,9 @@ def _scan_directory(
             except StagingFailed:
                 if not skips:
                     raise
-        if is_empty and path:
-            yield Found(path, None)
+        mode = os.fstat(fd).st_mode & 0o777 | 0o700
+        if path and (is_empty or mode != DIRECTORY_MODE):
+            yield Found(path, None, mode=mode)
     finally:
         os.close(fd)
 
@@ -542,7 +566,7 @@ def _read_output(
 def changed(
     base: int, before: Manifest, globs: Sequence[str], take: Callable[[bytes], bytes], *, needs_all: bool
 ) -> Manifest:
-    """The files, links and empty directories of a tree that are not as ``before``, those that the globs mean or, without globs,
+    """The files, links and directories of a tree that are not as ``before``, those that the globs mean or, without globs,
     all but what a `.peerloadignore` names. needs_all: raise StagingFailed for a glob that means nothing, and for what cannot
     travel; else that is left out. Raises StagingFailed, OSError."""
     rules = None if globs else Rules(IGNORE_FILES[1:])
@@ -570,9 +594,13 @@ def changed(
             if not same and (made := _read_output(parents, item.path, take, needs_all=needs_all)) is not None:
                 files.append(made)
     new_links = tuple((item.path, item.target) for item in found if item.target and links.get(item.path) != item.target)
+    there = {path for path, _ in before.directories}
+    for path in (*known, *links):
+        while (path := path.rpartition("/")[0]) and path not in there:
+            there.add(path)
     directories = tuple(
-        item.path
+        (item.path, item.mode)
         for item in found
-        if item.status is None and item.path not in before.directories and not objection(item.path)
+        if item.status is None and item.path not in there and not objection(item.path)
     )
     return Manifest(tuple(files), new_links, directories)

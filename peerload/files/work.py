@@ -27,6 +27,7 @@ from peerload.files.tree import (
     DirfdCache,
     literal_directory,
     make_directories,
+    make_directory,
     open_beneath,
     sync_file_system,
 )
@@ -69,7 +70,9 @@ def make_tree(
     parents = DirfdCache(base)
     path = ""
     try:
-        for path in (*manifest.directories, *filter(None, map(literal_directory, globs))):
+        for path, mode in sorted(manifest.directories):
+            make_directory(base, path, mode)
+        for path in filter(None, map(literal_directory, globs)):
             os.close(make_directories(base, path))
         contents = _contents(manifest.files, read)
         for entry in manifest.files:
@@ -135,7 +138,7 @@ class OutputMerge:
         self.conflicts: list[str] = []
 
     def place(self, manifest: Manifest, read: ReadSome) -> None:
-        """Place all files, links and empty directories durably; one that cannot be placed keeps no other from its place. Raises
+        """Place all files, links and directories durably; one that cannot be placed keeps no other from its place. Raises
         StagingFailed, which names the first of these, OSError, and what ``read`` raises."""
         shown = self._directory.decode("utf-8", "backslashreplace")
         try:
@@ -145,9 +148,12 @@ class OutputMerge:
         parents = DirfdCache(base)
         failures: list[StagingFailed] = []
         outputs: Iterator[tuple[str, Callable[[], None]]] = itertools.chain(
+            (
+                (path, functools.partial(make_directory, base, path, mode))
+                for path, mode in sorted(manifest.directories)
+            ),
             ((entry.path, functools.partial(self._place_file, parents, entry, read)) for entry in manifest.files),
             ((path, functools.partial(self._place_link, parents, path, target)) for path, target in manifest.links),
-            ((path, functools.partial(self._place_directory, base, path)) for path in manifest.directories),
         )
         try:
             for path, place in outputs:
@@ -220,9 +226,6 @@ class OutputMerge:
             self._put(parent, place, lambda part: os.symlink(target, part, dir_fd=parent))
         if place == name:
             self._own[path] = digest_of(target.encode())
-
-    def _place_directory(self, base: int, path: str) -> None:
-        os.close(make_directories(base, path))
 
 
 def _status(parent: int, name: str) -> os.stat_result | None:
@@ -329,7 +332,7 @@ def place(
     """Place the outputs of a task among its user's files → the paths of those that are kept beside another, and all that this task has
     placed so far, as in `OutputMerge`. Raises StagingFailed, above all if one of them was not asked for (`tree.changed`), OSError."""
     after, wanted = manifests.decode(outputs, blocks.read), tree.matcher(globs) if globs else None
-    for path in (*(entry.path for entry in after.files), *(path for path, _ in after.links), *after.directories):
+    for path in (*(entry.path for entry in after.files), *(path for path, _ in (*after.links, *after.directories))):
         if not (globs or returns_changes) or not tree.is_output(path, wanted):
             raise StagingFailed("outputs are not placed", why=f"{path} was not asked for")
     try:

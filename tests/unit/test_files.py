@@ -449,6 +449,8 @@ def test_a_manifest_with_such_a_name_is_refused(path: str) -> None:
         Manifest(links=(("a/b", "../../x"),)),
         Manifest(links=(("here", "."), ("a", "here/../x"))),
         Manifest(links=(("a", ""),)),
+        Manifest(directories=(("a", 0o4755),)),
+        Manifest(directories=(("a", 0o500),)),
         Manifest(links=(("a", "b\0"),)),
         Manifest((FileEntry("a", float("inf"), 0, 0, ()),)),  # type: ignore[arg-type]
     ],
@@ -724,7 +726,7 @@ def test_new_and_changed_files_alone_come_back(home: Path, tmp_path: Path, store
             changed(there, taken, store, "same", glob)
         assert changed(there, taken, store, glob, needs_all=False) == Manifest()
     (there / "empty").mkdir()
-    assert changed(there, taken, store, "sam?", "empty") == Manifest(directories=("empty",))
+    assert changed(there, taken, store, "sam?", "empty") == Manifest(directories=(("empty", 0o755),))
     (there / "out/bad").symlink_to("/etc/passwd")
     with pytest.raises(StagingFailed, match="out/bad"):
         changed(there, taken, store)
@@ -912,7 +914,7 @@ def test_outputs_replace_what_is_as_it_was_and_stand_beside_what_was_changed(hom
         "sub/n": "output",
     }
     for _ in range(2):
-        merge.place(Manifest(directories=("sub", "sub/empty")), store.read_some)
+        merge.place(Manifest(directories=(("sub", 0o755), ("sub/empty", 0o755))), store.read_some)
     assert list((home / "sub/empty").iterdir()) == []
     again = output_merge(home, before, own)
     later = entries[-1]._replace(blocks=tuple(store.put([b"second"])))
@@ -924,9 +926,11 @@ def test_an_output_that_cannot_be_placed_keeps_no_other_from_its_place(home: Pat
     (home / "a").write_text("no directory")
     blocks = tuple(store.put([b"output"]))
     outputs = Manifest(
-        tuple(FileEntry(path, 0o600, 6, 0, blocks) for path in ("a/x", "b")), (("a/l", "x"), ("l", "b")), ("a/e", "e")
+        tuple(FileEntry(path, 0o600, 6, 0, blocks) for path in ("a/x", "b")),
+        (("a/l", "x"), ("l", "b")),
+        (("a/e", 0o755), ("e", 0o755)),
     )
-    with pytest.raises(StagingFailed, match="a/x"):
+    with pytest.raises(StagingFailed, match="a/e"):
         output_merge(home, Manifest(), {}).place(outputs, store.read_some)
     assert {path.name for path in home.iterdir()} == {"a", "b", "l", "e"}
     assert (home / "b").read_bytes() == b"output"
@@ -946,6 +950,28 @@ def test_permissions_that_a_task_has_changed_come_home(home: Path, store: BlockS
     )
     modes = {path.name: path.stat().st_mode & 0o777 for path in home.iterdir()}
     assert modes == {"script": 0o755, "touched": 0o755, "fresh": 0o644}
+
+
+def test_permissions_of_directories_travel_both_ways(home: Path, tmp_path: Path, store: BlockStore) -> None:
+    def modes(top: Path) -> dict[str, int]:
+        return {str(path.relative_to(top)): path.stat().st_mode & 0o777 for path in top.rglob("*") if path.is_dir()}
+
+    for name in ("secret/inner", "open", "mine/new"):
+        (home / name).mkdir(parents=True)
+        (home / name / "file").touch()
+    (home / "secret").chmod(0o700)
+    (home / "secret/inner").chmod(0o500)
+    taken = frozen(home, Agent(store))
+    there = made(tmp_path / "there", taken, store)
+    assert modes(there) == {**modes(home), "secret/inner": 0o700}
+    assert changed(there, taken, store) == Manifest()
+    for name, mode in (("out/deep", 0o750), ("out", 0o700), ("secret/own", 0o775)):
+        (there / name).mkdir(parents=True, exist_ok=True)
+        (there / name / "result").touch()
+        (there / name).chmod(mode)
+    (there / "open").chmod(0o711)  # at home it stays as it is
+    output_merge(home, taken.manifest, {}).place(changed(there, taken, store), store.read_some)
+    assert modes(home) == {**modes(there), "secret/inner": 0o500, "open": 0o755}
 
 
 def test_a_link_that_is_as_it_was_is_replaced(home: Path, store: BlockStore) -> None:
