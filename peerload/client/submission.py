@@ -222,6 +222,8 @@ def _relative(path: str, home: bytes, *, is_glob: bool = False) -> str:
     """A path beneath the working directory. Raises StagingFailed."""
     from peerload.files.manifest import objection  # noqa: PLC0415 -- most submissions have none
 
+    if not path:
+        raise StagingFailed("the empty path cannot be staged", hint="the whole directory:  .")
     inside = os.path.relpath(os.path.join(os.fsdecode(home), path), os.fsdecode(home))
     if inside == ".." or inside.startswith("../"):
         raise StagingFailed(
@@ -232,7 +234,9 @@ def _relative(path: str, home: bytes, *, is_glob: bool = False) -> str:
     if why := objection(inside) if inside != "." else "":
         what = f"the output {printable(path)} cannot come home" if is_glob else f"{printable(path)} cannot be staged"
         raise StagingFailed(what, why=why, hint="give it another name")
-    return "" if inside == "." else inside + ("/" if is_glob and path.endswith("/") else "")
+    if inside == ".":
+        return "**" if is_glob else ""
+    return inside + ("/" if is_glob and path.endswith("/") else "")
 
 
 def send(

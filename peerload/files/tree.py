@@ -274,8 +274,11 @@ def _scan_directory(
             if _is_ignored(name, below, rules, is_directory=is_directory):
                 continue
             is_empty = False
+            is_deep = below.count("/") >= DEPTH_MAX
+            if is_deep and is_directory and pattern is not None and not pattern.reach(below):
+                continue
             try:
-                if pattern is None or not is_directory or below.count("/") >= DEPTH_MAX:
+                if pattern is None or not is_directory or is_deep:
                     _check_name(below, hint)
                 if is_directory:
                     yield from _scan_inner(fd, below, rules, pattern, skips=skips)

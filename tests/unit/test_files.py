@@ -293,6 +293,15 @@ def test_a_place_that_outputs_cannot_have_is_refused_before_the_task_runs(
         prepare(spec, {}, [], [glob], snapshot=False)
 
 
+def test_all_outputs_are_meant_by_a_dot_and_nothing_by_an_empty_path(home: Path) -> None:
+    spec: dict[str, Any] = {"directory": os.fsencode(home), "environment": b"\x80"}
+    for inputs, outputs in (([""], []), ([], [""])):
+        with pytest.raises(StagingFailed):
+            prepare(dict(spec), {}, inputs, outputs, snapshot=False)
+    prepare(spec, {}, [], ["."], snapshot=False)
+    assert tree.matcher(spec["files"]["outputs"]).match("new/file")
+
+
 def test_of_a_directory_with_many_files_those_that_a_glob_means_are_kept_in_mind(
     home: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,9 +345,11 @@ def test_directories_that_lie_too_deep_are_refused_or_left_out(home: Path, store
     with pytest.raises(StagingFailed, match=str(manifest.DEPTH_MAX)):
         snapshot.look(os.fsencode(home), [], everything=True)
     nothing = snapshot.Snapshot(b"", Manifest(), 0)
-    with pytest.raises(StagingFailed, match=str(manifest.DEPTH_MAX)):
-        changed(home, nothing, store, "x*")
-    assert [entry.path for entry in changed(home, nothing, store, "x*", needs_all=False).files] == ["x"]
+    for glob in ("**", "d"):
+        with pytest.raises(StagingFailed, match=str(manifest.DEPTH_MAX)):
+            changed(home, nothing, store, "x*", glob)
+    for globs, needs_all in ((("x*",), True), (("**",), False)):
+        assert [entry.path for entry in changed(home, nothing, store, *globs, needs_all=needs_all).files] == ["x"]
 
 
 def test_too_many_files_are_refused_before_all_of_them_were_looked_at() -> None:
