@@ -120,6 +120,22 @@ def test_what_was_sent_once_is_neither_sent_nor_read_again(home: Path, store: Bl
     assert agent.came - came == 1 + 2  # the file, and the two blocks of the manifest
 
 
+def test_the_digests_of_a_few_directories_are_remembered(
+    home: Path, tmp_path: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "KNOWN_MAX", 2)
+    known = tmp_path / "cache/peerload/files"
+    for number in range(4):
+        directory = home / str(number)
+        directory.mkdir()
+        (directory / "file").write_text("x")
+        before = set(known.iterdir()) if number else set()
+        frozen(directory, Agent(store))
+        (new,) = set(known.iterdir()) - before
+        os.utime(new, (number, number))
+    assert sorted(path.stat().st_mtime for path in known.iterdir()) == [2, 3]
+
+
 def test_blocks_that_the_agent_has_lost_are_sent_again(home: Path, tmp_path: Path, store: BlockStore) -> None:
     (home / "a").write_text("text")
     os.utime(home / "a", (1, 1))
