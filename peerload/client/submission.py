@@ -1,4 +1,4 @@
-# ruff: noqa: PTH109, PTH118, PTH119, PTH123
+# ruff: noqa: PTH109, PTH112, PTH118, PTH119, PTH123
 # os.path, since directories are bytes, and it is quick.
 """Environment and files that travel with a submission: variables, the lock of a software environment, and files.
 
@@ -12,6 +12,7 @@ Files are found, and sent to the agent, by the user's own process. `prepare` cha
 
 from __future__ import annotations
 
+import errno
 import os
 
 import msgpack
@@ -181,6 +182,8 @@ def prepare(
     try:
         limit = {} if files_max is None else {"files_max": files_max}
         found = reading.look(home, paths, everything=snapshot, **limit)
+        for glob in globs:
+            _check_place(home, glob)
     except OSError as error:
         raise StagingFailed(f"{printable(home)} cannot be read", why=str(error.strerror)) from None
     terms["files_home"], spec["directory"] = home, SCRATCH
@@ -191,10 +194,36 @@ def prepare(
     return found
 
 
+def _check_place(home: bytes, glob: str) -> None:
+    """Check that outputs may be placed where a glob says, before the task has worked for hours. Raises StagingFailed, OSError."""
+    from peerload.files import tree  # noqa: PLC0415 -- most submissions have none
+
+    is_directory = os.path.isdir(os.path.join(home, os.fsencode(glob)))
+    place = tree.literal_directory(f"{glob}/" if is_directory else glob)
+    base = os.open(home, tree.DIRECTORY | os.O_CLOEXEC)
+    try:
+        while not os.access(place or ".", os.F_OK, dir_fd=base, follow_symlinks=False):
+            place = place.rpartition("/")[0]  # it will be made
+        fd = tree.open_beneath(base, place or ".", tree.DIRECTORY)
+        why = "" if os.access(".", os.W_OK, dir_fd=fd) else "it cannot be written to"
+        os.close(fd)
+    except OSError as error:
+        why = "a link leads there" if error.errno == errno.ELOOP else str(error.strerror)
+    finally:
+        os.close(base)
+    if why:
+        where = printable(place or home)
+        raise StagingFailed(
+            f"outputs cannot be placed in {where}", why=why, hint="another place to start from:  -d DIR"
+        )
+
+
 def _relative(path: str, home: bytes, *, is_glob: bool = False) -> str:
     """A path beneath the working directory. Raises StagingFailed."""
     from peerload.files.manifest import objection  # noqa: PLC0415 -- most submissions have none
 
+    if not path:
+        raise StagingFailed("the empty path cannot be staged", hint="the whole directory:  .")
     inside = os.path.relpath(os.path.join(os.fsdecode(home), path), os.fsdecode(home))
     if inside == ".." or inside.startswith("../"):
         raise StagingFailed(
@@ -205,7 +234,9 @@ def _relative(path: str, home: bytes, *, is_glob: bool = False) -> str:
     if why := objection(inside) if inside != "." else "":
         what = f"the output {printable(path)} cannot come home" if is_glob else f"{printable(path)} cannot be staged"
         raise StagingFailed(what, why=why, hint="give it another name")
-    return "" if inside == "." else inside + ("/" if is_glob and path.endswith("/") else "")
+    if inside == ".":
+        return "**" if is_glob else ""
+    return inside + ("/" if is_glob and path.endswith("/") else "")
 
 
 def send(

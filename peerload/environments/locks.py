@@ -23,6 +23,10 @@ IN_DIRECTORY = ("uv.lock", "conda-lock.yml", REQUIREMENTS, PROJECT)
 """The files that are looked for in a directory, in this order."""
 _SCRIPT = re.compile(r"(?m)^# /// script$\s(?P<content>(?:^#(?: .*)?$\s)+)^# ///$")
 """The block of PEP 723."""
+_OTHER_FILE = re.compile(
+    r"(?m)^[ \t]*((?:-[rce]|--(?:requirement|constraint|editable))[ \t=]*(?!/|\S*://)\S+|\.\S*)", re.ASCII
+)
+"""A line of a `requirements.txt` that means a file or directory beside it, which does not travel."""
 
 
 class Lock(NamedTuple):
@@ -77,12 +81,20 @@ def read(path: str | os.PathLike[str]) -> Lock:
     if name.endswith(("conda-lock.yml", "conda.lock")) or b"@EXPLICIT" in content.split(b"\n"):
         kept = name if name.endswith(".yml") else "explicit.txt"
         return Lock("conda", name, "", {kept: content})
+    return _requirements(content, name, shown)
+
+
+def _requirements(content: bytes, name: str, shown: str) -> Lock:
+    if name.endswith((".yml", ".yaml", ".lock", ".json", ".toml")):
+        raise _refused(shown, "it is not a lock that peerload can build")
+    if (other := _OTHER_FILE.search(content.decode("utf-8", "replace"))) is not None:
+        raise _refused(shown, f"{printable(other[1])} means another file, and one alone travels")
     return Lock("pip", name, "", {REQUIREMENTS: content})
 
 
 def in_script(content: bytes, name: str) -> Lock | None:
     """The lock of the metadata inside a script; None if there is none. Raises BadRequest."""
-    found = [match["content"] for match in _SCRIPT.finditer(content.decode("utf-8", "replace"))]
+    found = [match["content"] for match in _SCRIPT.finditer(content.decode("utf-8", "replace").replace("\r\n", "\n"))]
     if not found:
         return None
     if len(found) > 1:
@@ -95,12 +107,14 @@ def in_script(content: bytes, name: str) -> Lock | None:
 def _of_table(table: object, name: str) -> Lock:
     """The lock of the keys `dependencies` and `requires-python`."""
     match table:
+        case {"dynamic": list(dynamic)} if "dependencies" in dynamic:
+            raise _refused(name, "its dependencies are dynamic")
         case {"dependencies": list(dependencies), **rest} if all(isinstance(one, str) for one in dependencies):
             lines = "".join(f"{one}\n" for one in dependencies)
         case {**rest} if "dependencies" not in rest:
             lines = ""
         case _:
-            raise _refused(name, "its dependencies are not a list of strings")
+            raise _refused(name, "it has no list of dependencies")
     return Lock("pip", name, str(rest.get("requires-python", "")), {REQUIREMENTS: lines.encode()})
 
 

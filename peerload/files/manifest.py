@@ -7,7 +7,6 @@ root is the id of the whole tree. So whoever has the id can fetch everything els
 
 from __future__ import annotations
 
-import os.path
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +18,7 @@ from peerload.model.errors import StagingFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-FORMAT = 2
+FORMAT = 3
 BLOCK_BYTES = 1 << 20
 HASH_BYTES = 32
 FILES_MAX = 100_000
@@ -28,6 +27,8 @@ PARTS_MAX = 64
 """Bound on the blocks of the manifest itself."""
 NAME_BYTES_MAX, PATH_BYTES_MAX, DEPTH_MAX = 255, 1024, 200
 FILE_BYTES_MAX = 1 << 50
+DIRECTORY_MODE = 0o755
+"""Permissions of directories that a manifest does not name."""
 
 
 class FileEntry(NamedTuple):
@@ -48,11 +49,12 @@ class FileEntry(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A tree of files. links: symbolic links, as (path, target), which lead nowhere outside; directories: empty ones."""
+    """A tree of files. links: symbolic links, as (path, target), which lead nowhere outside; directories: empty ones, and those
+    with other permissions than DIRECTORY_MODE, as (path, mode); their owner has all rights."""
 
     files: tuple[FileEntry, ...] = ()
     links: tuple[tuple[str, str], ...] = ()
-    directories: tuple[str, ...] = ()
+    directories: tuple[tuple[str, int], ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -102,10 +104,15 @@ def objection(path: str) -> str:
     return ""
 
 
-def leads_outside(path: str, target: str) -> bool:
-    """True if a link at ``path`` leads out of the tree."""
-    where = os.path.normpath(os.path.join(os.path.dirname(path), target))  # noqa: PTH118, PTH120 -- relative text
-    return target.startswith("/") or where == ".." or where.startswith("../")
+def link_objection(path: str, target: str) -> str:
+    """The reason why a link at ``path`` does not travel; "" if it does. After a name no ``..`` may come: that name may be another
+    link, and then the text does not tell where this one leads."""
+    if not target or any(character == "\0" or "\ud800" <= character <= "\udfff" for character in target):
+        return "it is a link whose target is not UTF-8 text"
+    names = [name for name in target.split("/") if name not in ("", ".")]
+    ups = names.count("..")
+    is_outside = target.startswith("/") or ups > path.count("/") or ".." in names[ups:]
+    return f"it is a link to {target!r}, outside" if is_outside else ""
 
 
 def encode(manifest: Manifest) -> tuple[bytes, list[bytes]]:
@@ -136,8 +143,8 @@ def decode(manifest: bytes, read: Callable[[bytes], bytes]) -> Manifest:
     try:
         files = tuple(map(_file, body[0]))
         links = tuple((str(path), str(target)) for path, target in body[1])
-        directories = tuple(map(str, body[2]))
-    except (TypeError, ValueError) as error:
+        directories = tuple((str(path), int(mode)) for path, mode in body[2])
+    except (TypeError, ValueError, OverflowError) as error:
         raise _malformed(str(error)) from None
     found = Manifest(files, links, directories)
     _check(found)
@@ -147,15 +154,18 @@ def decode(manifest: bytes, read: Callable[[bytes], bytes]) -> Manifest:
 
 
 def _check(found: Manifest) -> None:
-    paths = [*(entry.path for entry in found.files), *(path for path, _ in found.links), *found.directories]
+    paths = [*(entry.path for entry in found.files), *(path for path, _ in found.links)]
+    paths += [path for path, _ in found.directories]
     if len(paths) > FILES_MAX or len(set(paths)) < len(paths):
         raise _malformed("it has too many names, or one of them twice")
     for path in paths:
         if why := objection(path):
             raise StagingFailed(f"{path!r} cannot be staged", why=why)
+    if any(mode & ~0o777 or ~mode & 0o700 for _, mode in found.directories):
+        raise _malformed("a directory has an impossible mode")
     for path, target in found.links:
-        if leads_outside(path, target):
-            raise StagingFailed(f"{path!r} cannot be staged", why="it is a link that leads outside")
+        if why := link_objection(path, target):
+            raise StagingFailed(f"{path!r} cannot be staged", why=why)
 
 
 def _file(values: Any) -> FileEntry:  # noqa: ANN401 -- of another node

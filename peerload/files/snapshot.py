@@ -23,6 +23,8 @@ BATCH_BYTES = 3 << 20
 BATCH_BLOCKS = 2048
 FORMAT = 3
 """Format of the file of remembered digests."""
+KNOWN_MAX = 256
+"""Directories whose digests are remembered."""
 UNSURE_NS = 2_000_000_000
 """A file that was changed so shortly before it was read may have been changed again within the same tick of the clock."""
 
@@ -148,11 +150,11 @@ def take(
 def _read(base: int, found: Iterable[tree.Found], known: _Known, sender: _Sender) -> Manifest:
     files: list[FileEntry] = []
     links: list[tuple[str, str]] = []
-    directories: list[str] = []
+    directories: list[tuple[str, int]] = []
     parents = DirfdCache(base, makes=False)
     for item in found:
         if item.status is None:
-            directories.append(item.path)
+            directories.append((item.path, item.mode))
         elif item.target:
             links.append((item.path, item.target))
         elif (entry := known.entry(item.path, item.status)) is not None:
@@ -213,3 +215,7 @@ class _Known:
             with open(part, "wb") as file:  # noqa: PTH123 -- quick
                 file.write(msgpack.packb(body))
             os.replace(part, self._path)  # noqa: PTH105 -- quick
+            with os.scandir(os.path.dirname(self._path)) as entries:  # noqa: PTH120 -- quick
+                written = [(entry.stat().st_mtime_ns, entry.path) for entry in entries]
+            for _, path in sorted(written)[:-KNOWN_MAX]:
+                os.unlink(path)  # noqa: PTH108 -- quick

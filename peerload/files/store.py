@@ -79,7 +79,8 @@ class BlockStore:
         self._database = self._opened()
         self._size_bytes = int(self._database.execute("SELECT coalesce(sum(size), 0) FROM blocks").fetchone()[0])
         self._pack = self._remove_unnamed()
-        self._is_dirty = False
+        self._is_dirty = True
+        """Blocks are not on disk for certain: also those of an earlier agent that ended before it had synced them."""
         self._fresh: BoundedDict[int, tuple[float, int]] = BoundedDict(FRESH_MAX)
         self._coming: list[set[bytes]] = []
 
@@ -163,7 +164,6 @@ class BlockStore:
                     hint="what is in it:  peerload files        a larger one:  cache of [files] in the settings",
                 )
             self._size_bytes += size
-            self._is_dirty = True
             self._pack += 1
             pack = self._pack
         path = self._path(pack)
@@ -200,6 +200,7 @@ class BlockStore:
                     raise NoRoom("files of tasks cannot be kept", why=str(error)) from None
                 raise
             self._fresh[pack] = time.monotonic() + FRESH_S, changed_ns
+            self._is_dirty = True  # not before: a sync that began meanwhile may have missed them
             if named < len(rows):
                 self._size_bytes -= start - sum(
                     size for (size,) in self._execute("SELECT size FROM blocks WHERE pack = ?", (pack,))

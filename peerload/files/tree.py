@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from peerload.files.manifest import (
     BLOCK_BYTES,
     DEPTH_MAX,
+    DIRECTORY_MODE,
     FILES_MAX,
     NAME_BYTES_MAX,
     FileEntry,
     Manifest,
-    leads_outside,
+    link_objection,
     objection,
 )
 from peerload.model.errors import StagingFailed
@@ -76,6 +77,26 @@ def make_directories(directory: int, path: str, mode: int = 0o777) -> int:
             return open_beneath(parent, name, DIRECTORY)
         finally:
             os.close(parent)
+
+
+def make_directory(directory: int, path: str, mode: int) -> None:
+    """Make a directory beneath with these permissions, unless there is one. Raises OSError."""
+    above, _, name = path.rpartition("/")
+    parent = make_directories(directory, above)
+    try:
+        is_new = True
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            is_new = False
+        fd = open_beneath(parent, name, DIRECTORY)
+        try:
+            if is_new:
+                os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(parent)
 
 
 class DirfdCache:
@@ -147,12 +168,14 @@ class FileStatus(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Entry of a tree. target: of a link, "" for a file; status: None for an empty directory; is_named: it alone was asked for."""
+    """Entry of a tree. target: of a link, "" for a file; status: None for a directory that is empty or has other permissions (mode)
+    than DIRECTORY_MODE; is_named: it alone was asked for."""
 
     path: str
     status: FileStatus | None
     target: str = ""
     is_named: bool = False
+    mode: int = 0
 
 
 class Rules:
@@ -213,7 +236,7 @@ def scan(
     *,
     skips: bool = False,
 ) -> Iterator[Found]:
-    """The files, links and empty directories of ``starts`` beneath an open directory, sorted by name; "" is all of it.
+    """The files, links and directories (`Found`) of ``starts`` beneath an open directory, sorted by name; "" is all of it.
     pattern: of the paths that count, None = all. Raises StagingFailed for what counts and cannot travel, unless it is left out
     (skips), and OSError."""
     for start in starts:
@@ -251,8 +274,11 @@ def _scan_directory(
             if _is_ignored(name, below, rules, is_directory=is_directory):
                 continue
             is_empty = False
+            is_deep = below.count("/") >= DEPTH_MAX
+            if is_deep and is_directory and pattern is not None and not pattern.reach(below):
+                continue
             try:
-                if pattern is None or not is_directory or below.count("/") >= DEPTH_MAX:
+                if pattern is None or not is_directory or is_deep:
                     _check_name(below, hint)
                 if is_directory:
                     yield from _scan_inner(fd, below, rules, pattern, skips=skips)
@@ -264,8 +290,9 @@ def _scan_directory(
             except StagingFailed:
                 if not skips:
                     raise
-        if is_empty and path:
-            yield Found(path, None)
+        mode = os.fstat(fd).st_mode & 0o777 | 0o700
+        if path and (is_empty or mode != DIRECTORY_MODE):
+            yield Found(path, None, mode=mode)
     finally:
         os.close(fd)
 
@@ -317,8 +344,8 @@ def _found(path: str, status: os.stat_result, directory: int, name: str, hint: s
     if not stat.S_ISLNK(status.st_mode):
         raise StagingFailed(f"{path} cannot be staged", why="it is neither a file nor a directory", hint=hint)
     target = os.readlink(name, dir_fd=directory)
-    if leads_outside(path, target):
-        raise StagingFailed(f"{path} cannot be staged", why=f"it is a link to {target!r}, outside", hint=hint)
+    if why := link_objection(path, target):
+        raise StagingFailed(f"{path} cannot be staged", why=why, hint=hint)
     return Found(path, kept, target)
 
 
@@ -493,14 +520,20 @@ def matcher(globs: Sequence[str]) -> Globs:
     found = []
     for glob in globs:
         parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?[^\]]+\])", glob.rstrip("/"))
-        found.append(
-            "".join(
-                words.get(part)
-                or (part.replace("[!", "[^", 1) if part[:1] == "[" and part[-1:] == "]" else re.escape(part))
-                for part in parts
-            )
-        )
+        found.append("".join(words.get(part) or _character_class(part) or re.escape(part) for part in parts))
     return Globs(tuple(globs), re.compile(f"(?:{'|'.join(found)})(?:/.*)?\\Z"))
+
+
+def _character_class(part: str) -> str:
+    """The expression for ``[a-z]`` or ``[!a-z]`` of a glob; "" for other text, and for a range that has no characters."""
+    match = re.match(r"\[(!?)([^\]]+)\]\Z", part)
+    if match is None:
+        return ""
+    word = f"[{'^/' if match[1] else ''}" + re.sub(r"([\\\[^&~|])", r"\\\1", match[2]) + "]"
+    with contextlib.suppress(re.error):
+        re.compile(word)
+        return word
+    return ""
 
 
 def literal_directory(glob: str) -> str:
@@ -536,7 +569,7 @@ def _read_output(
 def changed(
     base: int, before: Manifest, globs: Sequence[str], take: Callable[[bytes], bytes], *, needs_all: bool
 ) -> Manifest:
-    """The files, links and empty directories of a tree that are not as ``before``, those that the globs mean or, without globs,
+    """The files, links and directories of a tree that are not as ``before``, those that the globs mean or, without globs,
     all but what a `.peerloadignore` names. needs_all: raise StagingFailed for a glob that means nothing, and for what cannot
     travel; else that is left out. Raises StagingFailed, OSError."""
     rules = None if globs else Rules(IGNORE_FILES[1:])
@@ -564,9 +597,13 @@ def changed(
             if not same and (made := _read_output(parents, item.path, take, needs_all=needs_all)) is not None:
                 files.append(made)
     new_links = tuple((item.path, item.target) for item in found if item.target and links.get(item.path) != item.target)
+    there = {path for path, _ in before.directories}
+    for path in (*known, *links):
+        while (path := path.rpartition("/")[0]) and path not in there:
+            there.add(path)
     directories = tuple(
-        item.path
+        (item.path, item.mode)
         for item in found
-        if item.status is None and item.path not in before.directories and not objection(item.path)
+        if item.status is None and item.path not in there and not objection(item.path)
     )
     return Manifest(tuple(files), new_links, directories)

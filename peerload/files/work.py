@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import shutil
@@ -26,6 +27,7 @@ from peerload.files.tree import (
     DirfdCache,
     literal_directory,
     make_directories,
+    make_directory,
     open_beneath,
     sync_file_system,
 )
@@ -68,7 +70,9 @@ def make_tree(
     parents = DirfdCache(base)
     path = ""
     try:
-        for path in (*manifest.directories, *filter(None, map(literal_directory, globs))):
+        for path, mode in sorted(manifest.directories):
+            make_directory(base, path, mode)
+        for path in filter(None, map(literal_directory, globs)):
             os.close(make_directories(base, path))
         contents = _contents(manifest.files, read)
         for entry in manifest.files:
@@ -119,7 +123,7 @@ def _write(parent: int, name: str, entry: FileEntry, contents: Iterator[bytes], 
 class OutputMerge:
     """Merge of the outputs of one task into the directory of its user.
 
-    A file at home that is as it was at submit (``before``), or as this task has left it (``own``: digests by path), is
+    A file or link at home that is as it was at submit (``before``), or as this task has left it (``own``: digests by path), is
     replaced. One that was changed since stays, and the task's is kept beside it as ``name.peerload-<id>``.
     """
 
@@ -127,57 +131,77 @@ class OutputMerge:
         """since: date of the submission (Unix s); mark: the id of the task, for names of files that are kept beside."""
         self._directory = directory
         self._before = {entry.path: entry for entry in before.files}
+        self._links_before = dict(before.links)
         self._own = own
         self._since = since
         self._mark = KEPT_BESIDE + mark.rpartition("/")[2]
         self.conflicts: list[str] = []
 
     def place(self, manifest: Manifest, read: ReadSome) -> None:
-        """Place all files, links and empty directories durably. Raises StagingFailed, which names the file, OSError, and what ``read`` raises."""
+        """Place all files, links and directories durably; one that cannot be placed keeps no other from its place. Raises
+        StagingFailed, which names the first of these, OSError, and what ``read`` raises."""
         shown = self._directory.decode("utf-8", "backslashreplace")
         try:
             base = os.open(self._directory, DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise StagingFailed(f"outputs cannot be written to {shown}", why=str(error.strerror)) from None
         parents = DirfdCache(base)
-        path = ""
+        failures: list[StagingFailed] = []
+        outputs: Iterator[tuple[str, Callable[[], None]]] = itertools.chain(
+            (
+                (path, functools.partial(make_directory, base, path, mode))
+                for path, mode in sorted(manifest.directories)
+            ),
+            ((entry.path, functools.partial(self._place_file, parents, entry, read)) for entry in manifest.files),
+            ((path, functools.partial(self._place_link, parents, path, target)) for path, target in manifest.links),
+        )
         try:
-            for entry in manifest.files:
-                path = entry.path
-                self._place_file(*parents.of(path), entry, read)
-            for path, target in manifest.links:
-                self._place_link(*parents.of(path), path, target)
-            for path in manifest.directories:
-                os.close(make_directories(base, path))
+            for path, place in outputs:
+                try:
+                    place()
+                except OSError as error:
+                    failure = _cannot(path, error)
+                    if isinstance(failure, OSError):
+                        raise failure from None
+                    failures.append(failure)
             sync_file_system(base)
-        except OSError as error:
-            raise _cannot(path, error) from None
         finally:
             parents.close()
             os.close(base)
+        if failures:
+            raise failures[0]
 
-    def _place_file(self, parent: int, name: str, entry: FileEntry, read: ReadSome) -> None:
+    def _place_file(self, parents: DirfdCache, entry: FileEntry, read: ReadSome) -> None:
+        parent, name = parents.of(entry.path)
         found = _status(parent, name)
+        target = name
         if found is not None:
             is_file = stat.S_ISREG(found.st_mode)
-            if is_file and found.st_size == entry.size_bytes and _digests(parent, name, entry) == entry.blocks:
+            is_same = is_file and found.st_size == entry.size_bytes and _digests(parent, name, entry) == entry.blocks
+            is_done = is_same and found.st_mode & 0o777 == entry.mode
+            is_changed = not is_done and (not is_file or self._was_changed(parent, name, entry.path, found))
+            if is_done or (is_same and is_changed):
                 self._own[entry.path] = digest_of(b"".join(entry.blocks))
                 return
-            if not is_file or self._was_changed(parent, name, entry.path, found):
+            if is_changed:
                 self.conflicts.append(entry.path)
-                name += self._mark
+                target += self._mark
+        self._put(parent, target, lambda part: _write(parent, part, entry, _contents([entry], read)))
+        if target == name:
+            self._own[entry.path] = digest_of(b"".join(entry.blocks))
+
+    def _put(self, parent: int, name: str, write: Callable[[str], None]) -> None:
+        """Give a file or link its name when ``write`` has completed it under another."""
         part = PART_PREFIX + self._mark.removeprefix(KEPT_BESIDE)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part, dir_fd=parent)  # of an agent that was ended meanwhile
         try:
-            _write(parent, part, entry, _contents([entry], read))
+            write(part)
             os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(part, dir_fd=parent)
             raise
-        if name == entry.path.rpartition("/")[2]:
-            self._own[entry.path] = digest_of(b"".join(entry.blocks))
 
     def _was_changed(self, parent: int, name: str, path: str, found: os.stat_result) -> bool:
         """True if another program has changed this file since the submission."""
@@ -189,18 +213,19 @@ class OutputMerge:
             return not same and _digests(parent, name, before) != before.blocks
         return found.st_mtime >= self._since
 
-    def _place_link(self, parent: int, name: str, path: str, target: str) -> None:
-        if _status(parent, name) is not None:
-            try:
-                if os.readlink(name, dir_fd=parent) == target:
-                    return
-            except OSError:  # it is not a link
-                pass
-            self.conflicts.append(path)
-            name += self._mark
-            if _status(parent, name) is not None:
-                os.unlink(name, dir_fd=parent)
-        os.symlink(target, name, dir_fd=parent)
+    def _place_link(self, parents: DirfdCache, path: str, target: str) -> None:
+        parent, name = parents.of(path)
+        found, place, there = _status(parent, name), name, ""
+        if found is not None:
+            there = os.readlink(name, dir_fd=parent) if stat.S_ISLNK(found.st_mode) else ""
+            is_known = there == self._links_before.get(path) or digest_of(os.fsencode(there)) == self._own.get(path)
+            if there != target and not (there and is_known):
+                self.conflicts.append(path)
+                place += self._mark
+        if there != target:
+            self._put(parent, place, lambda part: os.symlink(target, part, dir_fd=parent))
+        if place == name:
+            self._own[path] = digest_of(target.encode())
 
 
 def _status(parent: int, name: str) -> os.stat_result | None:
@@ -307,7 +332,7 @@ def place(
     """Place the outputs of a task among its user's files → the paths of those that are kept beside another, and all that this task has
     placed so far, as in `OutputMerge`. Raises StagingFailed, above all if one of them was not asked for (`tree.changed`), OSError."""
     after, wanted = manifests.decode(outputs, blocks.read), tree.matcher(globs) if globs else None
-    for path in (*(entry.path for entry in after.files), *(path for path, _ in after.links), *after.directories):
+    for path in (*(entry.path for entry in after.files), *(path for path, _ in (*after.links, *after.directories))):
         if not (globs or returns_changes) or not tree.is_output(path, wanted):
             raise StagingFailed("outputs are not placed", why=f"{path} was not asked for")
     try:

@@ -364,7 +364,7 @@ def exit_as_told(raw: bytes) -> object:
 
 def manifest_of(raw: bytes) -> object:
     """A manifest of files from another node: the bytes are its only part."""
-    root = msgpack.packb([1, 0, 0, [manifest.digest_of(raw)]])
+    root = msgpack.packb([manifest.FORMAT, 0, 0, [manifest.digest_of(raw)]])
     for first in (root, raw):
         blocks = {b"": first}
         try:
@@ -377,7 +377,7 @@ def manifest_of(raw: bytes) -> object:
 def manifests() -> tuple[bytes, ...]:
     """The blocks of a manifest."""
     file = FileEntry("a/b", 0o644, 3, 1, (bytes(32),))
-    return tuple(manifest.encode(manifest.Manifest((file,), (("c", "a/b"),), ("a", "d")))[1])
+    return tuple(manifest.encode(manifest.Manifest((file,), (("c", "a/b"),), (("a", 0o755), ("d", 0o700))))[1])
 
 
 def web_body(raw: bytes) -> object:

@@ -123,8 +123,10 @@ def test_an_output_that_is_not_made_is_no_success_and_the_others_come_home(user:
 
 
 def test_an_output_that_cannot_be_placed_is_no_success_and_is_named(user: User) -> None:
-    (user.directory / "out").write_text("a file is in the way")
-    done = user.types("run", "--node", "n2", "--out", "out/*", "sh", "-c", "echo x > out/y")
+    refused = user.types("run", "--out", "src/a/*", "true")
+    assert (refused.returncode, "src/a" in refused.stderr) == (125, True)
+    script = 'echo x > out/y; printf "a file is in the way" > "$0"'
+    done = user.types("run", "--node", "n2", "--out", "out/*", "sh", "-c", script, str(user.directory / "out"))
     assert done.returncode == 125
     assert "out/y" in user.task()["reason"]
     assert user.files()["out"] == "a file is in the way"

@@ -61,6 +61,7 @@ def test_the_metadata_of_a_script_are_read_as_pep_723_says() -> None:
     lock = locks.in_script(SCRIPT, "script.py")
     assert lock is not None
     assert lock.files == {"requirements.txt": b"one<2\ntwo\n"}
+    assert locks.in_script(SCRIPT.replace(b"\n", b"\r\n"), "script.py") == lock
     assert locks.in_script(b"# /// other\n# x\n# ///\n", "script.py") is None
     assert locks.in_script(b"# /// script\n# ///\nprint(1)\n", "script.py") is None
 
@@ -77,6 +78,34 @@ def test_the_metadata_of_a_script_are_read_as_pep_723_says() -> None:
 def test_metadata_that_cannot_be_read_are_refused(content: bytes) -> None:
     with pytest.raises(BadRequest):
         locks.in_script(content, "script.py")
+
+
+@each(
+    ("name", "content", "is_refused"),
+    [
+        ("environment.yml", b"dependencies:\n  - numpy\n", True),
+        ("poetry.lock", b"[[package]]\n", True),
+        ("pyproject.toml", b'[project]\ndynamic = ["dependencies"]\n', True),
+        ("pyproject.toml", b'[project]\ndynamic = ["version"]\n', False),
+        ("pyproject.toml", b"[tool.poetry.dependencies]\n", True),
+        ("requirements.txt", b"one\n-r base.txt\n", True),
+        ("requirements.txt", b"--constraint=versions.txt\none\n", True),
+        ("requirements.txt", b"one\n-e .\n", True),
+        ("requirements.txt", b"./one.whl\n", True),
+        ("requirements.txt", b"-r /shared/base.txt\n-c https://x/y.txt\n-e git+https://x/y\n", False),
+        ("requirements.txt", b"--extra-index-url https://x\none[all] ; python_version > '3'\n# -r no\n", False),
+    ],
+)
+def test_what_cannot_be_built_is_refused_before_it_travels(
+    tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes, is_refused: bool
+) -> None:
+    path = tmp_path_factory.mktemp("lock") / name
+    path.write_bytes(content)
+    if is_refused:
+        with pytest.raises(BadRequest):
+            locks.read(path)
+    else:
+        locks.read(path)
 
 
 @each(

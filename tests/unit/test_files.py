@@ -120,6 +120,22 @@ def test_what_was_sent_once_is_neither_sent_nor_read_again(home: Path, store: Bl
     assert agent.came - came == 1 + 2  # the file, and the two blocks of the manifest
 
 
+def test_the_digests_of_a_few_directories_are_remembered(
+    home: Path, tmp_path: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "KNOWN_MAX", 2)
+    known = tmp_path / "cache/peerload/files"
+    for number in range(4):
+        directory = home / str(number)
+        directory.mkdir()
+        (directory / "file").write_text("x")
+        before = set(known.iterdir()) if number else set()
+        frozen(directory, Agent(store))
+        (new,) = set(known.iterdir()) - before
+        os.utime(new, (number, number))
+    assert sorted(path.stat().st_mtime for path in known.iterdir()) == [2, 3]
+
+
 def test_blocks_that_the_agent_has_lost_are_sent_again(home: Path, tmp_path: Path, store: BlockStore) -> None:
     (home / "a").write_text("text")
     os.utime(home / "a", (1, 1))
@@ -194,6 +210,10 @@ def bad_link_up(home: Path) -> None:
     (home / "bad").symlink_to("sub/../../other")
 
 
+def bad_link_text(home: Path) -> None:
+    (home / "bad").symlink_to(os.fsdecode(b"a\xff"))
+
+
 def bad_name(home: Path) -> None:
     (home / "bad\nname").touch()
 
@@ -219,7 +239,8 @@ def bad_size(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [bad_fifo, bad_socket, bad_link, bad_link_up, bad_name, bad_bytes, bad_device, bad_node, bad_size]
+    "make",
+    [bad_fifo, bad_socket, bad_link, bad_link_up, bad_link_text, bad_name, bad_bytes, bad_device, bad_node, bad_size],
 )
 def test_what_cannot_travel_is_refused_by_name_and_left_where_it_is_no_output(
     home: Path, store: BlockStore, make: Any
@@ -256,6 +277,45 @@ def test_a_name_that_cannot_travel_is_shown_as_text_with_a_hint_that_helps(
             prepare({"directory": os.fsencode(home)}, {}, inputs, outputs, snapshot=False)
         refusals.append(refused.value)
     assert all(why in refusal.why and "another name" in refusal.hint for refusal in refusals)
+
+
+@pytest.mark.parametrize(
+    ("glob", "is_refused"),
+    [
+        ("link/*", True),
+        ("link", True),
+        ("deep/link/new/*.csv", True),
+        ("file/x", True),
+        ("file", False),
+        ("new/deep/*", False),
+        ("deep/*", False),
+        ("dangling", False),
+        ("*", False),
+    ],
+)
+def test_a_place_that_outputs_cannot_have_is_refused_before_the_task_runs(
+    home: Path, tmp_path: Path, glob: str, is_refused: bool
+) -> None:
+    (home / "deep").mkdir()
+    (home / "file").touch()
+    for link in (home / "link", home / "deep/link"):
+        link.symlink_to(tmp_path)
+    (home / "dangling").symlink_to("nowhere")
+    spec = {"directory": os.fsencode(home), "environment": b"\x80"}
+    if is_refused:
+        with pytest.raises(StagingFailed, match="cannot be placed"):
+            prepare(spec, {}, [], [glob], snapshot=False)
+    else:
+        prepare(spec, {}, [], [glob], snapshot=False)
+
+
+def test_all_outputs_are_meant_by_a_dot_and_nothing_by_an_empty_path(home: Path) -> None:
+    spec: dict[str, Any] = {"directory": os.fsencode(home), "environment": b"\x80"}
+    for inputs, outputs in (([""], []), ([], [""])):
+        with pytest.raises(StagingFailed):
+            prepare(dict(spec), {}, inputs, outputs, snapshot=False)
+    prepare(spec, {}, [], ["."], snapshot=False)
+    assert tree.matcher(spec["files"]["outputs"]).match("new/file")
 
 
 def test_of_a_directory_with_many_files_those_that_a_glob_means_are_kept_in_mind(
@@ -301,9 +361,11 @@ def test_directories_that_lie_too_deep_are_refused_or_left_out(home: Path, store
     with pytest.raises(StagingFailed, match=str(manifest.DEPTH_MAX)):
         snapshot.look(os.fsencode(home), [], everything=True)
     nothing = snapshot.Snapshot(b"", Manifest(), 0)
-    with pytest.raises(StagingFailed, match=str(manifest.DEPTH_MAX)):
-        changed(home, nothing, store, "x*")
-    assert [entry.path for entry in changed(home, nothing, store, "x*", needs_all=False).files] == ["x"]
+    for glob in ("**", "d"):
+        with pytest.raises(StagingFailed, match=str(manifest.DEPTH_MAX)):
+            changed(home, nothing, store, "x*", glob)
+    for globs, needs_all in ((("x*",), True), (("**",), False)):
+        assert [entry.path for entry in changed(home, nothing, store, *globs, needs_all=needs_all).files] == ["x"]
 
 
 def test_too_many_files_are_refused_before_all_of_them_were_looked_at() -> None:
@@ -412,6 +474,12 @@ def test_a_manifest_with_such_a_name_is_refused(path: str) -> None:
         Manifest((FileEntry("a", 0o644, 0, 0, ()), FileEntry("a", 0o644, 0, 0, ()))),
         Manifest(links=(("a", "/etc"),)),
         Manifest(links=(("a/b", "../../x"),)),
+        Manifest(links=(("here", "."), ("a", "here/../x"))),
+        Manifest(links=(("a", ""),)),
+        Manifest(directories=(("a", 0o4755),)),
+        Manifest(directories=(("a", 0o500),)),
+        Manifest(links=(("a", "b\0"),)),
+        Manifest((FileEntry("a", float("inf"), 0, 0, ()),)),  # type: ignore[arg-type]
     ],
 )
 def test_an_impossible_manifest_is_refused(bad: Manifest) -> None:
@@ -557,6 +625,27 @@ def test_blocks_count_as_synced_when_they_are(store: BlockStore, monkeypatch: py
     assert len(synced) == 3
 
 
+def test_blocks_that_are_written_during_a_sync_or_before_a_restart_are_synced_by_the_next(
+    tmp_path: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("peerload.files.store.sync_file_system", lambda _: synced.append(store.usage().blocks))
+    name = store._name
+
+    def named_after_sync(*pack: Any) -> None:
+        store.sync()  # of another submission
+        name(*pack)
+
+    monkeypatch.setattr(store, "_name", named_after_sync)
+    store.put([b"small"])
+    store.sync()
+    assert synced == [0, 1]
+    store.close()
+    store = BlockStore(tmp_path / "store", LIMIT_BYTES)
+    store.sync()
+    assert synced == [0, 1, 1]
+
+
 def test_a_full_store_gives_up_what_is_not_pinned_the_least_recently_used_first(tmp_path: Path, home: Path) -> None:
     store = BlockStore(tmp_path / "small", 10 * BLOCK_BYTES)
     taken = []
@@ -664,7 +753,7 @@ def test_new_and_changed_files_alone_come_back(home: Path, tmp_path: Path, store
             changed(there, taken, store, "same", glob)
         assert changed(there, taken, store, glob, needs_all=False) == Manifest()
     (there / "empty").mkdir()
-    assert changed(there, taken, store, "sam?", "empty") == Manifest(directories=("empty",))
+    assert changed(there, taken, store, "sam?", "empty") == Manifest(directories=(("empty", 0o755),))
     (there / "out/bad").symlink_to("/etc/passwd")
     with pytest.raises(StagingFailed, match="out/bad"):
         changed(there, taken, store)
@@ -687,6 +776,11 @@ def test_new_and_changed_files_alone_come_back(home: Path, tmp_path: Path, store
         ("**/*.csv", "x/y/a.csv", True),
         ("r[0-9].txt", "r1.txt", True),
         ("r[!0-9].txt", "r1.txt", False),
+        ("r[!0-9]x", "r/x", False),
+        ("r[9-0]", "r[9-0]", True),
+        ("r[\\]", "r\\", True),
+        ("r[^a]", "r^", True),
+        ("r[!]", "r!", True),
         ("a.b", "aXb", False),
         ("out/", "out/x", True),
     ],
@@ -847,12 +941,79 @@ def test_outputs_replace_what_is_as_it_was_and_stand_beside_what_was_changed(hom
         "sub/n": "output",
     }
     for _ in range(2):
-        merge.place(Manifest(directories=("sub", "sub/empty")), store.read_some)
+        merge.place(Manifest(directories=(("sub", 0o755), ("sub/empty", 0o755))), store.read_some)
     assert list((home / "sub/empty").iterdir()) == []
     again = output_merge(home, before, own)
     later = entries[-1]._replace(blocks=tuple(store.put([b"second"])))
     again.place(Manifest((later,)), store.read_some)  # another attempt of the same task
     assert (again.conflicts, (home / "sub/n").read_text()) == ([], "second")
+
+
+def test_an_output_that_cannot_be_placed_keeps_no_other_from_its_place(home: Path, store: BlockStore) -> None:
+    (home / "a").write_text("no directory")
+    blocks = tuple(store.put([b"output"]))
+    outputs = Manifest(
+        tuple(FileEntry(path, 0o600, 6, 0, blocks) for path in ("a/x", "b")),
+        (("a/l", "x"), ("l", "b")),
+        (("a/e", 0o755), ("e", 0o755)),
+    )
+    with pytest.raises(StagingFailed, match="a/e"):
+        output_merge(home, Manifest(), {}).place(outputs, store.read_some)
+    assert {path.name for path in home.iterdir()} == {"a", "b", "l", "e"}
+    assert (home / "b").read_bytes() == b"output"
+
+
+def test_permissions_that_a_task_has_changed_come_home(home: Path, store: BlockStore) -> None:
+    for name in ("script", "touched", "fresh"):
+        (home / name).write_text("output")
+        (home / name).chmod(0o644)
+    before = frozen(home, Agent(store), "script", "touched").manifest
+    os.utime(home / "touched", (150, 150))
+    blocks = tuple(store.put([b"output"]))
+    merge = output_merge(home, before, {})
+    merge.place(
+        Manifest(tuple(FileEntry(name, 0o755, 6, 0, blocks) for name in ("fresh", "script", "touched"))),
+        store.read_some,
+    )
+    modes = {path.name: path.stat().st_mode & 0o777 for path in home.iterdir()}
+    assert modes == {"script": 0o755, "touched": 0o755, "fresh": 0o644}
+
+
+def test_permissions_of_directories_travel_both_ways(home: Path, tmp_path: Path, store: BlockStore) -> None:
+    def modes(top: Path) -> dict[str, int]:
+        return {str(path.relative_to(top)): path.stat().st_mode & 0o777 for path in top.rglob("*") if path.is_dir()}
+
+    for name in ("secret/inner", "open", "mine/new"):
+        (home / name).mkdir(parents=True)
+        (home / name / "file").touch()
+    (home / "secret").chmod(0o700)
+    (home / "secret/inner").chmod(0o500)
+    taken = frozen(home, Agent(store))
+    there = made(tmp_path / "there", taken, store)
+    assert modes(there) == {**modes(home), "secret/inner": 0o700}
+    assert changed(there, taken, store) == Manifest()
+    for name, mode in (("out/deep", 0o750), ("out", 0o700), ("secret/own", 0o775)):
+        (there / name).mkdir(parents=True, exist_ok=True)
+        (there / name / "result").touch()
+        (there / name).chmod(mode)
+    (there / "open").chmod(0o711)  # at home it stays as it is
+    output_merge(home, taken.manifest, {}).place(changed(there, taken, store), store.read_some)
+    assert modes(home) == {**modes(there), "secret/inner": 0o500, "open": 0o755}
+
+
+def test_a_link_that_is_as_it_was_is_replaced(home: Path, store: BlockStore) -> None:
+    for name in ("latest", "edited"):
+        (home / name).symlink_to("run1")
+    before = frozen(home, Agent(store)).manifest
+    (home / "edited").unlink()
+    (home / "edited").symlink_to("run0")
+    own: dict[str, bytes] = {}
+    for run in ("run2", "run3"):  # two attempts of one task
+        merge = output_merge(home, before, own)
+        merge.place(Manifest(links=(("edited", run), ("latest", run))), store.read_some)
+        assert merge.conflicts == ["edited"]
+        links = {path.name: str(path.readlink()) for path in home.iterdir()}
+        assert links == {"latest": run, "edited": "run0", "edited.peerload-7": run}
 
 
 def test_holes_of_a_sparse_file_at_home_are_not_read_to_compare_it(

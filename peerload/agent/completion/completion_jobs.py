@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import msgspec
 from peerload.agent.accounts import output_patterns, output_targets
 from peerload.agent.output.spool import STREAMS, remove
 from peerload.agent.runtime import BackgroundTasks
+from peerload.agent.store.disk_space import NO_ROOM
 from peerload.agent.store.maintenance import DUE_S_MAX, JobDone, JobPostponed, due_jobs, jobs_of, next_job_due_at
 from peerload.launcher.system.write_as_user import FileChanged
 from peerload.model.actions import PutEvent
@@ -45,7 +47,9 @@ log = logging.getLogger("peerload.agent")
 
 AT_A_TIME = {CompletionJob.FILES: 4, CompletionJob.NOTIFY: 4}
 TRIES_MAX = 8
-"""Number of tries before a job is abandoned: some minutes."""
+"""Number of tries before a job is abandoned: some minutes. What waits for room on a disk is tried until there is some."""
+FULL = tuple(map(os.strerror, NO_ROOM))
+"""What a full disk says, in the launcher, too."""
 PAUSE_S, PAUSE_S_MAX = 1.0, DUE_S_MAX
 """The pause before the second try; it doubles, up to the other."""
 ENDS_SOON_S = 0.5
@@ -175,6 +179,8 @@ class CompletionJobs:
 
     async def _failed(self, job: DueJob, why: str) -> None:
         tries = job.tries + 1
+        if any(full in why for full in FULL):
+            tries = min(tries, TRIES_MAX - 1)
         if tries >= TRIES_MAX:
             self._report(job, "abandoned", f"{FAILURES[job.kind]}: {why} ({tries} tries)")
             await self._store.keep(JobDone(job.number))

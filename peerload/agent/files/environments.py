@@ -9,6 +9,7 @@ one that outlives its agent is ended by the next."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib.util
 import logging
@@ -435,11 +436,14 @@ class Environments:
             with self._lock:
                 goes = key not in self._uses.values() and (everything or total - removed > files.limit_bytes)
                 builder = _read(self._built(key)).builder if goes else ""
-                if goes:
+                gone = self._root / key
+                if goes:  # under another name: the next task of this lock may build it again at once
                     self._built(key).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        gone = gone.rename(f"{gone}.{secrets.token_hex(4)}")
             if goes:
                 removed += int(str(one["bytes"]))
-                shutil.rmtree(self._root / key, ignore_errors=True)
+                shutil.rmtree(gone, ignore_errors=True)
                 if self._is_system and self._loop is not None:
                     self._loop.call_soon_threadsafe(self._launcher.forget, builder)
         return removed

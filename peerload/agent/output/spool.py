@@ -309,6 +309,15 @@ def remove(path: str | Path) -> None:
 def _remove_tree(path: Path) -> None:
     try:
         shutil.rmtree(path, ignore_errors=True)
+        if os.path.lexists(path):  # directories without permission to write, as Go makes for its modules
+            path.chmod(0o700)
+            for above, names, _ in os.walk(path):
+                for name in names:
+                    if not os.path.islink(inner := f"{above}/{name}"):  # noqa: PTH114 -- quick
+                        os.chmod(inner, 0o700)  # noqa: PTH101 -- as above
+            shutil.rmtree(path, ignore_errors=True)
+    except OSError as error:
+        log.warning("cannot remove a directory: path=%s error=%s", path, error)
     except RecursionError:  # a thousand directories, one in the other
         try:
             _flatten(path)

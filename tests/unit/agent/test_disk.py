@@ -8,16 +8,20 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from peerload.agent.completion.completion_jobs import TRIES_MAX, CompletionJobs
 from peerload.agent.runtime import RunState
 from peerload.agent.store import disk_space
 from peerload.agent.store.disk_space import ADMIT_BYTES, SLICE_BYTES, DiskReserve, DiskSpace
+from peerload.agent.store.maintenance import DueJob, JobDone
 from peerload.agent.store.reader import Criteria, StoreReader
 from peerload.agent.store.schema import DATABASE
-from peerload.model.errors import DiskFull, StoreError
+from peerload.model.errors import DiskFull, PeerloadError, StoreError
+from peerload.model.task import CompletionJob
 from tests.support import PATIENCE_S, PutEvents
 from tests.wording import Says
 
@@ -221,3 +225,30 @@ def test_inodes_are_watched_as_bytes_are(tmp_path: Path) -> None:
     assert few.told == ["low", "full", "low", "ok"]
     few.total_files = 0  # a file system without a fixed number
     assert DiskSpace.free_files(few) > 10_000
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_an_output_file_waits_for_room_and_for_nothing_else(error: int) -> None:
+    """One try more than a job has."""
+    kept: list[Any] = []
+
+    async def full(_: DueJob) -> tuple[str, str]:
+        raise PeerloadError(f"/data/out: {os.strerror(error)}")
+
+    async def keep(row: Any) -> None:
+        kept.append(row)
+
+    async def story() -> None:
+        info: Any = SimpleNamespace(config=SimpleNamespace(node="n1"))
+        store: Any = SimpleNamespace(keep=keep)
+        runner: Any = SimpleNamespace(carry_out=full)
+        journal: Any = SimpleNamespace(note=lambda _: None)
+        jobs = CompletionJobs(info, store, journal, RunState(), runner, runner)
+        for number in range(2):
+            await jobs._try(DueJob(number, CompletionJob.FILES, 1, -1, 0.0, TRIES_MAX - 1, "before"))
+
+    asyncio.run(story())
+    if error == errno.EROFS:
+        assert kept == [JobDone(0), JobDone(1)]
+    else:
+        assert [(row.number, row.tries) for row in kept] == [(0, TRIES_MAX - 1), (1, TRIES_MAX - 1)]

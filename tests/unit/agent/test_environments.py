@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -243,6 +244,29 @@ def test_what_is_not_used_goes_first_and_what_is_used_stays(tmp_path: Path, monk
         assert [one["name"] for one in lab.made.usage()] == ["c"]
         again = Lab(tmp_path, monkeypatch)
         assert again.made.usage()[0]["in_use"], "an attempt of an earlier agent"
+        await lab.made.close()
+
+    asyncio.run(story())
+
+
+def test_an_environment_that_is_built_again_while_it_is_removed_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        lab = Lab(tmp_path, monkeypatch)
+        directory = tmp_path / "environments/a"
+        directory.mkdir()
+        (directory / "built").write_text("7 lock")
+        rmtree = shutil.rmtree
+
+        def built_again_meanwhile(path: Path, **how: Any) -> None:
+            (directory / "env").mkdir(parents=True)
+            rmtree(path, **how)
+
+        monkeypatch.setattr(shutil, "rmtree", built_again_meanwhile)
+        assert lab.made.collect(everything=True) == 7
+        assert [path.name for path in directory.parent.iterdir() if path.name != "uses"] == ["a"]
+        assert [path.name for path in directory.iterdir()] == ["env"]
         await lab.made.close()
 
     asyncio.run(story())

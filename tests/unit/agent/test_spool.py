@@ -17,6 +17,7 @@ from peerload.agent.output.spool import PIECE_BYTES_MAX, Follower, Spool, remove
 from tests.support import PATIENCE_S
 
 KEY = "ab-1"
+NOBODY = 65534
 Story = Callable[[Spool], Coroutine[Any, Any, None]]
 
 
@@ -205,6 +206,30 @@ def test_a_scratch_directory_that_cannot_be_put_aside_is_removed_at_once(
     monkeypatch.setattr(os, "rename", full)
     assert not spool.drop_scratch(KEY)
     assert not scratch.exists()
+
+
+def test_a_scratch_directory_with_read_only_directories_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where root runs the tests, it does this as another user."""
+    mode = tmp_path.stat().st_mode & 0o777
+    inner = tmp_path / "top/scratch/modules/x@v1"
+    inner.mkdir(parents=True)
+    (inner / "file").write_text("x")
+    (inner / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path / "top")
+    if is_root := os.geteuid() == 0:
+        for path in (tmp_path / "top", *(tmp_path / "top").rglob("*")):
+            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    for path in (inner, inner.parent, inner.parent.parent):
+        path.chmod(0o500)
+    try:
+        os.seteuid(NOBODY if is_root else os.geteuid())
+        remove("scratch")
+    finally:
+        os.seteuid(0 if is_root else os.geteuid())
+    assert list((tmp_path / "top").iterdir()) == []
+    assert tmp_path.stat().st_mode & 0o777 == mode
 
 
 def test_a_scratch_directory_with_a_thousand_directories_one_in_the_other_is_removed(tmp_path: Path) -> None:
