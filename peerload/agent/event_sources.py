@@ -36,6 +36,7 @@ from peerload.model.messages import (
     CertificateTold,
     DirectoryRequest,
     DirectoryTold,
+    Leaving,
     Offer,
     State,
     Sync,
@@ -519,7 +520,7 @@ class PeerEventSource:
         """Take a message of a peer."""
         if self._ca.received(src, message):
             return
-        if isinstance(message, Sync):
+        if isinstance(message, Sync | Leaving):
             self._members.changed()
         elif isinstance(message, State):  # it has no broker, or does not hear this node there
             self._bus_peers.forget(src)

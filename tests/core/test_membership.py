@@ -556,6 +556,31 @@ def test_late_news_brings_nobody_back_who_is_gone(*, has_left: bool, restarts: b
     assert state(x, "y") is PeerState.ALIVE
 
 
+def test_what_is_remembered_of_those_that_left_is_no_news_after_a_restart() -> None:
+    gone = tuple(rumour(node, MemberStatus.LEFT, age_s=age_s) for node, age_s in (("y", 60.0), ("z", 1.5 * DAY_S)))
+    x = Given(peers=(), started=events.AgentStarted(gone=gone))
+    assert not [note for note in x.notes if note.node in ("y", "z")]
+    y = x.node.membership.get("y")
+    assert y is not None
+    assert (y.state, x.at_s - y.heard_s) == (PeerState.LEFT, 60.0)
+    assert x.node.membership.get("z") is None  # it is listed no more, and does not come back
+    told_late(x, MemberStatus.ALIVE, 0.0)
+    assert state(x, "y") is PeerState.LEFT
+
+
+@pytest.mark.parametrize("standing", [MemberStatus.DEAD, MemberStatus.LEFT])
+@pytest.mark.parametrize(("age_s", "is_news"), [(60.0, True), (2 * 3600.0, False)])
+def test_a_node_that_was_lost_long_ago_is_no_news_to_a_new_member(
+    standing: MemberStatus, age_s: float, *, is_news: bool
+) -> None:
+    x = Given(peers=("z",))
+    told_late(x, standing, age_s)
+    y = x.node.membership.get("y")
+    assert y is not None
+    assert x.at_s - y.heard_s == age_s
+    assert bool([note for note in x.notes if note.node == "y"]) is is_news
+
+
 def test_a_tombstone_goes_in_the_end_and_news_that_is_older_is_none() -> None:
     x = Given(peers=("y", "z"))
     x.hear("y", messages.Leaving())

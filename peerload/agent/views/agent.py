@@ -170,7 +170,7 @@ class PeerLinksView:
             "peers": [self._peer(peer, linked) for peer in peers],
             "clashes": self._links.name_clashes,
             "refused_by": list(self._info.refused_by),
-            "listen_absent": is_absent(self._info.config.listen),
+            "listen_absent": is_absent(self._members.listens_at),
         }
 
     def gauges(self) -> dict[str, float]:

@@ -355,13 +355,13 @@ class AntiEntropy:
 
     def _sync(self) -> None:
         shared = self._shared
-        self._bury()
+        self.bury()
         alive = [node for node in shared.there if shared.members[node].rumour.standing is MemberStatus.ALIVE]
         if alive:
             self._exchange(shared.rng.choice(alive))
             self._arm_sync()
 
-    def _bury(self) -> None:
+    def bury(self) -> None:
         """Forget those that left long ago, and drop the tombstones of those that were forgotten long ago."""
         shared = self._shared
         left_until_s = shared.now_s - shared.preset.left_s

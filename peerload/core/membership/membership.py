@@ -442,6 +442,8 @@ class OwnProfile:
             self.change(trouble=", ".join(troubles.values()))
 
 
+NEWS_S = 3600.0
+"""Death or departure of a node that is first heard of when it is older is no event: each new or restarted node hears of all."""
 LEAVING_SAID_MAX = 4
 """Members that are told over the peer link that this node stops, besides what gossip tells."""
 
@@ -596,7 +598,8 @@ class Membership:
         slept, since perhaps no other member can report them; gone: those that had left or were forgotten, so that nobody's
         late news brings them back."""
         for rumour in gone:
-            self.gossip.update_received(rumour, rumour.node, spread=False)
+            self.gossip.update_received(rumour, self._state.node, spread=False)
+        self.gossip.anti_entropy.bury()
         self.gossip.anti_entropy.start(known, seeds)
         identities = {identity.node: identity for identity in known}
         for profile in asleep:
@@ -754,15 +757,12 @@ class Membership:
     # -- what gossip tells ---------------------------------------------------------------------------------------------
 
     def member_changed(self, was: MembershipUpdate | None, now: MembershipUpdate, src: str) -> None:
-        """Record that the belief about a peer has changed."""
+        """Record that the belief about a peer has changed. src: who said so; this node's own name: it remembers that."""
         node = now.node
         if now.standing is MemberStatus.FORGOTTEN:
             self._forgotten(node, was, src)
             return
-        peer = self._own(node)
-        if peer is None:
-            peer = self._peers[node] = PeerInfo(identity_of(now), None, self._state.now.boot_s)
-            self._names = sorted([*self._names, node])
+        peer = self._own(node) or self._added(now)
         is_new_run = was is None or was.boot != now.boot
         if is_new_run or now.incarnation != peer.identity.incarnation or now.address != peer.identity.address:
             if now.boot != peer.identity.boot:
@@ -772,6 +772,8 @@ class Membership:
         state = STATE_OF_STATUS[now.standing]
         is_back = state is PeerState.ALIVE and (is_new_run or peer.state in (PeerState.DEAD, PeerState.ASLEEP))
         reason = _reason(now, is_new=was is None)
+        if was is None and self._is_history(peer, state, src):
+            return
         if is_new_run and peer.state is state:  # the same, but another: met, or started anew
             self._state.note("node", state.value, node=node, reason=reason)
         self._become(peer, state, reason)
@@ -784,6 +786,21 @@ class Membership:
             self.profiles.have(node)
             if state is PeerState.DEAD and was is not None and was.standing is not now.standing:
                 self._mediator.peer_died(node)
+
+    def _added(self, now: MembershipUpdate) -> PeerInfo:
+        peer = self._peers[now.node] = PeerInfo(identity_of(now), None, self._state.now.boot_s)
+        self._names = sorted([*self._names, now.node])
+        return peer
+
+    def _is_history(self, peer: PeerInfo, state: PeerState, src: str) -> bool:
+        """Date a peer that was lost before it was heard of here. True if that is no event: this node remembers it, or it is old."""
+        if state not in (PeerState.DEAD, PeerState.LEFT):
+            return False
+        peer.heard_s = peer.since_s = self.gossip.shared.members[peer.identity.node].since_s
+        if src != self._state.node and self._state.now.boot_s - peer.since_s <= NEWS_S:
+            return False
+        peer.state = state
+        return True
 
     def _forgotten(self, node: str, was: MembershipUpdate | None, src: str) -> None:
         if was is not None or not src:  # else this is news of a node that was not known here

@@ -7,13 +7,15 @@ import errno
 import os
 import socket
 from collections import Counter
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from peerload.agent.peers import addresses, links
 from peerload.agent.peers.links import check_listening
 from peerload.agent.peers.membership import AddressFile, GossipSocket
+from peerload.agent.views.agent import PeerLinksView
 from peerload.config.loader import ENVIRONMENT, FLAG
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
@@ -149,6 +151,15 @@ def test_without_a_network_the_last_address_is_published(tmp_path: Path, monkeyp
         else:
             asyncio.run(links.check_listening(family, 0, without))
             assert links._published(family, without) == published
+
+
+@each(("published", "absent"), [(ELSEWHERE, True), (HERE, False)])
+def test_doctor_is_told_if_the_published_address_is_gone(published: str, *, absent: bool, tmp_path: Path) -> None:
+    """One that listens at every address publishes the last one while there is no network."""
+    info = cast("Any", SimpleNamespace(config=config(tmp_path, "0.0.0.0:7117"), refused_by=()))
+    linked = cast("Any", SimpleNamespace(linked=list, name_clashes={}))
+    view = PeerLinksView(info, linked, cast("Any", SimpleNamespace(listens_at=published)), None, cast("Any", None))
+    assert view.checkup(())["listen_absent"] is absent
 
 
 def test_an_address_that_somebody_named_is_left_alone(tmp_path: Path) -> None:

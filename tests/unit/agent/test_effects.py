@@ -33,7 +33,7 @@ from peerload.agent.store.write_ahead import Outbox
 from peerload.model import actions, events, timers
 from peerload.model.errors import StoreError
 from peerload.model.events import Instant, TaskFound
-from peerload.model.messages import Accept, Commit, Envelope, Message, ProbeReply, State
+from peerload.model.messages import Accept, Commit, Envelope, Leaving, Message, ProbeReply, State, Sync
 from peerload.model.metrics import SPAWNS_DROPPED
 from peerload.model.resources import LoadReport, Profile
 from peerload.model.task import TaskFiles
@@ -130,6 +130,17 @@ def test_a_peer_that_is_not_on_mqtt_any_more_hears_announcements_over_its_link(*
     assert routes.route("y") == "link"
     routes.publish("y")
     assert routes.announced() == []
+
+
+@pytest.mark.parametrize("message", [Leaving(), Sync()])
+def test_news_of_members_over_a_link_is_written_down(message: Leaving | Sync) -> None:
+    """That a node has left, too: where no datagrams arrive, nothing else tells it."""
+    written: list[bool] = []
+    unused, messages = cast("Any", None), cast("Any", SimpleNamespace(received=lambda _src, _message: None))
+    members = cast("Any", SimpleNamespace(changed=lambda: written.append(True)))
+    source = PeerEventSource(unused, CaMessages(unused, unused, unused), messages, members, unused, unused)
+    source.deliver("y", message)
+    assert written
 
 
 def test_what_promises_nothing_overtakes_what_waits_for_the_disk() -> None:
