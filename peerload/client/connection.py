@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 SYSTEM_SOCKET = "/run/peerload/agent.sock"
 ANSWERS_WITHIN_S = 10.0
 """An agent that sends nothing for this long, not even its answer to `info`, counts as stopped."""
+READS_WITHIN_S = 60.0
+"""Patience with an agent that has answered before and reads no more. Closing the connection would cancel the tasks that end with it."""
 STARTS_WITHIN_S = 120.0
 """Patience with an agent that a service manager is starting: it may have much to read first."""
 ANSWERS_BEFORE_END_MAX = 100
@@ -224,7 +226,7 @@ class AgentConnection:
     or goes away, and BadRequest (or a subclass of it, with the ``code`` that the agent sent) if the agent refuses.
     ``timeout_s``: the agent may be silent for this long, then AgentSilent is raised (None: for ever). A request may take longer:
     after half of the time the client asks for `info`, and it waits on while the agent answers that. A request that follows
-    something (`wait`, ``follow``) waits for ever once the agent has answered anything.
+    something (`wait`, ``follow``) waits for ever once the agent has answered anything; then it may take READS_WITHIN_S to read one.
     ``last``: the reply that ended the latest `call` or `stream`.
     """
 
@@ -285,12 +287,16 @@ class AgentConnection:
         """Send one request and return its number. Raises BadRequest, with nothing sent, if it is too large."""
         request, raw = self._protocol.request(verb, fields)
         try:
+            if self._timeout_s is not None and self._protocol.has_answered:
+                self._socket.settimeout(max(self._timeout_s, READS_WITHIN_S))
             self._socket.sendall(raw)
         except TimeoutError:
             raise self._silent() from None
         except OSError as error:
             self._raise_refusal_before_end()
             raise agent_gone(str(error.strerror or error)) from None
+        finally:
+            self._socket.settimeout(self._timeout_s)
         return request
 
     def _raise_refusal_before_end(self) -> None:

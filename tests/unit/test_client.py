@@ -184,6 +184,31 @@ def test_who_follows_waits_on_once_it_was_answered(agent: FakeAgent) -> None:
         assert client.last == {"timed_out": False}
 
 
+def test_an_agent_that_has_answered_may_stop_reading_for_a_while(tmp_path: Path) -> None:
+    path = str(tmp_path / "agent.sock")
+    body = "x" * (2 << 20)  # more than the socket holds
+    found: list[object] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                frames.read(connection)
+                connection.sendall(frame.pack({"id": 1, "ok": {}}))
+                assert not threading.Event().wait(0.4)  # it is stopped for longer than any patience, and goes on
+                found.append(frames.read(connection))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with AgentConnection(path, timeout_s=0.1) as client:
+            client.call("info")
+            request = client.send("input", data=body)
+            thread.join()
+    assert found == [{"id": request, "verb": "input", "data": body}]
+
+
 def test_nobody_is_let_in(tmp_path: Path) -> None:
     path = str(tmp_path / "full.sock")
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:

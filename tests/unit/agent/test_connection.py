@@ -192,11 +192,11 @@ class Talks:
 def asks_until_held(client: AgentConnection) -> int:
     """→ the last that was sent."""
     sent = 0
-    client._socket.settimeout(1.0)
+    client._timeout_s = 1.0
     with contextlib.suppress(AgentSilent):
         while sent < 1_000_000:
             sent = client.send("info")
-    client._socket.settimeout(PATIENCE_S)
+    client._timeout_s = PATIENCE_S
     return sent
 
 
