@@ -17,7 +17,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import socket
 import threading
 import time
@@ -30,7 +29,7 @@ from peerload.config.loader import load_prices
 from peerload.core.resources.placement import matches_device
 from peerload.model.errors import ConfigError
 from peerload.model.events import MachineSleeping, MachineWoke, PricesRead
-from peerload.model.resources import CARD_ADDRESS, Device
+from peerload.model.resources import Device
 from peerload.security.private_files import write_private
 
 if TYPE_CHECKING:
@@ -277,6 +276,8 @@ NOT_RUN, TIMED_OUT = 126, 124
 PORT = 9
 NET = Path("/sys/class/net")
 CARDS_MAX = 8
+ETHERNET_CHARS = 17
+"""Length of the address of an Ethernet card, such as 52:54:00:12:34:56; those of InfiniBand are longer."""
 NETWORKS_MAX = 16
 
 
@@ -286,7 +287,7 @@ def cards() -> tuple[str, ...]:
     for path in sorted(NET.glob("*/address")):
         with contextlib.suppress(OSError):
             address = path.read_text().strip()
-            if (path.parent / "device").exists() and address.strip("0:") and re.match(CARD_ADDRESS, address):
+            if (path.parent / "device").exists() and address.strip("0:") and len(address) == ETHERNET_CHARS:
                 found.append(address)
     return tuple(found[:CARDS_MAX])
 

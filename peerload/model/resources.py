@@ -309,8 +309,7 @@ Speed = Annotated[float, Meta(gt=0.0, le=1000.0)]
 Address = Annotated[str, Meta(max_length=300)]
 BootId = Annotated[str, Meta(min_length=1, max_length=64)]
 NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
-CARD_ADDRESS = r"^([0-9a-f]{2}:){5}[0-9a-f]{2}\Z"
-CardAddress = Annotated[str, Meta(pattern=CARD_ADDRESS)]
+CardAddress = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}:){5}[0-9a-f]{2}\Z")]
 """Hardware address of an Ethernet card; those of InfiniBand are longer, and no magic packet wakes them."""
 
 

@@ -62,7 +62,8 @@ class Machine:
         config = AgentConfig(node="n1", state=str(self.root), socket="s", mode=mode, energy=settings)
         store = EnergyStore(self.root / "energy.db")
         clock = lambda: Instant(self.at_s, 1e9 + self.at_s)  # noqa: E731 -- short
-        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put, clock, lambda: self.slept_s)
+        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put, clock)
+        self.agent.slept_s = lambda: self.slept_s  # type: ignore[method-assign]
 
     async def usage(self, keys: Sequence[str], *, brief: bool, counters: bool) -> UsageEvent | None:
         assert brief

@@ -83,11 +83,6 @@ SLEPT_S_MIN = 1.0
 _COLUMNS = "since, until, joules, tasks_joules, other_joules, idle_joules, gap_s, quality, scope, source"
 
 
-def machine_slept_s() -> float:
-    """Seconds for which this machine has been suspended since its boot."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-
-
 class UsageSource(Protocol):
     """The launcher, as far as energy needs it. units: how tasks are contained."""
 
@@ -193,10 +188,8 @@ class EnergySensors:
         store: EnergyStore,
         inbox: EventSink,
         clock: Callable[[], Instant] = now,
-        slept_s: Callable[[], float] = machine_slept_s,
     ) -> None:
         self._now = clock
-        self._slept_s = slept_s
         self._inbox = inbox
         self._counted = [0.0, 0.0]
         self._divided: dict[tuple[str, Quality], float] = {}
@@ -228,11 +221,15 @@ class EnergySensors:
         self.watts: float | None = None
         self.quality = Quality.ESTIMATED
 
+    def slept_s(self) -> float:
+        """Seconds for which this machine has been suspended since its boot."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+
     def _restored(self) -> EnergyCheckpoint:
         """The counters that the previous agent stored; after a boot of the machine only those that still hold."""
         checkpoint, boot = self._store.checkpoint(), machine_boot_id()
         if checkpoint.boot != boot:
-            return EnergyCheckpoint(boot, self._now().boot_s, self._slept_s(), -1.0, -1.0, idle=checkpoint.idle)
+            return EnergyCheckpoint(boot, self._now().boot_s, self.slept_s(), -1.0, -1.0, idle=checkpoint.idle)
         self._counters.counters = checkpoint.counters
         if checkpoint.counters:  # the counters continue across a restart of the agent
             self._counters.known_s = self._now().boot_s
@@ -292,7 +289,7 @@ class EnergySensors:
 
     def _take_host(self, at_s: float, passed_s: float, readings: list[Reading], busy: float) -> None:
         """Add the measurement of the best working sensor. What the machine drew while it was suspended is not known."""
-        before_s, self._checkpoint.slept_s = self._checkpoint.slept_s, self._slept_s()
+        before_s, self._checkpoint.slept_s = self._checkpoint.slept_s, self.slept_s()
         slept_s = self._checkpoint.slept_s - before_s
         if slept_s < SLEPT_S_MIN:
             slept_s = 0.0
