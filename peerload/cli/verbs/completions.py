@@ -15,6 +15,7 @@ from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text.format import print_lines, print_result, shortened
+from peerload.text.tasks import array_of, number_of
 
 AGENT_S_MAX = 0.5
 """Patience with the agent after TAB."""
@@ -276,11 +277,11 @@ def _ask(verb: str, **fields: object) -> dict[str, Any]:
 
 
 def _tasks(states: tuple[str, ...], *, taken: list[str], short: bool) -> list[tuple[str, str]]:
-    found = [("@", "my last task")]
-    for task in reversed(_ask("tasks", states=list(states), limit=TASKS_MAX).get("tasks", ())):
-        name = str(task["id"]).partition("/")[2] if short else str(task["id"])
-        found.append((name, f"{task['state']}  {task.get('name') or ''}"))
-    return [(name, says) for name, says in found if name not in taken]
+    found = {"@": "my last task"}
+    for task in reversed(_ask("tasks", states=list(states), limit=TASKS_MAX, gathered=True).get("tasks", ())):
+        name = str(task["id"]) if number_of(task) == 1 else array_of(str(task["id"]))
+        found.setdefault(name.partition("/")[2] if short else name, f"{task['state']}  {task.get('name') or ''}")
+    return [(name, says) for name, says in found.items() if name not in taken]
 
 
 def _nodes() -> list[tuple[str, str]]:

@@ -775,3 +775,16 @@ def test_trace_of_an_array_does_not_read_all_its_members(agent: FakeAgent) -> No
     done = peerload("trace", "16", agent=agent)
     assert done.returncode == 2
     assert b"peerload trace n1/16.1" in done.stderr
+
+
+def test_completions_offer_an_array_once(agent: FakeAgent) -> None:
+    some = {"members": {"spans": [[1, 700, 1]], "count": 700, "nodes": 0}, "state": "held"}
+    ended = {"members": {"spans": [[701, 900, 1]], "count": 200, "nodes": 0}, "state": "done"}
+    arrays = [TASK | {"id": "a.b/7.701"} | ended, TASK | {"id": "a.b/7.1"} | some]
+    agent.answer("tasks", tasks=[*arrays, TASK | {"id": "a.b/8"}], truncated=False)
+    done = peerload("completions", "answer", "tab", "show", "", agent=agent)
+    assert [line.split()[:2] for line in done.stdout.decode().splitlines()[1:]] == [
+        ["a.b/8", "done"],
+        ["a.b/7", "held"],
+    ]
+    assert agent.asked(control.TasksRequest)[0].gathered
