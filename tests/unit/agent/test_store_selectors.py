@@ -76,6 +76,21 @@ def test_a_selector_matches_what_the_asker_may_see(parts: Any) -> None:
     assert answer(parts, BOB, tasks=("3",))["selected"] == []
 
 
+@pytest.mark.parametrize("kind", [control.TasksRequest, control.History])
+def test_a_list_of_own_tasks_has_no_others_for_an_administrator_either(parts: Any, kind: Any) -> None:
+    unused: Any = None
+    access: Any = SimpleNamespace(store=lambda _: parts.store)
+    lists = TaskQueries(SimpleNamespace(store=parts.store), unused, access, unused, unused, parts.node, unused)  # type: ignore[arg-type]
+    admin = Principal("20001", "alice", 20001, is_admin=True)
+
+    def counters(request: Any) -> set[int]:
+        found, _ = lists._seen(admin, request).listed(0.0, 100)
+        return {row.first[0] for row in found}
+
+    assert counters(kind()) == {1, 2, 3}
+    assert counters(kind(own=True)) == {1, 3}
+
+
 def test_running_and_leased_are_told_apart(parts: Any) -> None:
     assert answer(parts, ALICE, states=("running",)) == {"selected": ["ws1/3.2"], "count": 1, "states": {"running": 1}}
     assert answer(parts, ALICE, states=("leased",))["selected"] == ["ws1/3.1"]

@@ -167,6 +167,21 @@ def test_ls(agent: FakeAgent) -> None:
     assert shown["tasks"][0]["name"] == TASK["name"]
 
 
+@each("verb", ["ls", "history"])
+def test_an_administrator_gets_own_tasks_although_there_are_more_of_others(agent: FakeAgent, verb: str) -> None:
+    others = [TASK | {"id": f"ws1/{number}", "user": "somebody-else"} for number in (50, 51)]
+
+    def answer(request: control.TasksRequest | control.History, reply: Reply) -> None:
+        reply.ok(tasks=[TASK] if request.own else others, truncated=not request.own)
+
+    agent.handlers["tasks"] = agent.handlers["history"] = answer
+    done = peerload(verb, "--limit", "2", agent=agent)
+    assert b"ws1/42" in done.stdout
+    assert b"ws1/50" not in done.stdout
+    assert b" 2 tasks " in done.stderr, "others are not shown"
+    assert b"ws1/50" in peerload(verb, "--limit", "2", "--all", agent=agent).stdout
+
+
 def test_show(agent: FakeAgent) -> None:
     full = TASK | {
         "directory": "/home/a",
