@@ -123,6 +123,9 @@ INSTALLED = {
     "zsh": "echo 'source <(peerload completions zsh)' >> ~/.zshrc      after compinit",
     "fish": "peerload completions fish > ~/.config/fish/completions/peerload.fish",
 }
+PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-")
+"""Characters that no shell interprets. Candidates with others are left out, since bash inserts them as they are: the label of another
+node may be a command."""
 JOINED = {"plain": "", "colon": ":", "tab": "\t"}
 """The separator between a candidate and its description for each kind of shell; "": no description."""
 
@@ -151,6 +154,8 @@ def _answer(form: list[str], words: list[str]) -> int:
     between = JOINED.get("".join(form), "")
     lines = []
     for candidate, says in answered(words):
+        if not PLAIN.issuperset(candidate):
+            continue
         told = shortened(printable(says), HELP_WIDTH_MAX)
         word = candidate.replace(":", "\\:") if between == ":" and not candidate.startswith(":") else candidate
         lines.append(f"{word}{between}{told}" if between and told else word)

@@ -803,3 +803,11 @@ def test_completions_offer_an_array_once(agent: FakeAgent) -> None:
         ["a.b/7", "held"],
     ]
     assert agent.asked(control.TasksRequest)[0].gathered
+
+
+@each("form", ["plain", "colon", "tab"])
+def test_completions_offer_nothing_that_a_shell_would_interpret(agent: FakeAgent, form: str) -> None:
+    labels = ["x$(reboot)", "`reboot`", "a;b", "a b", "\x1b[2J", "n\no", "~", "*", "big-1.5"]
+    agent.answer("nodes", nodes=[NODE | {"labels": labels}])
+    done = peerload("completions", "answer", form, "submit", "-C", "", agent=agent)
+    assert done.stdout.decode() == "big-1.5\n"
