@@ -19,7 +19,7 @@ from peerload.model.errors import PeerloadError
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
 
@@ -297,7 +297,10 @@ class TopModel:
             is_unreachable = is_number(task.get("unreachable_since"))
             kept[str(task.get("id") or "")] = task | {"state": UNREACHABLE} if is_unreachable else task
 
-    def _take_events(self, events: Iterable[dict[str, Any]]) -> None:
+    def _take_events(self, events: Sequence[dict[str, Any]]) -> None:
+        if events and number(events[-1].get("number")) < self._last_event:  # the agent has another database now
+            self.events.clear()
+            self._last_event = 0
         for event in events:
             at = int(number(event.get("number")))
             if at <= self._last_event:

@@ -115,11 +115,12 @@ class TasksRequest(_Selecting, frozen=True, tag="tasks"):
     (node state why). gathered: members of an array that are held, queued, done or cancelled, and many that failed or are
     unknown, are one task of the list for each of these states, and the limit counts it as one: that of the first with
     ``members``: spans (the first of their ranges) count nodes (how many), and started_at, ended_at, exit_code and reason as
-    of all of them."""
+    of all of them. own: only the caller's, also for an administrator."""
 
     ended_within_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 86_400.0
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
     gathered: bool = False
+    own: bool = False
     cluster: bool = False
 
 
@@ -134,12 +135,13 @@ class Select(_Selecting, frozen=True, tag="select"):
 class History(_Request, frozen=True, tag="history"):
     """List ended tasks, also those that ``tasks`` lists no more → tasks, as ``tasks`` lists them, with their usage;
     those that ended at ``since`` (Unix s) or later, the newest ``limit`` of them (null: all), ``truncated`` tells whether
-    there were more. The last ended first; with oldest_first in the order they were submitted in. cluster: as with
-    ``tasks``."""
+    there were more. The last ended first; with oldest_first in the order they were submitted in. own, cluster: as
+    with ``tasks``."""
 
     since: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
     limit: Annotated[int, Meta(ge=1, le=1 << 40)] | None = 1000
     oldest_first: bool = False
+    own: bool = False
     cluster: bool = False
 
 

@@ -37,7 +37,7 @@ from peerload.model.task import SINGLE, TaskState, execution_key, how_it_ended, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.agent.control.authorization import Authorization, Quotas
+    from peerload.agent.control.authorization import Authorization, Principal, Quotas
     from peerload.agent.control.connection import Connection
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.files.environments import Environments
@@ -158,11 +158,12 @@ class TaskQueries:
         """List unfinished tasks, and those that have ended lately. Raises NoSuchTask for an unknown reference."""
         whole = await self._reads.readable(connection)
         await self._task_ids.known_ids(request.tasks)
-        store = self._access.store(connection.caller)
+        store = self._seen(connection.caller, request)
         criteria = Criteria.of(request, map(self._task_ids.parse, request.tasks))
         ended_after = now().wall_s - request.ended_within_s
         is_large = request.limit > LISTED_HERE_MAX or request.gathered
-        if is_large or not connection.caller.sees_all or not criteria.is_of_columns:
+        sees_all = connection.caller.sees_all and not request.own
+        if is_large or not sees_all or not criteria.is_of_columns:
             listed = functools.partial(store.listed_in_thread, gathered=request.gathered)
             found, truncated = await asyncio.to_thread(listed, whole.path, ended_after, request.limit, criteria)
         else:
@@ -193,10 +194,14 @@ class TaskQueries:
                 await send_page(self._quotas, connection, request.id, tasks)
         if criteria == Criteria():
             damaged += store.damaged_besides(damaged, request.limit)
-        knows_all = connection.caller.sees_all and not store.has_damage  # of a million, which are not counted then
+        knows_all = sees_all and not store.has_damage  # of a million, which are not counted then
         counted = self._node.home.unfinished if knows_all else store.counts
         answer = {"tasks": [], "truncated": truncated, "unfinished": counted() if truncated else {}}
         connection.ok(request.id, answer | {"damaged": views.damaged_objects(damaged)})
+
+    def _seen(self, caller: Principal, request: control.TasksRequest | control.History) -> StoreReader:
+        """The store as far as this list may have it."""
+        return self._reads.store.only_of(caller.who) if request.own else self._access.store(caller)
 
     async def select(self, connection: Connection, request: control.Select) -> None:
         """List matching tasks as references for other verbs. Raises NoSuchTask for an unknown reference."""
@@ -220,7 +225,7 @@ class TaskQueries:
 
     async def history(self, connection: Connection, request: control.History) -> None:
         await self._reads.readable(connection)
-        store, since = self._access.store(connection.caller), request.since
+        store, since = self._seen(connection.caller, request), request.since
         left = request.limit
         after = None
         if request.oldest_first and left is not None:

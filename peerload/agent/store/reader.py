@@ -81,7 +81,8 @@ SINGLE_MAX = 20
 SPANS_LISTED_MAX = 4
 FIRSTS_AT_A_TIME = 250
 _GROUPS = (
-    "t.counter, t.state, count(*), min(t.member), max(t.member), count(DISTINCT nullif(t.node, '')), max(t.node),"
+    "t.counter, t.state, count(*), min(t.member), max(t.member), count(DISTINCT nullif(t.node, '')),"
+    " min(t.node) = max(t.node),"
     " min(nullif(t.started_at, 0)), max(t.ended_at), count(DISTINCT t.reason)"
 )
 
@@ -661,7 +662,8 @@ def _references(spans: list[tuple[int, int]]) -> Iterator[str]:
 
 class ArrayRow(msgspec.Struct, frozen=True):
     """The first of the members of one array in one state, and what they have together. spans: at most SPANS_LISTED_MAX of their
-    ranges; nodes: on how many they are or were; started_at: of the first that was, 0.0 = none; has_reason: it is that of all."""
+    ranges; nodes: on how many they are or were; started_at: of the first that was, 0.0 = none; has_reason, has_node: it is that of
+    all."""
 
     first: Found
     spans: tuple[tuple[int, int], ...] = ()
@@ -670,6 +672,7 @@ class ArrayRow(msgspec.Struct, frozen=True):
     started_at: float = 0.0
     ended_at: float = 0.0
     has_reason: bool = True
+    has_node: bool = True
 
     @property
     def place(self) -> tuple[float, float]:
@@ -730,11 +733,11 @@ def _made(reader: StoreReader, where: str, values: tuple[object, ...], groups: l
         )
         firsts = {(row[0], row[1]): row for row in found}
         for group in some:
-            counter, state, count, first, last, nodes, _, started_at, ended_at, reasons = group
+            counter, state, count, first, last, nodes, has_node, started_at, ended_at, reasons = group
             if (counter, first) in firsts:
                 spans = _spans(reader, where, values, counter, state, first, last, count)
-                told = firsts[counter, first]
-                made.append(ArrayRow(told, spans, count, nodes, _number(started_at), _number(ended_at), reasons == 1))
+                told, times = firsts[counter, first], (_number(started_at), _number(ended_at))
+                made.append(ArrayRow(told, spans, count, nodes, *times, reasons == 1, bool(has_node)))
     return made
 
 

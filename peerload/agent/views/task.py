@@ -127,7 +127,7 @@ def array_row(first: dict[str, object], row: ArrayRow) -> dict[str, object]:
     line = {"error_line": f"{first['id']}: {first['error_line']}"} if first.get("error_line") else {}
     return line | {
         "members": {"spans": row.spans, "count": row.count, "nodes": row.nodes},
-        "node": first["node"] if row.nodes == 1 else None,
+        "node": first["node"] if row.has_node else None,
         "started_at": row.started_at or None,
         "ended_at": row.ended_at or None,
         "exit_code": first["exit_code"] if is_same else None,

@@ -15,6 +15,7 @@ from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text.format import print_lines, print_result, shortened
+from peerload.text.tasks import array_of, number_of
 
 AGENT_S_MAX = 0.5
 """Patience with the agent after TAB."""
@@ -122,6 +123,9 @@ INSTALLED = {
     "zsh": "echo 'source <(peerload completions zsh)' >> ~/.zshrc      after compinit",
     "fish": "peerload completions fish > ~/.config/fish/completions/peerload.fish",
 }
+PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-")
+"""Characters that no shell interprets. Candidates with others are left out, since bash inserts them as they are: the label of another
+node may be a command."""
 JOINED = {"plain": "", "colon": ":", "tab": "\t"}
 """The separator between a candidate and its description for each kind of shell; "": no description."""
 
@@ -150,6 +154,8 @@ def _answer(form: list[str], words: list[str]) -> int:
     between = JOINED.get("".join(form), "")
     lines = []
     for candidate, says in answered(words):
+        if not PLAIN.issuperset(candidate):
+            continue
         told = shortened(printable(says), HELP_WIDTH_MAX)
         word = candidate.replace(":", "\\:") if between == ":" and not candidate.startswith(":") else candidate
         lines.append(f"{word}{between}{told}" if between and told else word)
@@ -276,11 +282,11 @@ def _ask(verb: str, **fields: object) -> dict[str, Any]:
 
 
 def _tasks(states: tuple[str, ...], *, taken: list[str], short: bool) -> list[tuple[str, str]]:
-    found = [("@", "my last task")]
-    for task in reversed(_ask("tasks", states=list(states), limit=TASKS_MAX).get("tasks", ())):
-        name = str(task["id"]).partition("/")[2] if short else str(task["id"])
-        found.append((name, f"{task['state']}  {task.get('name') or ''}"))
-    return [(name, says) for name, says in found if name not in taken]
+    found = {"@": "my last task"}
+    for task in reversed(_ask("tasks", states=list(states), limit=TASKS_MAX, gathered=True).get("tasks", ())):
+        name = str(task["id"]) if number_of(task) == 1 else array_of(str(task["id"]))
+        found.setdefault(name.partition("/")[2] if short else name, f"{task['state']}  {task.get('name') or ''}")
+    return [(name, says) for name, says in found.items() if name not in taken]
 
 
 def _nodes() -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from peerload.cli.common.messages import CANNOT
 from peerload.cli.common.options import Options, node_name, past_instant
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentUnavailable, PeerloadError, UsageError
@@ -181,25 +182,27 @@ def energy(words: list[str]) -> int:
             where = {"cluster": True} if flags.node is None else {"at": flags.node}
             told = client.call("history", since=since, limit=HISTORY_LIMIT_MAX, oldest_first=True, **where)
             tasks.say_missing(told)
+            missing = len(told.get("missing") or ())
             rows = by_user(told["tasks"], since) if flags.user else [of_task(task) for task in told["tasks"]]
         else:
-            rows = of_nodes(client, flags.node, since)
+            rows, missing = of_nodes(client, flags.node, since)
+    code = CANNOT if missing else 0
     if flags.json:
         for row in rows:
             print_json(row)
-        return 0
+        return code
     first = "task" if flags.task else "user" if flags.user else "node"
     headings = HEADINGS if first == "node" else TASK_HEADINGS
     cells = [[str(row[first]), *(_cell(row, heading) for heading in headings)] for row in rows]
     print_lines(table((first.upper(), *headings), cells, HEADINGS[:6]))
-    return 0
+    return code
 
 
-def of_nodes(client: AgentConnection, node: str | None, since: float) -> list[dict[str, Any]]:
-    """The row of a node, or (None) of each that is alive and answers."""
+def of_nodes(client: AgentConnection, node: str | None, since: float) -> tuple[list[dict[str, Any]], int]:
+    """The row of a node, or (None) of each that is alive and answers; and the number of those that do not."""
     if node is not None:
-        return [client.call("energy", at=node, since=since)]
-    rows = []
+        return [client.call("energy", at=node, since=since)], 0
+    rows, missing = [], 0
     for one in client.call("nodes")["nodes"]:
         if one["state"] != "alive":
             continue
@@ -207,7 +210,8 @@ def of_nodes(client: AgentConnection, node: str | None, since: float) -> list[di
             rows.append(client.call("energy", at="" if one["self"] else one["node"], since=since))
         except PeerloadError as error:
             say(f"{one['node']} is left out: {error}")
-    return rows
+            missing += 1
+    return rows, missing
 
 
 def of_task(task: dict[str, Any]) -> dict[str, Any]:

@@ -97,12 +97,13 @@ def listed(client: AgentConnection, flags: Namespace, chosen: Selection) -> dict
     asked |= {"ended_within_s": EVER_S} if chosen.words else {}
     reply = client.call("tasks", **asked, at=flags.at, cluster=flags.cluster)
     own = tasks.own_names()
-    shown = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task, own)]
     other = [task for task in reply["tasks"] if not flags.all and not tasks.is_mine(task, own)]
     hidden = sum(map(number_of, other))
-    if flags.cluster:
-        shown = tasks.together(shown, flags.limit)
-    truncated = bool(reply.get("truncated")) or len(shown) + len(other) < len(reply["tasks"])
+    if other and reply.get("truncated"):  # an administrator, whose own tasks had no room among those of others
+        reply = client.call("tasks", **asked, own=True, at=flags.at, cluster=flags.cluster)
+    found = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task, own)]
+    shown = tasks.together(found, flags.limit) if flags.cluster else found
+    truncated = bool(reply.get("truncated")) or len(shown) < len(found)
     return {**reply, "tasks": shown, "hidden": hidden, "truncated": truncated}
 
 
@@ -326,9 +327,11 @@ def history(words: list[str]) -> int:
     with AgentConnection(flags.socket) as client:
         asked = {"since": flags.since, "limit": flags.limit or HISTORY_LIMIT}
         reply = client.call("history", **asked, at=flags.at, cluster=flags.cluster)
-    own = tasks.own_names()
+        own = tasks.own_names()
+        hidden = 0 if flags.all else sum(not tasks.is_mine(task, own) for task in reply["tasks"])
+        if hidden and reply.get("truncated"):  # as in `listed`
+            reply = client.call("history", **asked, own=True, at=flags.at, cluster=flags.cluster)
     shown = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task, own)]
-    hidden = len(reply["tasks"]) - len(shown)
     if flags.cluster:
         newest_first = sorted(shown, key=lambda task: -float(task.get("ended_at") or 0))
         shown = newest_first[: flags.limit or HISTORY_LIMIT]

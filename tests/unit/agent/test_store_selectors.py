@@ -17,6 +17,7 @@ from peerload.agent.requests import task_queries
 from peerload.agent.requests.task_queries import TaskQueries
 from peerload.agent.store.reader import REF_CHARS_MAX, SINGLE_MAX, Criteria, references
 from peerload.agent.store.schema import TaskSelection
+from peerload.agent.views import task as views
 from peerload.model.actions import PutSubmission
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, NoSuchTask, SlowDown
@@ -110,6 +111,31 @@ def test_lists_that_their_client_does_not_read_have_a_bound(parts: Any, monkeypa
         await lists.tasks(connection, wanted)
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", [control.TasksRequest, control.History])
+def test_a_list_of_own_tasks_has_no_others_for_an_administrator_either(parts: Any, kind: Any) -> None:
+    unused: Any = None
+    access: Any = SimpleNamespace(store=lambda _: parts.store)
+    lists = TaskQueries(SimpleNamespace(store=parts.store), unused, access, unused, unused, parts.node, unused)  # type: ignore[arg-type]
+    admin = Principal("20001", "alice", 20001, is_admin=True)
+
+    def counters(request: Any) -> set[int]:
+        found, _ = lists._seen(admin, request).listed(0.0, 100)
+        return {row.first[0] for row in found}
+
+    assert counters(kind()) == {1, 2, 3}
+    assert counters(kind(own=True)) == {1, 3}
+
+
+def test_members_that_were_on_no_node_are_not_said_to_be_on_that_of_another(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(kept(1, indices=(1, 2)), put(1, TaskState.CANCELLED, 1, ended_at=NOW, node="ws2"))
+        opened.keep(put(1, TaskState.CANCELLED, 2, ended_at=NOW), kept(2, indices=(1, 2)))
+        opened.keep(*(put(2, TaskState.DONE, member, ended_at=NOW, node="ws2") for member in (1, 2)))
+        found, _ = opened.store.listed_in_thread(opened.store.path, 0.0, 9, Criteria(), gathered=True)
+        first: dict[str, object] = dict.fromkeys(("exit_code", "signal", "reason")) | {"state": "done", "node": "ws2"}
+        assert [(row.nodes, views.array_row(first, row)["node"]) for row in found] == [(1, None), (1, "ws2")]
 
 
 def test_running_and_leased_are_told_apart(parts: Any) -> None:

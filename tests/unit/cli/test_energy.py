@@ -84,6 +84,20 @@ def test_a_row_of_each_node_that_is_alive(agent: FakeAgent) -> None:
     assert [asked.at for asked in agent.asked(control.Energy)] == ["", "ws2"]
 
 
+def test_nodes_that_do_not_answer_are_an_error(agent: FakeAgent) -> None:
+    agent.answer("nodes", nodes=[{"node": name, "state": "alive", "self": name == "ws1"} for name in ("ws1", "ws2")])
+
+    def answer(request: control.Energy, reply: Reply) -> None:
+        reply.error("unavailable", "it is away") if request.at else reply.ok(**ROW)
+
+    agent.handlers["energy"] = answer
+    done = peerload("energy", "--node", agent=agent)
+    assert (done.returncode, len(done.stdout.splitlines())) == (125, 2)
+    missing = [{"node": "ws2", "state": "alive", "why": "it is away"}]
+    agent.answer("history", tasks=[task(1, "ann", 10.0)], truncated=False, missing=missing)
+    assert peerload("energy", "--node", "--task", agent=agent).returncode == 125
+
+
 def test_what_is_not_known_is_not_zero(agent: FakeAgent) -> None:
     agent.answer("energy", node="ws1", **dict.fromkeys(list(ROW)[1:]))
     text = peerload("energy", agent=agent).stdout.decode().splitlines()[1]

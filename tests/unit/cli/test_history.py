@@ -64,8 +64,8 @@ def test_a_list_for_people_and_for_programs(agent: FakeAgent) -> None:
     assert second.split()[-4:] == ["-", "-", "-", "0"]
     assert b"only the newest 3" in done.stderr
     assert b"1 task of other users" in done.stderr
-    (asked,) = agent.asked(control.History)
-    assert (asked.limit, asked.oldest_first) == (3, False)
+    asked, again = agent.asked(control.History)
+    assert (asked.limit, asked.oldest_first, asked.own, again.own) == (3, False, False, True)
     used = {"gpu_memory_bytes_max": 3 << 30, "gpu_model": "NVIDIA A100"}
     has(agent, [PAST[0], PAST[3] | {"usage": PAST[3]["usage"] | used}])
     heading, without, on_gpus = peerload("history", agent=agent).stdout.decode().splitlines()

@@ -167,6 +167,21 @@ def test_ls(agent: FakeAgent) -> None:
     assert shown["tasks"][0]["name"] == TASK["name"]
 
 
+@each("verb", ["ls", "history"])
+def test_an_administrator_gets_own_tasks_although_there_are_more_of_others(agent: FakeAgent, verb: str) -> None:
+    others = [TASK | {"id": f"ws1/{number}", "user": "somebody-else"} for number in (50, 51)]
+
+    def answer(request: control.TasksRequest | control.History, reply: Reply) -> None:
+        reply.ok(tasks=[TASK] if request.own else others, truncated=not request.own)
+
+    agent.handlers["tasks"] = agent.handlers["history"] = answer
+    done = peerload(verb, "--limit", "2", agent=agent)
+    assert b"ws1/42" in done.stdout
+    assert b"ws1/50" not in done.stdout
+    assert b" 2 tasks " in done.stderr, "others are not shown"
+    assert b"ws1/50" in peerload(verb, "--limit", "2", "--all", agent=agent).stdout
+
+
 def test_show(agent: FakeAgent) -> None:
     full = TASK | {
         "directory": "/home/a",
@@ -775,3 +790,24 @@ def test_trace_of_an_array_does_not_read_all_its_members(agent: FakeAgent) -> No
     done = peerload("trace", "16", agent=agent)
     assert done.returncode == 2
     assert b"peerload trace n1/16.1" in done.stderr
+
+
+def test_completions_offer_an_array_once(agent: FakeAgent) -> None:
+    some = {"members": {"spans": [[1, 700, 1]], "count": 700, "nodes": 0}, "state": "held"}
+    ended = {"members": {"spans": [[701, 900, 1]], "count": 200, "nodes": 0}, "state": "done"}
+    arrays = [TASK | {"id": "a.b/7.701"} | ended, TASK | {"id": "a.b/7.1"} | some]
+    agent.answer("tasks", tasks=[*arrays, TASK | {"id": "a.b/8"}], truncated=False)
+    done = peerload("completions", "answer", "tab", "show", "", agent=agent)
+    assert [line.split()[:2] for line in done.stdout.decode().splitlines()[1:]] == [
+        ["a.b/8", "done"],
+        ["a.b/7", "held"],
+    ]
+    assert agent.asked(control.TasksRequest)[0].gathered
+
+
+@each("form", ["plain", "colon", "tab"])
+def test_completions_offer_nothing_that_a_shell_would_interpret(agent: FakeAgent, form: str) -> None:
+    labels = ["x$(reboot)", "`reboot`", "a;b", "a b", "\x1b[2J", "n\no", "~", "*", "big-1.5"]
+    agent.answer("nodes", nodes=[NODE | {"labels": labels}])
+    done = peerload("completions", "answer", form, "submit", "-C", "", agent=agent)
+    assert done.stdout.decode() == "big-1.5\n"

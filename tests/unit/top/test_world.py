@@ -36,6 +36,13 @@ def test_a_task_on_a_node_that_does_not_answer_does_not_run_and_its_last_usage_i
     assert seen.ours_by_node() == {"ws2": 1}
 
 
+def test_events_of_a_new_database_replace_those_of_the_old_one() -> None:
+    seen = world(sample(events=[event(500), event(501)]), sample(NOW + 9, events=[event(1), event(2)]))
+    assert [one["number"] for one in seen.events] == [1, 2]
+    seen.take(sample(NOW + 10, events=[event(1), event(2)]))  # told again after a connection was lost
+    assert [one["number"] for one in seen.events] == [1, 2]
+
+
 def test_age_goes_on_while_nothing_is_heard() -> None:
     seen = world(sample(), sample(NOW + 10, complete=False, nodes=[node("ws1")]))
     assert seen.nodes["ws2"].age_s(NOW + 10) == 11.0
