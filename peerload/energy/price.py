@@ -5,6 +5,7 @@ in UTC, rows in their order, without gap or overlap. Pure.
 from __future__ import annotations
 
 import csv
+import functools
 import math
 from bisect import bisect_right
 from datetime import datetime, timedelta
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     nothing is known of that time, which no task is put off to."""
 
 
+STARTS_KEPT_MAX = 64
+"""Starts that are kept: thousands of tasks that wait are mostly alike."""
+
+
 def integral(price: Price, start_s: float, end_s: float) -> float:
     """Sum of value times seconds."""
     total = 0.0
@@ -31,7 +36,10 @@ def integral(price: Price, start_s: float, end_s: float) -> float:
     return total
 
 
-def cheapest_start(price: Price, earliest_s: float, latest_s: float, duration_s: float) -> float:
+@functools.lru_cache(STARTS_KEPT_MAX)
+def cheapest_start(
+    price: tuple[tuple[float, float], ...], earliest_s: float, latest_s: float, duration_s: float
+) -> float:
     """The start that makes this many seconds cheapest, of equal ones the first. It lies where the window begins or ends at a
     change of the price, or at a bound."""
     starts = {earliest_s, latest_s}

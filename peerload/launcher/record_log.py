@@ -16,10 +16,6 @@ import msgpack
 
 from peerload.launcher.protocol import EndedEvent, ExitRecord, LauncherProtocolError, decode_exit, packed
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 LOG_BYTES_MAX = 1 << 20
 """A log of this size is rewritten if less than half of it is useful."""
 RECORD_BYTES_MAX = 64 << 10
@@ -175,13 +171,14 @@ class Exits:
 
     def __init__(self, directory: str) -> None:
         self._log = RecordLog(f"{directory}/exits.log")
-        self.ended = dict(_decoded(self._log.read()))
+        self.ended = _decoded(self._log.read())
         if not self.ended:
             self._log.rewrite([])
         self._wake = -1
         self.may_wait = True
         """False if there is an exit that has to be reported now."""
-        self._new: list[tuple[str, ExitRecord]] = []
+        self._new: list[tuple[str, ExitRecord | None]] = []
+        """Records to write; None: that of this key was forgotten, so that no later launcher lists it."""
         self._reportable: list[EndedEvent] = []
         self._to_sync: list[EndedEvent] = []
         self._in_sync: list[EndedEvent] = []
@@ -200,7 +197,7 @@ class Exits:
 
     def forget(self, key: str) -> None:
         if self.ended.pop(key, None) is not None:
-            self._compact()
+            self._new.append((key, None))
 
     def unsynced(self) -> set[str]:
         """Keys of the exits that cannot be reported yet."""
@@ -250,10 +247,15 @@ class Exits:
             self._log.compact(rows if worth else None, len(rows))
 
 
-def _decoded(rows: list[Any]) -> Iterator[tuple[str, ExitRecord]]:
+def _decoded(rows: list[Any]) -> dict[str, ExitRecord]:
+    ended: dict[str, ExitRecord] = {}
     for row in rows:
         try:
             key, raw = row
-            yield str(key), decode_exit(raw)
+            if raw is None:
+                ended.pop(str(key), None)
+            else:
+                ended[str(key)] = decode_exit(raw)
         except (LauncherProtocolError, ValueError, TypeError) as error:
             log_line(f"cannot read an exit record: error={error}")
+    return ended

@@ -8,8 +8,8 @@ import pytest
 
 from peerload.model import events, messages, timers
 from peerload.model.resources import MIB, Device, GpuShare, ResourceRequest
-from peerload.model.task import Exit, Guarantee, TaskState, Usage
-from tests.core.given import ACCEPTS, SENDER, Given, spec
+from peerload.model.task import Exit, Guarantee, TaskRecord, TaskState, Usage, execution_key
+from tests.core.given import ACCEPTS, SENDER, WALL_S, Given, spec
 from tests.wording import Says
 
 GIB = 1024 * MIB
@@ -96,6 +96,34 @@ def test_a_home_that_died_in_between_goes_on_from_what_was_durable() -> None:
     again = Given(policies=SENDER, peers=(), started=events.AgentStarted(tasks=(row,), counter=1))
     assert again.task().spec.request.gpu_mem_bytes == 36 * GIB
     assert again.hear("y", said) == ["ResultAck to y"]
+
+
+def test_after_a_restart_it_is_not_given_the_card_of_a_task_that_runs() -> None:
+    wanted = spec(request=request(20, gpu_share=GpuShare.EXCLUSIVE))
+    rows = tuple(
+        events.TaskRow(
+            TaskRecord(
+                f"x/{number}",
+                bytes([number]) * 16,
+                TaskState.LEASED,
+                WALL_S,
+                attempt=1,
+                node="x",
+                devices=(f"nvidia:GPU-{number}",),
+            ),
+            wanted,
+        )
+        for number in (1, 2)
+    )
+    failed, runs = (execution_key(row.record.uid, 1) for row in rows)
+    started = events.AgentStarted(
+        rows, counter=2, running=((runs, WALL_S, 0.0),), ended=((failed, out_of_memory(20, 20)),)
+    )
+    has = {"gpus": 2, "devices": (card(1, 24), card(2, 48))}
+    x = Given(peers=(), slots=8, facts=has, started=started)
+    assert x.task().record.reason.startswith("attempt 1 on x ran")
+    x.end(runs)
+    assert x.task().devices == ("nvidia:GPU-2",)
 
 
 def test_a_home_that_died_before_that_was_durable_hears_it_again() -> None:

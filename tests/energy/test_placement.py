@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from peerload.core.work import HomePhase
+from peerload.energy import price
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.gossip import MemberStatus
@@ -171,6 +172,24 @@ def test_a_task_that_may_wait_starts_in_the_cheapest_window_and_new_prices_count
     x.when(events.PricesRead(((WALL_S, 2.0),)))
     assert x.node.dispatch.deferral(x.task()) is None
     assert x.node.ledger.running
+
+
+def test_the_cheapest_window_of_many_tasks_that_are_alike_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[float] = []
+    exact = price.integral
+
+    def counted(of: price.Price, start_s: float, end_s: float) -> float:
+        looked.append(start_s)
+        return exact(of, start_s, end_s)
+
+    monkeypatch.setattr(price, "integral", counted)
+    x = given()
+    x.when(events.PricesRead(PRICES))
+    x.submit(spec(est_s=501.0), indices=tuple(range(1, 51)), terms=SubmitOptions(start_by=WALL_S + 5000.0))
+    x.finish(1)
+    assert {task.phase for task in x.node.home.tasks.values()} == {HomePhase.RESTING}
+    x.when(events.PricesRead((*PRICES[:2], (WALL_S + 3000.0, float("inf")))))
+    assert len(looked) < 50
 
 
 def test_a_task_waits_for_its_cheapest_window_also_after_a_restart() -> None:

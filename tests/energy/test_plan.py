@@ -81,7 +81,7 @@ def test_the_quality_of_a_sum_is_that_of_its_worst_part() -> None:
 
 
 def test_the_cheapest_start_is_no_worse_than_any_other() -> None:
-    price = [(0.0, 5.0), (10.0, 1.0), (25.0, 7.0), (40.0, 0.5)]
+    price = ((0.0, 5.0), (10.0, 1.0), (25.0, 7.0), (40.0, 0.5))
     for duration_s, latest_s in itertools.product((1.0, 12.0, 30.0), (0.0, 15.0, 100.0)):
         found = cheapest_start(price, 0.0, latest_s, duration_s)
         tried = [integral(price, at_s, at_s + duration_s) for at_s in range(int(latest_s) + 1)]

@@ -425,6 +425,11 @@ class Store(StoreRecovery):
                 f"another agent (pid {holder}) uses {self._path.parent}",
                 hint="another node on this machine: --state DIR",
             ) from None
+        except OSError as error:
+            os.close(self._lock)
+            self._lock = None
+            hint = "name a directory on a local disk:  --state DIR"
+            raise StoreError(f"{path} cannot be locked", why=str(error.strerror), hint=hint) from None
         with contextlib.suppress(OSError):  # a full disk: whoever finds it locked does not hear by whom
             os.ftruncate(self._lock, 0)
             os.write(self._lock, b"%d\n" % os.getpid())

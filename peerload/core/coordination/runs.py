@@ -446,7 +446,8 @@ class RunningTasks:
         self._lanes.clear()
         running = {key: (started_at, ts) for key, started_at, ts in listed}
         strangers = [key for key in ended if key not in self._works]
-        for key, work in list(self._works.items()):
+        # What runs has its room first: the end of another may start a task at once.
+        for key, work in sorted(self._works.items(), key=lambda one: one[0] in ended or one[0] not in running):
             if key in ended:
                 self.ended(key, ended[key])
             elif key in running:

@@ -137,6 +137,16 @@ def test_the_file_is_not_replaced_while_it_is_synced(tmp_path: Path, disk: Disk,
     assert set(Exits(str(tmp_path)).ended) == {"once", "next"}
 
 
+def test_what_was_forgotten_is_not_listed_by_the_next_launcher(tmp_path: Path, woken: tuple[int, int]) -> None:
+    exits = made(tmp_path, woken)
+    for key in ("a", "b"):
+        exits.add(key, RECORD, is_synced=False)
+    assert keys(flushed(exits)) == ["a", "b"]
+    exits.forget("a")
+    flushed(exits)
+    assert set(Exits(str(tmp_path)).ended) == {"b"}
+
+
 def test_a_record_that_the_disk_has_changed_is_not_believed(tmp_path: Path, woken: tuple[int, int]) -> None:
     exits = made(tmp_path, woken)
     for key in ("a", "b", "c"):

@@ -355,6 +355,17 @@ def test_on_a_full_disk_nobody_is_told_to_set_the_database_aside(
     assert "mv " not in caught.value.hint
 
 
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(StoreError) as caught:
+        Store(tmp_path / "db", "ws1").open()
+    assert caught.value.why == os.strerror(errno.ENOLCK)
+    assert "--state" in caught.value.hint
+
+
 def _change(path: Path, *statements: str) -> None:
     connection = sqlite3.connect(path)
     for statement in statements:
