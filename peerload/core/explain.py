@@ -479,7 +479,7 @@ def _cores_there(profile: Profile, report: LoadReport, request: ResourceRequest)
         return False, f"full: {stands}" + ("; it would let more wait there" if report.accepts else "")
     if not report.accepts:
         return False, f"it takes no more of others: {stands}"
-    if request.mem_bytes and profile.mem_bytes and report.running:
+    if request.mem_bytes and profile.mem_bytes and n:
         return None, f"{stands}; its promised memory is not known here"
     least, most = _cpus_free(profile, report)
     if request.cpus <= least + EPSILON:
@@ -503,7 +503,7 @@ def _cores_beside_devices(profile: Profile, report: LoadReport, request: Resourc
     running tasks count."""
     if profile.slots_fixed and report.running >= profile.slots:
         return False, f"full: {stands}"
-    if request.mem_bytes and profile.mem_bytes and report.running:
+    if request.mem_bytes and profile.mem_bytes and (report.load_tasks or report.waiting):
         return None, "its promised memory is not known here"
     least, _ = _cpus_free(profile, report)
     is_sure = report.load_tasks < profile.slots and request.cpus <= least + EPSILON and not report.waiting

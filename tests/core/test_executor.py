@@ -10,6 +10,7 @@ from peerload.core.work import RemotePhase
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
+from peerload.model.messages import Need
 from peerload.model.resources import LoadReport
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FenceKind, execution_key
 from tests.core.given import RECEIVER, UID, WALL_S, Given, ResourceRequest, offer, spec
@@ -50,6 +51,22 @@ def test_offer_reserves_commit_starts_result_is_repeated_until_acknowledged() ->
     assert x.hear("h", offer()) == ["Decline to h"]  # the floor stays
     assert x.sent(messages.Decline).code == "floor"
     assert not x.node.executor.remote_tasks
+
+
+def test_memory_of_tasks_on_their_way_and_of_those_that_wait_is_not_offered_again() -> None:
+    x = Given(slots=8, peers=("h",), facts={"mem_bytes": 10 << 30})
+    large, small = (Need(ResourceRequest(mem_bytes=size << 30)) for size in (6, 4))
+    x.hear("h", offer(request=large.request))
+    assert [x.node.sharing.admission.would_accept("h", one) for one in (large, small)] == [False, True]
+    x.hear("h", commit(x))
+    x.when(events.TaskStarted(KEY, 7.0))
+    assert [x.node.sharing.admission.would_accept("h", one) for one in (large, small)] == [False, True]
+    x.submit(spec(request=large.request))
+    assert not x.node.sharing.admission.would_accept("h", small)
+    assert x.node.sharing.admission.would_accept("h", Need(ResourceRequest()))
+    x.end(KEY)  # what has waited runs
+    assert x.node.sharing.admission.would_accept("h", small)
+    assert not x.node.sharing.admission.would_accept("h", large)
 
 
 def test_a_commit_without_its_reservation_is_refused_durably() -> None:

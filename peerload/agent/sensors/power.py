@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.runtime import next_tick, run_command
+from peerload.agent.runtime import in_own_thread, next_tick, run_command
 from peerload.agent.sensors.processes import read_text_of
 from peerload.energy.accounting import HOLD_S, Counter, EnergyDelta, Integral
 from peerload.energy.profile import BadProfile, decoded
@@ -164,13 +164,13 @@ class Hwmon(_OfReadings):
         self._reading: asyncio.Future[None] | None = None
 
     async def refresh(self, at_s: float) -> None:
-        """Take a reading in a thread, since firmware may be slow. A reading that hangs blocks nothing, and no
-        other is started meanwhile. Without a chip, a reading is started only now and then."""
+        """Take a reading in a thread, since firmware may be slow. A reading that hangs blocks nothing, the end of the agent
+        included, and no other is started meanwhile. Without a chip, a reading is started only now and then."""
         if self._file is None and not self.cards.chips and self._find_in > 0:
             self._find_in -= 1
             return
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.get_running_loop().run_in_executor(None, self.read, at_s)
+            self._reading = in_own_thread(lambda: self.read(at_s))
         await asyncio.wait({self._reading}, timeout=READ_S_MAX)
 
     def read(self, at_s: float) -> None:

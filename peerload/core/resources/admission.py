@@ -300,6 +300,7 @@ class Ledger:
         "_cpus_waiting",
         "_device_waiters",
         "_gpus_waiting",
+        "_mem_waiting_bytes",
         "_waiting_for_devices",
         "cpus_inbound",
         "cpus_requested",
@@ -310,6 +311,7 @@ class Ledger:
         "kept",
         "load_tasks",
         "load_version",
+        "mem_inbound_bytes",
         "mem_promised_bytes",
         "now_s",
         "profile",
@@ -340,6 +342,9 @@ class Ledger:
         """Cores for what is on its way here."""
         self.mem_promised_bytes = 0
         """Memory promised to what runs."""
+        self._mem_waiting_bytes = 0
+        self.mem_inbound_bytes = 0
+        """Memory for what is on its way here."""
         self._waiting_for_devices: dict[ResourceRequest, int] = {}
         self._device_waiters = 0
         self._gpus_waiting = 0.0
@@ -416,15 +421,18 @@ class Ledger:
         wait for cores."""
         if not request.takes_devices:
             foreign_cpus = self.foreign_slots * self.profile.cpus / max(self.profile.slots, 1)
-            return self._fits(request, self._count + self.foreign_slots, self.cpus_requested + foreign_cpus)
+            mem_bytes = self.mem_promised_bytes + self.mem_inbound_bytes + self._mem_waiting_bytes
+            return self._fits(request, self._count + self.foreign_slots, self.cpus_requested + foreign_cpus, mem_bytes)
         others = [one for one in self.inbound.values() if one.takes_devices]
         if len(others) + self._device_waiters > TRIED_MAX:
             return False
         count, cpus = len(self.running) + len(self.inbound), self.cpus_running + self.cpus_inbound
+        mem_bytes = self.mem_promised_bytes + self.mem_inbound_bytes
         for waiting, number in self._waiting_for_devices.items():
             others += [waiting] * number
             cpus += self.cores_of(waiting) * number
-        return self._fits(request, count, cpus) and self._has_devices(request, others, leaves_kept=True)
+            mem_bytes += waiting.mem_bytes * number
+        return self._fits(request, count, cpus, mem_bytes) and self._has_devices(request, others, leaves_kept=True)
 
     def _has_devices(
         self,
@@ -476,7 +484,9 @@ class Ledger:
             return False
         if self.exceeds_cap(cpus):
             return False
-        return not profile.mem_bytes or used_bytes + request.mem_bytes <= profile.mem_bytes
+        if not (profile.mem_bytes and request.mem_bytes):
+            return True
+        return used_bytes + request.mem_bytes <= profile.mem_bytes
 
     def cores_of(self, request: ResourceRequest) -> float:
         """Cores that a task has for sure while it runs here."""
@@ -563,6 +573,7 @@ class Ledger:
             self._gpus_waiting = self._gpus_waiting + gpus if self._device_waiters else 0.0
         else:
             waits = self.waiting > self._device_waiters
+            self._mem_waiting_bytes += by * request.mem_bytes
             self._cpus_waiting = self._cpus_waiting + by * self.cores_of(request) if waits else 0.0
         self._changed()
 
@@ -572,6 +583,7 @@ class Ledger:
         if before != request:
             self.inbound[uid] = request
             self.cpus_inbound += self.cores_of(request) - (self.cores_of(before) if before is not None else 0.0)
+            self.mem_inbound_bytes += request.mem_bytes - (before.mem_bytes if before is not None else 0)
             self._changed()
 
     def expect_no_more(self, uid: bytes) -> bool:
@@ -580,6 +592,7 @@ class Ledger:
         if request is None:
             return False
         self.cpus_inbound = self.cpus_inbound - self.cores_of(request) if self.inbound else 0.0
+        self.mem_inbound_bytes -= request.mem_bytes
         self._changed()
         return True
 

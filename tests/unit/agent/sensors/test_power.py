@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -273,3 +275,19 @@ def test_a_chip_of_the_whole_machine_is_read_and_no_other(tmp_path: Path) -> Non
     chip.read(41.0)
     assert (chip.watts, "0" in chip.why) == (300.0, True)  # the last reading, until it is too old
     assert not chip.is_alive(100.0)
+
+
+def test_a_chip_that_hangs_does_not_hold_up_the_end_of_the_agent(tmp_path: Path) -> None:
+    tree, loop = PowerTree(tmp_path), asyncio.new_event_loop()
+    tree.chip(0, "power_meter", 100.0)
+    file, chip = tree.hwmon / "hwmon0/power1_average", Hwmon(str(tree.hwmon))
+    file.unlink()
+    os.mkfifo(file)  # to open it waits for a writer
+    before = set(threading.enumerate())
+    loop.run_until_complete(chip.refresh(0.0))
+    (reader,) = set(threading.enumerate()) - before
+    assert reader.daemon
+    file.write_text("5000000\n")
+    reader.join(PATIENCE_S)
+    assert chip.watts == 5.0
+    loop.close()
