@@ -232,8 +232,9 @@ class FileTransfer:
 
     async def _fetch(self, fetch: Fetch, manifest: bytes, turn: asyncio.Semaphore) -> None:
         wait_s, silent_s = RETRY_S_MIN, 0.0
+        blocks: list[bytes] = []
         async with turn:
-            while lacking := await self.in_thread(self._store.missing_of, manifest):
+            while lacking := await self.in_thread(self._store.missing_of, manifest, blocks):
                 if lacking != [manifest]:
                     root = decode_root(await self.in_thread(self._store.read, manifest))
                     if not fetch.size_bytes:
