@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import functools
 import os
@@ -13,6 +14,7 @@ import sqlite3
 import stat
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -513,6 +515,39 @@ def test_a_file_that_changes_all_the_time_is_refused_and_one_that_is_gone_left_o
     with pytest.raises(StagingFailed, match="log"):
         tree.read_file(DirfdCache(base, makes=False), "log", grows)
     os.close(base)
+
+
+def test_without_openat2_files_are_opened_as_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "top/sub/deep").mkdir(parents=True)
+    (tmp_path / "top/sub/file").write_text("x")
+    for link, target in (("out", tmp_path), ("in", "sub"), ("file", "sub/file"), ("sub/up", "..")):
+        (tmp_path / "top" / link).symlink_to(target)
+    base = os.open(tmp_path / "top", tree.DIRECTORY)
+
+    def opened(path: str, flags: int) -> object:
+        try:
+            fd = open_beneath(base, path, flags)
+        except OSError as error:
+            return error.errno
+        try:
+            return os.fstat(fd).st_ino
+        finally:
+            os.close(fd)
+
+    paths = [".", "sub", "sub/deep", "sub/file", "sub/file/x", "none", "none/x", "out", "out/top", "in", "in/file"]
+    paths += ["file", "sub/up", "sub/up/sub", "..", "sub/../sub", "/etc"]
+    cases = [(path, flags) for path in paths for flags in (os.O_RDONLY, tree.DIRECTORY, os.O_PATH | os.O_NOFOLLOW)]
+    with_it = [opened(*case) for case in cases]
+
+    def no_openat2(*_: object) -> int:
+        ctypes.set_errno(errno.ENOSYS)
+        return -1
+
+    monkeypatch.setattr(tree, "_libc", SimpleNamespace(syscall=no_openat2))
+    without = [opened(*case) for case in cases]
+    os.close(base)
+    told = [(*case, *one) for case, *one in zip(cases, with_it, without, strict=True)]
+    assert [one for one in told if one[-2] != one[-1] and one[0] != "sub/../sub"] == []
 
 
 def test_a_link_put_in_the_place_of_a_directory_leads_nowhere(home: Path, tmp_path: Path, store: BlockStore) -> None:
