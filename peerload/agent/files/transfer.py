@@ -476,6 +476,12 @@ class FileCaches:
         store = BlockStore(self._directory / "users" / name, limit_bytes, self._free_bytes_min)
         self._caches[name] = FileCache(self, store, self._links, self._counters)
 
+    def make_room(self, size_bytes: int) -> None:
+        """Remove files that no task needs, so that there is room for so many bytes. For a thread."""
+        if not self.keeps_all:
+            for cache in self.all():
+                cache.store.collect(self.pinned, size_bytes)
+
     def pin(self) -> None:
         """Record which manifests are in use. From the loop's thread."""
         self.pinned = frozenset(self._in_use().union(*(cache.transfer.under_way for cache in self.all())))
