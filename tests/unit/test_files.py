@@ -1074,6 +1074,15 @@ def test_holes_of_a_sparse_file_at_home_are_not_read_to_compare_it(
     assert len(read) < 10
 
 
+@pytest.mark.parametrize("name", ["x" * 255, "ö" * 127])
+def test_an_output_with_a_long_name_is_kept_beside_another(home: Path, store: BlockStore, name: str) -> None:
+    (home / name).write_text("by the user")
+    merge = output_merge(home, Manifest(), {})
+    merge.place(Manifest((FileEntry(name, 0o600, 6, 0, tuple(store.put([b"output"]))),)), store.read_some)
+    (beside,) = home.glob("*.peerload-7")
+    assert (merge.conflicts, beside.read_bytes(), name.startswith(beside.stem)) == ([name], b"output", True)
+
+
 def test_of_two_tasks_with_one_output_the_second_keeps_its_own_beside(home: Path, store: BlockStore) -> None:
     for number in (7, 8):
         entry = FileEntry("out/a", 0o600, 1, 0, tuple(store.put([str(number).encode()])))
