@@ -340,16 +340,21 @@ class BlockStore:
             used = "UPDATE manifests SET used_at = ? WHERE id = ? RETURNING id"
             return bool(self._execute(used, (time.time(), manifest)))
 
-    def missing_of(self, manifest: bytes, ahead: int = 1 << 30) -> list[bytes]:
+    def missing_of(self, manifest: bytes, blocks: list[bytes] | None = None) -> list[bytes]:
         """The blocks of a manifest that are not here: the root, else its parts, else those of its files. [] if it is
-        complete, which is remembered. ahead: at most this many. Raises StagingFailed for a manifest that is not valid."""
+        complete, which is remembered. blocks: those of its files, for the next call; [] while they are not known. Raises
+        StagingFailed for a manifest that is not valid."""
         if self.missing([manifest]):
             return [manifest]
         root = decode_root(self.read(manifest))
-        lacking = self.missing(root.parts) or self.missing(decode(manifest, self.read).blocks())
-        if not lacking:
+        if lacking := self.missing(root.parts):
+            return lacking
+        known = blocks if blocks is not None else []
+        if not known:
+            known.extend(decode(manifest, self.read).blocks())
+        if not (lacking := self.missing(known)):
             self._note(manifest, root)
-        return lacking[:ahead]
+        return lacking
 
     def _note(self, manifest: bytes, root: Root) -> None:
         with self._lock:

@@ -60,8 +60,34 @@ def open_beneath(directory: int, path: str, flags: int) -> int:
         if fd >= 0:
             return fd
         number = ctypes.get_errno()
+        if number in {errno.ENOSYS, errno.EPERM}:  # before Linux 5.6 (RHEL 8), and in containers of that time
+            return _open_stepwise(directory, path, flags)
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number), path)
+
+
+def _open_stepwise(directory: int, path: str, flags: int) -> int:
+    """As `open_beneath`, where there is no `openat2`: one name after the other, none of them a link. Raises OSError."""
+    *above, name = path.split("/")
+    if ".." in (*above, name) or "" in above:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)
+    opened = [directory]
+    try:
+        for one in above:
+            opened.append(_open_no_link(opened[-1], one, os.O_PATH | os.O_DIRECTORY))
+        return _open_no_link(opened[-1], name, flags)
+    finally:
+        for fd in opened[1:]:
+            os.close(fd)
+
+
+def _open_no_link(directory: int, name: str, flags: int) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
+        raise
 
 
 def make_directories(directory: int, path: str, mode: int = 0o777) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from peerload.files import manifest as manifests
 from peerload.files import tree
-from peerload.files.manifest import BLOCK_BYTES, ZEROS, FileEntry, Manifest, digest_of
+from peerload.files.manifest import BLOCK_BYTES, NAME_BYTES_MAX, ZEROS, FileEntry, Manifest, digest_of
 from peerload.files.tree import (
     DIRECTORY,
     KEPT_BESIDE,
@@ -185,10 +185,14 @@ class OutputMerge:
                 return
             if is_changed:
                 self.conflicts.append(entry.path)
-                target += self._mark
+                target = self._beside(name)
         self._put(parent, target, lambda part: _write(parent, part, entry, _contents([entry], read)))
         if target == name:
             self._own[entry.path] = digest_of(b"".join(entry.blocks))
+
+    def _beside(self, name: str) -> str:
+        """The name of an output that is kept beside another, as long as a name may be."""
+        return name.encode()[: NAME_BYTES_MAX - len(self._mark)].decode(errors="ignore") + self._mark
 
     def _put(self, parent: int, name: str, write: Callable[[str], None]) -> None:
         """Give a file or link its name when ``write`` has completed it under another."""
@@ -221,7 +225,7 @@ class OutputMerge:
             is_known = there == self._links_before.get(path) or digest_of(os.fsencode(there)) == self._own.get(path)
             if there != target and not (there and is_known):
                 self.conflicts.append(path)
-                place += self._mark
+                place = self._beside(name)
         if there != target:
             self._put(parent, place, lambda part: os.symlink(target, part, dir_fd=parent))
         if place == name:

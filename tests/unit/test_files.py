@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import functools
 import os
@@ -13,6 +14,7 @@ import sqlite3
 import stat
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -513,6 +515,39 @@ def test_a_file_that_changes_all_the_time_is_refused_and_one_that_is_gone_left_o
     with pytest.raises(StagingFailed, match="log"):
         tree.read_file(DirfdCache(base, makes=False), "log", grows)
     os.close(base)
+
+
+def test_without_openat2_files_are_opened_as_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "top/sub/deep").mkdir(parents=True)
+    (tmp_path / "top/sub/file").write_text("x")
+    for link, target in (("out", tmp_path), ("in", "sub"), ("file", "sub/file"), ("sub/up", "..")):
+        (tmp_path / "top" / link).symlink_to(target)
+    base = os.open(tmp_path / "top", tree.DIRECTORY)
+
+    def opened(path: str, flags: int) -> object:
+        try:
+            fd = open_beneath(base, path, flags)
+        except OSError as error:
+            return error.errno
+        try:
+            return os.fstat(fd).st_ino
+        finally:
+            os.close(fd)
+
+    paths = [".", "sub", "sub/deep", "sub/file", "sub/file/x", "none", "none/x", "out", "out/top", "in", "in/file"]
+    paths += ["file", "sub/up", "sub/up/sub", "..", "sub/../sub", "/etc"]
+    cases = [(path, flags) for path in paths for flags in (os.O_RDONLY, tree.DIRECTORY, os.O_PATH | os.O_NOFOLLOW)]
+    with_it = [opened(*case) for case in cases]
+
+    def no_openat2(*_: object) -> int:
+        ctypes.set_errno(errno.ENOSYS)
+        return -1
+
+    monkeypatch.setattr(tree, "_libc", SimpleNamespace(syscall=no_openat2))
+    without = [opened(*case) for case in cases]
+    os.close(base)
+    told = [(*case, *one) for case, *one in zip(cases, with_it, without, strict=True)]
+    assert [one for one in told if one[-2] != one[-1] and one[0] != "sub/../sub"] == []
 
 
 def test_a_link_put_in_the_place_of_a_directory_leads_nowhere(home: Path, tmp_path: Path, store: BlockStore) -> None:
@@ -1037,6 +1072,15 @@ def test_holes_of_a_sparse_file_at_home_are_not_read_to_compare_it(
     with (home / "sparse").open("rb") as placed:
         assert (merge.conflicts, placed.read(5)) == ([], bytes(5))
     assert len(read) < 10
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "ö" * 127])
+def test_an_output_with_a_long_name_is_kept_beside_another(home: Path, store: BlockStore, name: str) -> None:
+    (home / name).write_text("by the user")
+    merge = output_merge(home, Manifest(), {})
+    merge.place(Manifest((FileEntry(name, 0o600, 6, 0, tuple(store.put([b"output"]))),)), store.read_some)
+    (beside,) = home.glob("*.peerload-7")
+    assert (merge.conflicts, beside.read_bytes(), name.startswith(beside.stem)) == ([name], b"output", True)
 
 
 def test_of_two_tasks_with_one_output_the_second_keeps_its_own_beside(home: Path, store: BlockStore) -> None:

@@ -296,7 +296,7 @@ PLACED_MAX = 1000
 CONFLICTS_NAMED_MAX = 5
 """Outputs kept beside others that an event names."""
 TASKS_REMEMBERED_MAX = 1024
-"""Tasks of which it is remembered which outputs they have placed, in case another attempt places them again."""
+"""Unfinished tasks of which it is remembered which outputs they have placed, in case another attempt places them again."""
 
 
 class AttemptNote(msgspec.Struct):
@@ -771,6 +771,8 @@ class AttemptFiles:
     ) -> tuple[str, int, str]:
         """Place the outputs of an attempt → the reason why one could not be placed, the number kept beside changed
         files, and a summary in words."""
+        for over in self._placed.keys() - self._node.home.tasks.keys():
+            del self._placed[over]
         own = self._placed[uid] = self._placed.get(uid, {})
         cache, mark = self._cache(user), task
         self._placing.append(outputs)

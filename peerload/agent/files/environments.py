@@ -304,6 +304,7 @@ class Environments:
         marked.write_text(text, encoding="utf-8", errors="surrogateescape")
         marked.replace(self._built(plan.key))
         self._failed.pop(plan.key, None)
+        self._files.caches.pin()
         what = f"{lock.name}: {size / (1 << 20):.1f} MiB in {took_s:.1f} s"
         self._event_log.record("environment", "built", task=action.task, reason=what)
         await asyncio.to_thread(self.collect)
@@ -425,11 +426,15 @@ class Environments:
         return sorted(found, key=lambda one: -float(str(one["used_at"])))
 
     def collect(self, owner: str | None = None, *, everything: bool = False) -> int:
-        """Remove environments that no attempt uses, the one used least recently first, until the cache is within its limit
+        """Remove environments that no attempt uses, the one used least recently first, until they and the files that tasks need are
+        within the limit of the cache
         (everything: all of them) → the number of bytes that were removed. For a thread."""
         kept = self.usage(owner)
         files = self._files.caches
-        total = files.size_bytes + sum(int(str(one["bytes"])) for one in kept)
+        size = sum(int(str(one["bytes"])) for one in kept)
+        if not everything and files.size_bytes + size > files.limit_bytes:
+            files.make_room(size)  # files are fetched again sooner than an environment is built
+        total = files.size_bytes + size
         removed = 0
         for one in reversed(kept):
             key = str(one["id"])

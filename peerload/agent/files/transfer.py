@@ -232,8 +232,9 @@ class FileTransfer:
 
     async def _fetch(self, fetch: Fetch, manifest: bytes, turn: asyncio.Semaphore) -> None:
         wait_s, silent_s = RETRY_S_MIN, 0.0
+        blocks: list[bytes] = []
         async with turn:
-            while lacking := await self.in_thread(self._store.missing_of, manifest):
+            while lacking := await self.in_thread(self._store.missing_of, manifest, blocks):
                 if lacking != [manifest]:
                     root = decode_root(await self.in_thread(self._store.read, manifest))
                     if not fetch.size_bytes:
@@ -474,6 +475,12 @@ class FileCaches:
 
         store = BlockStore(self._directory / "users" / name, limit_bytes, self._free_bytes_min)
         self._caches[name] = FileCache(self, store, self._links, self._counters)
+
+    def make_room(self, size_bytes: int) -> None:
+        """Remove files that no task needs, so that there is room for so many bytes. For a thread."""
+        if not self.keeps_all:
+            for cache in self.all():
+                cache.store.collect(self.pinned, size_bytes)
 
     def pin(self) -> None:
         """Record which manifests are in use. From the loop's thread."""

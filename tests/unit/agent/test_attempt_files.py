@@ -130,6 +130,29 @@ def test_outputs_exceed_the_cache_and_wait_for_a_disk(tmp_path: Path) -> None:
     assert (ended.staged.out_count, ended.staged.out_bytes) == (1, 5000)
 
 
+def test_outputs_that_a_task_has_placed_are_remembered_until_it_is_over(tmp_path: Path) -> None:
+    async def story() -> None:
+        files = files_of(tmp_path, [])
+        (tmp_path / "home").mkdir()
+        store = files.caches.of("").store
+        outputs = kept_tree(store, b"output")
+        tree, own = encode(Manifest())
+        store.put(own)
+        wanted, user = TaskFiles(tree, outputs=("in",)), TaskUser("n", "")
+        tasks: dict[bytes, Any] = files._node.home.tasks
+        for number in range(5):
+            uid = bytes([number]) * 16
+            tasks[uid] = None
+            for _ in range(2):
+                place = files._place(uid, f"n/{number}", user, wanted, bytes(tmp_path / "home"), 0.0, outputs, 0.0)
+                assert (await place)[:2] == ("", 0)
+                assert list(files._placed) == [uid]
+            del tasks[uid]
+        await files.close()
+
+    asyncio.run(story())
+
+
 def kept_tree(store: BlockStore, content: bytes) -> bytes:
     """A manifest of one file that is in the store with its block."""
     tree, own = encode(Manifest((FileEntry("in", 0o644, len(content), 1, tuple(store.put([content]))),)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +16,10 @@ import pytest
 from peerload.agent.accounts import TaskUser
 from peerload.agent.files import environments
 from peerload.agent.files.environments import LAST_CHARACTERS, BuildFailed, Environments, last_lines
+from peerload.agent.files.transfer import FileCaches, FileCacheSettings
 from peerload.agent.output.spool import Spool
 from peerload.environments import builders
 from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
-from peerload.files.store import BlockStore
 from peerload.files.work import WORK
 from peerload.model.actions import SpawnTask, StageFiles
 from peerload.model.events import TaskEnded
@@ -40,22 +41,21 @@ class Lab:
         self.begun: asyncio.Queue[str] = asyncio.Queue()
         self.killed: asyncio.Queue[str] = asyncio.Queue()
         self.spool = Spool(state)
-        store = BlockStore(state / "files", limit_bytes)
+        settings = FileCacheSettings(state / "files", limit_bytes, 0, has_users=False, counters=Counter())
+        self.caches = FileCaches(settings, cast("Any", None), lambda: {MANIFEST})
+        store = self.caches.of("").store
         store.put([LINES, *OWN])
         launcher: Any = SimpleNamespace(
             spawn=self._spawn,
             signal=self._kill,
             forget=lambda key: self.did.append(("forget", key)),
         )
-        caches: Any = SimpleNamespace(
-            of=lambda _: SimpleNamespace(store=store), limit_bytes=limit_bytes, size_bytes=store.size_bytes
-        )
 
         async def do(name: str, _: object, __: str, directory: bytes, *values: object) -> object:
             return WORK[name](directory, store, *values)
 
         files: Any = SimpleNamespace(
-            caches=caches, bring_manifest=self._bring, do=do, user_of=lambda _: TaskUser("n1", "")
+            caches=self.caches, bring_manifest=self._bring, do=do, user_of=lambda _: TaskUser("n1", "")
         )
         config: Any = SimpleNamespace(state=str(state), mode="user", files=SimpleNamespace(build_s_max=3600.0))
         log: Any = SimpleNamespace(record=lambda _, state, **__: self.told.append(state))
@@ -245,6 +245,29 @@ def test_what_is_not_used_goes_first_and_what_is_used_stays(tmp_path: Path, monk
         again = Lab(tmp_path, monkeypatch)
         assert again.made.usage()[0]["in_use"], "an attempt of an earlier agent"
         await lab.made.close()
+
+    asyncio.run(story())
+
+
+def test_files_that_no_task_needs_give_way_to_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        lab = Lab(tmp_path, monkeypatch, limit_bytes=40_000)
+        store = lab.caches.of("").store
+        tree, own = encode(Manifest((FileEntry("data", 0o644, 30_000, 0, tuple(store.put([bytes(30_000)]))),)))
+        store.put(own)
+        assert store.missing_of(tree) == []
+        for number, name in enumerate("ab"):
+            waits = lab.prepare(number, EnvironmentLock(MANIFEST, "pip", name))
+            key = await lab.builder()
+            (Path(os.fsdecode(lab.spawned[key].spec.directory)) / "large").write_bytes(bytes(10_000))
+            lab.ends(key)
+            await waits
+            lab.made.forget(f"a{number}")
+        assert {one["name"] for one in lab.made.usage()} == {"a", "b"}
+        assert not store.has(tree)
+        assert store.missing_of(MANIFEST) == []
+        await lab.made.close()
+        await lab.caches.close()
 
     asyncio.run(story())
 

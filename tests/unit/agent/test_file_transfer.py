@@ -90,6 +90,19 @@ def test_each_byte_comes_once_however_many_tasks_wait(tmp_path: Path) -> None:
     assert fetched(empty, Links(server(full)), id_) == 0
 
 
+def test_a_manifest_is_decoded_once_for_each_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, empty, id_ = stores(tmp_path)
+    decoded: list[bytes] = []
+
+    def counted(id_: bytes, read: Callable[[bytes], bytes]) -> Manifest:
+        decoded.append(id_)
+        return manifest.decode(id_, read)
+
+    monkeypatch.setattr("peerload.files.store.decode", counted)
+    fetched(empty, Links(server(full)), id_)
+    assert decoded == [id_]
+
+
 def test_a_copy_that_broke_off_goes_on_with_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "RETRY_S_MIN", 0.0)
     monkeypatch.setattr(transfer, "PIECE_BYTES", 1 << 20)
