@@ -618,6 +618,27 @@ def test_a_member_of_an_earlier_start_can_be_forgotten() -> None:
     assert x.node.membership.get("y") is None
 
 
+@pytest.mark.parametrize("is_of_earlier_start", [False, True])
+def test_who_heard_later_of_a_forgotten_run_does_not_bring_it_back(*, is_of_earlier_start: bool) -> None:
+    """A machine that was cut off together with it, or any after a restart of this agent, which keeps no refutation numbers."""
+    x = given("z")
+    if is_of_earlier_start:
+        x.node.membership.start([identity("y")], [], [])
+    else:
+        says(x, "z", rumour("y", MemberStatus.DEAD, 3))
+    assert x.node.membership.forget("y")
+    tombstone = x.node.membership.gossip.shared.members["y"].rumour
+    for standing in (MemberStatus.ALIVE, MemberStatus.DEAD):
+        says(x, "z", rumour("y", standing, 9))
+        assert x.node.membership.get("y") is None
+    y = Given(node="y", peers=("x",))
+    says(y, "x", tombstone)  # it is not gone after all
+    objection = y.node.membership.gossip.own
+    assert objection.is_credible(None)
+    says(x, "z", objection)
+    assert state(x, "y") is PeerState.ALIVE
+
+
 def test_a_full_table_drops_whoever_was_lost_longest() -> None:
     x = Given(peers=("a", "b"), config=CoreConfig(peers_max=2))
     assert x.rumour("c", MemberStatus.ALIVE) == []
