@@ -373,6 +373,16 @@ def test_this_nodes_load_goes_to_all_unless_there_is_a_broker() -> None:
     assert x.after(1.0).timer("gossip", "loads") == []
 
 
+def test_a_retained_state_of_a_known_run_is_no_sign_of_life_after_a_restart() -> None:
+    """Its node may have died long ago: it would be called alive and dead again at each restart."""
+    x = Given(peers=(), started=events.AgentStarted(known=(identity("y"),)))
+    x.meet("y", retained=True)
+    assert x.node.membership.get("y") is None
+    assert "y" in x.node.membership.gossip.anti_entropy.known
+    x.meet("y", start=2, retained=True)
+    assert state(x, "y") is PeerState.ALIVE
+
+
 def test_a_retained_state_does_not_bring_back_the_dead() -> None:
     x = given("y")
     says(x, "z", rumour("y", MemberStatus.DEAD))
