@@ -478,6 +478,12 @@ def test_stopping_says_good_bye() -> None:
     assert says(x, "y", rumour("x", MemberStatus.SUSPECT)) == []  # it does not matter any more
 
 
+def test_good_bye_is_said_over_the_links_too_where_no_datagrams_arrive() -> None:
+    names = [f"y{number}" for number in range(9)]
+    done = given(*names).when(events.AgentStopping())
+    assert {f"Leaving to {name}" for name in names} < set(done)
+
+
 def test_who_left_is_not_probed_nor_looked_for_and_is_forgotten_after_a_day() -> None:
     x = given("y", "z")
     x.hear("y", messages.Leaving())
