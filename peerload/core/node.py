@@ -382,6 +382,9 @@ class Node:
         """Handle the introduction or return of a peer. ``told_by_itself``: over its own link, just now; a
         message through a broker proves nothing."""
         node = event.identity.node
+        known = self.membership.gossip.anti_entropy.known.get(node)
+        if event.retained and known is not None and known.boot == event.identity.boot:
+            return  # a broker keeps what the dead said last: this run was known before, and is looked for
         is_new = self.membership.meet(
             event.identity,
             event.profile,

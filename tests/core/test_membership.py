@@ -373,6 +373,16 @@ def test_this_nodes_load_goes_to_all_unless_there_is_a_broker() -> None:
     assert x.after(1.0).timer("gossip", "loads") == []
 
 
+def test_a_retained_state_of_a_known_run_is_no_sign_of_life_after_a_restart() -> None:
+    """Its node may have died long ago: it would be called alive and dead again at each restart."""
+    x = Given(peers=(), started=events.AgentStarted(known=(identity("y"),)))
+    x.meet("y", retained=True)
+    assert x.node.membership.get("y") is None
+    assert "y" in x.node.membership.gossip.anti_entropy.known
+    x.meet("y", start=2, retained=True)
+    assert state(x, "y") is PeerState.ALIVE
+
+
 def test_a_retained_state_does_not_bring_back_the_dead() -> None:
     x = given("y")
     says(x, "z", rumour("y", MemberStatus.DEAD))
@@ -466,6 +476,12 @@ def test_stopping_says_good_bye() -> None:
     assert done[:2] == ["Leaving to y", "Leaving to z"]
     assert sorted(done[2:]) == ["x=left to y", "x=left to z"]
     assert says(x, "y", rumour("x", MemberStatus.SUSPECT)) == []  # it does not matter any more
+
+
+def test_good_bye_is_said_over_the_links_too_where_no_datagrams_arrive() -> None:
+    names = [f"y{number}" for number in range(9)]
+    done = given(*names).when(events.AgentStopping())
+    assert {f"Leaving to {name}" for name in names} < set(done)
 
 
 def test_who_left_is_not_probed_nor_looked_for_and_is_forgotten_after_a_day() -> None:
@@ -616,6 +632,27 @@ def test_a_member_of_an_earlier_start_can_be_forgotten() -> None:
     assert not x.node.membership.forget("y")
     says(x, "z", rumour("y", MemberStatus.DEAD))  # z has known it, too
     assert x.node.membership.get("y") is None
+
+
+@pytest.mark.parametrize("is_of_earlier_start", [False, True])
+def test_who_heard_later_of_a_forgotten_run_does_not_bring_it_back(*, is_of_earlier_start: bool) -> None:
+    """A machine that was cut off together with it, or any after a restart of this agent, which keeps no refutation numbers."""
+    x = given("z")
+    if is_of_earlier_start:
+        x.node.membership.start([identity("y")], [], [])
+    else:
+        says(x, "z", rumour("y", MemberStatus.DEAD, 3))
+    assert x.node.membership.forget("y")
+    tombstone = x.node.membership.gossip.shared.members["y"].rumour
+    for standing in (MemberStatus.ALIVE, MemberStatus.DEAD):
+        says(x, "z", rumour("y", standing, 9))
+        assert x.node.membership.get("y") is None
+    y = Given(node="y", peers=("x",))
+    says(y, "x", tombstone)  # it is not gone after all
+    objection = y.node.membership.gossip.own
+    assert objection.is_credible(None)
+    says(x, "z", objection)
+    assert state(x, "y") is PeerState.ALIVE
 
 
 def test_a_full_table_drops_whoever_was_lost_longest() -> None:

@@ -23,6 +23,7 @@ from peerload.model import metrics
 from peerload.model.actions import Dial, DialAddress
 from peerload.model.events import GossipReceived
 from peerload.model.gossip import (
+    CLAIM_MAX,
     OUTDO_MAX,
     GossipAck,
     GossipNack,
@@ -434,6 +435,9 @@ def identity_of(rumour: MembershipUpdate) -> Identity:
 
 
 GONE = (MemberStatus.DEAD, MemberStatus.LEFT, MemberStatus.FORGOTTEN)
+FORGOTTEN_AHEAD = 1 << 20
+"""Lead of a tombstone's refutation number over the known one: members that heard later of that run bring it back no more than
+others, and the node itself can still object."""
 LEAVE_TOLD_MAX = 16
 """Members that a node tells itself that it leaves; they tell the others."""
 WARN_S = 1.0
@@ -616,14 +620,16 @@ class Gossip:
     def forget(self, node: str) -> bool:
         """Declare a member gone for good: broadcast that, and stop probing it. False if it is not known."""
         member, of_earlier_start = self.shared.members.get(node), self.anti_entropy.known.pop(node, None)
-        if member is not None:
-            rumour = msgspec.structs.replace(member.rumour, standing=MemberStatus.FORGOTTEN, by=())
+        if member is not None and member.rumour.standing is not MemberStatus.FORGOTTEN:
+            rumour = member.rumour
         elif (one := of_earlier_start) is not None:
             fields = one.node, one.boot, one.machine_boot, one.store, one.incarnation
-            rumour = MembershipUpdate(*fields, 0, MemberStatus.FORGOTTEN, one.address)
+            rumour = MembershipUpdate(*fields, 0, MemberStatus.DEAD, one.address)
         else:
             return False
-        return self.update_received(rumour, "") or of_earlier_start is not None
+        refutation = max(rumour.refutation, min(rumour.refutation + FORGOTTEN_AHEAD, CLAIM_MAX))
+        gone = msgspec.structs.replace(rumour, refutation=refutation, standing=MemberStatus.FORGOTTEN, by=())
+        return self.update_received(gone, "") or of_earlier_start is not None
 
     def drop(self, node: str) -> None:
         """Think no more of a member that is gone."""

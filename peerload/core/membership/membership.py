@@ -444,8 +444,9 @@ class OwnProfile:
 
 NEWS_S = 3600.0
 """Death or departure of a node that is first heard of when it is older is no event: each new or restarted node hears of all."""
-LEAVING_SAID_MAX = 4
-"""Members that are told over the peer link that this node stops, besides what gossip tells."""
+LEAVING_SAID_MAX = 16
+"""Members that are told over the peer link that this node stops, besides what gossip tells: without datagrams the others call it
+dead until they exchange everything with one of these."""
 
 STALLED_MEMORY_S = 3.0
 """A decline because a file system did not answer is remembered for this long only: it may answer again at any moment."""
