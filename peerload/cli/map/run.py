@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from peerload.cli.common import command
 from peerload.cli.common.command import say_declining
 from peerload.cli.common.messages import say_unknown
+from peerload.cli.common.output import write_all
 from peerload.cli.map.template import BadInput, shown
 from peerload.client.connection import AgentConnection, OutputGaps, beyond, refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
@@ -100,7 +101,7 @@ class Joblog:
         )
         line = "\t".join(fields).encode() + b"\t" + command.replace(b"\n", b"\0") + b"\n"
         try:
-            os.write(self._file, line)
+            write_all(self._file, line)
         except OSError as error:
             raise PeerloadError(
                 f"--joblog {printable(self._path)} cannot be written", why=error.strerror or str(error)
