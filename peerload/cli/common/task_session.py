@@ -268,6 +268,8 @@ _CAUGHT = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGCONT,
 )  # fmt: skip
 _HARMLESS = (signal.SIGWINCH, signal.SIGCONT)
+_CAN_WAIT = (*_HARMLESS, signal.SIGTSTP, signal.SIGQUIT)
+"""Signals that are handled when the agent is back: Ctrl-Z and Ctrl-\\ leave the task alive."""
 
 
 class Detached(Exception):
@@ -598,8 +600,9 @@ class TaskSession:
         self._raw.leave()
         self._client.close()
         while True:
-            select.select([self._wakeup[0]], [], [], RECONNECT_LOOK_S)
-            if time.monotonic() > self._lost_until_s or set(self._waiting) - set(_HARMLESS):
+            if select.select([self._wakeup[0]], [], [], RECONNECT_LOOK_S)[0]:
+                os.read(self._wakeup[0], 4096)
+            if time.monotonic() > self._lost_until_s or set(self._waiting) - set(_CAN_WAIT):
                 raise self._lost(error) from None
             try:
                 self._client = AgentConnection(self._client.path)
