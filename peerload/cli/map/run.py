@@ -521,11 +521,14 @@ class Mapping:
             self._to_stop.append(batch.id)
 
     def _not_submitted(self, batch: MapBatch, body: dict[str, Any]) -> None:
-        """Handle a refusal: a full queue, or a quota, is tried again with half as many tasks; anything else ends the map."""
+        """Handle a refusal: a full queue, or a quota, is tried again with half as many tasks; anything else ends the map, unless
+        that ends already."""
         del self._batches[batch.token]
         self._unfinished -= len(batch.left)
         code = body.get("code")
-        if code in (SlowDown.code, SnapshotWanted.code) and not self._stops:
+        if self._stops:
+            return  # it is not wanted any more
+        if code in (SlowDown.code, SnapshotWanted.code):
             self._held_back = sorted([*batch.left.values(), *self._held_back], key=lambda task: task.number)
             if code == SlowDown.code:
                 self._slow_down(batch, body)

@@ -62,3 +62,30 @@ def test_what_is_submitted_while_it_halts_is_stopped_too(agent: FakeAgent, when:
     done = peerload("map", "--halt", f"{when},fail=1", "-j2", "true {}", ":::", "1", "2", "3", agent=agent)
     assert b"Traceback" not in done.stderr
     assert cancelled.is_set(), done.stderr
+
+
+def test_what_is_refused_while_it_halts_is_not_wanted_any_more(agent: FakeAgent) -> None:
+    """A quota refuses the third task only when the failure that halts it all has been told."""
+    sent, told = threading.Event(), threading.Event()
+
+    def submit(request: control.Submit, reply: Reply) -> None:
+        if len(agent.asked(control.Submit)) == 1:
+            reply.ok(id="n1/1", members=len(request.each), directory_here=True, placeable=None)
+        else:
+            sent.set()
+            assert told.wait(60)
+            reply.error("slow-down", "too many tasks of one user")
+
+    def wait(_request: control.Wait, reply: Reply) -> None:
+        ended: dict[str, Any] = {"signal": None, "node": "n1", "stdout": b"", "stderr": b""}
+        reply.more(id="n1/1.1", state="done", exit_code=0, **ended)
+        assert sent.wait(60)
+        reply.more(id="n1/1.2", state="failed", exit_code=7, **ended)
+        told.set()
+        reply.ok(timed_out=False)
+
+    agent.handlers |= {"submit": submit, "wait": wait}
+    agent.answer("cancel", cancelled=[], already_ended=[])
+    agent.answer("info", node="n1")
+    done = peerload("map", "--halt", "now,fail=1", "-j2", "true {}", ":::", "1", "2", "3", agent=agent)
+    assert done.returncode == 7, done.stderr
