@@ -332,6 +332,7 @@ class Mapping:
         self.failed_batches: dict[str, None] = {}
         self.incomplete: dict[str, str] = {}
         self.incomplete_count = 0
+        self._not_fetched: set[str] = set()
         self.kept_beside = 0
 
     # -- context -------------------------------------------------------------------------------------------------------
@@ -525,9 +526,9 @@ class Mapping:
         that ends already."""
         del self._batches[batch.token]
         self._unfinished -= len(batch.left)
-        code = body.get("code")
         if self._stops:
             return  # it is not wanted any more
+        code = body.get("code")
         if code in (SlowDown.code, SnapshotWanted.code):
             self._held_back = sorted([*batch.left.values(), *self._held_back], key=lambda task: task.number)
             if code == SlowDown.code:
@@ -580,8 +581,11 @@ class Mapping:
             self._halts(body)
 
     def note_printed(self, task: MapResult) -> None:
-        """Write a task whose output was printed into the joblog; not a cancelled one, which `--resume` runs."""
-        if self._joblog is not None and task.body.get("state") != "cancelled":
+        """Write a task whose output was printed into the joblog. Not a cancelled one, nor one whose output could not be fetched:
+        `--resume` runs these."""
+        if task.body["id"] in self._not_fetched:
+            self._not_fetched.remove(task.body["id"])
+        elif self._joblog is not None and task.body.get("state") != "cancelled":
             self._joblog.add(task.number, task.body, task.body["command"])
 
     def _remember_failed(self, batch: MapBatch) -> None:
@@ -718,10 +722,12 @@ class Mapping:
                 until_s = until_s or time.monotonic() + RECONNECT_S_MAX
                 if time.monotonic() > until_s or self._signals:
                     self.note_incomplete(task, error.what)
+                    self._not_fetched.add(task)
                     return
                 select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
             except BadRequest as error:
                 self.note_incomplete(task, error.what)
+                self._not_fetched.add(task)
                 return
         gaps.end(end)
         if gone := end.get("output_gone_why"):
