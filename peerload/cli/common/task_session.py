@@ -14,7 +14,7 @@ import sys
 import time
 
 from peerload.cli.common.messages import say_notice
-from peerload.client.connection import AgentConnection, accepted, beyond
+from peerload.client.connection import AgentConnection, accepted, beyond, is_worth_another_try
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import say, shortened
@@ -620,8 +620,10 @@ class TaskSession:
                     self._stdin.send_again()
                     self._send_input(self._stdin)
                     self._claim_input(self._stdin)
-            except AgentUnavailable:
-                continue
+            except PeerloadError as again:
+                if is_worth_another_try(again):
+                    continue
+                raise
             self._lost_until_s = 0.0
             return
 

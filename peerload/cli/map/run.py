@@ -21,7 +21,7 @@ from peerload.cli.common.command import say_declining
 from peerload.cli.common.messages import say_unknown
 from peerload.cli.common.output import write_all
 from peerload.cli.map.template import BadInput, shown
-from peerload.client.connection import AgentConnection, OutputGaps, beyond, refusal
+from peerload.client.connection import AgentConnection, OutputGaps, beyond, is_worth_another_try, refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, say, size_text
@@ -381,7 +381,7 @@ class Mapping:
             while True:
                 try:
                     self._fill()
-                    self._stop_late()
+                    self._stop_batches()
                     is_saved = not self._has_files or not self._batches
                     is_all = self._inputs.is_over and not self._held_back
                     if not self._unfinished and is_saved and (is_all or self._stops):
@@ -611,18 +611,20 @@ class Mapping:
         self.halted_by = body
         self._stops = True
         self._inputs.stop()
-        names = [batch.id for batch in self._batches.values() if batch.id]
-        if not self._halt.is_now:
-            names = self._kept_back(names)
-        self._cancel(names)
+        self._to_stop = [batch.id for batch in self._batches.values() if batch.id]
 
-    def _stop_late(self) -> None:
-        """Stop batches that got their id, or may not have heard the order, after the others were stopped."""
+    def _stop_batches(self) -> None:
+        """Stop the batches in ``_to_stop``: all when it halts, later those that get their id, or may not have heard the order."""
         names = self._to_stop
         if not names:
             return
         if not self._signals and not self._halt.is_now:
-            names = self._kept_back(names)
+            try:
+                names = self._kept_back(names)
+            except BadRequest as error:
+                if is_worth_another_try(error):
+                    return
+                raise
         self._to_stop = []
         self._cancel(names)
 
@@ -678,8 +680,8 @@ class Mapping:
                 self._client = AgentConnection(self._socket_path)
                 self._client.call("info")
                 break
-            except AgentUnavailable as still:
-                if time.monotonic() > until_s or self._signals:
+            except PeerloadError as still:
+                if not is_worth_another_try(still) or time.monotonic() > until_s or self._signals:
                     raise self._gone(still) from None
                 select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
         self._asked.clear()
@@ -693,7 +695,7 @@ class Mapping:
         if self._signals or self.halted_by is not None:
             self._to_stop = [batch.id for batch in self._batches.values() if batch.id]
 
-    def _gone(self, error: AgentUnavailable) -> AgentUnavailable:
+    def _gone(self, error: PeerloadError) -> AgentUnavailable:
         names = [batch.id for batch in self._batches.values() if batch.id]
         later = [f"when it is back:  peerload wait {' '.join(names[:5])}"] if names else []
         if self._joblog is not None:
@@ -718,17 +720,13 @@ class Mapping:
                             yield new
                     end = client.last
                 break
-            except AgentUnavailable as error:
+            except PeerloadError as error:
                 until_s = until_s or time.monotonic() + RECONNECT_S_MAX
-                if time.monotonic() > until_s or self._signals:
+                if not is_worth_another_try(error) or time.monotonic() > until_s or self._signals:
                     self.note_incomplete(task, error.what)
                     self._not_fetched.add(task)
                     return
                 select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
-            except BadRequest as error:
-                self.note_incomplete(task, error.what)
-                self._not_fetched.add(task)
-                return
         gaps.end(end)
         if gone := end.get("output_gone_why"):
             self.note_incomplete(task, f"its output was removed ({gone})")

@@ -169,6 +169,21 @@ def fetched(_request: control.Wait, reply: Reply) -> None:
     reply.ok(timed_out=False)
 
 
+def test_an_output_is_fetched_when_the_agent_has_room_for_one_more_client(
+    agent: FakeAgent, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    submitted(agent)
+
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
+        reply.more(stream=1, offset=0, data=b"out\n")
+        reply.ok(id="ws1/1.1", state="done", stdout_bytes=4, stderr_bytes=0)
+
+    agent.handlers |= {"wait": fetched, "output": output}
+    agent.refused = {3}  # after those that look for the agent and submit
+    out, errors = (process := start("true {}", ":::", "1")).communicate(timeout=60)
+    assert (process.returncode, out) == (0, b"out\n"), errors
+
+
 # -- how it ends -------------------------------------------------------------------------------------------------------
 
 

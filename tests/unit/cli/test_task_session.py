@@ -90,6 +90,15 @@ def test_ctrl_backslash_while_the_agent_is_away_detaches_when_it_is_back(
     assert (process.returncode, len(agent.asked(control.Detach))) == (131, 1), errors
 
 
+def test_an_agent_with_too_many_clients_is_asked_again(
+    agent: FakeAgent, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    submitted(agent)
+    agent.refused = {2}
+    _, errors = (process := start("run", "true")).communicate(timeout=60)
+    assert process.returncode == 0, errors
+
+
 def test_a_signal_that_can_wait_costs_no_processor_time_while_the_agent_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
