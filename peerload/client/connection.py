@@ -29,6 +29,7 @@ from peerload.model.errors import (
     NoSuchTask,
     OutputIncomplete,
     PeerloadError,
+    SlowDown,
     SnapshotWanted,
     StagingFailed,
 )
@@ -159,6 +160,11 @@ def joined(parts: Iterable[dict[str, Any]], reply: dict[str, Any]) -> dict[str, 
             if isinstance(value, list):
                 lists.setdefault(key, []).extend(value)
     return reply | {key: [*items, *reply.get(key, ())] for key, items in lists.items()}
+
+
+def is_worth_another_try(error: PeerloadError) -> bool:
+    """True if the agent is away, or has no room for one more client now."""
+    return isinstance(error, AgentUnavailable) or error.code == SlowDown.code
 
 
 def agent_gone(reason: str) -> AgentUnavailable:

@@ -14,7 +14,7 @@ import sys
 import time
 
 from peerload.cli.common.messages import say_notice
-from peerload.client.connection import AgentConnection, accepted, beyond
+from peerload.client.connection import AgentConnection, accepted, beyond, is_worth_another_try
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import say, shortened
@@ -268,6 +268,8 @@ _CAUGHT = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGCONT,
 )  # fmt: skip
 _HARMLESS = (signal.SIGWINCH, signal.SIGCONT)
+_CAN_WAIT = (*_HARMLESS, signal.SIGTSTP, signal.SIGQUIT)
+"""Signals that are handled when the agent is back: Ctrl-Z and Ctrl-\\ leave the task alive."""
 
 
 class Detached(Exception):
@@ -598,8 +600,9 @@ class TaskSession:
         self._raw.leave()
         self._client.close()
         while True:
-            select.select([self._wakeup[0]], [], [], RECONNECT_LOOK_S)
-            if time.monotonic() > self._lost_until_s or set(self._waiting) - set(_HARMLESS):
+            if select.select([self._wakeup[0]], [], [], RECONNECT_LOOK_S)[0]:
+                os.read(self._wakeup[0], 4096)
+            if time.monotonic() > self._lost_until_s or set(self._waiting) - set(_CAN_WAIT):
                 raise self._lost(error) from None
             try:
                 self._client = AgentConnection(self._client.path)
@@ -617,8 +620,10 @@ class TaskSession:
                     self._stdin.send_again()
                     self._send_input(self._stdin)
                     self._claim_input(self._stdin)
-            except AgentUnavailable:
-                continue
+            except PeerloadError as again:
+                if is_worth_another_try(again):
+                    continue
+                raise
             self._lost_until_s = 0.0
             return
 

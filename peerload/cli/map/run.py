@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from peerload.cli.common import command
 from peerload.cli.common.command import say_declining
 from peerload.cli.common.messages import say_unknown
+from peerload.cli.common.output import write_all
 from peerload.cli.map.template import BadInput, shown
-from peerload.client.connection import AgentConnection, OutputGaps, beyond, refusal
+from peerload.client.connection import AgentConnection, OutputGaps, beyond, is_worth_another_try, refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, say, size_text
@@ -100,7 +101,7 @@ class Joblog:
         )
         line = "\t".join(fields).encode() + b"\t" + command.replace(b"\n", b"\0") + b"\n"
         try:
-            os.write(self._file, line)
+            write_all(self._file, line)
         except OSError as error:
             raise PeerloadError(
                 f"--joblog {printable(self._path)} cannot be written", why=error.strerror or str(error)
@@ -331,6 +332,7 @@ class Mapping:
         self.failed_batches: dict[str, None] = {}
         self.incomplete: dict[str, str] = {}
         self.incomplete_count = 0
+        self._not_fetched: set[str] = set()
         self.kept_beside = 0
 
     # -- context -------------------------------------------------------------------------------------------------------
@@ -379,7 +381,7 @@ class Mapping:
             while True:
                 try:
                     self._fill()
-                    self._stop_late()
+                    self._stop_batches()
                     is_saved = not self._has_files or not self._batches
                     is_all = self._inputs.is_over and not self._held_back
                     if not self._unfinished and is_saved and (is_all or self._stops):
@@ -520,11 +522,14 @@ class Mapping:
             self._to_stop.append(batch.id)
 
     def _not_submitted(self, batch: MapBatch, body: dict[str, Any]) -> None:
-        """Handle a refusal: a full queue, or a quota, is tried again with half as many tasks; anything else ends the map."""
+        """Handle a refusal: a full queue, or a quota, is tried again with half as many tasks; anything else ends the map, unless
+        that ends already."""
         del self._batches[batch.token]
         self._unfinished -= len(batch.left)
+        if self._stops:
+            return  # it is not wanted any more
         code = body.get("code")
-        if code in (SlowDown.code, SnapshotWanted.code) and not self._stops:
+        if code in (SlowDown.code, SnapshotWanted.code):
             self._held_back = sorted([*batch.left.values(), *self._held_back], key=lambda task: task.number)
             if code == SlowDown.code:
                 self._slow_down(batch, body)
@@ -576,8 +581,11 @@ class Mapping:
             self._halts(body)
 
     def note_printed(self, task: MapResult) -> None:
-        """Write a task whose output was printed into the joblog; not a cancelled one, which `--resume` runs."""
-        if self._joblog is not None and task.body.get("state") != "cancelled":
+        """Write a task whose output was printed into the joblog. Not a cancelled one, nor one whose output could not be fetched:
+        `--resume` runs these."""
+        if task.body["id"] in self._not_fetched:
+            self._not_fetched.remove(task.body["id"])
+        elif self._joblog is not None and task.body.get("state") != "cancelled":
             self._joblog.add(task.number, task.body, task.body["command"])
 
     def _remember_failed(self, batch: MapBatch) -> None:
@@ -603,18 +611,20 @@ class Mapping:
         self.halted_by = body
         self._stops = True
         self._inputs.stop()
-        names = [batch.id for batch in self._batches.values() if batch.id]
-        if not self._halt.is_now:
-            names = self._kept_back(names)
-        self._cancel(names)
+        self._to_stop = [batch.id for batch in self._batches.values() if batch.id]
 
-    def _stop_late(self) -> None:
-        """Stop batches that got their id, or may not have heard the order, after the others were stopped."""
+    def _stop_batches(self) -> None:
+        """Stop the batches in ``_to_stop``: all when it halts, later those that get their id, or may not have heard the order."""
         names = self._to_stop
         if not names:
             return
         if not self._signals and not self._halt.is_now:
-            names = self._kept_back(names)
+            try:
+                names = self._kept_back(names)
+            except BadRequest as error:
+                if is_worth_another_try(error):
+                    return
+                raise
         self._to_stop = []
         self._cancel(names)
 
@@ -670,8 +680,8 @@ class Mapping:
                 self._client = AgentConnection(self._socket_path)
                 self._client.call("info")
                 break
-            except AgentUnavailable as still:
-                if time.monotonic() > until_s or self._signals:
+            except PeerloadError as still:
+                if not is_worth_another_try(still) or time.monotonic() > until_s or self._signals:
                     raise self._gone(still) from None
                 select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
         self._asked.clear()
@@ -685,7 +695,7 @@ class Mapping:
         if self._signals or self.halted_by is not None:
             self._to_stop = [batch.id for batch in self._batches.values() if batch.id]
 
-    def _gone(self, error: AgentUnavailable) -> AgentUnavailable:
+    def _gone(self, error: PeerloadError) -> AgentUnavailable:
         names = [batch.id for batch in self._batches.values() if batch.id]
         later = [f"when it is back:  peerload wait {' '.join(names[:5])}"] if names else []
         if self._joblog is not None:
@@ -710,15 +720,13 @@ class Mapping:
                             yield new
                     end = client.last
                 break
-            except AgentUnavailable as error:
+            except PeerloadError as error:
                 until_s = until_s or time.monotonic() + RECONNECT_S_MAX
-                if time.monotonic() > until_s or self._signals:
+                if not is_worth_another_try(error) or time.monotonic() > until_s or self._signals:
                     self.note_incomplete(task, error.what)
+                    self._not_fetched.add(task)
                     return
                 select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
-            except BadRequest as error:
-                self.note_incomplete(task, error.what)
-                return
         gaps.end(end)
         if gone := end.get("output_gone_why"):
             self.note_incomplete(task, f"its output was removed ({gone})")

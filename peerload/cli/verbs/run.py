@@ -293,6 +293,12 @@ class ExecSession(TaskSession):
     def _cancel(self, number: int) -> None:
         raise SystemExit(128 + number)  # closing the connection kills it
 
+    def _stop(self) -> None:
+        if "command" in self._target:
+            super()._stop()
+        else:  # the signals would reach the task
+            os.kill(os.getpid(), signal.SIGSTOP)
+
     def _detach(self) -> None:
         self._forward(signal.SIGQUIT)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -30,7 +31,7 @@ from peerload.cli.map.template import (
 from peerload.cli.verbs import map as map_verb
 from peerload.cli.verbs.change import to_retry
 from peerload.cli.verbs.map import JSON_OUTPUT_BYTES_MAX, Outputs
-from peerload.model.errors import UsageError
+from peerload.model.errors import PeerloadError, UsageError
 from tests.each import each
 
 NO_NUL = st.binary(max_size=30).map(lambda raw: raw.replace(b"\0", b""))
@@ -175,6 +176,21 @@ def test_a_log_of_gnu_parallel_is_read(tmp_path: Path) -> None:
         False,
     ]
     assert (read.skipped, again.skipped) == (3, 1)
+
+
+def test_a_line_that_is_cut_off_ends_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that becomes full takes a part of a line; the next one would be joined to that."""
+    log = Joblog(str(tmp_path / "log"))
+    taken = iter((4,))
+
+    def write(_file: int, _line: bytes) -> int:
+        for count in taken:
+            return count
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(PeerloadError, match="No space left"):
+        log.add(1, {"exit_code": 0}, b"true 1")
 
 
 @each(

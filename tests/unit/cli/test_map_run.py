@@ -97,6 +97,16 @@ def test_a_task_whose_output_waits_for_its_turn_is_not_in_the_log(
     assert log.read_bytes() == HEADER
 
 
+def test_a_task_whose_output_cannot_be_fetched_is_not_in_the_log(
+    agent: FakeAgent, start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    submitted(agent)
+    agent.handlers |= {"wait": fetched, "output": lambda _request, reply: reply.error("bad-request", "no such output")}
+    log = tmp_path / "log"
+    assert start("--joblog", str(log), "true {}", ":::", "1").wait(60) == 125
+    assert log.read_bytes() == HEADER
+
+
 # -- an agent that goes away -------------------------------------------------------------------------------------------
 
 
@@ -151,6 +161,27 @@ def test_what_a_quota_refuses_is_tried_again_in_smaller_parts(
     out, errors = (process := start("true {}", ":::", "1", "2", "3")).communicate(timeout=60)
     assert (process.returncode, out) == (0, b"out\n" * 3), errors
     assert sorted(sizes.values()) == [1, 2]
+
+
+def fetched(_request: control.Wait, reply: Reply) -> None:
+    """The end of a task whose output is not told with it."""
+    reply.more(id="ws1/1.1", state="done", exit_code=0, signal=None, stdout_bytes=4, stderr_bytes=0)
+    reply.ok(timed_out=False)
+
+
+def test_an_output_is_fetched_when_the_agent_has_room_for_one_more_client(
+    agent: FakeAgent, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    submitted(agent)
+
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
+        reply.more(stream=1, offset=0, data=b"out\n")
+        reply.ok(id="ws1/1.1", state="done", stdout_bytes=4, stderr_bytes=0)
+
+    agent.handlers |= {"wait": fetched, "output": output}
+    agent.refused = {3}  # after those that look for the agent and submit
+    out, errors = (process := start("true {}", ":::", "1")).communicate(timeout=60)
+    assert (process.returncode, out) == (0, b"out\n"), errors
 
 
 # -- how it ends -------------------------------------------------------------------------------------------------------
