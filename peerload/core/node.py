@@ -347,11 +347,11 @@ class Node:
                 self.runs.restore(remote)
         works: list[HomeTask | UntouchedMembers] = [*queued, *map(self.intake.restored_members, together)]
         self.eligibility.dependencies.restored()  # what is awaited is counted, before any of it ends
+        if event.commits_lost:
+            self.handoff.leases.commits_lost(queued)
         self.runs.reconcile(event.running, dict(event.ended), event.frozen)
         for home, at in event.revoked:  # whoever has that name anew has started its tasks after that
             self.executor.home_revoked(home, at)
-        if event.commits_lost:
-            self.handoff.leases.commits_lost(queued)
         for work in sorted(works, key=submission_order) if together else works:
             self._restored_arrives(work)
         self.client_binding.restored()

@@ -367,6 +367,14 @@ def test_what_comes_back_to_such_a_home_waits_too() -> None:
     assert "spawn 2" in sound.hear("y", messages.NotStarted("x/1", UID, 1, "not here"))
 
 
+def test_what_such_a_home_believes_to_run_here_may_have_been_given_away_since() -> None:
+    record = TaskRecord("x/1", UID, TaskState.LEASED, 1.0, attempt=1, node="x")
+    row = events.TaskRow(record, spec(lease_s=600.0))
+    x = Given(peers=(), started=events.AgentStarted(tasks=(row,), counter=1, commits_lost=True))
+    assert x.task().phase is HomePhase.RESTING
+    assert "timer rest 650" in x.started
+
+
 def test_such_a_home_skips_the_numbers_of_attempts_that_it_may_have_granted() -> None:
     rows = (_queued(1, spec()), _queued(2, spec()))
     x = Given(

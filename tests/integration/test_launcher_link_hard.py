@@ -21,7 +21,7 @@ from peerload.agent.runtime import RunState
 from peerload.launcher.protocol import VERSION_MIN, StopRequest
 from peerload.model.actions import SpawnTask
 from peerload.model.events import LauncherLost, LauncherReady, TaskEnded, TaskLost, TaskStarted
-from peerload.model.task import TaskSpec
+from peerload.model.task import TaskSpec, execution_key
 from tests.integration.test_launcher import _state
 from tests.integration.test_launcher_link import Node, _run, fixture_directory  # noqa: F401 -- a fixture
 from tests.support import wait_until
@@ -50,7 +50,7 @@ def test_what_was_ordered_of_a_lost_launcher_is_not_done_by_the_next(directory: 
         os.kill(node.link.pid, signal.SIGKILL)
         node.spawn("late", b"true")
         await node.until(lambda event: isinstance(event, LauncherReady))
-        node.spawn("before it was taken note of", b"true")
+        node.spawn(execution_key(bytes(16), 1), b"true")  # before it was taken note of
         node.link.resume()
         node.spawn("next", b"true")
         await node.ended("next")

@@ -67,7 +67,7 @@ from peerload.model.events import (
     TaskStarted,
 )
 from peerload.model.resources import GPU, MIB, Device, DeviceMode
-from peerload.model.task import Exit, Guarantee
+from peerload.model.task import Exit, Guarantee, attempt_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -507,7 +507,7 @@ class LauncherLink:
             self._usages.pop(number, None)
 
     def _request(self, request: Request) -> None:
-        if self._frames is None or self._paused:
+        if self._frames is None or (self._paused and not _is_own(request)):
             return  # LauncherReady will report the state then
         self._requests.append(encode(request))
         if not self._flushing:
@@ -647,6 +647,16 @@ class LauncherLink:
                 pass  # the heartbeat has noticed it; the list is read before the events
             case _:
                 assert_never(event)
+
+
+def _is_own(request: Request) -> bool:
+    """True if a request is about a process of the agent's own, not about an attempt: those hear of a new launcher at once."""
+    key = getattr(request, "key", "")
+    try:
+        attempt_of(key)
+    except ValueError:
+        return bool(key)
+    return False
 
 
 def _rare_fields(action: SpawnTask, extra: dict[bytes, bytes], source: str, inside: str) -> dict[str, Any]:

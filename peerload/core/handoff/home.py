@@ -499,7 +499,7 @@ class HomeLeases:
         be left that was granted then."""
         config = self._state.config
         longest_s = config.lease_s
-        for task in queued:
+        for task in self._home.tasks.values():
             asked_s = config.lease_auto_s_max if task.spec.lease_auto else task.spec.lease_s
             longest_s = max(longest_s, asked_s, task.record.lease_s)
         grace_s = max(config.lease_grace_s, longest_s * DRIFT_MAX)
