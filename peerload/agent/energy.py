@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peerload.agent.runtime import next_tick, run_command
+from peerload.agent.runtime import in_own_thread, next_tick, run_command
 from peerload.agent.sensors.nvml import find_library, text
 from peerload.config.loader import load_prices
 from peerload.core.resources.placement import matches_device
@@ -436,20 +436,27 @@ class PriceFeed:
             await next_tick(PRICES_EVERY_S)
 
     async def look(self) -> None:
-        """Read the file if it is another than before."""
+        """Read the file if it is another than before. In a thread of its own, since a network mount may hang."""
+        try:
+            prices = await in_own_thread(self._changed)
+        except ConfigError as error:
+            log.warning("price file refused: error=%s", error)
+            self._event_log.record("energy", "prices refused", reason=f"{error}{error.why and f' ({error.why})'}")
+            return
+        except BlockingIOError:  # no thread can be made now
+            return
+        if prices is not None:
+            self._event_log.record("energy", "prices read", reason=f"{len(prices) - 2} rows of {self._path}")
+            self._inbox.put(PricesRead(prices))
+
+    def _changed(self) -> tuple[tuple[float, float], ...] | None:
+        """The prices of a file that is another than before; None if it is not. Raises ConfigError."""
         try:
             facts = self._path.stat()
             seen: object = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
         except OSError as error:
             seen = error.errno
         if seen == self._seen:
-            return
+            return None
         self._seen = seen
-        try:
-            prices = await asyncio.to_thread(load_prices, self._path)
-        except ConfigError as error:
-            log.warning("price file refused: error=%s", error)
-            self._event_log.record("energy", "prices refused", reason=f"{error}{error.why and f' ({error.why})'}")
-            return
-        self._event_log.record("energy", "prices read", reason=f"{len(prices) - 2} rows of {self._path}")
-        self._inbox.put(PricesRead(prices))
+        return load_prices(self._path)

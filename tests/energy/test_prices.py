@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,21 @@ def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path: Pa
 
     assert [look(None), look(DAY), look(None), look(DAY + "rubbish"), look(DAY + "\n")] == [0, 1, 1, 1, 2]
     assert events.states == ["prices refused", "prices read", "prices refused", "prices read"]
+
+
+def test_a_file_that_hangs_does_not_hold_up_the_end_of_the_agent(tmp_path: Path) -> None:
+    path, put, before = tmp_path / "prices.csv", PutEvents(), set(threading.enumerate())
+    os.mkfifo(path)  # to open it waits for a writer
+
+    async def look() -> None:
+        task = asyncio.create_task(PriceFeed(str(path), put, Log()).look())  # type: ignore[arg-type]
+        await asyncio.sleep(0)  # it has begun
+        are_daemons = [reader.daemon for reader in set(threading.enumerate()) - before]
+        path.write_text(DAY)
+        await task
+        assert (are_daemons, len(put)) == ([True], 1)
+
+    asyncio.run(look())
 
 
 def test_config_check_names_the_line_of_a_price_file(tmp_path: Path) -> None:
