@@ -38,7 +38,7 @@ class Machine:
     """A machine with eight cores, each of which draws CORE_W while it is busy, and the agent on it. Tasks and other programs use
     what the test says; its launcher tells of the tasks that run."""
 
-    units = "cgroup2"
+    units: str = "cgroup2"
 
     def __init__(self, root: Path, curve: PowerCurve | None = CURVE, range_uj: int = 262_143_000_000) -> None:
         self.root = root
@@ -405,6 +405,37 @@ def test_energy_of_a_gpu_goes_to_who_holds_it(
             assert node["tasks_joules"] == pytest.approx(joules, abs=1.0)
             assert "gpu" in node["scope"]
             assert node["quality"] == quality
+
+    asyncio.run(run())
+
+
+def test_a_task_has_the_joules_of_its_gpu_also_in_the_window_in_which_it_ends(tmp_path: Path) -> None:
+    """Without cgroups windows are of ten seconds, and these tasks of four."""
+
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.units = "bare"
+        machine.tree.zone("intel-rapl:0", "package-0", tdp_w=200.0)
+        counted_j, tasks_j, idle_w, busy_w = 0.0, 0.0, 50.0, 300.0
+        for number in range(30):
+            key = f"t{number}"
+            if number >= 5:
+                machine.runs(key)
+                machine.ledger.devices.holding[key] = ("gpu0",)
+            watts, cores = (busy_w, {key: 1.0}) if number >= 5 else (idle_w, {})
+            for _ in range(2):
+                reading = DeviceReading("gpu0", power_w=watts, energy_j=counted_j)
+                machine.gpus.power = {"gpu0": (machine.at_s, reading)}
+                await machine.sample()
+                machine.passes(SAMPLE_S, **cores)
+                counted_j += SAMPLE_S * watts
+            reading = DeviceReading("gpu0", power_w=watts, energy_j=counted_j)
+            machine.gpus.power = {"gpu0": (machine.at_s, reading)}
+            await machine.sample()
+            if number >= 5:
+                tasks_j += machine.ends(key).joules or 0.0
+                del machine.ledger.devices.holding[key]
+        assert tasks_j == pytest.approx(25 * 2 * SAMPLE_S * (busy_w - idle_w + CORE_W), rel=0.02)
 
     asyncio.run(run())
 

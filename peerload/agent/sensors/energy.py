@@ -456,7 +456,10 @@ class EnergySensors:
         if account.rate is None:
             curve = self.curve
             rate_else = curve.watts_at(1.0) - curve.watts[0]
-        task = account.finish(key, usage.user_s + usage.system_s, self._now().boot_s, rate_else)
+        cards = [card for card in self._cards.values() if key in card.used]
+        counted_s = self._sampled_s - self._checkpoint.at_s
+        cpu_s = usage.user_s + usage.system_s
+        task = account.finish(key, cpu_s, self._now().boot_s, rate_else, cards, counted_s)
         if task is None:
             return exit_
         with_energy = {"joules": round(task.joules, 3), "energy_quality": task.quality, "energy_scope": task.scope}
