@@ -92,10 +92,10 @@ class Machine:
         self.ledger.running[key] = (ResourceRequest(), True)
         self.cpu_s[key] = 0.0
 
-    def ends(self, key: str) -> Usage:
+    def ends(self, key: str, ago_s: float = 0.0) -> Usage:
         """→ what its exit tells."""
-        used_s = self.cpu_s.pop(key)
-        exit_ = self.agent.ended(key, Exit(0, started_at=1.0, ended_at=2.0, usage=Usage(user_s=used_s)))
+        used_s, ended_at = self.cpu_s.pop(key), 1e9 + self.at_s - ago_s
+        exit_ = self.agent.ended(key, Exit(0, started_at=1e9 - 1, ended_at=ended_at, usage=Usage(user_s=used_s)))
         self.ledger.running.pop(key, None)
         return exit_.usage
 
@@ -436,6 +436,34 @@ def test_a_task_has_the_joules_of_its_gpu_also_in_the_window_in_which_it_ends(tm
                 tasks_j += machine.ends(key).joules or 0.0
                 del machine.ledger.devices.holding[key]
         assert tasks_j == pytest.approx(25 * 2 * SAMPLE_S * (busy_w - idle_w + CORE_W), rel=0.02)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_a_gpu_counts_for_a_task_until_its_end_and_not_while_the_machine_sleeps(
+    tmp_path: Path, *, sleeps: bool
+) -> None:
+    """An agent was away for eight hours, or its machine asleep; a task ended ten seconds after that began, or before it ended."""
+
+    async def run() -> None:
+        machine, away_s, on_s = Machine(tmp_path), 8 * 3600.0, 10.0
+        machine.runs("a")
+        machine.ledger.devices.holding["a"] = ("gpu0",)
+        for _ in range(6):
+            reading = DeviceReading("gpu0", power_w=300.0, energy_j=300.0 * machine.at_s)
+            machine.gpus.power = {"gpu0": (machine.at_s, reading)}
+            await machine.sample()
+            machine.passes(SAMPLE_S)
+        before_j = machine.agent.so_far("a")
+        assert before_j is not None
+        machine.at_s += away_s + on_s
+        if sleeps:
+            machine.slept_s = away_s
+        else:
+            machine.start()
+        joules = machine.ends("a", 0.0 if sleeps else away_s).joules
+        assert joules == pytest.approx(before_j + (SAMPLE_S + on_s) * 300.0)
 
     asyncio.run(run())
 

@@ -458,8 +458,10 @@ class EnergySensors:
             rate_else = curve.watts_at(1.0) - curve.watts[0]
         cards = [card for card in self._cards.values() if key in card.used]
         counted_s = self._sampled_s - self._checkpoint.at_s
-        cpu_s = usage.user_s + usage.system_s
-        task = account.finish(key, cpu_s, self._now().boot_s, rate_else, cards, counted_s)
+        cpu_s, now = usage.user_s + usage.system_s, self._now()
+        slept_s = max(self._slept_s() - self._checkpoint.slept_s, 0.0)
+        ended_s = now.boot_s - slept_s - max(now.wall_s - exit_.ended_at, 0.0)
+        task = account.finish(key, cpu_s, ended_s, rate_else, cards, counted_s)
         if task is None:
             return exit_
         with_energy = {"joules": round(task.joules, 3), "energy_quality": task.quality, "energy_scope": task.scope}
