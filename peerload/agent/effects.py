@@ -518,7 +518,7 @@ class AttemptStarts:
     _mps: MpsDaemons
     _settler: ExitSettler
     _background: BackgroundTasks
-    _await_mps: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _await_mps: dict[str, asyncio.Task[None]] = field(init=False, default_factory=dict)
 
     def stage_offered(self, action: actions.StageFiles) -> None:
         """Stage the files of an attempt of another home before its lease begins."""

@@ -34,6 +34,11 @@ IDLE_W, CORE_W = 20.0, 9.0
 CURVE = PowerCurve((IDLE_W, IDLE_W + CORES * CORE_W), CORES, CORES, quality=Quality.MEASURED)
 
 
+class Sensors(EnergySensors):
+    def _slept_s(self) -> float:
+        return float(self._launcher.slept_s)  # type: ignore[attr-defined]
+
+
 class Machine:
     """A machine with eight cores, each of which draws CORE_W while it is busy, and the agent on it. Tasks and other programs use
     what the test says; its launcher tells of the tasks that run."""
@@ -62,7 +67,7 @@ class Machine:
         config = AgentConfig(node="n1", state=str(self.root), socket="s", mode=mode, energy=settings)
         store = EnergyStore(self.root / "energy.db")
         clock = lambda: Instant(self.at_s, 1e9 + self.at_s)  # noqa: E731 -- short
-        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put, clock, lambda: self.slept_s)
+        self.agent = Sensors(config, self.x.node, self.gpus, self, store, self.put, clock)
 
     async def usage(self, keys: Sequence[str], *, brief: bool, counters: bool) -> UsageEvent | None:
         assert brief

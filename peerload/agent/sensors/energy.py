@@ -83,11 +83,6 @@ SLEPT_S_MIN = 1.0
 _COLUMNS = "since, until, joules, tasks_joules, other_joules, idle_joules, gap_s, quality, scope, source"
 
 
-def machine_slept_s() -> float:
-    """Seconds for which this machine has been suspended since its boot."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-
-
 class UsageSource(Protocol):
     """The launcher, as far as energy needs it. units: how tasks are contained."""
 
@@ -193,10 +188,8 @@ class EnergySensors:
         store: EnergyStore,
         inbox: EventSink,
         clock: Callable[[], Instant] = now,
-        slept_s: Callable[[], float] = machine_slept_s,
     ) -> None:
         self._now = clock
-        self._slept_s = slept_s
         self._inbox = inbox
         self._counted = [0.0, 0.0]
         self._divided: dict[tuple[str, Quality], float] = {}
@@ -227,6 +220,10 @@ class EnergySensors:
         self._bucket: Totals | None = None
         self.watts: float | None = None
         self.quality = Quality.ESTIMATED
+
+    def _slept_s(self) -> float:
+        """Seconds for which this machine has been suspended since its boot."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
     def _restored(self) -> EnergyCheckpoint:
         """The counters that the previous agent stored; after a boot of the machine only those that still hold."""
