@@ -533,7 +533,7 @@ class Daemon:
             self.node, self.performer, self.outbox, self.run_state, recorder, validates=self.config.debug_validate
         )
         price_feed = PriceFeed(self.config.energy.price_file, self.inbox, self.event_log)
-        self._begin(kept, launcher, await price_feed.read())
+        self._begin(kept, launcher, await price_feed.first())
         del kept  # this coroutine lives as long as the agent, and the rows of a million tasks are half a gigabyte
         if self.disk.state != "ok":
             self.disk.report("at the agent's start", self.inbox, self.event_log)

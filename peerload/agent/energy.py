@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peerload.agent.runtime import next_tick, run_command
+from peerload.agent.runtime import in_own_thread, next_tick, run_command
 from peerload.agent.sensors.nvml import find_library, text
 from peerload.config.loader import load_prices
 from peerload.core.resources.placement import matches_device
@@ -417,6 +417,8 @@ async def _run(command: str, variables: dict[str, str]) -> int:
 
 
 PRICES_EVERY_S = 10.0
+FIRST_PRICES_S_MAX = 3.0
+"""Longest wait of the agent's start for the prices."""
 
 
 class PriceFeed:
@@ -437,23 +439,37 @@ class PriceFeed:
                 self._inbox.put(PricesRead(prices))
             await next_tick(PRICES_EVERY_S)
 
+    async def first(self) -> tuple[tuple[float, float], ...]:
+        """The prices at the agent's start; () if there are none, or if the mount of the file does not answer soon."""
+        if self._is_given:
+            with contextlib.suppress(TimeoutError):
+                return await asyncio.wait_for(self.read(), FIRST_PRICES_S_MAX)
+        return ()
+
     async def read(self) -> tuple[tuple[float, float], ...]:
-        """Read the file if it is another than before → the prices; () if there are no new ones."""
-        if not self._is_given:
+        """Read the file if it is another than before → the prices; () if there are no new ones. In a thread of its own, since a
+        network mount may hang."""
+        try:
+            seen, prices = await in_own_thread(self._changed)
+        except BlockingIOError:  # no thread can be made now
             return ()
+        self._seen = seen
+        if isinstance(prices, ConfigError):
+            log.warning("price file refused: error=%s", prices)
+            self._event_log.record("energy", "prices refused", reason=f"{prices}{prices.why and f' ({prices.why})'}")
+            return ()
+        if prices:
+            self._event_log.record("energy", "prices read", reason=f"{len(prices) - 2} rows of {self._path}")
+        return prices
+
+    def _changed(self) -> tuple[object, tuple[tuple[float, float], ...] | ConfigError]:
+        """The file as it is now, and its prices if it is another than before, or why they cannot be used."""
         try:
             facts = self._path.stat()
             seen: object = (facts.st_mtime_ns, facts.st_size, facts.st_ino)
         except OSError as error:
             seen = error.errno
-        if seen == self._seen:
-            return ()
-        self._seen = seen
         try:
-            prices = await asyncio.to_thread(load_prices, self._path)
+            return seen, () if seen == self._seen else load_prices(self._path)
         except ConfigError as error:
-            log.warning("price file refused: error=%s", error)
-            self._event_log.record("energy", "prices refused", reason=f"{error}{error.why and f' ({error.why})'}")
-            return ()
-        self._event_log.record("energy", "prices read", reason=f"{len(prices) - 2} rows of {self._path}")
-        return prices
+            return seen, error

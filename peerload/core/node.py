@@ -173,8 +173,10 @@ class Node:
 
     @property
     def has_work(self) -> bool:
-        """True if a task of this home has not ended, or one of another is here: the machine must not sleep."""
-        return bool(self.home.number or self.executor.remote_tasks or self.ledger.inbound)
+        """True if a task of this home has not ended, one of another is here, or other programs keep slots busy: the machine must
+        not sleep."""
+        has_tasks = self.home.number or self.executor.remote_tasks or self.ledger.inbound
+        return bool(has_tasks or self.ledger.foreign_slots)
 
     def holds(self, key: str) -> bool:
         """True if this attempt is to run here."""

@@ -156,6 +156,15 @@ class DomainEnergy(NamedTuple):
         """Seconds of the window with known energy. A gap longer than the window is that of a sensor that was silent before."""
         return seconds - self.gap_s if self.gap_s < seconds else seconds * (self.joules > 0)
 
+    def idle_j(self, seconds: float) -> float:
+        """Idle joules of the window."""
+        return min(self.idle_w * self.known_s(seconds), self.joules)
+
+    def joules_of(self, key: str, seconds: float) -> float:
+        """Joules of an attempt."""
+        everybody = max(self.busy, sum(self.used.values()))
+        return (self.joules - self.idle_j(seconds)) * self.used[key] / everybody if everybody > 0 else 0.0
+
 
 class Totals(msgspec.Struct, omit_defaults=True):
     """Joules of a node from ``since`` to ``until`` (Unix s)."""
@@ -230,8 +239,7 @@ class EnergyAccount(msgspec.Struct):
         for task in self.tasks.values():
             task.device_w = 0.0
         for number, domain in enumerate(domains):
-            known_s = domain.known_s(seconds)
-            idle_j = min(domain.idle_w * known_s, domain.joules)
+            known_s, idle_j = domain.known_s(seconds), domain.idle_j(seconds)
             dynamic_j, everybody = domain.joules - idle_j, max(domain.busy, sum(domain.used.values()))
             tasks_j = 0.0
             for key, used in domain.used.items():
@@ -256,9 +264,18 @@ class EnergyAccount(msgspec.Struct):
         self.tasks = {key: task for key, task in self.tasks.items() if key in running}
         return total
 
-    def finish(self, key: str, cpu_s: float, at_s: float, rate_else: float) -> TaskEnergy | None:
+    def finish(
+        self,
+        key: str,
+        cpu_s: float,
+        at_s: float,
+        rate_else: float,
+        cards: Sequence[DomainEnergy] = (),
+        counted_s: float = 0.0,
+    ) -> TaskEnergy | None:
         """Joules of an ended attempt with ``cpu_s`` processor seconds in all; None if they are not known. Seconds that no window has
-        counted yet count at the last rate; rate_else: the rate without a window."""
+        counted yet count at the last rate; rate_else: the rate without a window. cards: its GPUs in the present window, as of
+        ``counted_s`` after its start."""
         if (known := self.ended.get(key)) is not None:
             return known
         task = self.tasks.pop(key, None) or TaskEnergy(
@@ -269,8 +286,13 @@ class EnergyAccount(msgspec.Struct):
         if not task.is_known and self.rate is None and not rate_else:
             return None
         rate = rate_else if self.rate is None else self.rate
-        task.joules += rest_s * rate + task.device_w * max(at_s - self.at_s, 0.0)
+        rest_of_devices_s = max(at_s - self.at_s - (counted_s if cards else 0.0), 0.0)
+        task.joules += rest_s * rate + task.device_w * rest_of_devices_s
         task.scope = task.scope or self.scope
+        for card in cards:
+            task.joules += card.joules_of(key, counted_s)
+            task.scope = joined(task.scope, card.scope)
+            task.quality = Quality.worst((task.quality, card.quality))
         if self.rate is None and not task.is_known:
             task.quality = Quality.ESTIMATED
         self.ended[key] = task

@@ -34,11 +34,16 @@ IDLE_W, CORE_W = 20.0, 9.0
 CURVE = PowerCurve((IDLE_W, IDLE_W + CORES * CORE_W), CORES, CORES, quality=Quality.MEASURED)
 
 
+class Sensors(EnergySensors):
+    def _slept_s(self) -> float:
+        return float(self._launcher.slept_s)  # type: ignore[attr-defined]
+
+
 class Machine:
     """A machine with eight cores, each of which draws CORE_W while it is busy, and the agent on it. Tasks and other programs use
     what the test says; its launcher tells of the tasks that run."""
 
-    units = "cgroup2"
+    units: str = "cgroup2"
 
     def __init__(self, root: Path, curve: PowerCurve | None = CURVE, range_uj: int = 262_143_000_000) -> None:
         self.root = root
@@ -62,8 +67,7 @@ class Machine:
         config = AgentConfig(node="n1", state=str(self.root), socket="s", mode=mode, energy=settings)
         store = EnergyStore(self.root / "energy.db")
         clock = lambda: Instant(self.at_s, 1e9 + self.at_s)  # noqa: E731 -- short
-        self.agent = EnergySensors(config, self.x.node, self.gpus, self, store, self.put, clock)
-        self.agent.slept_s = lambda: self.slept_s  # type: ignore[method-assign]
+        self.agent = Sensors(config, self.x.node, self.gpus, self, store, self.put, clock)
 
     async def usage(self, keys: Sequence[str], *, brief: bool, counters: bool) -> UsageEvent | None:
         assert brief
@@ -93,10 +97,10 @@ class Machine:
         self.ledger.running[key] = (ResourceRequest(), True)
         self.cpu_s[key] = 0.0
 
-    def ends(self, key: str) -> Usage:
+    def ends(self, key: str, ago_s: float = 0.0) -> Usage:
         """→ what its exit tells."""
-        used_s = self.cpu_s.pop(key)
-        exit_ = self.agent.ended(key, Exit(0, started_at=1.0, ended_at=2.0, usage=Usage(user_s=used_s)))
+        used_s, ended_at = self.cpu_s.pop(key), 1e9 + self.at_s - ago_s
+        exit_ = self.agent.ended(key, Exit(0, started_at=1e9 - 1, ended_at=ended_at, usage=Usage(user_s=used_s)))
         self.ledger.running.pop(key, None)
         return exit_.usage
 
@@ -406,6 +410,65 @@ def test_energy_of_a_gpu_goes_to_who_holds_it(
             assert node["tasks_joules"] == pytest.approx(joules, abs=1.0)
             assert "gpu" in node["scope"]
             assert node["quality"] == quality
+
+    asyncio.run(run())
+
+
+def test_a_task_has_the_joules_of_its_gpu_also_in_the_window_in_which_it_ends(tmp_path: Path) -> None:
+    """Without cgroups windows are of ten seconds, and these tasks of four."""
+
+    async def run() -> None:
+        machine = Machine(tmp_path)
+        machine.units = "bare"
+        machine.tree.zone("intel-rapl:0", "package-0", tdp_w=200.0)
+        counted_j, tasks_j, idle_w, busy_w = 0.0, 0.0, 50.0, 300.0
+        for number in range(30):
+            key = f"t{number}"
+            if number >= 5:
+                machine.runs(key)
+                machine.ledger.devices.holding[key] = ("gpu0",)
+            watts, cores = (busy_w, {key: 1.0}) if number >= 5 else (idle_w, {})
+            for _ in range(2):
+                reading = DeviceReading("gpu0", power_w=watts, energy_j=counted_j)
+                machine.gpus.power = {"gpu0": (machine.at_s, reading)}
+                await machine.sample()
+                machine.passes(SAMPLE_S, **cores)
+                counted_j += SAMPLE_S * watts
+            reading = DeviceReading("gpu0", power_w=watts, energy_j=counted_j)
+            machine.gpus.power = {"gpu0": (machine.at_s, reading)}
+            await machine.sample()
+            if number >= 5:
+                tasks_j += machine.ends(key).joules or 0.0
+                del machine.ledger.devices.holding[key]
+        assert tasks_j == pytest.approx(25 * 2 * SAMPLE_S * (busy_w - idle_w + CORE_W), rel=0.02)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_a_gpu_counts_for_a_task_until_its_end_and_not_while_the_machine_sleeps(
+    tmp_path: Path, *, sleeps: bool
+) -> None:
+    """An agent was away for eight hours, or its machine asleep; a task ended ten seconds after that began, or before it ended."""
+
+    async def run() -> None:
+        machine, away_s, on_s = Machine(tmp_path), 8 * 3600.0, 10.0
+        machine.runs("a")
+        machine.ledger.devices.holding["a"] = ("gpu0",)
+        for _ in range(6):
+            reading = DeviceReading("gpu0", power_w=300.0, energy_j=300.0 * machine.at_s)
+            machine.gpus.power = {"gpu0": (machine.at_s, reading)}
+            await machine.sample()
+            machine.passes(SAMPLE_S)
+        before_j = machine.agent.so_far("a")
+        assert before_j is not None
+        machine.at_s += away_s + on_s
+        if sleeps:
+            machine.slept_s = away_s
+        else:
+            machine.start()
+        joules = machine.ends("a", 0.0 if sleeps else away_s).joules
+        assert joules == pytest.approx(before_j + (SAMPLE_S + on_s) * 300.0)
 
     asyncio.run(run())
 

@@ -190,6 +190,16 @@ def test_a_node_with_tasks_does_not_sleep_and_one_without_tells_its_peers() -> N
     assert x.sent(messages.Sync).rumours[0].refutation > told[0].refutation
 
 
+def test_a_machine_that_other_programs_keep_busy_does_not_sleep() -> None:
+    x = Given(policies=SENDER)
+    x.when(events.LoadSampled(1.0, 1.0, 0))
+    x.when(events.MachineSleeping(is_suspended=True))
+    assert not x.node.state.is_asleep
+    x.when(events.LoadSampled(0.0, 0.0, 0))
+    x.when(events.MachineSleeping(is_suspended=True))
+    assert x.node.state.is_asleep
+
+
 def test_a_node_that_is_powered_off_is_asleep_and_has_not_left() -> None:
     x = Given(policies=SENDER)
     x.when(events.MachineSleeping(is_suspended=True))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from peerload.agent import energy
 from peerload.agent.energy import PriceFeed
 from peerload.config.loader import mistakes_in
 from peerload.energy.price import read_prices
@@ -78,6 +81,39 @@ def test_a_changed_file_is_read_again_and_a_bad_one_changes_nothing(tmp_path: Pa
     read = [look(None), look(DAY), look(None), look(DAY + "rubbish"), look(DAY + "\n")]
     assert read == [False, True, False, False, True]
     assert events.states == ["prices refused", "prices read", "prices refused", "prices read"]
+
+
+def test_a_file_that_hangs_does_not_hold_up_the_end_of_the_agent(tmp_path: Path) -> None:
+    path, put, before = tmp_path / "prices.csv", PutEvents(), set(threading.enumerate())
+    os.mkfifo(path)  # to open it waits for a writer
+
+    async def look() -> None:
+        task = asyncio.create_task(PriceFeed(str(path), put, Log()).read())  # type: ignore[arg-type]
+        await asyncio.sleep(0)  # it has begun
+        are_daemons = [reader.daemon for reader in set(threading.enumerate()) - before]
+        path.write_text(DAY)
+        assert are_daemons == [True]
+        assert await task
+
+    asyncio.run(look())
+
+
+def test_a_file_that_hangs_does_not_hold_up_the_start_of_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, hung = tmp_path / "prices.csv", tmp_path / "hung"
+    os.mkfifo(path)
+    monkeypatch.setattr(energy, "FIRST_PRICES_S_MAX", 0.01)
+    feed = PriceFeed(str(path), PutEvents(), Log())  # type: ignore[arg-type]
+
+    async def story() -> None:
+        assert await feed.first() == ()
+        path.rename(hung)
+        path.write_text(DAY)
+        assert await feed.read()
+        hung.write_text(DAY)  # the reader that hung ends
+
+    asyncio.run(story())
 
 
 def test_config_check_names_the_line_of_a_price_file(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ class EnergySensors:
         self.watts: float | None = None
         self.quality = Quality.ESTIMATED
 
-    def slept_s(self) -> float:
+    def _slept_s(self) -> float:
         """Seconds for which this machine has been suspended since its boot."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
@@ -229,7 +229,7 @@ class EnergySensors:
         """The counters that the previous agent stored; after a boot of the machine only those that still hold."""
         checkpoint, boot = self._store.checkpoint(), machine_boot_id()
         if checkpoint.boot != boot:
-            return EnergyCheckpoint(boot, self._now().boot_s, self.slept_s(), -1.0, -1.0, idle=checkpoint.idle)
+            return EnergyCheckpoint(boot, self._now().boot_s, self._slept_s(), -1.0, -1.0, idle=checkpoint.idle)
         self._counters.counters = checkpoint.counters
         if checkpoint.counters:  # the counters continue across a restart of the agent
             self._counters.known_s = self._now().boot_s
@@ -289,7 +289,7 @@ class EnergySensors:
 
     def _take_host(self, at_s: float, passed_s: float, readings: list[Reading], busy: float) -> None:
         """Add the measurement of the best working sensor. What the machine drew while it was suspended is not known."""
-        before_s, self._checkpoint.slept_s = self._checkpoint.slept_s, self.slept_s()
+        before_s, self._checkpoint.slept_s = self._checkpoint.slept_s, self._slept_s()
         slept_s = self._checkpoint.slept_s - before_s
         if slept_s < SLEPT_S_MIN:
             slept_s = 0.0
@@ -453,7 +453,12 @@ class EnergySensors:
         if account.rate is None:
             curve = self.curve
             rate_else = curve.watts_at(1.0) - curve.watts[0]
-        task = account.finish(key, usage.user_s + usage.system_s, self._now().boot_s, rate_else)
+        cards = [card for card in self._cards.values() if key in card.used]
+        counted_s = self._sampled_s - self._checkpoint.at_s
+        cpu_s, now = usage.user_s + usage.system_s, self._now()
+        slept_s = max(self._slept_s() - self._checkpoint.slept_s, 0.0)
+        ended_s = now.boot_s - slept_s - max(now.wall_s - exit_.ended_at, 0.0)
+        task = account.finish(key, cpu_s, ended_s, rate_else, cards, counted_s)
         if task is None:
             return exit_
         with_energy = {"joules": round(task.joules, 3), "energy_quality": task.quality, "energy_scope": task.scope}

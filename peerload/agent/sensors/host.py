@@ -55,13 +55,19 @@ class KernelFile:
             os.close(self._fd)
 
     def read(self) -> bytes:
-        """First READ_BYTES_MAX bytes of the file; empty if it is absent."""
+        """First READ_BYTES_MAX bytes of the file; empty if it is absent. After an error it is opened anew: a file system that
+        was started again, as lxcfs in a container, no longer knows the descriptor."""
         if self._fd < 0:
             try:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 return b""
-        return os.pread(self._fd, READ_BYTES_MAX, 0)
+        try:
+            return os.pread(self._fd, READ_BYTES_MAX, 0)
+        except OSError:
+            os.close(self._fd)
+            self._fd = -1
+            raise
 
 
 class OwnTime(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -145,6 +146,24 @@ def test_utilization_is_averaged_and_told_when_it_changes(tmp_path: Path) -> Non
     assert clock.told[-1].cpus_busy < 0.06
     clock.sensors.sample()  # no time has passed
     assert all(one.cpus_busy_foreign < 0.06 for one in clock.told)
+
+
+def test_a_file_whose_descriptor_fails_is_opened_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "stat"
+    path.write_text("old")
+    file = sensors.KernelFile(path)
+    assert file.read() == b"old"
+    path.rename(tmp_path / "gone")
+    path.write_text("new")
+
+    def fails(*_: object) -> bytes:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pread", fails)
+        with pytest.raises(OSError, match="endpoint"):
+            file.read()
+    assert file.read() == b"new"
 
 
 @pytest.mark.usefixtures("quiet", "two_cores")
