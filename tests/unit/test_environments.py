@@ -93,7 +93,7 @@ def test_metadata_that_cannot_be_read_are_refused(content: bytes) -> None:
         ("requirements.txt", b"one\n-e .\n", True),
         ("requirements.txt", b"./one.whl\n", True),
         ("requirements.txt", b"-r /shared/base.txt\n-c https://x/y.txt\n-e git+https://x/y\n", False),
-        ("requirements.txt", b"--only-binary :all:\none[all] ; python_version > '3'\n# -r no\n", False),
+        ("requirements.txt", b"--prefer-binary\none[all] ; python_version > '3'\n# -r no\n", False),
     ],
 )
 def test_what_cannot_be_built_is_refused_before_it_travels(
