@@ -372,7 +372,7 @@ def _impostor(address: str) -> BadRequest:
 
 def _refusal(answer: join.JoinRefused) -> BadRequest:
     if answer.code == "token":
-        why = "the token was used before, has expired, or is of another cluster"
+        why = "the token was used before, has expired, is of another cluster, or was used by a node that is revoked"
         return BadRequest(_NOT_LET_IN, why=why, hint=_NEW)
     hint = "the same token with another name:  peerload join --node NAME TOKEN" if answer.code == "name" else _NEW
     return BadRequest(_NOT_LET_IN, why=answer.what or "it does not understand the request", hint=hint)

@@ -97,6 +97,23 @@ def test_a_home_that_hears_of_a_node_that_sleeps_asks_others_for_its_profile_and
     assert woken(x) == ["y"]
 
 
+def test_the_profile_of_a_node_that_sleeps_is_asked_for_elsewhere_if_who_told_of_it_has_died() -> None:
+    x, y = gate(peers=()), identity("y")
+    for peer in ("w", "z"):
+        x.meet(peer, slots=0, cpus=0.0)
+    told = MembershipUpdate("y", y.boot, y.machine_boot, y.store, 1, 1, MemberStatus.ASLEEP, y.address)
+    x.when(events.GossipReceived("z", identity("z").boot, (told,)))
+    x.timer("gossip", "profiles", "")
+    x.rumour("z", MemberStatus.DEAD)
+    x.after(60.0).timer("gossip", "profiles", "")
+    assert messages.ProfileRequest(("y",)) in [
+        one.message for one in x.last if isinstance(one, actions.Send) and one.dst == "w"
+    ]
+    x.hear("w", messages.ProfileTold((messages.KnownProfile(y.boot, Profile("y", 1, 1.0)),)))
+    x.submit()
+    assert woken(x) == ["y"]
+
+
 def test_a_node_that_never_wakes_is_asked_three_times_reported_and_avoided_until_it_is_heard_of() -> None:
     x = gate()
     x.meet("z")

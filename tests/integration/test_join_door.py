@@ -28,7 +28,7 @@ from tests.wording import Says
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-USED = "the token was used before, has expired, or is of another cluster"
+USED = "the token was used before, has expired, is of another cluster, or was used by a node that is revoked"
 
 
 @pytest.fixture(name="cluster", scope="module")

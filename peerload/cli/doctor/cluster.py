@@ -240,9 +240,10 @@ def clocks(facts: DoctorInput) -> Finding:
     name = max(known, key=lambda one: abs(known[one]))
     off_s = abs(known[name])
     if off_s > CLOCK_S_GOOD:
-        says = f"{name} is {duration_text(off_s)} {'ahead of' if known[name] > 0 else 'behind'} this machine"
+        says = f"{name} was {duration_text(off_s)} {'ahead of' if known[name] > 0 else 'behind'} this machine when it connected"
         more = ": certificates and times are unreliable" if off_s > CLOCK_S_MAX else ""
-        return Finding(FAIL if off_s > CLOCK_S_MAX else WARN, says + more, "on both:  sudo timedatectl set-ntp true")
+        fix = f"on both:  sudo timedatectl set-ntp true        then, to look again:  {facts.restarts}"
+        return Finding(FAIL if off_s > CLOCK_S_MAX else WARN, says + more, fix)
     return Finding(OK, f"{counted(len(known), 'peer')} within {off_s:.2f} s of this machine when they connected")
 
 

@@ -107,7 +107,8 @@ class _Wanted(msgspec.Struct, eq=False):
 
 class Profiles:
     """The fetching of profiles: gossip tells the version of a member's profile, the profile itself is fetched over the peer link.
-    Whoever told of the member is asked first, for all it told of at once; then the member itself, for ever, less and less often.
+    Whoever told of the member is asked first, for all it told of at once; then the member itself, or any other while that sleeps, for
+    ever, less and less often.
 
     Those that are wanted: at most one per member. eligible: what is remembered of the nodes that could run a task, which is
     cleared when a new profile has come."""
@@ -136,7 +137,12 @@ class Profiles:
         shared = self._shared
         due: dict[str, list[str]] = {}
         for node, wanted in self._wanted.items():
-            if wanted.at_s > shared.now_s or (wanted.whom not in due and len(due) >= PROFILE_NODES_MAX):
+            if wanted.at_s > shared.now_s:
+                continue
+            if wanted.tries:
+                is_asleep = self._peers[node].state is PeerState.ASLEEP
+                wanted.whom = (shared.draw(1) or [wanted.whom])[0] if is_asleep else node
+            if wanted.whom not in due and len(due) >= PROFILE_NODES_MAX:
                 continue
             nodes = due.setdefault(wanted.whom, [])
             if len(nodes) >= PROFILES_MAX:
@@ -145,8 +151,6 @@ class Profiles:
             wanted.at_s = shared.now_s + min(REPEAT_S * 2.0**wanted.tries, REPEAT_S_MAX)
             wanted.tries = min(wanted.tries + 1, 10)
             wanted.asked |= {wanted.whom}
-            if self._peers[node].state is not PeerState.ASLEEP:
-                wanted.whom = node
         for whom, nodes in due.items():
             shared.core.send(whom, ProfileRequest(tuple(nodes)))
         if self._wanted:

@@ -230,6 +230,9 @@ def test_datagrams_that_do_not_come(facts: DoctorInput) -> None:
 def test_clocks_of_peers(facts: DoctorInput, ahead_s: float | None, result: str) -> None:
     found = cluster.clocks(with_agent(facts, peers=[peer(clock_ahead_s=ahead_s)]))
     assert found.result == result
+    assert (facts.restarts in found.fix) is (
+        result in {"warn", "fail"}
+    )  # its clock may have been set since: links last
 
 
 def test_members_of_earlier_starts(facts: DoctorInput) -> None:
