@@ -770,13 +770,16 @@ class LauncherStdin:
             self._feed(key, path, writing, is_terminal=False)
         except OSError:
             os.close(reading)
-            os.close(writing)
             raise
         return reading
 
     def _feed(self, key: str, path: str, sink: int, *, is_terminal: bool) -> None:
-        """Feed a non-blocking descriptor from a file. It is closed with the feed. Raises OSError."""
-        feed = StdinFeed(key, path, sink, is_terminal=is_terminal)
+        """Feed a non-blocking descriptor from a file. It is closed with the feed, or with the failure. Raises OSError."""
+        try:
+            feed = StdinFeed(key, path, sink, is_terminal=is_terminal)
+        except OSError:
+            os.close(sink)
+            raise
         self._by_key[key] = self._by_sink[sink] = feed
         self._epoll.register(sink, 0)  # errors and hang-ups are reported all the same
 
