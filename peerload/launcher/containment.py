@@ -53,6 +53,10 @@ class Units:
     def leave(self) -> None:
         """Stop putting new processes into the unit that was entered."""
 
+    def entrances(self, key: str) -> list[str]:  # noqa: ARG002 -- as `Cgroup2` has it
+        """The files into which a process writes 0 to enter this unit."""
+        return []
+
     def leader_started(self, key: str, pid: int, start: int) -> None:
         """Record the leader of the session, and its start (clock ticks since boot; 0 unless `is_proc_scan`)."""
 
@@ -98,10 +102,14 @@ class MemoryLimits:
     root = ""
     """Directory of its cgroups; "" if it makes none."""
 
-    def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
+    def enter(self, key: str, limit_bytes: int) -> None:
         """Count the memory of processes that the launcher starts, until `leave`, for this key, whose unit is entered.
-        inside: count it for that key as well. Raises OSError."""
+        Raises OSError."""
         raise NotImplementedError
+
+    def entrances(self, key: str) -> list[str]:  # noqa: ARG002 -- as `Cgroup1Memory` has it
+        """The files into which a process writes 0 to have its memory counted for this key, beside those of the unit."""
+        return []
 
     def leave(self) -> None:
         """Stop counting new processes for the task that was entered."""
@@ -383,6 +391,9 @@ class Cgroup2(Units):
         else:
             os.write(self._home, b"0")
 
+    def entrances(self, key: str) -> list[str]:
+        return [self._paths[key] + "/cgroup.procs"]
+
     def freeze(self, key: str) -> None:
         self._frozen.add(key)
         _set_frozen(self._paths[key], is_frozen=True)
@@ -599,7 +610,7 @@ class Cgroup2Memory(MemoryLimits):
         self._units = units
         self._before: dict[str, tuple[int, int]] = {}
 
-    def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:  # noqa: ARG002 -- as the others have it
+    def enter(self, key: str, limit_bytes: int) -> None:
         """See `MemoryLimits`. Kills in a reused unit before this task do not count."""
         self._before[key] = limit_bytes, _count(self._units.path(key) + "/memory.events", b"oom_kill")
 
@@ -666,14 +677,9 @@ class Cgroup1Memory(MemoryLimits):
             raise OSError(errno.ENOTSUP, "memory cannot be limited, or kills are not counted")
         self.close(key)
 
-    def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
+    def enter(self, key: str, limit_bytes: int) -> None:
         """See `MemoryLimits`. The launcher enters the cgroup itself, since a child starts in that of its parent. The
-        limit is set later, so that the launcher is under no limit but that of a task inside which it starts something.
-        """
-        if inside in self._paths:
-            self._is_inside = True
-            write(self._paths[inside] + "/cgroup.procs", b"0")
-            return
+        limit is set later, so that the launcher is under none."""
         if not limit_bytes:
             return
         self._made += 1
@@ -687,6 +693,9 @@ class Cgroup1Memory(MemoryLimits):
         self._limits[key] = limit_bytes
         self._is_inside = True
         write(path + "/cgroup.procs", b"0")
+
+    def entrances(self, key: str) -> list[str]:
+        return [self._paths[key] + "/cgroup.procs"] if key in self._paths else []
 
     def leave(self) -> None:
         if self._is_inside:
@@ -750,7 +759,7 @@ class RlimitMemory(MemoryLimits):
         self._limits: dict[str, int] = {}
         self._before: tuple[int, int] | None = None
 
-    def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:  # noqa: ARG002 -- as the others have it
+    def enter(self, key: str, limit_bytes: int) -> None:
         """See `MemoryLimits`. The launcher needs memory itself: a smaller limit is set when the process exists."""
         if not limit_bytes:
             return

@@ -19,7 +19,7 @@ from peerload.launcher.record_log import log_line
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import NoReturn
 
     from peerload.launcher.cgroup_limits import CgroupLimits
@@ -126,9 +126,14 @@ class RequestPending(Exception):
     """The request waits for an answer from outside the launcher. Nothing of it is done; it has to be carried out again."""
 
 
-def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] | None = None) -> int:
+def spawn(
+    request: SpawnRequest,
+    reads: int | str = "",
+    fork: Callable[[], int] | None = None,
+    joins: Sequence[str] = (),
+) -> int:
     """Start a process in a session of its own and return its pid. reads: descriptor of its stdin; path of the terminal
-    that is its stdin, stdout and stderr; "" for /dev/null.
+    that is its stdin, stdout and stderr; "" for /dev/null. joins: the process enters these cgroups itself, before its command.
 
     fork: starts it in its cgroup; else nothing is forked, since the cost would grow with the launcher. Raises CannotStart,
     or OSError with a number in SHORTAGES.
@@ -144,8 +149,10 @@ def spawn(request: SpawnRequest, reads: int | str = "", fork: Callable[[], int] 
             _make_readable(captures)
         os.umask(umask)
         program = find_program(argv[0], environment)
-        if fork is not None:
-            return _fork_and_exec(fork, lambda changed: _become(program, request, environment, reads, changed))
+        if fork is not None or joins:
+            return _fork_and_exec(
+                fork or os.fork, lambda changed: _become(program, request, environment, reads, joins, changed)
+            )
         return os.posix_spawn(
             program,
             argv,
@@ -208,9 +215,15 @@ def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], No
 
 
 def _become(
-    program: bytes, request: SpawnRequest, environment: dict[bytes, bytes], reads: int | str, changed: Iterable[int]
+    program: bytes,
+    request: SpawnRequest,
+    environment: dict[bytes, bytes],
+    reads: int | str,
+    joins: Sequence[str],
+    changed: Iterable[int],
 ) -> NoReturn:
     """Do in a forked child what posix_spawn does."""
+    join(joins)
     for number in changed:
         _signal.signal(number, _signal.SIG_DFL)
     os.setsid()
@@ -223,6 +236,14 @@ def _become(
         os.dup2(fd, number)
     _signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.execve(program, request.argv, environment)  # noqa: S606 -- that is what it is for
+
+
+def join(entrances: Sequence[str]) -> None:
+    """Enter the cgroups with these files. Raises OSError."""
+    for path in entrances:
+        entrance = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        os.write(entrance, b"0")
+        os.close(entrance)
 
 
 def raise_shortage(error: Exception) -> None:
@@ -341,10 +362,12 @@ class SingleUser:
     def check_inside(self, key: str, inside: str) -> None:
         """Raises SpawnRefused unless this attempt may run inside of that one."""
 
-    def spawn(self, request: SpawnRequest, reads: int | str, fork: Callable[[], int] | None) -> int:
+    def spawn(
+        self, request: SpawnRequest, reads: int | str, fork: Callable[[], int] | None, joins: Sequence[str]
+    ) -> int:
         """Start the process of an admitted task, see `spawn` → its pid. Raises CannotStart, or OSError with a number in SHORTAGES."""
         if self._limits is None or request.inside:
-            return spawn(request, reads, fork)
+            return spawn(request, reads, fork, joins)
         try:
             self._limits.enter(request.key, 0, request.cpus, request.cpus_max)
             return spawn(request, reads, fork)
@@ -747,13 +770,16 @@ class LauncherStdin:
             self._feed(key, path, writing, is_terminal=False)
         except OSError:
             os.close(reading)
-            os.close(writing)
             raise
         return reading
 
     def _feed(self, key: str, path: str, sink: int, *, is_terminal: bool) -> None:
-        """Feed a non-blocking descriptor from a file. It is closed with the feed. Raises OSError."""
-        feed = StdinFeed(key, path, sink, is_terminal=is_terminal)
+        """Feed a non-blocking descriptor from a file. It is closed with the feed, or with the failure. Raises OSError."""
+        try:
+            feed = StdinFeed(key, path, sink, is_terminal=is_terminal)
+        except OSError:
+            os.close(sink)
+            raise
         self._by_key[key] = self._by_sink[sink] = feed
         self._epoll.register(sink, 0)  # errors and hang-ups are reported all the same
 

@@ -190,8 +190,8 @@ class Spawner:
         try:
             units = self._units
             may_fork = not request.after and not self._users.serves_all
-            forks = may_fork and isinstance(units, Cgroup2) and units.prefers_fork()
-            units.enter(key, is_fresh=limit_bytes > 0, inside=inside, forks=forks)
+            forks = may_fork and not inside and isinstance(units, Cgroup2) and units.prefers_fork()
+            units.enter(key, is_fresh=limit_bytes > 0, inside=inside, forks=forks or bool(inside))
             try:
                 pid = self._start_process(request, units.fork if forks and isinstance(units, Cgroup2) else None)
             finally:
@@ -227,9 +227,12 @@ class Spawner:
 
     def _start_process(self, request: SpawnRequest, fork: Callable[[], int] | None) -> int:
         reads = self._standard_input.open(request)
+        inside = request.inside
+        # Not the launcher: it could be killed there, since the task has used up its memory.
+        joins = [*self._units.entrances(request.key), *self._memory.entrances(inside)] if inside else []
         try:
-            self._memory.enter(request.key, request.memory_bytes_max, inside=request.inside)
-            return self._users.spawn(request, reads, fork)
+            self._memory.enter(request.key, request.memory_bytes_max)
+            return self._users.spawn(request, reads, fork, joins)
         finally:
             self._memory.leave()
 

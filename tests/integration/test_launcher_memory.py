@@ -42,6 +42,21 @@ LIMIT_BYTES = 64 * MIB
 LIMIT = {"memory_bytes_max": LIMIT_BYTES, "node": "ws1"}
 TAKE = "x = b'1' * (int(__import__('sys').argv[1]) << 20)"
 """Have so many MiB, and write to all of them."""
+FILL = """
+import os, sys, time
+from peerload.launcher.containment import own_cgroup
+is_first = sys.argv[1] == "cgroup1"
+place = own_cgroup(b"memory" if is_first else b"")
+names = ("memory.usage_in_bytes", "memory.limit_in_bytes") if is_first else ("memory.current", "memory.max")
+used, limit = (os.open(f"{place}/{name}", os.O_RDONLY) for name in names)
+most = int(os.read(limit, 100)) - (100 << 10)
+memory = os.memfd_create("full")
+while int(os.pread(used, 100, 0)) < most:
+    os.write(memory, bytes(4096))
+print("full", flush=True)
+time.sleep(1000)
+"""
+"""Use up the memory of the task, and none of that by what it has mapped."""
 PYTHON = os.fsencode(sys.executable)
 
 
@@ -190,6 +205,23 @@ def test_a_limit_too_small_for_any_program_ends_that_program_alone(bench: Bench)
         )
     assert launcher.poll() is None
     assert take(agent, "b", 30, **LIMIT)["exit_code"] == 0
+
+
+def test_a_command_inside_of_a_task_without_memory_left_does_not_end_the_launcher(
+    bench: Bench, kinds: tuple[str, str], *, is_whole: bool
+) -> None:
+    if not is_whole:
+        pytest.skip("a command has memory of its own")
+    launcher = bench.launcher()
+    agent = bench.agent()
+    agent.spawn("a", PYTHON, b"-c", FILL.encode(), kinds[1].encode(), **LIMIT)
+    agent.started("a")
+    wait_until(lambda: (bench.directory / "a.out").exists() and (bench.directory / "a.out").read_bytes(), what="full")
+    for number in range(10):
+        agent.spawn(f"b{number}", b"true", inside="a")
+        while agent.next()["key"] != f"b{number}":
+            continue
+    assert launcher.poll() is None
 
 
 def test_a_limit_that_is_none_is_no_request(bench: Bench) -> None:

@@ -33,6 +33,7 @@ from peerload.launcher.process import (
     SpawnRefused,
     enter_directory,
     find_program,
+    join,
     raise_shortage,
     text,
 )
@@ -178,6 +179,7 @@ class ForkServer:
 
     def _exec_task(self, order: SpawnOrder) -> NoReturn:
         account, policy, kernel = order.account, order.policy, self.kernel
+        join(order.joins)
         os.umask(0)
         self._standard_files(order)
         os.umask(order.umask | (0o077 if account.is_guest else 0))
@@ -244,12 +246,12 @@ class ForkServer:
 
 
 class SpawnOrder:
-    """The description of one child. reads: as `spawn` takes it. hidden: further directories hidden from a guest, None:
+    """The description of one child. reads, joins: as `spawn` takes them. hidden: further directories hidden from a guest, None:
     no sandbox. seccomp: its filter program. allowed: patterns of the programs that may run, None: any. staged: the scratch
     directory with its files, to be shown in the sandbox."""
 
     __slots__ = (
-        "account", "allowed", "argv", "captures", "directory", "environment", "has_devices", "hidden",
+        "account", "allowed", "argv", "captures", "directory", "environment", "has_devices", "hidden", "joins",
         "makes_scratch", "policy", "reads", "seccomp", "staged", "umask",
     )  # fmt: skip
 
@@ -265,6 +267,7 @@ class SpawnOrder:
         self.umask = request.umask & 0o777
         self.captures = [request.stdout, request.stderr]
         self.reads: int | str = ""
+        self.joins: Sequence[str] = ()
         self.hidden: tuple[str, ...] | None = None
         self.seccomp = b""
         self.allowed: tuple[str, ...] | None = None

@@ -62,7 +62,7 @@ from peerload.launcher.system.sandbox import MS_NODEV, MS_NOSUID, Syscalls, gues
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import select
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
     from peerload.launcher.containment import Units
@@ -330,11 +330,17 @@ class MultiUserService(SingleUser):
         if own is None or other is None or own.is_guest or own.uid != other.uid:
             raise SpawnRefused("commands run only inside tasks of the same user, and not inside those of guests")
 
-    def spawn(self, request: SpawnRequest, reads: int | str, fork: Callable[[], int] | None = None) -> int:  # noqa: ARG002 -- for one user
+    def spawn(
+        self,
+        request: SpawnRequest,
+        reads: int | str,
+        fork: Callable[[], int] | None = None,  # noqa: ARG002 -- for one user
+        joins: Sequence[str] = (),
+    ) -> int:
         key = request.key
         account, policy = self._accounts[key], self._policies.current()
         order = SpawnOrder(account, policy, request)
-        order.reads = reads
+        order.reads, order.joins = reads, joins
         if account.is_guest:
             order.seccomp = self._seccomp
             if self._has_sandbox:

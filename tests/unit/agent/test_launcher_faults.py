@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from peerload.agent.launcher.client import began_at, exit_of
 from peerload.launcher import cgroup_limits
 from peerload.launcher.cgroup_limits import PIDS, CgroupLimits
-from peerload.launcher.process import Capture, HolePuncher, OwnCredentials, PseudoTerminals
+from peerload.launcher.process import CannotStart, Capture, HolePuncher, LauncherStdin, OwnCredentials, PseudoTerminals
 from peerload.launcher.protocol import ExitRecord
 from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, whole_records
 from peerload.launcher.task import LaunchedTask
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.launcher.containment import Units
+    from peerload.launcher.protocol import SpawnRequest
 
 
 def open_files() -> int:
@@ -70,6 +72,20 @@ class NoRoomForHoles(HolePuncher):
     def punch(self, fd: int, offset: int, size_bytes: int) -> bool:
         del fd, offset, size_bytes
         return False
+
+
+@pytest.mark.parametrize("terminal", [(24, 80), ()])
+def test_an_input_that_cannot_be_opened_costs_no_descriptors(tmp_path: Path, terminal: tuple[int, ...]) -> None:
+    request = SimpleNamespace(
+        key="a", input=str(tmp_path / "no/input"), terminal=terminal, stdout=str(tmp_path / "out")
+    )
+    with select.epoll() as epoll:
+        before = open_files()
+        standard_input = LauncherStdin(epoll, [], OwnCredentials())
+        with pytest.raises(CannotStart):
+            standard_input.open(cast("SpawnRequest", request))
+        standard_input.close("a")
+        assert open_files() == before
 
 
 def test_output_that_cannot_be_limited_now_is_left_whole(tmp_path: Path) -> None:
