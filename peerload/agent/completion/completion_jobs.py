@@ -49,7 +49,7 @@ AT_A_TIME = {CompletionJob.FILES: 4, CompletionJob.NOTIFY: 4}
 TRIES_MAX = 8
 """Number of tries before a job is abandoned: some minutes. What waits for room on a disk is tried until there is some."""
 FULL = tuple(map(os.strerror, NO_ROOM))
-"""What a full disk says, in the launcher, too."""
+"""Texts of the errors of a full disk, by which the launcher reports one, too."""
 PAUSE_S, PAUSE_S_MAX = 1.0, DUE_S_MAX
 """The pause before the second try; it doubles, up to the other."""
 ENDS_SOON_S = 0.5

@@ -427,8 +427,7 @@ class Environments:
 
     def collect(self, owner: str | None = None, *, everything: bool = False) -> int:
         """Remove environments that no attempt uses, the one used least recently first, until they and the files that tasks need are
-        within the limit of the cache
-        (everything: all of them) → the number of bytes that were removed. For a thread."""
+        within the limit of the cache (everything: all of them) → the number of bytes that were removed. For a thread."""
         kept = self.usage(owner)
         files = self._files.caches
         size = sum(int(str(one["bytes"])) for one in kept)

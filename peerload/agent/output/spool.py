@@ -311,10 +311,9 @@ def _remove_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
         if os.path.lexists(path):  # directories without permission to write, as Go makes for its modules
             path.chmod(0o700)
-            for above, names, _ in os.walk(path):
+            for _, names, _, above in os.fwalk(path):
                 for name in names:
-                    if not os.path.islink(inner := f"{above}/{name}"):  # noqa: PTH114 -- quick
-                        os.chmod(inner, 0o700)  # noqa: PTH101 -- as above
+                    _make_writable(name, above)
             shutil.rmtree(path, ignore_errors=True)
     except OSError as error:
         log.warning("cannot remove a directory: path=%s error=%s", path, error)
@@ -324,6 +323,18 @@ def _remove_tree(path: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
             log.warning("cannot remove a directory: path=%s error=%s", path, error)
+
+
+def _make_writable(name: str, above: int) -> None:
+    """Give its owner all rights to a directory in an open one; what is something else now, such as a link, is left alone."""
+    try:
+        fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    except OSError:
+        return
+    try:
+        os.chmod(f"/proc/self/fd/{fd}", 0o700)  # noqa: PTH101 -- a descriptor of O_PATH takes no fchmod
+    finally:
+        os.close(fd)
 
 
 def _flatten(path: Path) -> None:

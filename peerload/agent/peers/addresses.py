@@ -45,7 +45,8 @@ def with_current_addresses(config: AgentConfig, origins: Mapping[str, str]) -> A
     if not address:
         return config
     _log.warning("listen address changed: old=%s new=%s", config.listen, address)
-    _save(config, address)
+    if why := _save(config, address):
+        _log.warning("cannot save the listen address: address=%s error=%s", address, why)
     return msgspec.structs.replace(config, listen=address)
 
 
@@ -64,9 +65,15 @@ class AddressWatch:
         while True:
             await next_tick(CHECK_EVERY_S)
             others = [address for address in self._local.peer_addresses() if address]
-            address = _moved(config, self._info.origins, [*others, *config.peer]) or self._seen_otherwise()
+            moved = _moved(config, self._info.origins, [*others, *config.peer])
+            address = moved or self._seen_otherwise()
             seen = seen + 1 if address else 0
             if seen >= GONE_FOR and not self._run.is_stopping:
+                if moved and (why := _save(config, moved)):  # the next start knows fewer members, and would not find it
+                    if not warned:
+                        _log.warning("cannot save the listen address: address=%s error=%s", moved, why)
+                    warned = True
+                    continue
                 old = self._info.identity.address
                 _log.warning("restarting: listen address changed: old=%s new=%s", old, address)
                 self._events.record("agent", "restarting", reason=f"its address was {old} and is {address}")
@@ -132,11 +139,12 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-def _save(config: AgentConfig, address: str) -> None:
-    """Write the address down for the next start."""
+def _save(config: AgentConfig, address: str) -> str:
+    """Write the address down for the next start → the reason why that failed, or ""."""
     try:
         found = node_identity_file.read(Path(config.state))
         if found is not None:
             node_identity_file.write(Path(config.state), found._replace(listen=address))
     except (OSError, ConfigError) as error:
-        _log.warning("cannot save the listen address: address=%s error=%s", address, error)
+        return str(error)
+    return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket
@@ -15,6 +16,7 @@ import pytest
 from peerload.agent.peers import addresses, links
 from peerload.agent.peers.links import check_listening
 from peerload.agent.peers.membership import AddressFile, GossipSocket
+from peerload.agent.runtime import Ending, RunState
 from peerload.agent.views.agent import PeerLinksView
 from peerload.config.loader import ENVIRONMENT, FLAG
 from peerload.model.config import AgentConfig
@@ -76,6 +78,42 @@ def test_the_way_to_the_members_gives_the_new_address(tmp_path: Path, monkeypatc
     kept = node_identity_file.read(tmp_path)
     assert kept is not None
     assert kept.listen == "198.51.100.2:7117"
+
+
+@each("writable", [True, False])
+def test_the_next_start_listens_where_the_watch_has_moved_it(
+    *, writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The members that the watch knows are not known to the next start, which would restart again and again."""
+    checks = 0
+
+    async def tick(_every_s: float) -> None:
+        nonlocal checks
+        checks += 1
+        if checks > 3 * addresses.GONE_FOR:
+            raise asyncio.CancelledError
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    node_identity_file.write(tmp_path, node_identity_file.NodeIdentityFile("/c", "n1", ELSEWHERE))
+    monkeypatch.setattr(addresses, "next_tick", tick)
+    monkeypatch.setattr(addresses, "_towards", {"198.51.100.9": "198.51.100.2"}.get)
+    monkeypatch.setattr(addresses, "_free", lambda _host, port: port)
+    if not writable:
+        monkeypatch.setattr(node_identity_file, "write_private", refuse)
+    run, own = RunState(), SimpleNamespace(address=ELSEWHERE)
+    info: Any = SimpleNamespace(config=config(tmp_path, ELSEWHERE), origins=origins(tmp_path), identity=own)
+    local: Any = SimpleNamespace(peer_addresses=lambda: ["198.51.100.9:7117"])
+    events: Any = SimpleNamespace(record=lambda *_, **__: None)
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(addresses.AddressWatch(info, local, run, events).run())
+    kept = node_identity_file.read(tmp_path)
+    assert kept is not None
+    assert (run.ending is Ending.RESTART, kept.listen) == (writable, "198.51.100.2:7117" if writable else ELSEWHERE)
+    assert caplog.text.count("cannot save") == (not writable)
+    if writable:
+        assert addresses.with_current_addresses(config(tmp_path, kept.listen), origins(tmp_path)).listen == kept.listen
 
 
 def test_it_stays_with_the_kind_of_address_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
