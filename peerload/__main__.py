@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.main import main
+from peerload.cli.main import process
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(process())

@@ -1,17 +1,27 @@
 """The errors of peerload, in one tree.
 
-PeerloadError ├── BadRequest          a user's mistake: what, why and the next command to type │   ├── NoSuchTask │
-├── NeverRunnable   no known node could ever run the request │   ├── NotAllowed      the client is not authorized │
-├── SlowDown        a named bound is reached │   ├── StagingFailed   files of a task cannot be read, kept, fetched or
-written │   ├── SnapshotWanted  the task needs a snapshot of its working directory │   └── DiskFull        the disk has
-no room for it (ENOSPC) ├── UsageError          the command line makes no sense ├── ConfigError         a setting is
-unknown, out of range or contradicts another ├── ProtocolError       *their* bytes are malformed: dropped and counted,
-never fatal │   ├── FrameTooLarge │   ├── BadMessage │   ├── NotAuthentic    sealed with another key, or changed on the
-way │   └── Replayed        sealed well, but seen before or too old to tell ├── OutputIncomplete    part of a task's
-output is missing ├── AgentUnavailable    no agent answers at the socket │   └── AgentSilent     an agent has the socket
-and does not answer: it is stopped, or stuck ├── LinkUnavailable     a peer's agent cannot be reached, or its link broke
-├── StoreError          the disk did not keep what it was given: the agent stops └── InvariantBroken     *our* bug: an
-impossible transition, with the task's story
+PeerloadError
+├── BadRequest          a user's mistake: what, why and the next command to type
+│   ├── NoSuchTask
+│   ├── NeverRunnable   no known node could ever run the request
+│   ├── NotAllowed      the client is not authorized
+│   ├── SlowDown        a named bound is reached
+│   ├── StagingFailed   files of a task cannot be read, kept, fetched or written
+│   ├── SnapshotWanted  the task needs a snapshot of its working directory
+│   └── DiskFull        the disk has no room for it (ENOSPC)
+├── UsageError          the command line makes no sense
+├── ConfigError         a setting is unknown, out of range or contradicts another
+├── ProtocolError       *their* bytes are malformed: dropped and counted, never fatal
+│   ├── FrameTooLarge
+│   ├── BadMessage
+│   ├── NotAuthentic    sealed with another key, or changed on the way
+│   └── Replayed        sealed well, but seen before or too old to tell
+├── OutputIncomplete    part of a task's output is missing
+├── AgentUnavailable    no agent answers at the socket
+│   └── AgentSilent     an agent has the socket and does not answer: it is stopped, or stuck
+├── LinkUnavailable     a peer's agent cannot be reached, or its link broke
+├── StoreError          the disk did not keep what it was given: the agent stops
+└── InvariantBroken     *our* bug: an impossible transition, with the task's story
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from peerload.cli.common import selection
 from peerload.cli.common.messages import CANNOT, report, say_notice
 from peerload.cli.common.options import Options, is_node_name, past_instant, whole
-from peerload.cli.common.output import OutputWriter, followed, redrawn
+from peerload.cli.common.output import OutputWriter, followed
+from peerload.cli.common.redraw import redrawn
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import BadRequest, PeerloadError, UsageError
 from peerload.model.text import printable

@@ -297,7 +297,7 @@ def top(words: list[str]) -> int:
             return 0
         client.call("info", **({"at": flags.at} if flags.at else {}))
     if lacks := _lacks_view():
-        from peerload.cli.common.output import redrawn
+        from peerload.cli.common.redraw import redrawn
 
         return redrawn(lambda: _again(flags.socket, flags.at, lacks, wide=flags.wide))
     from peerload.top.app import TopApp

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.cli.common import output
-from peerload.cli.common.output import redrawn
+from peerload.cli.common import output, redraw
+from peerload.cli.common.redraw import redrawn
 from peerload.cli.verbs import ls, nodes
 from peerload.model.errors import PeerloadError
 from tests.each import each
@@ -65,7 +65,7 @@ def test_the_view_goes_on_while_the_agent_is_away(monkeypatch: pytest.MonkeyPatc
             raise text
         return text  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(output, "EVERY_S", 0.0)
+    monkeypatch.setattr(redraw, "EVERY_S", 0.0)
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stdout", shown)
     assert redrawn(lines) == 0
