@@ -248,7 +248,7 @@ class CpusSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[energy]` of the config file. power_cmd: a command that prints the power of this machine in watts; powercap,
     hwmon, cpufreq: directories of the kernel, in containers others than on the host. cap_w: tasks are never placed so that the
-    node takes more than so many watts, by its power curve; 0: no bound; else the TDP of the curve, where that is known.
+    node takes more than so many watts, by its power curve; 0: no bound.
     price_file: prices of energy, or its carbon, over time (`energy/price.py`). gpu_power_w, gpu_clock_mhz, cpu_governor,
     cpu_max_mhz: controls in force while the agent runs, 0 and "": off (`agent/energy.py`). sleep_after: this machine is
     suspended by suspend_cmd after so long without tasks, "": never; resume_cmd: wakes another one, whose node is in
@@ -258,7 +258,7 @@ class EnergySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     powercap: Annotated[str, Meta(max_length=4096)] = "/sys/class/powercap"
     hwmon: Annotated[str, Meta(max_length=4096)] = "/sys/class/hwmon"
     cpufreq: Annotated[str, Meta(max_length=4096)] = "/sys/devices/system/cpu/cpufreq"
-    cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
+    cap_w: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     price_file: Annotated[str, Meta(max_length=4096)] = ""
     gpu_power_w: Annotated[float, Meta(ge=0.0, le=1e5)] = 0.0
     gpu_clock_mhz: Annotated[int, Meta(ge=0, le=100_000)] = 0

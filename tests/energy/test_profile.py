@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.agent.sensors.power import curve_of, own_curve, processor
+from peerload.agent.sensors.power import own_curve, processor
 from peerload.cli.common import power_bench
 from peerload.cli.common.power_bench import Reading, Spinners, measured
 from peerload.energy.profile import BadProfile, Level, PowerProfile, decoded, fitted, levels_of
@@ -20,7 +20,6 @@ from peerload.model.resources import POINTS_MAX, PowerCurve, Quality, estimated_
 from peerload.wire import control
 from tests.each import each
 from tests.energy.test_accounting import Machine
-from tests.fakes.power_tree import PowerTree
 from tests.support import wait_until
 from tests.wording import Says
 
@@ -162,7 +161,9 @@ def test_bad_profiles_are_refused_with_the_reason(text: bytes, why: str) -> None
 
 def test_an_agent_keeps_a_profile_and_starts_with_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-    config = AgentConfig(node="n1", state=str(tmp_path), socket="s")
+    machine.tree.zone("intel-rapl:0", "package-0", tdp_w=100.0)
+    settings = EnergySettings(powercap=str(machine.tree.powercap))
+    config = AgentConfig(node="n1", state=str(tmp_path), socket="s", energy=settings)
     assert own_curve(config, 4).quality is Quality.ESTIMATED
     threads = os.cpu_count() or 1
     levels = ((0, 50.0, 1.0, 0.0), (threads, 150.0, 1.0, float(threads)))
@@ -176,6 +177,7 @@ def test_an_agent_keeps_a_profile_and_starts_with_it(tmp_path: Path) -> None:
     assert machine.agent.curve.watts[0] == 50.0
     curve = own_curve(config, 4)
     assert (curve, curve.quality) == (event.curve, Quality.MEASURED)
+    assert curve.cap_w == 0.0  # the rated power bounds nothing: turbo clocks exceed it
     stored = msgspec.json.decode((tmp_path / "power.json").read_bytes(), type=PowerProfile)
     (tmp_path / "power.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(stored, cpu="another")))
     assert own_curve(config, 4).quality is Quality.ESTIMATED
@@ -200,15 +202,6 @@ def test_without_a_profile_the_curve_is_that_of_a_typical_server_and_says_so() -
     ]
     assert unknown.watts[-1] - unknown.watts[0] == pytest.approx(4 * 4.0)  # 4 W a thread
     assert rated.quality is unknown.quality is Quality.ESTIMATED
-
-
-def test_a_node_is_never_placed_above_the_rated_power_of_what_was_measured(tmp_path: Path) -> None:
-    tree = PowerTree(tmp_path)
-    tree.zone("intel-rapl:0", "package-0", tdp_w=125.0)
-    settings = EnergySettings(powercap=str(tree.powercap))
-    curve = PowerCurve((50.0, 150.0), 4, 4)
-    caps = [curve_of(PowerProfile(curve, CPU, scope=scope), settings).cap_w for scope in ("package", "node")]
-    assert caps == [125.0, 0.0]  # watts at the wall are not held against those of the packages
 
 
 def test_a_profile_from_which_power_drifts_is_stale(tmp_path: Path) -> None:

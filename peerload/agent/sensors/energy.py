@@ -24,7 +24,6 @@ from peerload.agent.sensors.power import (
     PowerCommand,
     PowerModel,
     PowerSource,
-    curve_of,
     processor,
     store_profile,
 )
@@ -593,7 +592,7 @@ class EnergySensors:
         except OSError as error:
             raise StoreError("the power profile cannot be kept", why=str(error.strerror)) from None
         self.is_stale, self._drift = False, Drift()
-        self._inbox.put(PowerMeasured(curve_of(profile, self._config.energy)))
+        self._inbox.put(PowerMeasured(profile.curve))
         return dict(msgspec.to_builtins(profile))
 
 

@@ -320,18 +320,12 @@ def own_curve(config: AgentConfig, threads: int) -> PowerCurve:
     """The measured power curve of this machine, else an estimated one. One that cannot be used is logged."""
     path = Path(config.state) / PROFILE_FILE
     try:
-        return curve_of(decoded(path.read_bytes()[:PROFILE_BYTES_MAX], processor()), config.energy)
+        return decoded(path.read_bytes()[:PROFILE_BYTES_MAX], processor()).curve
     except FileNotFoundError:
         pass
     except (OSError, BadProfile) as error:
         log.warning("cannot use the stored power profile: path=%s error=%s", path, error)
     return estimated_curve(threads, peak_w=rated_watts(config.energy))
-
-
-def curve_of(profile: PowerProfile, settings: EnergySettings) -> PowerCurve:
-    """The curve of a profile, bounded by the rated power if that is of the same parts of the machine."""
-    cap_w = rated_watts(settings) if profile.scope == "package" else 0.0
-    return msgspec.structs.replace(profile.curve, cap_w=cap_w)
 
 
 def store_profile(state: Path, profile: PowerProfile) -> None:
