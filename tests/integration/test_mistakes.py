@@ -207,6 +207,35 @@ def test_an_agent_that_is_there_already_keeps_its_settings(agent: Agent) -> None
     assert (again.returncode, again.stderr) == (0, b"")
 
 
+def test_a_file_of_settings_is_told_only_if_it_is_not_in_force(tmp_path: Path) -> None:
+    same, other = tmp_path / "same.conf", tmp_path / "other.conf"
+    same.write_text('slots = 3\nlabel = ["big"]\n')
+    other.write_text("slots = 4\n")
+    with Cluster() as cluster:
+        agent = cluster.agent("n1", "--config", str(same), slots=None)
+        for file, code, told in ((same, 0, b""), (other, CANNOT, b"--config not applied")):
+            again = agent.cli("up", "--config", str(file), "--socket", agent.socket)
+            assert (again.returncode, told in again.stderr) == (code, True), again.stderr
+        back = agent.cli("down").stdout.decode().partition("Start it again:  peerload up ")[2].split()
+        agent.reap()
+    assert back[back.index("--config") + 1] == str(same)
+
+
+def test_of_two_that_start_an_agent_at_once_both_have_it(tmp_path: Path) -> None:
+    with Cluster() as cluster:
+        words = [*program(), "up", "--state", str(tmp_path / "s"), "--socket", str(tmp_path / "a")]
+        both = [
+            subprocess.Popen(words, env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for _ in range(2)
+        ]
+        try:
+            told = sorted(process.communicate(timeout=100) for process in both)
+        finally:
+            cluster.cli(None, "down", "--all", "--socket", str(tmp_path / "a"))
+    assert [process.returncode for process in both] == [0, 0], told
+    assert [out.partition(b":")[0] for out, _ in told] == [b"agent started", b"an agent is already running"]
+
+
 def test_a_closed_pipe_is_no_error(agent: Agent) -> None:
     def happens() -> bool:
         agent.call("drain")
@@ -293,9 +322,9 @@ def test_an_output_that_cannot_be_written_is_no_bug(agent: Agent, typed: list[st
 
 def test_down_says_how_to_come_back_as_it_was() -> None:
     with Cluster() as cluster:
-        agent = cluster.agent("n1", "--label", "big", slots=1)
+        agent = cluster.agent("n1", "--label", "big", "--mqtt-ca", "system", slots=1)
         said = agent.cli("down").stdout.decode()
         agent.reap()
     back = said.partition("Start it again:  peerload up ")[2].split()
     assert back[:2] == ["--node", "n1"]
-    assert {"--slots", "1", "--label", "big", "--state", str(agent.state)} <= {*back}
+    assert {"--slots", "1", "--label", "big", "--mqtt-ca", "system", "--state", str(agent.state)} <= {*back}

@@ -60,10 +60,9 @@ def agent_options(verb: str, says: str) -> Options:
 def given_settings(flags: Namespace) -> dict[str, Any]:
     """The settings that the flags give; repeatable ones as lists, files with absolute paths (an agent works in /)."""
     given = {key: value for key, value in vars(flags).items() if key not in ("json", "system") and value is not None}
-    for key in ("config", "policy"):
-        if str(given.get(key, "")).endswith(".toml"):
-            given[key] = os.path.abspath(given[key])
-    for key in ("record", "cluster", "mqtt_ca", "mqtt_password_file"):
+    if str(given.get("policy", "")).endswith(".toml"):
+        given["policy"] = os.path.abspath(given["policy"])
+    for key in ("config", "record", "cluster", "mqtt_ca", "mqtt_password_file"):
         if given.get(key) and given[key] != "system":
             given[key] = os.path.abspath(given[key])
     if any(":" in url.partition("://")[2].rpartition("@")[0] for url in given.get("mqtt", ())):
@@ -96,12 +95,27 @@ def located(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "state": os.path.abspath(config.state), "socket": os.path.abspath(config.socket)}
 
 
-def configured(given: dict[str, Any]) -> Any:  # noqa: ANN401 -- the agent's settings, whose type only the agent names
+def configured(given: dict[str, Any]) -> AgentConfig:
     """The settings that an agent started here would have."""
+    return _with_origins(given)[0]
+
+
+def settings_of_file(given: dict[str, Any]) -> dict[str, object]:
+    """The settings that such an agent would have from the file of `--config`."""
+    from peerload.config import loader
+
+    return {
+        str(one["key"]): one["value"]
+        for one in loader.describe(*_with_origins(given))
+        if one["origin"] == given["config"]
+    }
+
+
+def _with_origins(given: dict[str, Any]) -> tuple[AgentConfig, dict[str, str]]:
     from peerload.config import loader
 
     defaults = {"state": default_state(), "socket": given.get("socket") or user_socket_path()}
-    return loader.load(given, defaults, dict(os.environ))
+    return loader.load_with_origins(given, defaults, dict(os.environ))
 
 
 def default_state() -> str:
@@ -114,9 +128,10 @@ def make_private(directory: str) -> None:
     """Make a directory that only this user can enter, if it does not exist. Raises PeerloadError."""
     try:
         os.makedirs(os.path.dirname(directory), exist_ok=True)
-        if not os.path.isdir(directory):
-            os.mkdir(directory, 0o700)
+        os.mkdir(directory, 0o700)
     except OSError as error:
+        if isinstance(error, FileExistsError) and os.path.isdir(directory):
+            return
         raise PeerloadError(f"{directory} cannot be made", why=error.strerror or str(error)) from None
 
 

@@ -14,14 +14,17 @@ from typing import Any
 from peerload.cli.common.agent_process import (
     agent_info,
     agent_options,
+    as_words,
     await_end,
     default_places,
     default_state,
     end_launcher,
     ended_at_once,
     given_settings,
+    given_to,
     is_worked_in,
     located,
+    settings_of_file,
     start,
     watch,
 )
@@ -93,16 +96,22 @@ def up(words: list[str]) -> int:
     settings = located(given_settings(flags))
     info = _staying(agent_info(settings["socket"], ANSWERS_WITHIN_S)) or _running(settings)
     already = info is not None
-    ignored = _not_in_force(given_settings(flags), settings, info) if info is not None else []
+    if info is None:
+        log_start = _log_size(settings)
+        try:
+            info = start(settings)
+        except PeerloadError:
+            info = _running(settings)  # another `up` was first
+            if info is None:
+                raise
+            already = True
+        if not already and (settings.get("peer") or info.get("sought")):
+            info = _joined(settings, info, log_start)
+    ignored = _not_in_force(given_settings(flags), settings, info) if already else []
     if ignored:
         said = " ".join(f"--{key.replace('_', '-')}" for key in ignored)
         hint = f"stop it first:  peerload down --socket {settings['socket']}"
         say(f"{said} not applied: the agent is already running", hint)
-    if info is None:
-        log_start = _log_size(settings)
-        info = start(settings)
-        if settings.get("peer") or info.get("sought"):
-            info = _joined(settings, info, log_start)
     info.setdefault("socket", settings["socket"])
     info["notices"] = [*(info.get("notices") or ()), *_shared_machine(info)]
     print_result({key: info.get(key) for key in JSON_KEYS}, _started_lines(info, already=already), as_json=flags.json)
@@ -155,12 +164,18 @@ def _running(settings: dict[str, Any]) -> dict[str, Any] | None:
 def _not_in_force(given: dict[str, Any], settings: dict[str, Any], info: dict[str, Any]) -> list[str]:
     """The given flags that differ from the settings of an agent that runs already."""
     same_state = "state" not in given or os.path.realpath(settings["state"]) == os.path.realpath(str(info.get("state")))
-    asked = set(given) - ({"state", "socket"} if same_state else {"socket"})
+    asked = {key: value for key, value in given.items() if key != "socket" and not (key == "state" and same_state)}
     if not asked:
         return []
     with AgentConnection(settings["socket"]) as client:
         in_force = {setting["key"]: setting["value"] for setting in client.call("settings")["settings"]}
-    return sorted(key for key in asked if _as_text(given[key]) != _as_text(in_force.get(key)))
+    asked.pop("config", None)
+    ignored = [key for key, value in asked.items() if _as_text(value) != _as_text(in_force.get(key))]
+    if "config" in given:
+        found = settings_of_file(given)
+        if any(_as_text(value) != _as_text(in_force.get(key)) for key, value in found.items()):
+            ignored.append("config")
+    return sorted(ignored)
 
 
 def _as_text(value: object) -> list[str]:
@@ -319,18 +334,15 @@ def _back_again(client: AgentConnection) -> str:
     """The command that starts this agent with the same flags. It has no password of a broker."""
     import shlex
 
-    words = ["peerload", "up"]
     try:
         settings = client.call("settings")["settings"]
     except BadRequest:  # an agent of an earlier version
         settings = []
     own_places = {"state": default_state(), "socket": default_socket_path()}
-    for setting in settings:
-        if setting["origin"] == FLAG:
-            values = setting["value"] if isinstance(setting["value"], list) else [setting["value"]]
-            own = own_places.get(setting["key"])
-            words += [word for value in values if value != own for word in (f"--{setting['key']}", str(value))]
-    return printable(shlex.join(words))
+    flags = {one["key"]: one["value"] for one in settings if one["origin"] == FLAG}
+    flags |= given_to(settings, default_state(), dict(os.environ))
+    given = {key: value for key, value in flags.items() if value != own_places.get(key)}
+    return printable(shlex.join(["peerload", "up", *as_words(given)]))
 
 
 def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool) -> bool:

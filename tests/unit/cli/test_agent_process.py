@@ -76,3 +76,13 @@ def test_an_agent_whose_state_directory_was_removed_is_waited_for(
         assert verb._staying(info) is None
         assert agent.wait() == 0
     assert "kill 77" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--config", "--record", "--mqtt-password-file"])
+def test_files_are_passed_to_an_agent_by_absolute_paths(
+    flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An agent works in /."""
+    monkeypatch.chdir(tmp_path)
+    given = agent_process.given_settings(agent_process.agent_options("up", "").read([flag, "my.conf"]))
+    assert list(given.values()) == [str(tmp_path / "my.conf")]
