@@ -177,6 +177,7 @@ class Load(_Message, frozen=True, tag="load"):
     slots_foreign: Count = 0
     is_asleep: bool = False
     watts: Watts | None = None
+    mem_requested_bytes: Bytes = 0
 
     @classmethod
     def of(cls, node: str, report: LoadReport, age_s: float = 0.0, *, is_news: bool = False) -> Load:

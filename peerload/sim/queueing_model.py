@@ -124,6 +124,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     service_s: float
     cpus: float = 1.0
     gpus: int = 0
+    mem_bytes: int = 0
 
 
 class CompletedTask(NamedTuple):
@@ -301,7 +302,7 @@ class QueueingModel:
         self._head = HEAD if policies.is_central else ""
         self._head_free_s = 0.0
         self._is_heard = False
-        self._specs: dict[tuple[float, int], TaskSpec] = {}
+        self._specs: dict[tuple[float, int, int], TaskSpec] = {}
         self._performers = self._what_is_done()
         kept_max = min(config.reports_kept_max, max(REPORTS_IN_ALL_MAX // max(len(profiles), 1), 1))
         config = msgspec.structs.replace(config, reports_kept_max=kept_max)
@@ -452,10 +453,10 @@ class QueueingModel:
         self._finish_instant()
 
     def _spec(self, arrival: Arrival) -> TaskSpec:
-        key = (arrival.cpus, arrival.gpus)
+        key = (arrival.cpus, arrival.gpus, arrival.mem_bytes)
         spec = self._specs.get(key)
         if spec is None:
-            request = ResourceRequest(cpus=arrival.cpus, gpus=arrival.gpus)
+            request = ResourceRequest(arrival.cpus, arrival.mem_bytes, arrival.gpus)
             spec = self._specs[key] = TaskSpec((b"task",), SCRATCH, request=request)
         return spec
 

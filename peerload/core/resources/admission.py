@@ -232,6 +232,11 @@ def has_room(request: ResourceRequest, report: LoadReport) -> bool:
     return sum(_could_join(request, device) for device in gpus) >= request.gpus
 
 
+def has_memory(request: ResourceRequest, profile: Profile, requested_bytes: int) -> bool:
+    """True if a node has the memory for it beside so much that others asked for."""
+    return not (profile.mem_bytes and request.mem_bytes) or requested_bytes + request.mem_bytes <= profile.mem_bytes
+
+
 def offers_good_gpus(request: ResourceRequest, profile: Profile, report: LoadReport | None) -> bool:
     """True if another node has room on GPUs that are not crowded, and that are of those that the task prefers, if it prefers
     any. A number is a preference among the GPUs of its home. ``report``: the node's load, None = not known: then it may."""
@@ -392,6 +397,21 @@ class Ledger:
         return len(self.running) + self.waiting - self._device_waiters + len(self.inbound)
 
     @property
+    def mem_requested_bytes(self) -> int:
+        """Memory asked for by all tasks, but for those that wait for devices."""
+        return self.mem_promised_bytes + self.mem_inbound_bytes + self._mem_waiting_bytes
+
+    def has_memory_beside_all(self, request: ResourceRequest) -> bool:
+        """True if its memory would be free if everything waiting and inbound were running."""
+        return has_memory(request, self.profile, self.mem_requested_bytes)
+
+    @property
+    def is_oversubscribed(self) -> bool:
+        """True if the tasks here cannot all run at once for want of memory, or under the power cap, whatever slots are free."""
+        most_bytes = self.profile.mem_bytes
+        return 0 < most_bytes < self.mem_requested_bytes or self.exceeds_cap(self.cpus_requested)
+
+    @property
     def is_full(self) -> bool:
         """True if nothing more can be started now, whatever it asks for."""
         return self.profile.slots_fixed and len(self.running) >= self.profile.slots
@@ -421,8 +441,8 @@ class Ledger:
         wait for cores."""
         if not request.takes_devices:
             foreign_cpus = self.foreign_slots * self.profile.cpus / max(self.profile.slots, 1)
-            mem_bytes = self.mem_promised_bytes + self.mem_inbound_bytes + self._mem_waiting_bytes
-            return self._fits(request, self._count + self.foreign_slots, self.cpus_requested + foreign_cpus, mem_bytes)
+            cpus = self.cpus_requested + foreign_cpus
+            return self._fits(request, self._count + self.foreign_slots, cpus, self.mem_requested_bytes)
         others = [one for one in self.inbound.values() if one.takes_devices]
         if len(others) + self._device_waiters > TRIED_MAX:
             return False
@@ -484,9 +504,7 @@ class Ledger:
             return False
         if self.exceeds_cap(cpus):
             return False
-        if not (profile.mem_bytes and request.mem_bytes):
-            return True
-        return used_bytes + request.mem_bytes <= profile.mem_bytes
+        return has_memory(request, profile, used_bytes)
 
     def cores_of(self, request: ResourceRequest) -> float:
         """Cores that a task has for sure while it runs here."""

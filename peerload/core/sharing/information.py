@@ -563,7 +563,7 @@ class Information:
         self._accepts = (
             level < below * slots and (below > 1.0 or n < slots) and not ledger.exceeds_cap(ledger.cpus_requested + 1.0)
         )
-        self._has_many = level > above * slots or (above <= 1.0 and n > slots)
+        self._has_many = level > above * slots or (above <= 1.0 and (n > slots or ledger.is_oversubscribed))
         self._receive_below = thresholds.receive_below * slots
         self._asks_ahead = level >= self._receive_below
         is_full = send_at <= 1.0 and n >= max(slots, 1)
@@ -592,7 +592,8 @@ class Information:
         prefetch = thresholds.prefetch
         if thresholds.is_pipelined and self._handoff_s:
             prefetch = max(prefetch, self._finished_during_handoff())
-        if self._level + expected >= self._receive_below + prefetch:
+        is_capped = self._ledger.exceeds_cap(self._ledger.cpus_requested + expected + 1.0)
+        if is_capped or self._level + expected >= self._receive_below + prefetch:
             return False
         return thresholds.receive_below > 1.0 or self._ledger.load_tasks + expected < slots + prefetch
 
@@ -694,6 +695,7 @@ class Information:
             is_asleep=self._state.is_asleep,
             watts=sensed.watts,
             price=self._state.price,
+            mem_requested_bytes=ledger.mem_requested_bytes,
         )
         if devices.states:
             return replace(
@@ -887,19 +889,20 @@ class RemoteAdmission:
 
     def would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
         """True if this node would accept such a task of that home now; with n at most ``load_tasks_max``, regardless of
-        its thresholds."""
+        its thresholds. A threshold of at most 1 accepts no task that would wait for memory, unless this node has asked for it."""
         profile = self._state.profile
         if not self._state.takes_remote_tasks:
             return False
         if why_never(profile, need.request, need.placement, home):
             return False
+        lets_wait = self._information.thresholds().accept_below > 1.0
         if need.request.takes_devices:
             is_little = need.request.gpus > 0 and self._ledger.gpu_tasks <= load_tasks_max < ANY_LOAD
             return is_little or self._ledger.fits_beside_all(need.request)
         if self._ledger.load_tasks <= load_tasks_max:
-            return True
+            return lets_wait or load_tasks_max == ANY_LOAD or self._ledger.has_memory_beside_all(need.request)
         if need.request.overcommit and profile.enforces_cores:
             return self._ledger.fits_beside_all(need.request)
         if not self._information.accepts():
             return False
-        return self._information.thresholds().accept_below > 1.0 or self._ledger.fits_beside_all(need.request)
+        return lets_wait or self._ledger.fits_beside_all(need.request)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from peerload.core.membership.membership import NamesThat
-from peerload.core.resources.admission import asked_of, has_room, why_never
+from peerload.core.resources.admission import asked_of, has_memory, has_room, why_never
 from peerload.core.sharing.information import (
     ANYTHING,
     WAITING_LOOKED_AT_MAX,
@@ -110,16 +110,22 @@ class TaskDonor:
         there is none."""
         for work in islice(self._queue.waiting_for_devices(), LOOKED_AT_MAX):
             request = asked_of(self._state, work)
-            if request.gpus and has_room(request, report) and self._may_go(work, profile):
+            has_all = (
+                request.gpus and has_room(request, report) and self._has_memory(work, profile, report, ahead=False)
+            )
+            if has_all and self._may_go(work, profile):
                 return work
         return None
 
-    def choose(self, profile: Profile, besides: Container[bytes] = ()) -> Work | None:
-        """The waiting task that the selection policy lets go to that node, if it can from those whose files are there; not
-        one of ``besides``, by uid, nor one that takes devices."""
+    def choose(
+        self, profile: Profile, report: LoadReport, besides: Container[bytes] = (), *, ahead: bool = False
+    ) -> Work | None:
+        """The waiting task that the selection policy lets go to the node of this report, if it can from those whose files are
+        there; not one of ``besides``, by uid, nor one that takes devices. ahead: it may wait there."""
 
         def goes(work: Work) -> bool:
-            return work.uid not in besides and self._may_go(work, profile)
+            has_memory_there = self._has_memory(work, profile, report, ahead=ahead)
+            return has_memory_there and work.uid not in besides and self._may_go(work, profile)
 
         node, holders = profile.node, self._holders
         if holders.has_any(node):
@@ -149,6 +155,20 @@ class TaskDonor:
             self._sender.give(work, to)
         elif isinstance(work, RemoteTask):
             self._executor.give_back(work, reason, to=to)
+
+    def _has_memory(self, work: Work, profile: Profile, report: LoadReport, *, ahead: bool) -> bool:
+        """True if its memory is free there, or with ``ahead`` is no scarcer there than here."""
+        request, there = work.spec.request, report.mem_requested_bytes
+        return has_memory(request, profile, there) or (
+            ahead
+            and evens_out(
+                self._ledger.mem_requested_bytes,
+                self._state.profile.mem_bytes,
+                there,
+                profile.mem_bytes,
+                request.mem_bytes,
+            )
+        )
 
     def _may_go(self, work: Work, profile: Profile) -> bool:
         spec, to = work.spec, profile.node
@@ -448,13 +468,13 @@ class Receiver:
             self._ledger.load_tasks, self._slots, there.load_tasks, max(request.profile.slots, 1)
         ):
             return None
-        return self._donor.choose(request.profile)
+        return self._donor.choose(request.profile, there, ahead=request.ahead)
 
 
-def evens_out(load_tasks: int, slots: int, load_tasks_there: int, slots_there: int) -> bool:
-    """True if a node with so many tasks has no fewer than the asker even after it has given it one: else the task would only
-    wait there instead of here."""
-    return (load_tasks_there + 1) * slots <= (load_tasks - 1) * slots_there
+def evens_out(load: int, size: int, load_there: int, size_there: int, given: int = 1) -> bool:
+    """True if a node with so many tasks in its slots, or so much memory requested of what it has, is loaded no less than the
+    asker even after it has given it so much: else the task would only wait there instead of here."""
+    return (load_there + given) * size <= (load - given) * size_there
 
 
 @lru_cache(WEIGHTS_KEPT)
@@ -596,12 +616,16 @@ class PairProtocol:
         peer = self._membership.get(to)
         chosen: dict[bytes, Work] = {}
         while peer is not None and len(chosen) < PAIR_MOVES_MAX and self._moves(own, theirs):
-            work = self._donor.choose(peer.profile, chosen)
+            work = self._donor.choose(peer.profile, theirs, chosen)
             if work is None:
                 break
             chosen[work.uid] = work
             own = msgspec.structs.replace(own, load_tasks=own.load_tasks - 1)
-            theirs = msgspec.structs.replace(theirs, load_tasks=theirs.load_tasks + 1)
+            theirs = msgspec.structs.replace(
+                theirs,
+                load_tasks=theirs.load_tasks + 1,
+                mem_requested_bytes=theirs.mem_requested_bytes + work.spec.request.mem_bytes,
+            )
         return list(chosen.values())
 
     def _moves(self, richer: LoadReport, poorer: LoadReport) -> bool:

@@ -1,0 +1,107 @@
+"""Tasks that wait for memory, or under a power cap, while slots are free: they are given away, and only to nodes that could start them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peerload.model import messages
+from peerload.model.messages import Need
+from peerload.model.resources import LoadReport, PowerCurve, Profile, ResourceRequest
+from peerload.policy.api import ANY_LOAD
+from peerload.policy.registry import load_preset
+from peerload.sim.queueing_model import Arrival, CompletedTask, QueueingModel
+from peerload.sim.scenario import Scenario
+from tests.core.given import Given, spec
+
+SLOTS, HAS, ASKED = 8, 10, 6
+"""Slots and memory of each node, and the memory of each task: one of them runs on a node at a time."""
+CAPPED = PowerCurve((0.0, 80.0), SLOTS, SLOTS, cap_w=20.0)
+"""Two cores are under the cap."""
+
+
+def heavy(count: int = 0, **facts: Any) -> Given:
+    """A node with so many tasks of which only one can run."""
+    x = Given(slots=SLOTS, policies=load_preset("adaptive"), facts={"mem_bytes": HAS, **facts})
+    x.meet("y", slots=SLOTS, cpus=float(SLOTS), mem_bytes=HAS)
+    for _ in range(count):
+        x.submit(spec(request=ResourceRequest(mem_bytes=ASKED)))
+    return x
+
+
+def gives(x: Given, n: int, requested: int, *, ahead: bool = False, **facts: Any) -> bool:
+    """True if y, which reports such a load, gets a task."""
+    there = LoadReport(load_tasks=n, slots=SLOTS, mem_requested_bytes=requested, incarnation=1, sequence=9)
+    asker = Profile("y", SLOTS, float(SLOTS), **{"mem_bytes": HAS, **facts})
+    x.hear("y", messages.GiveRequest(1, there, asker, ahead=ahead))
+    return bool(x.sent(messages.GiveReply).task)
+
+
+def test_a_node_with_free_slots_gives_a_task_that_waits_for_memory_to_one_that_has_it() -> None:
+    assert not heavy(1).node.sharing.shown().gives
+    x = heavy(2)
+    assert (x.node.sharing.shown().gives, x.node.sharing.shown().mem_requested_bytes) == (True, 2 * ASKED)
+    assert not gives(x, 1, ASKED)
+    assert gives(x, 1, HAS - ASKED)
+
+
+@pytest.mark.parametrize("facts", [{"requested": 0}, {"requested": ASKED, "mem_bytes": 0}], ids=["untold", "unlimited"])
+def test_a_node_that_tells_no_memory_gets_the_task(facts: dict[str, Any]) -> None:
+    assert gives(heavy(2), 1, **facts)
+
+
+def test_a_task_is_given_ahead_only_where_memory_is_no_scarcer() -> None:
+    assert gives(heavy(SLOTS + 3), SLOTS, 4 * ASKED, ahead=True)
+    assert not gives(heavy(SLOTS + 3), SLOTS, (SLOTS + 2) * ASKED, ahead=True)
+    assert not gives(heavy(SLOTS + 3), SLOTS - 1, 4 * ASKED)
+
+
+@pytest.mark.parametrize(
+    ("preset", "most", "accepted"),
+    [("adaptive", 5, False), ("adaptive", ANY_LOAD, True), ("symmetric", 5, True)],
+    ids=["lesser load", "asked for", "where tasks may wait"],
+)
+def test_a_task_that_would_wait_for_memory_is_not_accepted_for_a_lesser_number_of_tasks(
+    preset: str, most: int, accepted: bool
+) -> None:
+    x = Given(slots=SLOTS, policies=load_preset(preset), facts={"mem_bytes": HAS})
+    x.submit(spec(request=ResourceRequest(mem_bytes=ASKED)))
+    admission = x.node.sharing.admission
+    assert admission.would_accept("y", Need(ResourceRequest(mem_bytes=ASKED)), most) == accepted
+    assert admission.would_accept("y", Need(ResourceRequest(mem_bytes=HAS - ASKED)), most)
+
+
+def test_a_node_at_its_power_cap_gives_what_waits_and_asks_for_nothing() -> None:
+    x = Given(slots=SLOTS, policies=load_preset("adaptive"), facts={"power": CAPPED})
+    x.submit()
+    assert x.node.sharing.receiver.wants_more()
+    x.submit()
+    assert not x.node.sharing.receiver.wants_more()
+    assert not x.node.sharing.shown().gives
+    x.submit()
+    assert x.node.sharing.shown().gives
+
+
+@pytest.mark.parametrize(
+    ("tasks", "mem_bytes", "curves", "ideal_s"),
+    [(6, ASKED, (None, None), 9.0), (8, 0, (CAPPED, CAPPED), 6.0), (30, 0, (None, CAPPED), 9.0)],
+    ids=["memory", "cap", "one capped"],
+)
+def test_tasks_of_one_home_take_no_longer_than_their_room(
+    tasks: int, mem_bytes: int, curves: tuple[PowerCurve | None, ...], ideal_s: float
+) -> None:
+    """Each takes 3 s."""
+    ended: list[CompletedTask] = []
+    setup = Scenario(policy="adaptive", nodes=2, load=0.5, tasks=1, warm_up=0, is_live=True, message_s=0.001).setup()
+    profiles = [
+        Profile(f"n{number}", SLOTS, float(SLOTS), HAS, slots_fixed=True, power=curve)
+        for number, curve in enumerate(curves, 1)
+    ]
+    model = QueueingModel(
+        setup.policies, profiles, seed=1, ended=ended.append, delays=setup.delays, config=setup.config
+    )
+    model.advance(1.0)
+    model.run(iter([Arrival(1.0, "n1", 3.0, mem_bytes=mem_bytes)] * tasks), tasks=tasks)
+    model.drain()
+    assert max(task.ended_s for task in ended) - 1.0 < ideal_s + 0.5
