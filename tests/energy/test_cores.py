@@ -15,7 +15,7 @@ from peerload.launcher.cgroup_limits import CPU, NO_WEIGHT, CgroupLimits
 from peerload.launcher.containment import Cgroup2, own_cgroup
 from peerload.model import actions, events, messages
 from peerload.model.resources import LoadReport, ResourceRequest
-from tests.core.given import ALONE, Given, spec
+from tests.core.given import ALONE, SENDER, Given, spec
 
 OVER = ResourceRequest(overcommit=True)
 NO_UNITS: Any = None
@@ -57,6 +57,17 @@ def test_where_cores_are_not_enforced_nobody_overcommits() -> None:
     for key in list(x.node.ledger.running):
         x.end(key)
     assert x.node.ledger.cpus_running == pytest.approx(0.8)
+
+
+def test_a_task_that_is_offered_elsewhere_meanwhile_is_counted_too() -> None:
+    x = Given(slots=4, policies=SENDER, facts={"slots_fixed": False})
+    x.meet("y", slots=4, cpus=4.0)
+    x.submit(spec(request=ResourceRequest(cpus=4.0)))
+    x.submit(spec(request=ResourceRequest(cpus=3.0)))
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=LoadReport()))
+    assert x.task(2).withheld
+    x.when(events.CoresEnforced())
+    assert (x.node.ledger.load_tasks, x.node.ledger.cpus_requested) == (7, 7.0)
 
 
 def test_a_full_node_takes_an_overcommitting_guest_while_its_share_is_free() -> None:

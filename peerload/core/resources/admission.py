@@ -516,7 +516,7 @@ class Ledger:
         """Other cores count for the same requests than before."""
         self.cpus_running = sum((self.cores_of(request) for request, _ in self.running.values()), 0.0)
         self.cpus_inbound = sum(map(self.cores_of, self.inbound.values()), 0.0)
-        requests = ((work.spec.request, work.count) for work in waiting if not work.withheld)
+        requests = ((work.spec.request, work.count) for work in waiting)
         self._cpus_waiting = sum((n * self.cores_of(one) for one, n in requests if not one.takes_devices), 0.0)
         self._changed()
 
