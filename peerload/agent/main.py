@@ -82,7 +82,7 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
         from peerload.agent.daemon import RESTART  # noqa: PLC0415 -- as there
 
         while (code := serve(config, gpu_library, origins, files_max, manager, load)) == RESTART:
-            config, origins = load()
+            config, origins = _after_restart(load, config, origins)
     except* PeerloadError as group:
         for error in _leaves(group):
             sys.stderr.write(f"peerload: {error}\n" + (f"  {error.hint}\n" if error.hint else ""))
@@ -90,6 +90,15 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
         log.exception("the agent crashed", exc_info=bugs)
         raise
     return code
+
+
+def _after_restart(load: Load, config: AgentConfig, origins: dict[str, str]) -> tuple[AgentConfig, dict[str, str]]:
+    """The settings for a restart, which nobody may have asked for: those before, if the present ones cannot be used."""
+    try:
+        return load()
+    except PeerloadError as error:
+        log.warning("settings not read, those before stay: error=%s hint=%s", error, error.hint)
+        return with_current_addresses(config, origins), origins
 
 
 def open_more_files() -> int:
