@@ -51,6 +51,8 @@ BUILT_IN = "built-in"
 ENVIRONMENT = "environment"
 FLAG = "flag"
 LISTS = ("peer", "mqtt", "label")
+PLACES = ("state", "socket")
+"""Keys whose value in a file is an absolute path, or begins with `~`; a flag's is relative to the working directory."""
 FLAG_ONLY = ("mode",)
 """Keys that neither a file nor a variable can set: a file is read by the agents of all users."""
 NODE_NAME_LENGTH_MAX = 40
@@ -109,23 +111,16 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
     """Convert one value at a time, so that the message names the key and where it was set. Variables are text,
     whatever the type of the setting: `PEERLOAD_NODE=17` names a node, `PEERLOAD_SLOTS=17` is a number."""
     converted = {key: converted_value(key, value, origin[key]) for key, value in merged.items()}
-    if "state" in converted:  # the launcher and its tasks run in another directory
-        converted["state"] = str(Path(converted["state"]).absolute())
-    config = AgentConfig(**converted)
-    checks: dict[str, Callable[[], object]] = {
-        "gpu": lambda: gpu_config(config.gpu),
-        "device": lambda: configured_devices(config.device),
-        "hooks": lambda: check_hooks(config.hooks),
-    }
-    checks["energy"] = lambda: sleep_after_s(config.energy)
-    checks["files"] = lambda: cache_bytes(config.files)
-    checks["web"] = lambda: check_web(config.web)
-    for key, check in checks.items():
+    for key in PLACES:  # the launcher and its tasks run in another directory
+        converted[key] = str(Path(converted[key]).absolute())
+    for key, value in converted.items():
         try:
-            check()
+            _look_at(key, value)
         except ConfigError as error:
+            if error.file:  # a preset's
+                raise
             raise ConfigError(error.key, f"{error.says} ({origin[key]})", why=error.why, hint=error.hint) from None
-    return config
+    return AgentConfig(**converted)
 
 
 def converted_value(key: str, value: object, place: str) -> Any:  # noqa: ANN401 -- of the setting's own type
@@ -266,11 +261,24 @@ def _is_there(path: Path) -> bool:
 
 def _file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("config", f"{path} is not TOML", why=str(error)) from None
     except OSError as error:
         raise ConfigError("config", f"{path} cannot be read", why=str(error.strerror)) from None
+    for key in PLACES:
+        if isinstance(values.get(key), str) and values[key]:
+            values[key] = _place(key, values[key], str(path))
+    return values
+
+
+def _place(key: str, value: str, file: str) -> str:
+    """The path of a file's setting. Raises ConfigError for a relative one: each start from another directory would
+    be another node."""
+    path = os.path.expanduser(value)  # noqa: PTH111 -- a path without a home stays as it is
+    if not os.path.isabs(path):  # noqa: PTH117 -- as above
+        raise ConfigError(key, f"{value!r} cannot be used ({file})", why="it is not an absolute path")
+    return path
 
 
 def _environment(environment: dict[str, str]) -> dict[str, Any]:
@@ -359,7 +367,7 @@ def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
             continue
         try:
             converted = converted_value(key, value, "here")
-            _look_at(key, converted)
+            _look_at(key, _place(key, converted, "here") if key in PLACES else converted)
         except ConfigError as error:
             yield error
 
@@ -399,6 +407,8 @@ def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's 
         "hooks": check_hooks,
         "files": cache_bytes,
         "web": check_web,
+        "gpu": gpu_config,
+        "energy": sleep_after_s,
     }
     if key == "device":
         configured_devices(value)

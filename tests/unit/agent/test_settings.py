@@ -48,31 +48,31 @@ def test_nothing_given(places: Places) -> None:
 
 
 def test_the_nearer_place_wins(places: Places) -> None:
-    def policy() -> str:
-        return places.load().policy
+    def node() -> str:
+        return places.load().node
 
-    assert policy() == "adaptive"
-    places.system.write_text('policy = "system"\nslots = 3\n')
-    assert policy() == "system"
-    (places.directory / "20-b.toml").write_text('policy = "later"\n')
-    (places.directory / "10-a.toml").write_text('policy = "earlier"\n')
-    (places.directory / "30.ignored").write_text('policy = "ignored"\n')
-    assert policy() == "later"
-    places.user.write_text('policy = "user"\n')
-    assert policy() == "user"
-    places.environment["PEERLOAD_POLICY"] = "variable"
-    assert policy() == "variable"
-    assert places.load(policy="flag").policy == "flag"
-    assert places.load(policy="flag").slots == 3, "a key is decided by itself, not with its file"
+    assert node() == default_node_name()
+    places.system.write_text('node = "system"\nslots = 3\n')
+    assert node() == "system"
+    (places.directory / "20-b.toml").write_text('node = "later"\n')
+    (places.directory / "10-a.toml").write_text('node = "earlier"\n')
+    (places.directory / "30.ignored").write_text('node = "ignored"\n')
+    assert node() == "later"
+    places.user.write_text('node = "user"\n')
+    assert node() == "user"
+    places.environment["PEERLOAD_NODE"] = "variable"
+    assert node() == "variable"
+    assert places.load(node="flag").node == "flag"
+    assert places.load(node="flag").slots == 3, "a key is decided by itself, not with its file"
 
 
 def test_a_named_file_takes_the_place_of_the_users(places: Places, tmp_path: Path) -> None:
-    places.user.write_text('policy = "user"\n')
+    places.user.write_text('node = "user"\n')
     places.system.write_text("slots = 3\n")
     named = tmp_path / "named.toml"
     named.write_text('advertise = "hall:7"\n')
     config = places.load(config=str(named))
-    assert (config.policy, config.advertise, config.slots) == ("adaptive", "hall:7", 3)
+    assert (config.node, config.advertise, config.slots) == (default_node_name(), "hall:7", 3)
     with pytest.raises(ConfigError, match="no such file"):
         places.load(config=str(tmp_path / "missing"))
 
@@ -207,15 +207,19 @@ def test_no_time_to_starve_is_refused(places: Places, text: str) -> None:
         ('[web]\nlisten = "0.0.0.0:7118"', "web.listen"),
         ('mqtt = ["mqtt://broker..lab"]', "mqtt"),
         (f'mqtt = ["mqtt://{"x" * 64}.lab"]', "mqtt"),
+        ('listen = "nonsense"', "listen"),
+        ('peer = ["a.lab:99999"]', "peer"),
+        ('policy = "nonsense"', "policy"),
+        ('state = "here"', "state"),
+        ('socket = "run/agent.sock"', "socket"),
     ],
 )
 def test_what_an_agent_could_not_use_is_found_by_the_check(places: Places, text: str, key: str) -> None:
     places.user.write_text(f"{text}\n")
     assert [mistake.key for mistake in mistakes_in(places.user)] == [key]
-    if key != "mqtt":  # its addresses are parsed when the agent starts
-        with pytest.raises(ConfigError) as caught:
-            places.load()
-        assert (caught.value.key, str(places.user) in caught.value.says) == (key, True)
+    with pytest.raises(ConfigError) as caught:
+        places.load()
+    assert (caught.value.key, str(places.user) in caught.value.says) == (key, True)
 
 
 @each(
@@ -261,6 +265,13 @@ def test_the_hosts_name_makes_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_state_directory_is_the_same_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load({"state": "here"}, DEFAULTS, {}).state == str(tmp_path / "here")
+
+
+def test_a_state_directory_in_a_file_may_begin_with_the_home(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    places.user.write_text('state = "~/tasks"\n')
+    assert places.load().state == "/home/me/tasks"
+    assert mistakes_in(places.user) == []
 
 
 @pytest.mark.parametrize("named", [{}, {"config": "/" + "x" * 300}], ids=["the user's", "named"])
