@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -97,7 +98,7 @@ def located(settings: dict[str, Any]) -> dict[str, Any]:
 
 def configured(given: dict[str, Any]) -> AgentConfig:
     """The settings that an agent started here would have."""
-    return _with_origins(given)[0]
+    return configured_with_origins(given)[0]
 
 
 def settings_of_file(given: dict[str, Any]) -> dict[str, object]:
@@ -106,12 +107,13 @@ def settings_of_file(given: dict[str, Any]) -> dict[str, object]:
 
     return {
         str(one["key"]): one["value"]
-        for one in loader.describe(*_with_origins(given))
+        for one in loader.describe(*configured_with_origins(given))
         if one["origin"] == given["config"]
     }
 
 
-def _with_origins(given: dict[str, Any]) -> tuple[AgentConfig, dict[str, str]]:
+def configured_with_origins(given: dict[str, Any]) -> tuple[AgentConfig, dict[str, str]]:
+    """The settings that an agent started here would have, and the origin of each."""
     from peerload.config import loader
 
     defaults = {"state": default_state(), "socket": given.get("socket") or user_socket_path()}
@@ -133,6 +135,20 @@ def make_private(directory: str) -> None:
         if isinstance(error, FileExistsError) and os.path.isdir(directory):
             return
         raise PeerloadError(f"{directory} cannot be made", why=error.strerror or str(error)) from None
+
+
+def node_of(state: str) -> str:
+    """The node whose tasks are in this state directory; "" if there are none."""
+    import sqlite3
+
+    path = os.path.join(state, "peerload.db")
+    if not os.access(path, os.R_OK):
+        return ""
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            return str(database.execute("SELECT value FROM meta WHERE key = 'node'").fetchone()[0])
+    except (sqlite3.Error, TypeError):
+        return ""  # the agent says what is wrong with it
 
 
 def compared(

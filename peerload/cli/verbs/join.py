@@ -17,7 +17,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peerload.cli.common.agent_process import agent_info, configured, located, make_private, restart, start
+from peerload.cli.common.agent_process import (
+    agent_info,
+    configured_with_origins,
+    located,
+    make_private,
+    node_of,
+    restart,
+    start,
+)
 from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.client.connection import ANSWERS_WITHIN_S, AgentConnection, default_socket_path
 from peerload.model.errors import BadRequest, PeerloadError, UsageError
@@ -32,6 +40,8 @@ if TYPE_CHECKING:
 
 
 MEETS_WITHIN_S = 30.0
+BUILT_IN = "built-in"
+"""The origin of settings that are given nowhere."""
 LOOK_EVERY_S = 0.05
 LINE_CHARS_MAX = 4096
 """Bound of the line from stdin; a token has about 150 characters."""
@@ -46,7 +56,7 @@ def join(words: list[str]) -> int:
         "other user of this machine sees it in the list of processes.",
     )
     reader.add_argument("token", nargs="+", metavar="TOKEN")
-    reader.flag("--node NAME", help="name of this node (default: that of the agent here, else the host's)")
+    reader.flag("--node NAME", help="name of this node (default: that of the agent or the tasks here, else the host's)")
     reader.flag("--listen HOST:PORT", help="address for the others (default: this machine's)")
     reader.flag("--cluster DIR", help="directory for the keys of the cluster (default: your own)")
     reader.flag("--state DIR", help="directory of tasks and outputs")
@@ -67,6 +77,8 @@ def join(words: list[str]) -> int:
             why=f"and {node} is to join",
             hint=f"peerload down  and then the same again; or  peerload join --node {running['node']} …",
         )
+    if running is None:
+        _check_start(place["state"], place["socket"], {"node": node, "listen": flags.listen})
     if (
         running is not None
         and running.get("cluster_fingerprint") == token.fingerprint.hex()
@@ -129,10 +141,30 @@ def _place(flags: Namespace, running: dict[str, Any] | None) -> dict[str, str]:
     settings = located({key: value for key, value in given.items() if key != "cluster"})
     if running is not None:
         settings |= {"state": str(running["state"]), "socket": str(running["socket"])}
-    found = configured({key: settings[key] for key in ("state", "socket")})
+    found, origins = configured_with_origins({key: settings[key] for key in ("state", "socket")})
     directory = cluster_directory(flags.cluster or found.cluster or None)
-    node = str(running["node"]) if running is not None else found.node
+    if running is not None:
+        node = str(running["node"])
+    else:
+        node = (origins["node"] == BUILT_IN and node_of(settings["state"])) or found.node
     return {"state": settings["state"], "socket": settings["socket"], "cluster": str(directory), "node": node}
+
+
+def _check_start(state: str, socket_path: str, wanted: dict[str, str | None]) -> None:
+    """Raise BadRequest if the agent would start with another name or address than it joins with, and fail: the token
+    could not be used again."""
+    config, origins = configured_with_origins({"state": state, "socket": socket_path})
+    for key, value in wanted.items():
+        found, origin = getattr(config, key), origins[key]
+        if value and value != found and origin != BUILT_IN and os.path.dirname(origin) != state:  # noqa: PTH120 -- as above
+            hint = f"leave out --{key}, or change it there"
+            raise BadRequest(f"{key} is {found} here ({origin})", why=f"and {value} is to join", hint=hint)
+    kept = node_of(state)
+    if kept not in ("", wanted["node"]):
+        hint = f"go on as that node:  peerload join --node {kept} …        a new node:  --state DIR"
+        raise BadRequest(
+            f"the tasks in {state} are those of node {kept}", why=f"and {wanted['node']} is to join", hint=hint
+        )
 
 
 def _ask_to_join(
