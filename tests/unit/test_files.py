@@ -689,9 +689,9 @@ def test_a_full_store_gives_up_what_is_not_pinned_the_least_recently_used_first(
         taken.append(frozen(home, Agent(store)).id)
         assert store.missing_of(taken[-1]) == []
     assert store.has(taken[0])  # used now, so that the second is the oldest
-    store.collect({taken[2]}, 4 * BLOCK_BYTES)
+    store.collect(lambda: {taken[2]}, 4 * BLOCK_BYTES)
     assert [store.has(id_) for id_ in taken] == [True, False, True]
-    store.collect({taken[2]}, everything=True)
+    store.collect(lambda: {taken[2]}, everything=True)
     assert [store.has(id_) for id_ in taken] == [False, False, True]
     assert store.missing_of(taken[2]) == []
     size = store.usage().size_bytes
@@ -741,10 +741,10 @@ def test_a_pack_goes_with_its_last_block_and_has_a_hole_before(tmp_path: Path, h
         return sum(path.stat().st_blocks * 512 for path in (tmp_path / "store/blocks").rglob("*") if path.is_file())
 
     before = held()
-    store.collect({one}, everything=True)
+    store.collect(lambda: {one}, everything=True)
     assert store.read(manifest.digest_of(shared)) == shared
     assert held() <= before - BLOCK_BYTES
-    store.collect((), everything=True)
+    store.collect(lambda: (), everything=True)
     assert held() == 0
 
 
@@ -887,13 +887,13 @@ def test_outputs_that_come_in_are_not_removed_although_they_were_here_before(tmp
         with store.coming() as coming:
 
             def make_room(size_bytes: int, is_everything: bool = is_everything) -> None:
-                store.collect({before}, size_bytes, everything=is_everything)
+                store.collect(lambda: {before}, size_bytes, everything=is_everything)
 
             blocks = OutputBlocks(store, make_room, coming)
             outputs = work.collect(os.fsencode(home), blocks, before, (), True)
             make_room(9 * BLOCK_BYTES)
             assert store.missing_of(outputs) == []
-        store.collect({before}, everything=True)
+        store.collect(lambda: {before}, everything=True)
         assert store.missing_of(outputs) == [outputs]
 
 

@@ -203,6 +203,36 @@ def test_files_of_array_members_of_which_nothing_has_become_are_in_use(tmp_path:
     asyncio.run(story())
 
 
+def test_files_of_a_submission_are_in_use_from_its_check_until_its_task_is_known(tmp_path: Path) -> None:
+    async def story() -> None:
+        files = files_of(tmp_path, [])
+        cache = files.caches.of("")
+        trees = [kept_tree(cache.store, content) for content in (b"one", b"two")]
+        specs = [TaskSpec((b"true",), SCRATCH, files=TaskFiles(tree)) for tree in trees]
+        terms = SubmitOptions(files_home=bytes(tmp_path))
+        await files.check(specs[0], terms)
+        collect = cache.store.collect
+
+        def late(*args: Any, **kwargs: Any) -> int:
+            """Another submission is checked while the collection waits for a thread."""
+            asyncio.run_coroutine_threadsafe(files.check(specs[1], terms), loop).result()
+            return collect(*args, **kwargs)
+
+        loop = asyncio.get_running_loop()
+        cache.store.collect = late  # type: ignore[method-assign]
+        await files.collect_garbage([cache])
+        assert [cache.store.missing_of(tree) for tree in trees] == [[], []]
+        cache.store.collect = collect  # type: ignore[method-assign]
+        files._node.home.untouched["n/1"] = [SimpleNamespace(spec=spec) for spec in specs]  # type: ignore[misc]
+        await files.collect_garbage([cache])
+        files._node.home.untouched.clear()
+        await files.collect_garbage([cache])
+        assert [cache.store.missing_of(tree) for tree in trees] == [[tree] for tree in trees]
+        await files.close()
+
+    asyncio.run(story())
+
+
 @each(
     ("error", "raised"),
     [
