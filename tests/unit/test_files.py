@@ -818,6 +818,12 @@ def test_new_and_changed_files_alone_come_back(home: Path, tmp_path: Path, store
         ("r[!]", "r!", True),
         ("a.b", "aXb", False),
         ("out/", "out/x", True),
+        ("*a*b", "xaab", True),
+        ("*a*b/*c*", "ab/ab/xcx/d", False),
+        ("*a/**/*b*c", "ba/x/ab/bbc/d", True),
+        ("a**b/c", "axb/xb/c", True),
+        ("*a" * 60 + "*b", "a" * 255, False),
+        ("**/*a" * 30 + "**b", "a/" * 500, False),
     ],
 )
 def test_globs(glob: str, path: str, matches: bool) -> None:
