@@ -9,6 +9,7 @@ import errno
 import functools
 import os
 import re
+import shutil
 import socket
 import sqlite3
 import stat
@@ -331,6 +332,15 @@ def test_of_a_directory_with_many_files_those_that_a_glob_means_are_kept_in_mind
     assert [entry.path for entry in changed(home, nothing, store, "result").files] == ["result"]
     with pytest.raises(StagingFailed, match="too many"):
         snapshot.look(os.fsencode(home), [], everything=True)
+
+
+def test_outputs_come_home_to_a_directory_that_was_removed(home: Path, store: BlockStore) -> None:
+    (home / "out").write_text("result")
+    taken = frozen(home, Agent(store))
+    shutil.rmtree(home)
+    merge = OutputMerge(os.fsencode(home / "gone"), Manifest(), {}, since=0.0, mark="h/1")
+    merge.place(taken.manifest, store.read_some)
+    assert (home / "gone/out").read_text() == "result"
 
 
 def test_small_outputs_are_kept_together(home: Path, tmp_path: Path, store: BlockStore) -> None:
