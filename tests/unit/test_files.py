@@ -8,6 +8,7 @@ import ctypes
 import errno
 import functools
 import os
+import random
 import re
 import shutil
 import socket
@@ -151,7 +152,7 @@ def test_blocks_that_the_agent_has_lost_are_sent_again(home: Path, tmp_path: Pat
 def test_a_large_file_that_has_changed_in_its_middle_costs_the_blocks_there(
     home: Path, tmp_path: Path, store: BlockStore
 ) -> None:
-    before = os.urandom(20 << 20)
+    before = random.Random(1).randbytes(20 << 20)
     (home / "large").write_bytes(before)
     agent = Agent(store)
     first = frozen(home, agent)
