@@ -22,7 +22,7 @@ import msgpack
 import msgspec
 from msgspec import Meta
 
-from peerload.agent.accounts import BUSY, POLICY, TaskUser
+from peerload.agent.accounts import BUSY, POLICY, TaskUser, mount_point
 from peerload.agent.files.transfer import FileCache, FileCaches
 from peerload.agent.launcher.client import LauncherError
 from peerload.agent.runtime import SHORT_OF, in_own_thread
@@ -648,9 +648,10 @@ class AttemptFiles:
             return await self._user_work.run(cache, user, key, directory, name, values, makes=is_new, outputs=outputs)
         if directory == SCRATCH:
             directory = os.fsencode(self._spool.make_scratch(key))
-        return await cache.transfer.in_slow_thread(
-            work.WORK[name], directory, outputs or blocks or cache.store, *values
-        )
+        part = functools.partial(work.WORK[name], directory, outputs or blocks or cache.store, *values)
+        if name == "place":  # it may hang in a dead mount
+            return await in_own_thread(part)
+        return await cache.transfer.in_slow_thread(part)
 
     def ended_early(self, key: str) -> bool:
         """Stop the staging of an attempt. False if none is under way."""
@@ -787,7 +788,7 @@ class AttemptFiles:
         self._placing.append(outputs)
         self.caches.pin_also(outputs)
         try:
-            async with cache.placing:
+            async with cache.placing[mount_point(directory)]:
                 asked = files.outputs, files.returns_changes
                 values = files.manifest, outputs, *asked, own, submitted_at, mark
                 conflicts, placed = await self.do("place", user, f"place-{uid.hex()}", directory, *values)

@@ -21,6 +21,7 @@ import itertools
 import logging
 import shutil
 import threading
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 from peerload.agent.runtime import Workers, trim_memory
@@ -360,14 +361,14 @@ WORKS_MAX = 4
 
 
 class FileCache:
-    """The blocks of one user's files, and their transfer. placing: held while outputs are placed, so that of two tasks with the
-    same output the second finds that of the first; turns: of processes that work as this user."""
+    """The blocks of one user's files, and their transfer. placing: for each mount point, held while outputs are placed there, so
+    that of two tasks with the same output the second finds that of the first; turns: of processes that work as this user."""
 
     def __init__(self, caches: FileCaches, store: BlockStore, links: PeerLinks, counters: Counter[str]) -> None:
         self._caches = caches
         self.store = store
         self.transfer = FileTransfer(store, links, self._make_room, counters, caches.threads)
-        self.placing = asyncio.Lock()
+        self.placing: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.turns = asyncio.Semaphore(WORKS_MAX)
 
     def check_disk(self, size_bytes: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -229,6 +230,45 @@ def test_files_of_a_submission_are_in_use_from_its_check_until_its_task_is_known
         await files.collect_garbage([cache])
         assert [cache.store.missing_of(tree) for tree in trees] == [[tree] for tree in trees]
         await files.close()
+
+    asyncio.run(story())
+
+
+def test_a_dead_mount_holds_up_no_other_placement_and_no_staging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    def place(directory: bytes, *_: Any) -> tuple[list[str], dict[str, bytes]]:
+        if directory.startswith(b"/dead"):
+            over.wait()
+        return [], {}
+
+    monkeypatch.setitem(work.WORK, "place", place)
+    monkeypatch.setattr(attempts, "mount_point", lambda path: path)
+
+    async def story() -> None:
+        files = files_of(tmp_path, [])
+        store = files.caches.of("").store
+        outputs, user = kept_tree(store, b"output"), TaskUser("n", "")
+
+        def placed(number: int, directory: bytes) -> asyncio.Task[Any]:
+            uid = bytes([number]) * 16
+            return asyncio.create_task(
+                files._place(uid, f"n/{number}", user, TaskFiles(outputs), directory, 0.0, outputs, 0.0)
+            )
+
+        try:
+            dead = [placed(number, b"/dead/%d" % number) for number in range(5)]
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await placed(9, b"/live"))[:2] == ("", 0)
+                await files.do("make", user, KEY, SCRATCH, outputs, ())
+            assert not any(one.done() for one in dead)
+            over.set()
+            await asyncio.gather(*dead)
+        finally:
+            over.set()
+            await files.close()
 
     asyncio.run(story())
 
