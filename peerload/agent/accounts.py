@@ -620,5 +620,17 @@ def identity_in(table: bytes, boot: bytes, path: bytes) -> str:
     return hashlib.sha256(b"\0".join(place)).hexdigest()[:32]
 
 
+def mount_point(path: bytes) -> bytes:
+    """The mount point of an absolute path, by its names alone, so that a dead mount does not hang it; what hangs in one mount holds
+    up no other."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+        points = {_plain(fields[4]) for fields in map(bytes.split, lines) if len(fields) > 4}  # noqa: PLR2004 -- proc(5)
+        while len(path) > 1 and path not in points:
+            path = os.path.dirname(path)  # noqa: PTH120 -- bytes
+        return path
+    return b"/"
+
+
 def _plain(field: bytes) -> bytes:
     return _ESCAPE.sub(lambda octal: bytes([int(octal[1], 8)]), field)

@@ -478,8 +478,8 @@ def _ticking_s() -> float:
     return asyncio.get_running_loop().time() + os.getpid() * GOLDEN % TICK_S
 
 
-SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors that mean that the agent is short of descriptors or memory. They say nothing about what it wanted to open, and never end it."""
+SHORT_OF = frozenset({errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that mean that the agent is short of descriptors, memory or threads. They say nothing about what it wanted to open, and never end it."""
 
 
 class BackgroundTasks:

@@ -376,10 +376,12 @@ class BlockStore:
         """True if this many bytes more do not fit, into the limit or on the disk."""
         return self._size_bytes + size_bytes > self.limit_bytes or self._free_bytes() < size_bytes
 
-    def collect(self, pinned: Collection[bytes], room_bytes: int = 0, *, everything: bool = False) -> int:
+    def collect(self, in_use: Callable[[], Collection[bytes]], room_bytes: int = 0, *, everything: bool = False) -> int:
         """Remove what no manifest needs, and manifests that are not pinned, the least recently used first, until there is
-        this much room (everything: all of them) → the number of bytes that were removed."""
+        this much room (everything: all of them) → the number of bytes that were removed. in_use: gives those that are pinned, once
+        nobody can learn any more that one is here (`has`) which is removed then."""
         with self._lock:
+            pinned = in_use()
             rows = self._execute("SELECT id FROM manifests ORDER BY used_at DESC")
             limit = min(self.limit_bytes, self._size_bytes + self._free_bytes())
             target = 0 if everything else max(int(limit * TARGET_SHARE) - room_bytes, 0)

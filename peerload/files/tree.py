@@ -542,12 +542,24 @@ def is_output(path: str, wanted: Globs | None) -> bool:
 def matcher(globs: Sequence[str]) -> Globs:
     """The pattern of the paths that one of these globs means, or that lie in a directory that one means: ``*`` and ``?`` stay
     within a name, ``**`` does not."""
-    words = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    found = []
-    for glob in globs:
-        parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?[^\]]+\])", glob.rstrip("/"))
-        found.append("".join(words.get(part) or _character_class(part) or re.escape(part) for part in parts))
-    return Globs(tuple(globs), re.compile(f"(?:{'|'.join(found)})(?:/.*)?\\Z"))
+    return Globs(tuple(globs), re.compile(f"(?:{'|'.join(map(_expression, globs))})(?:/.*)?\\Z"))
+
+
+def _expression(glob: str) -> str:
+    """The expression for a glob. What stands between two stars is matched where it comes first, for good (``(?>…)``): the second
+    star means no more from a later place on. So however many stars there are, the time grows with the square of a path at most."""
+    across = {"**/": "(?:.*?/)??", "**": ".*?"}
+    groups, within = [""], ""
+    for part in re.split(r"((?<![^/])\*\*/|\*\*|\*|\?|\[!?[^\]]+\])", glob.rstrip("/")):
+        if part == "*" or part in across:
+            groups[-1] += f"(?>[^/]*?{within[1:]})" if within.startswith("*") else within
+            within = "*" if part == "*" else ""
+            if part in across:
+                groups.append(across[part])
+        else:
+            within += "[^/]" if part == "?" else _character_class(part) or re.escape(part)
+    groups[-1] += f"[^/]*{within[1:]}" if within.startswith("*") else within
+    return "".join(f"(?>{group})" for group in groups[:-1]) + groups[-1]
 
 
 def _character_class(part: str) -> str:

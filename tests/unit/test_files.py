@@ -8,7 +8,9 @@ import ctypes
 import errno
 import functools
 import os
+import random
 import re
+import shutil
 import socket
 import sqlite3
 import stat
@@ -150,7 +152,7 @@ def test_blocks_that_the_agent_has_lost_are_sent_again(home: Path, tmp_path: Pat
 def test_a_large_file_that_has_changed_in_its_middle_costs_the_blocks_there(
     home: Path, tmp_path: Path, store: BlockStore
 ) -> None:
-    before = os.urandom(20 << 20)
+    before = random.Random(1).randbytes(20 << 20)
     (home / "large").write_bytes(before)
     agent = Agent(store)
     first = frozen(home, agent)
@@ -331,6 +333,15 @@ def test_of_a_directory_with_many_files_those_that_a_glob_means_are_kept_in_mind
     assert [entry.path for entry in changed(home, nothing, store, "result").files] == ["result"]
     with pytest.raises(StagingFailed, match="too many"):
         snapshot.look(os.fsencode(home), [], everything=True)
+
+
+def test_outputs_come_home_to_a_directory_that_was_removed(home: Path, store: BlockStore) -> None:
+    (home / "out").write_text("result")
+    taken = frozen(home, Agent(store))
+    shutil.rmtree(home)
+    merge = OutputMerge(os.fsencode(home / "gone"), Manifest(), {}, since=0.0, mark="h/1")
+    merge.place(taken.manifest, store.read_some)
+    assert (home / "gone/out").read_text() == "result"
 
 
 def test_small_outputs_are_kept_together(home: Path, tmp_path: Path, store: BlockStore) -> None:
@@ -689,9 +700,9 @@ def test_a_full_store_gives_up_what_is_not_pinned_the_least_recently_used_first(
         taken.append(frozen(home, Agent(store)).id)
         assert store.missing_of(taken[-1]) == []
     assert store.has(taken[0])  # used now, so that the second is the oldest
-    store.collect({taken[2]}, 4 * BLOCK_BYTES)
+    store.collect(lambda: {taken[2]}, 4 * BLOCK_BYTES)
     assert [store.has(id_) for id_ in taken] == [True, False, True]
-    store.collect({taken[2]}, everything=True)
+    store.collect(lambda: {taken[2]}, everything=True)
     assert [store.has(id_) for id_ in taken] == [False, False, True]
     assert store.missing_of(taken[2]) == []
     size = store.usage().size_bytes
@@ -741,10 +752,10 @@ def test_a_pack_goes_with_its_last_block_and_has_a_hole_before(tmp_path: Path, h
         return sum(path.stat().st_blocks * 512 for path in (tmp_path / "store/blocks").rglob("*") if path.is_file())
 
     before = held()
-    store.collect({one}, everything=True)
+    store.collect(lambda: {one}, everything=True)
     assert store.read(manifest.digest_of(shared)) == shared
     assert held() <= before - BLOCK_BYTES
-    store.collect((), everything=True)
+    store.collect(lambda: (), everything=True)
     assert held() == 0
 
 
@@ -818,6 +829,12 @@ def test_new_and_changed_files_alone_come_back(home: Path, tmp_path: Path, store
         ("r[!]", "r!", True),
         ("a.b", "aXb", False),
         ("out/", "out/x", True),
+        ("*a*b", "xaab", True),
+        ("*a*b/*c*", "ab/ab/xcx/d", False),
+        ("*a/**/*b*c", "ba/x/ab/bbc/d", True),
+        ("a**b/c", "axb/xb/c", True),
+        ("*a" * 60 + "*b", "a" * 255, False),
+        ("**/*a" * 30 + "**b", "a/" * 500, False),
     ],
 )
 def test_globs(glob: str, path: str, matches: bool) -> None:
@@ -887,13 +904,13 @@ def test_outputs_that_come_in_are_not_removed_although_they_were_here_before(tmp
         with store.coming() as coming:
 
             def make_room(size_bytes: int, is_everything: bool = is_everything) -> None:
-                store.collect({before}, size_bytes, everything=is_everything)
+                store.collect(lambda: {before}, size_bytes, everything=is_everything)
 
             blocks = OutputBlocks(store, make_room, coming)
             outputs = work.collect(os.fsencode(home), blocks, before, (), True)
             make_room(9 * BLOCK_BYTES)
             assert store.missing_of(outputs) == []
-        store.collect({before}, everything=True)
+        store.collect(lambda: {before}, everything=True)
         assert store.missing_of(outputs) == [outputs]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from peerload.agent.accounts import identity_in, identity_of
+from peerload.agent.accounts import identity_in, identity_of, mount_point
 from tests.each import each
 
 ROOT = "22 1 8:1 / / rw - ext4 /dev/sda1 rw"
@@ -45,3 +45,9 @@ def test_a_link_is_the_directory_that_it_leads_to(tmp_path: Path) -> None:
     first, second = (identity_of(os.fsencode(tmp_path / name)) for name in "ab")
     assert first == second != ""
     assert first != identity_of(os.fsencode(tmp_path))
+
+
+def test_a_path_belongs_to_the_mount_point_above_it() -> None:
+    assert mount_point(b"/proc/1/no such file") == b"/proc"
+    assert mount_point(b"/") == b"/"
+    assert mount_point(b"/no such directory/x") == b"/"

@@ -12,11 +12,12 @@ import contextlib
 import logging
 import os
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.accounts import output_patterns, output_targets
+from peerload.agent.accounts import mount_point, output_patterns, output_targets
 from peerload.agent.output.spool import STREAMS, remove
 from peerload.agent.runtime import BackgroundTasks
 from peerload.agent.store.disk_space import NO_ROOM
@@ -240,6 +241,7 @@ class SavedOutput:
         self.terms = terms
         self.files = files
         self.progress = progress
+        self.mounts = {path: mount_point(path) for path in files}
         self.work: asyncio.Task[bool] | None = None
         self.begun = {path for path, size in progress.at.items() if size}
         """Paths of the files that exist."""
@@ -290,7 +292,8 @@ class OutputSaver:
         self._saved: BoundedDict[str, SavedOutput] = BoundedDict(SAVED_MAX)  # the progress of other attempts is on disk
         self.live: dict[str, _Live] = {}
         """Attempts whose files grow now; while there are any, `changed` wants to hear of every change."""
-        self._writes = asyncio.Semaphore(WRITES_AT_A_TIME)
+        self._writes: defaultdict[bytes, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(WRITES_AT_A_TIME))
+        """Turns to write, for each mount point: one that is dead keeps its own."""
 
     # -- while the task runs -------------------------------------------------------------------------------------------
 
@@ -450,21 +453,20 @@ class OutputSaver:
         return saved.work.result()
 
     async def _copy(self, saved: SavedOutput, sizes: tuple[int, int] | None) -> bool:
-        async with self._writes:
-            before = list(saved.progress.read)
-            for path, streams in saved.files.items():
-                try:
-                    await self._append(saved, path, streams, sizes)
-                except FileChanged:  # somebody has emptied or removed it: it begins anew, with what is kept
-                    saved.progress.at[path] = saved.progress.missing = 0
-                    for stream in streams:
-                        saved.progress.read[stream - 1] = 0
-                    await self._append(saved, path, streams, sizes)
-            has_more = saved.progress.read != before
-            if has_more and sizes is None:
-                raw = msgspec.msgpack.encode(saved.progress)
-                await asyncio.to_thread(self._spool.saved_path(saved.key).write_bytes, raw)
-            return has_more
+        before = list(saved.progress.read)
+        for path, streams in saved.files.items():
+            try:
+                await self._append(saved, path, streams, sizes)
+            except FileChanged:  # somebody has emptied or removed it: it begins anew, with what is kept
+                saved.progress.at[path] = saved.progress.missing = 0
+                for stream in streams:
+                    saved.progress.read[stream - 1] = 0
+                await self._append(saved, path, streams, sizes)
+        has_more = saved.progress.read != before
+        if has_more and sizes is None:
+            raw = msgspec.msgpack.encode(saved.progress)
+            await asyncio.to_thread(self._spool.saved_path(saved.key).write_bytes, raw)
+        return has_more
 
     async def _append(self, saved: SavedOutput, path: bytes, streams: list[int], sizes: tuple[int, int] | None) -> None:
         progress, spool = saved.progress, self._spool
@@ -478,7 +480,8 @@ class OutputSaver:
             missing += part.missing_bytes
         ends = sizes is not None and read == progress.read
         if segments or ends or path not in saved.begun:
-            await self._users.append(saved.spec, saved.terms, path, segments, progress.at[path], ends=ends)
+            async with self._writes[saved.mounts[path]]:
+                await self._users.append(saved.spec, saved.terms, path, segments, progress.at[path], ends=ends)
             saved.begun.add(path)
         progress.at[path] += sum(end - first for _, first, end in segments)
         progress.read = read

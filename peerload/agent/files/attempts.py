@@ -22,7 +22,7 @@ import msgpack
 import msgspec
 from msgspec import Meta
 
-from peerload.agent.accounts import BUSY, POLICY, TaskUser
+from peerload.agent.accounts import BUSY, POLICY, TaskUser, mount_point
 from peerload.agent.files.transfer import FileCache, FileCaches
 from peerload.agent.launcher.client import LauncherError
 from peerload.agent.runtime import SHORT_OF, in_own_thread
@@ -295,6 +295,8 @@ PLACED_MAX = 1000
 """Outputs of a task that are remembered where other users' tasks are, too; of a task with more, none."""
 CONFLICTS_NAMED_MAX = 5
 """Outputs kept beside others that an event names."""
+QUEUED_S_MAX, CHECKED_MAX = 600.0, 1024
+"""A submission whose files were checked becomes a task within so long, or not at all; of so many the files are held."""
 TASKS_REMEMBERED_MAX = 1024
 """Unfinished tasks of which it is remembered which outputs they have placed, in case another attempt places them again."""
 
@@ -349,6 +351,8 @@ class AttemptFiles:
         self._staging: dict[str, asyncio.Task[None]] = {}
         self._removing: asyncio.Task[None] | None = None
         self._is_more_dropped = False
+        self._checked: BoundedDict[bytes, float] = BoundedDict(CHECKED_MAX)
+        """Manifests of submissions that have passed `check`, and until when they wait for their task."""
         self._placing: list[bytes] = []
         """Manifests of outputs that are being placed."""
         self._placed: BoundedDict[bytes, dict[str, bytes]] = BoundedDict(TASKS_REMEMBERED_MAX)
@@ -372,7 +376,9 @@ class AttemptFiles:
             raise BadRequest("a task with an environment needs a node that builds it", why="builder of its placement")
         cache = self.caches.of(owner_key(terms.owner, spec.user))
         parts = [part for part in (spec.files, spec.lock) if part is not None]
-        self.caches.pin_also(*(part.manifest for part in parts))
+        for part in parts:
+            self._checked[part.manifest] = time.monotonic() + QUEUED_S_MAX
+            self.caches.pin_also(part.manifest)
         for part in parts:
             if not await cache.transfer.in_thread(cache.is_complete, part.manifest):
                 raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
@@ -440,14 +446,17 @@ class AttemptFiles:
         mine = {part.manifest for spec in specs for part in (spec.files, spec.lock) if part is not None}
         for note in self._notes.values():
             mine.update(_manifests_of(note))
-        return mine.union(self._placing)
+        now_s = time.monotonic()
+        for manifest in [one for one, until_s in self._checked.items() if one in mine or until_s < now_s]:
+            del self._checked[manifest]
+        return mine.union(self._placing, self._checked)
 
     async def collect_garbage(self, caches: Sequence[FileCache]) -> int:
         """Remove everything from these caches that no task needs → the number of bytes."""
         self.caches.pin()
         return sum(
             [
-                await cache.transfer.in_slow_thread(cache.store.collect, self.caches.pinned, everything=True)
+                await cache.transfer.in_slow_thread(cache.store.collect, self.caches.in_use, everything=True)
                 for cache in caches
             ]
         )
@@ -455,7 +464,7 @@ class AttemptFiles:
     async def usage(self, caches: Sequence[FileCache]) -> dict[str, object]:
         self.caches.pin()
         found = [await cache.transfer.in_thread(cache.store.usage) for cache in caches]
-        in_use = self.caches.pinned
+        in_use = self.caches.in_use()
         return {
             "size_bytes": sum(one.size_bytes for one in found),
             "limit_bytes": found[0].limit_bytes if len(found) == 1 else self.caches.limit_bytes,
@@ -639,9 +648,10 @@ class AttemptFiles:
             return await self._user_work.run(cache, user, key, directory, name, values, makes=is_new, outputs=outputs)
         if directory == SCRATCH:
             directory = os.fsencode(self._spool.make_scratch(key))
-        return await cache.transfer.in_slow_thread(
-            work.WORK[name], directory, outputs or blocks or cache.store, *values
-        )
+        part = functools.partial(work.WORK[name], directory, outputs or blocks or cache.store, *values)
+        if name == "place":  # it may hang in a dead mount
+            return await in_own_thread(part)
+        return await cache.transfer.in_slow_thread(part)
 
     def ended_early(self, key: str) -> bool:
         """Stop the staging of an attempt. False if none is under way."""
@@ -778,7 +788,7 @@ class AttemptFiles:
         self._placing.append(outputs)
         self.caches.pin_also(outputs)
         try:
-            async with cache.placing:
+            async with cache.placing[mount_point(directory)]:
                 asked = files.outputs, files.returns_changes
                 values = files.manifest, outputs, *asked, own, submitted_at, mark
                 conflicts, placed = await self.do("place", user, f"place-{uid.hex()}", directory, *values)
@@ -831,7 +841,7 @@ class AttemptFiles:
         """Bring a cache back within its limit, as far as no task needs what is in it: outputs may have exceeded it."""
         if not self.caches.keeps_all and cache.store.size_bytes > cache.store.limit_bytes:
             self.caches.pin()
-            await cache.transfer.in_slow_thread(cache.store.collect, self.caches.pinned)
+            await cache.transfer.in_slow_thread(cache.store.collect, self.caches.in_use)
 
     def keep_only_known(self) -> None:
         """Remove the files that earlier agents left for attempts unknown to this node; from now on its tasks are known."""

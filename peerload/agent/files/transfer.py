@@ -21,6 +21,7 @@ import itertools
 import logging
 import shutil
 import threading
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 from peerload.agent.runtime import Workers, trim_memory
@@ -360,14 +361,14 @@ WORKS_MAX = 4
 
 
 class FileCache:
-    """The blocks of one user's files, and their transfer. placing: held while outputs are placed, so that of two tasks with the
-    same output the second finds that of the first; turns: of processes that work as this user."""
+    """The blocks of one user's files, and their transfer. placing: for each mount point, held while outputs are placed there, so
+    that of two tasks with the same output the second finds that of the first; turns: of processes that work as this user."""
 
     def __init__(self, caches: FileCaches, store: BlockStore, links: PeerLinks, counters: Counter[str]) -> None:
         self._caches = caches
         self.store = store
         self.transfer = FileTransfer(store, links, self._make_room, counters, caches.threads)
-        self.placing = asyncio.Lock()
+        self.placing: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.turns = asyncio.Semaphore(WORKS_MAX)
 
     def check_disk(self, size_bytes: int) -> None:
@@ -385,7 +386,7 @@ class FileCache:
             return
         others = self._caches.all() if self.store.needs_room(size_bytes) else ()
         for cache in (*(cache for cache in others if cache is not self), self):
-            cache.store.collect(self._caches.pinned, size_bytes)
+            cache.store.collect(self._caches.in_use, size_bytes)
 
     @contextlib.contextmanager
     def for_outputs(self) -> Iterator[OutputBlocks]:
@@ -426,7 +427,7 @@ class FileCaches:
         self._directory, self.limit_bytes, self._free_bytes_min, self._has_users, self._counters = settings
         self._links = links
         self._in_use = in_use
-        self.pinned: frozenset[bytes] = frozenset()
+        self._pinned: frozenset[bytes] = frozenset()
         self.keeps_all = False
         """True while it is not known which manifests are in use: then nothing is removed."""
         self.threads = Workers(THREADS), Workers(THREADS, SLOW_END_S)
@@ -480,15 +481,19 @@ class FileCaches:
         """Remove files that no task needs, so that there is room for so many bytes. For a thread."""
         if not self.keeps_all:
             for cache in self.all():
-                cache.store.collect(self.pinned, size_bytes)
+                cache.store.collect(self.in_use, size_bytes)
 
     def pin(self) -> None:
         """Record which manifests are in use. From the loop's thread."""
-        self.pinned = frozenset(self._in_use().union(*(cache.transfer.under_way for cache in self.all())))
+        self._pinned = frozenset(self._in_use().union(*(cache.transfer.under_way for cache in self.all())))
+
+    def in_use(self) -> frozenset[bytes]:
+        """The manifests that were recorded. From any thread."""
+        return self._pinned
 
     def pin_also(self, *manifests: bytes) -> None:
         """Record that these manifests are in use from now on."""
-        self.pinned = self.pinned.union(manifests)
+        self._pinned = self._pinned.union(manifests)
 
     async def close(self) -> None:
         for cache in self.all():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -199,6 +200,75 @@ def test_files_of_array_members_of_which_nothing_has_become_are_in_use(tmp_path:
         await files.collect_garbage([cache])
         assert cache.store.missing_of(tree) == [tree]
         await files.close()
+
+    asyncio.run(story())
+
+
+def test_files_of_a_submission_are_in_use_from_its_check_until_its_task_is_known(tmp_path: Path) -> None:
+    async def story() -> None:
+        files = files_of(tmp_path, [])
+        cache = files.caches.of("")
+        trees = [kept_tree(cache.store, content) for content in (b"one", b"two")]
+        specs = [TaskSpec((b"true",), SCRATCH, files=TaskFiles(tree)) for tree in trees]
+        terms = SubmitOptions(files_home=bytes(tmp_path))
+        await files.check(specs[0], terms)
+        collect = cache.store.collect
+
+        def late(*args: Any, **kwargs: Any) -> int:
+            """Another submission is checked while the collection waits for a thread."""
+            asyncio.run_coroutine_threadsafe(files.check(specs[1], terms), loop).result()
+            return collect(*args, **kwargs)
+
+        loop = asyncio.get_running_loop()
+        cache.store.collect = late  # type: ignore[method-assign]
+        await files.collect_garbage([cache])
+        assert [cache.store.missing_of(tree) for tree in trees] == [[], []]
+        cache.store.collect = collect  # type: ignore[method-assign]
+        files._node.home.untouched["n/1"] = [SimpleNamespace(spec=spec) for spec in specs]  # type: ignore[misc]
+        await files.collect_garbage([cache])
+        files._node.home.untouched.clear()
+        await files.collect_garbage([cache])
+        assert [cache.store.missing_of(tree) for tree in trees] == [[tree] for tree in trees]
+        await files.close()
+
+    asyncio.run(story())
+
+
+def test_a_dead_mount_holds_up_no_other_placement_and_no_staging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    def place(directory: bytes, *_: Any) -> tuple[list[str], dict[str, bytes]]:
+        if directory.startswith(b"/dead"):
+            over.wait()
+        return [], {}
+
+    monkeypatch.setitem(work.WORK, "place", place)
+    monkeypatch.setattr(attempts, "mount_point", lambda path: path)
+
+    async def story() -> None:
+        files = files_of(tmp_path, [])
+        store = files.caches.of("").store
+        outputs, user = kept_tree(store, b"output"), TaskUser("n", "")
+
+        def placed(number: int, directory: bytes) -> asyncio.Task[Any]:
+            uid = bytes([number]) * 16
+            return asyncio.create_task(
+                files._place(uid, f"n/{number}", user, TaskFiles(outputs), directory, 0.0, outputs, 0.0)
+            )
+
+        try:
+            dead = [placed(number, b"/dead/%d" % number) for number in range(5)]
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await placed(9, b"/live"))[:2] == ("", 0)
+                await files.do("make", user, KEY, SCRATCH, outputs, ())
+            assert not any(one.done() for one in dead)
+            over.set()
+            await asyncio.gather(*dead)
+        finally:
+            over.set()
+            await files.close()
 
     asyncio.run(story())
 
