@@ -524,7 +524,7 @@ def test_wait_timeout(agent: FakeAgent) -> None:
     ends(agent, {}, timed_out=True)
     done = peerload("wait", "--timeout", "2s", "42", "43", agent=agent)
     assert done.returncode == 124
-    assert agent.asked(control.Wait)[0].timeout_s == 2.0
+    assert 0.0 < agent.asked(control.Wait)[0].timeout_s <= 2.0
 
 
 @each(
