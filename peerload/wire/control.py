@@ -461,7 +461,8 @@ class Leave(_Request, frozen=True, tag="leave"):
 
 
 class Forget(_Request, frozen=True, tag="forget"):
-    """Forget a node that is gone for good → node, was (the state it had). Refused if it is unknown or alive."""
+    """Forget a node that is gone for good → node, was (the state it had), tasks (how many of this home waited
+    for it), ended (how many of its own ended here). Refused if it is unknown or alive."""
 
     node: NodeName
 
