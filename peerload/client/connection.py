@@ -54,6 +54,9 @@ SERVICE_MANAGER = 1
 """The pid of init."""
 SOCKET_PATH_BYTES_MAX = 107
 """The kernel's bound for the path of a Unix socket."""
+RECONNECT_S_MAX = 60.0
+"""Patience with an agent that went away, as it does to start itself again."""
+RECONNECT_EVERY_S = 0.25
 READ_BYTES_MAX = 256 << 10
 """Bound of one read."""
 
@@ -182,6 +185,22 @@ def beyond(piece: dict[str, Any], came: dict[int, int]) -> dict[str, Any] | None
     return {**piece, "offset": offset + known, "data": data[known:]} if known > 0 else piece
 
 
+class OutputPosition:
+    """How much of a task's output came, of the attempt whose output is sent."""
+
+    __slots__ = ("_attempt", "_came")
+
+    def __init__(self) -> None:
+        self._attempt: object = None
+        self._came = {1: 0, 2: 0}
+
+    def beyond(self, piece: dict[str, Any]) -> dict[str, Any] | None:
+        """The part of the next piece that did not come before a reconnection; None if there is none."""
+        if piece.get("attempt") != self._attempt:
+            self._attempt, self._came = piece.get("attempt"), {1: 0, 2: 0}
+        return beyond(piece, self._came)
+
+
 class OutputGaps:
     """Gaps in a task's output, found from the pieces of an `output` answer and from its final reply.
 
@@ -239,8 +258,13 @@ class AgentConnection:
     def __init__(self, socket_path: str | None = None, *, timeout_s: float | None = ANSWERS_WITHIN_S) -> None:
         self.path = socket_path or default_socket_path()
         self.last: dict[str, Any] = {}
-        self._protocol = Protocol()
         self._timeout_s = timeout_s
+        self.connect()
+
+    def connect(self) -> None:
+        """Connect, also again after the agent went away; the requests from before are no longer answered."""
+        timeout_s = self._timeout_s
+        self._protocol = Protocol()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         if (
             timeout_s is not None

@@ -25,7 +25,7 @@ import time
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 from peerload.client import call, connection, operations, submission
-from peerload.client.connection import refusal
+from peerload.client.connection import RECONNECT_EVERY_S, RECONNECT_S_MAX, refusal
 from peerload.model.errors import (
     AgentUnavailable,
     BadRequest,
@@ -49,8 +49,6 @@ SENT_BYTES_MAX = 8 << 20
 """Bound of the input of unanswered submissions."""
 CALLS_A_SESSION = 250
 """Calls on one connection: each is one or two requests, and an agent bounds those of one client."""
-RECONNECT_S_MAX = 60.0
-RECONNECT_EVERY_S = 0.25
 ERRORS_TOLD_BYTES = 4000
 FULL_RETRY_S = 1.0
 STAGING = "staging: "

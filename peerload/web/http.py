@@ -71,14 +71,15 @@ def _text(value: object) -> str:
 
 
 class HttpServer:
-    """Serves connections with ``answer``. ``headers`` are added to every answer."""
+    """Serves connections with ``answer``. ``headers`` are added to every answer. At CONNECTIONS_MAX a new connection takes the place
+    of the one that has been idle for longest; if none is idle, it is closed."""
 
     def __init__(
         self, answer: Callable[[Request], Awaitable[Response]], headers: tuple[tuple[str, str], ...] = ()
     ) -> None:
         self._answer = answer
         self._headers = headers
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], _Connection] = {}
 
     def serve(self, *, is_local: bool) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
         """The callback of a listening socket."""
@@ -86,22 +87,33 @@ class HttpServer:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
-            if len(self._connections) >= CONNECTIONS_MAX:
+            if len(self._connections) >= CONNECTIONS_MAX and not self._drop_idle():
                 writer.close()
                 return
-            self._connections.add(task)
+            connection = _Connection(reader, writer, self._answer, self._headers, is_local=is_local)
+            self._connections[task] = connection
             try:
-                await _Connection(reader, writer, self._answer, self._headers, is_local=is_local).run()
+                await connection.run()
                 writer.close()
                 async with asyncio.timeout(UNREAD_S_MAX):
                     await writer.wait_closed()  # `abort` drops what is not sent yet
             except (OSError, TimeoutError, EOFError, h11.ProtocolError, asyncio.CancelledError):
                 pass  # `close` cancels; asyncio in Python 3.11 would log that as an error
             finally:
-                self._connections.discard(task)
+                self._connections.pop(task, None)
                 writer.transport.abort()
 
         return connected
+
+    def _drop_idle(self) -> bool:
+        """Close the connection that has waited for a request for longest → False if none waits."""
+        waiting = [(one.idle_since_s, task) for task, one in self._connections.items() if one.idle_since_s is not None]
+        if not waiting:
+            return False
+        _, task = min(waiting, key=lambda pair: pair[0])
+        del self._connections[task]
+        task.cancel()
+        return True
 
     async def close(self) -> None:
         for task in list(self._connections):
@@ -124,6 +136,7 @@ class _Connection:
         self._answer = answer
         self._headers = headers
         self._is_local = is_local
+        self.idle_since_s: float | None = asyncio.get_running_loop().time()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         writer.transport.set_write_buffer_limits(high=UNREAD_BYTES_MAX)
 
@@ -152,7 +165,9 @@ class _Connection:
 
     async def _request(self) -> Request | None:
         """The next request; None if the client is done, or too slow."""
+        self.idle_since_s = asyncio.get_running_loop().time()
         head = await self._event(IDLE_S_MAX)
+        self.idle_since_s = None
         if not isinstance(head, h11.Request):
             return None
         body = b""

@@ -166,10 +166,11 @@ class ExplainTask(_Request, frozen=True, tag="why"):
 
 class Events(_Request, frozen=True, tag="events"):
     """The event log → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; follow: also new events,
-    until the client disconnects. tasks: only of these (of an array: of its members, too); what: only of these kinds.
-    docs/json.md lists the keys."""
+    until the client disconnects, and before all ``begins``: each event sent has a greater number. after: only events of greater
+    numbers. tasks: only of these (of an array: of its members, too); what: only of these kinds. docs/json.md lists the keys."""
 
     limit: Annotated[int, Meta(ge=0, le=100_000)] = 50
+    after: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     follow: bool = False
     tasks: Annotated[tuple[TaskRef, ...], Meta(max_length=EVENT_TASKS_MAX)] = ()
     what: Annotated[tuple[Annotated[str, Meta(max_length=20)], ...], Meta(max_length=16)] = ()
@@ -278,9 +279,10 @@ class Undrain(_Request, frozen=True, tag="undrain"):
 
 
 class ReadOutput(_Request, frozen=True, tag="output"):
-    """The output of one task → ``more`` {stream: 1|2, offset, data: bytes}, then ok {id state exit_code signal node
+    """The output of one task → ``more`` {stream: 1|2, offset, data: bytes, attempt}, then ok {id state exit_code signal node
     reason, stdout_bytes, stderr_bytes}. follow: until it has ended (also waits for its start); else what there is
-    now. tail_bytes, tail_lines: of what there is now, only the last so many bytes, or lines, of each stream. tells_start:
+    now. tail_bytes, tail_lines: of what there is now, only the last so many bytes, or lines, of each stream; with follow and tail_lines
+    a piece without data says first where each stream begins. tells_start:
     ``more`` {running: {node, attempt}}, too, when an attempt of it runs, before its output, and {ended: {node, attempt}}
     before what is left of the output of one that has ended. done_with: when all of it was sent, no more of it need be kept than
     of any output. behind: why the newest output of a running task is missing, only where its node cannot be asked. Of a task
@@ -459,7 +461,8 @@ class Leave(_Request, frozen=True, tag="leave"):
 
 
 class Forget(_Request, frozen=True, tag="forget"):
-    """Forget a node that is gone for good → node, was (the state it had). Refused if it is unknown or alive."""
+    """Forget a node that is gone for good → node, was (the state it had), tasks (how many of this home waited
+    for it), ended (how many of its own ended here). Refused if it is unknown or alive."""
 
     node: NodeName
 

@@ -125,7 +125,7 @@ def test_a_node_that_only_its_tasks_are_known_of_can_be_forgotten() -> None:
     row = events.TaskRow(PARKED, spec())
     x = Given(peers=(), started=events.AgentStarted((row,), counter=4))
     assert "persist queued" in x.when(events.ForgetRequested(5, "y"))
-    assert x.done(Answer).reply == {"node": "y", "was": None, "tasks": 1}
+    assert x.done(Answer).reply == {"node": "y", "was": None, "tasks": 1, "ended": 0}
     assert x.when(events.ForgetRequested(6, "y")) == ["refuse BadRequest"]
 
 

@@ -120,6 +120,7 @@ def test_all_that_is_here_of_a_home_ends_when_an_operator_of_this_node_says_that
     x.rumour("h", MemberStatus.DEAD)
     did = x.when(FORGOTTEN)
     assert did[did.index("persist drop") :] == ["persist drop", "signal 9", "timer kill 10", "answer"]
+    assert x.done(Answer).reply["ended"] == 1
     assert "Died to h" in x.end(KEY)
     assert is_empty(x)
 

@@ -132,9 +132,8 @@ class OutputSource:
             if isinstance(piece, OutputEnd):
                 sizes = piece.stdout_bytes, piece.stderr_bytes
             elif piece.stream in request.streams:
-                await connection.stream(
-                    request.id, {"stream": piece.stream, "offset": piece.offset, "data": piece.data}
-                )
+                body = {"stream": piece.stream, "offset": piece.offset, "data": piece.data, "attempt": remote.attempt}
+                await connection.stream(request.id, body)
         fields = views.ended_object(remote_record(self._node, remote))
         connection.ok(request.id, {**fields, "stdout_bytes": sizes[0], "stderr_bytes": sizes[1]})
 
@@ -170,6 +169,7 @@ class OutputStream:
     _watch: TaskWatch
     _sent: dict[str, list[int]] = field(default_factory=dict, init=False)
     _delay: str = field(default="", init=False)
+    _tells_offsets: bool = field(default=False, init=False)
 
     async def run(self, record: TaskRecord) -> None:
         """Send the output, then how the task ended."""
@@ -185,7 +185,7 @@ class OutputStream:
         elif self._request.tells_start:
             self._connection.more(self._request.id, {"ended": {"node": record.node, "attempt": record.attempt}})
         key = execution_key(record.uid, record.attempt)
-        await self._send_kept(key, end=self._source.size_now(record))
+        await self._send_kept(record, key, end=self._source.size_now(record))
         exit_ = record.exit
         self._connection.ok(
             self._request.id,
@@ -235,20 +235,29 @@ class OutputStream:
     async def _send_live(self, record: TaskRecord) -> None:
         sent = self._sent.setdefault(execution_key(record.uid, record.attempt), [0, 0])
         in_foreground, is_awaited = self._request.tells_start, self._request.done_with
-        await self._send(self._source.follow(record, sent, in_foreground=in_foreground, is_awaited=is_awaited), sent)
+        pieces = self._source.follow(record, sent, in_foreground=in_foreground, is_awaited=is_awaited)
+        await self._send(record, pieces, sent)
 
-    async def _send_kept(self, key: str, end: tuple[int, int]) -> None:
+    async def _send_kept(self, record: TaskRecord, key: str, end: tuple[int, int]) -> None:
         sent = self._sent.get(key)
         if sent is None:
             sent = self._sent[key] = self._start(end)
-        await self._send(self._source.kept(key, sent, end), sent)
+        await self._send(record, self._source.kept(key, sent, end), sent)
 
-    async def _send(self, followed: Pieces, sent: list[int]) -> None:
+    async def _send(self, record: TaskRecord, followed: Pieces, sent: list[int]) -> None:
+        if self._tells_offsets:  # a client that reconnects knows by them what it has left out
+            self._tells_offsets = False
+            for stream, offset in enumerate(sent, start=1):
+                await self._send_piece(record, stream, offset, b"")
         async with contextlib.aclosing(followed) as pieces:
             async for stream, offset, data in pieces:
-                if stream in self._request.streams:
-                    await self._connection.stream(self._request.id, {"stream": stream, "offset": offset, "data": data})
+                await self._send_piece(record, stream, offset, data)
                 sent[stream - 1] = offset + len(data)
+
+    async def _send_piece(self, record: TaskRecord, stream: int, offset: int, data: bytes) -> None:
+        if stream in self._request.streams:
+            body = {"stream": stream, "offset": offset, "data": data, "attempt": record.attempt}
+            await self._connection.stream(self._request.id, body)
 
     async def _begin_at_the_last_lines(self, record: TaskRecord, lines: int) -> None:
         """Start at the last lines of the current attempt; later attempts are sent whole."""
@@ -256,6 +265,7 @@ class OutputStream:
             await self._source.bring_up_to_date(record)
         key = execution_key(record.uid, record.attempt)
         self._sent[key] = await self._source.last_lines(key, lines, self._source.size_now(record))
+        self._tells_offsets = self._request.follow
 
     def _start(self, end: tuple[int, int]) -> list[int]:
         tail_bytes = self._request.tail_bytes

@@ -316,7 +316,11 @@ class EventRequests:
         names = [self._whole_id(ref, follow=request.follow) for ref in request.tasks]
         with self._reads.event_log.followed() as news:
             last = store.last_event()  # no await since `followed`: no event is missed
-            shown = store.events(0, request.limit, newest=True, what=request.what, tasks=names) if request.limit else []
+            after, limit = request.after, request.limit
+            shown = store.events(after, limit, newest=True, what=request.what, tasks=names) if limit else []
+            if request.follow:
+                begins = shown[0].number - 1 if shown else last
+                await connection.stream(request.id, {"events": [], "begins": begins})
             while True:
                 if shown:
                     await connection.stream(request.id, {"events": [self._object(event) for event in shown]})

@@ -140,6 +140,15 @@ def batches(refs: Sequence[str]) -> Iterator[list[str]]:
         yield part
 
 
+def pinned(client: AgentConnection, refs: Sequence[str]) -> list[str]:
+    """The references, those like `@` as the tasks that they name now: after a reconnection they may name others."""
+    return [
+        str(name)
+        for ref in refs
+        for name in (client.call("select", tasks=[ref])["selected"] if ref.startswith("@") else [ref])
+    ]
+
+
 def say_none() -> None:
     say("no task matches", "what there is:  peerload ls        peerload history")
 

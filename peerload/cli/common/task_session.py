@@ -14,7 +14,13 @@ import sys
 import time
 
 from peerload.cli.common.messages import say_notice
-from peerload.client.connection import AgentConnection, accepted, beyond, is_worth_another_try
+from peerload.client.connection import (
+    RECONNECT_S_MAX,
+    AgentConnection,
+    OutputPosition,
+    accepted,
+    is_worth_another_try,
+)
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import say, shortened
@@ -249,8 +255,6 @@ class StdinReader:
 
 SECOND_INTERRUPT_S = 2.0
 """A second Ctrl-C within this cancels the task."""
-RECONNECT_S_MAX = 60.0
-"""Patience with an agent that went away."""
 RECONNECT_LOOK_S = 0.1
 WHY_AFTER_S = 5.0
 """A task that has not started after this long: its reason is said, …"""
@@ -312,7 +316,7 @@ class TaskSession:
         self._target: dict[str, object] = {}
         self._request = 0
         self._attempt = 0
-        self._shown = {1: 0, 2: 0}
+        self._position = OutputPosition()
         self._lost_until_s = 0.0
         self._last_interrupt_s = float("-inf")
         self._why_due_s: float | None = None
@@ -423,25 +427,16 @@ class TaskSession:
             return accepted(kind, body)
         elif "running" in body:
             self._runs(body["running"])
-        elif "ended" in body:
-            self._begins(body["ended"])
-        elif not say_notice(body):
+        elif "ended" not in body and not say_notice(body):
             self._show(body)
         return None
-
-    def _begins(self, where: dict[str, Any]) -> None:
-        """Begin with the output of an attempt, without the part shown before a reconnection."""
-        attempt = int(where.get("attempt") or 0)
-        if attempt != self._attempt:
-            self._shown = {1: 0, 2: 0}
-        self._attempt = attempt
 
     def _runs(self, where: dict[str, Any]) -> None:
         self._why_due_s, self._why_request = None, -1
         if self._shows_staging:
             sys.stderr.write(f"\r{CLEAR_TO_END}")
             self._shows_staging = False
-        self._begins(where)
+        self._attempt = int(where.get("attempt") or 0)
         if self._has_terminal:
             self._raw.enter()
             self._resize()
@@ -449,7 +444,7 @@ class TaskSession:
             self._stdin.is_paused = False
 
     def _show(self, piece: dict[str, Any]) -> None:
-        if (new := beyond(piece, self._shown)) is not None:
+        if (new := self._position.beyond(piece)) is not None:
             self._write(new)
 
     # -- input ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,15 @@ from peerload.cli.common.command import say_declining
 from peerload.cli.common.messages import say_unknown
 from peerload.cli.common.output import write_all
 from peerload.cli.map.template import BadInput, shown
-from peerload.client.connection import AgentConnection, OutputGaps, beyond, is_worth_another_try, refusal
+from peerload.client.connection import (
+    RECONNECT_EVERY_S,
+    RECONNECT_S_MAX,
+    AgentConnection,
+    OutputGaps,
+    beyond,
+    is_worth_another_try,
+    refusal,
+)
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, say, size_text
@@ -270,9 +278,6 @@ BATCHES_MAX = 500
 BATCH_TASKS_MAX = 250
 BATCH_BYTES_MAX = 1 << 20
 """Bound of one submission; a frame may be larger."""
-RECONNECT_S_MAX = 60.0
-"""Patience with an agent that went away."""
-RECONNECT_EVERY_S = 0.25
 FULL_RETRY_S = 1.0
 """Pause before a full queue is tried again."""
 LOOK_EVERY_S = 1.0

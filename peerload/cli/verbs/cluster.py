@@ -238,8 +238,8 @@ def forget(words: list[str]) -> int:
     reader = Options(
         "forget",
         "Declare that a node is gone for good: every node drops it from its list and stops looking for it.\n"
-        "Only for a node that is dead or has left. My tasks there that must not run twice are given up, its own tasks here\n"
-        "end, and results that it has not taken are dropped, so be sure.",
+        "Only for a node that is dead or has left. My tasks there that must not run twice are given up. Where this is typed, its\n"
+        "own tasks end, and results that it has not taken are dropped, so be sure; on other nodes they go on.",
     )
     reader.add_argument("node", metavar="NODE")
     flags = reader.read(words)
@@ -247,8 +247,10 @@ def forget(words: list[str]) -> int:
     with AgentConnection(flags.socket) as client:
         reply = client.call("forget", node=flags.node)
     was = f"it was {printable(reply['was'])}" if reply.get("was") else "it was not met since this agent's start"
-    text = f"{printable(reply.get('node', ''))} is forgotten; {was}"
-    print_result({"node": reply.get("node"), "was": reply.get("was")}, [text], as_json=flags.json)
+    ended = int(reply.get("ended") or 0)
+    told = f"; {counted(ended, 'task')} of its own ended here" if ended else ""
+    text = f"{printable(reply.get('node', ''))} is forgotten; {was}{told}"
+    print_result({"node": reply.get("node"), "was": reply.get("was"), "ended": ended}, [text], as_json=flags.json)
     return 0
 
 

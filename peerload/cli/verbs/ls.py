@@ -15,7 +15,7 @@ from peerload.cli.common.messages import CANNOT, report, say_notice
 from peerload.cli.common.options import Options, is_node_name, past_instant, whole
 from peerload.cli.common.output import OutputWriter, followed
 from peerload.cli.common.redraw import redrawn
-from peerload.client.connection import AgentConnection
+from peerload.client.connection import AgentConnection, OutputPosition
 from peerload.model.errors import BadRequest, PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text import tasks
@@ -165,7 +165,8 @@ def logs(words: list[str]) -> int:
         if not chosen.is_plain or len(chosen.words) > 1:
             return _print_several(client, chosen, flags)
         try:
-            return _print_one(client, chosen.words[0], flags)
+            (name, *_) = selection.pinned(client, chosen.words) if flags.follow else chosen.words
+            return _print_one(client, name, flags)
         except BadRequest as error:
             if error.code != BadRequest.code or flags.at:
                 raise
@@ -202,12 +203,14 @@ def _print_several(
 
 def _print_one(client: AgentConnection, task: str, flags: Namespace, *, names: bool = False) -> int:
     streams = [2] if flags.err else [1, 2]
-    asked = {"task": task, "follow": flags.follow, "streams": streams, "tail_lines": flags.tail}
+    asked = {"task": task, "follow": flags.follow, "streams": streams, "tail_lines": flags.tail, "at": flags.at}
     writer = OutputWriter(raw=flags.raw, is_whole=flags.tail is None, is_json=flags.json, streams=streams)
-    pieces = client.stream("output", **asked, at=flags.at)
-    for piece in followed(client, pieces) if flags.follow else pieces:
-        if not say_notice(piece):
-            writer.write(({"id": task} if names else {}) | piece)
+    position = OutputPosition()
+    pieces = followed(client, "output", lambda: asked) if flags.follow else client.stream("output", **asked)
+    for piece in pieces:
+        asked["tail_lines"] = None  # after a reconnection, what was shown is skipped
+        if not say_notice(piece) and (new := position.beyond(piece)):
+            writer.write(({"id": task} if names else {}) | new)
     writer.close()
     if code := say_if_gone(client.last):
         return code
@@ -271,11 +274,14 @@ def events(words: list[str]) -> int:
         if name not in WHAT:
             raise UsageError(f"events: no such kind: {name!r}", hint=f"there are:  {' '.join(WHAT)}")
     with AgentConnection(flags.socket) as client:
-        asked = {"limit": flags.limit, "follow": flags.follow, "tasks": flags.task, "what": what}
-        parts = client.stream("events", **asked, at=flags.at)
-        for part in followed(client, parts) if flags.follow else parts:
+        names = selection.pinned(client, flags.task) if flags.follow else flags.task
+        asked = {"limit": flags.limit, "follow": flags.follow, "tasks": names, "what": what, "at": flags.at}
+        for part in followed(client, "events", lambda: asked) if flags.follow else client.stream("events", **asked):
+            if "begins" in part:  # after a reconnection, those that were shown are not sent
+                asked.update(after=part["begins"], limit=EVENTS_MAX)
             for event in part["events"]:
                 sys.stdout.write(json_line(event) if flags.json else event_line(event))
+                asked["after"] = event["number"]
             sys.stdout.flush()
     return 0
 

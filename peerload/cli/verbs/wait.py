@@ -17,7 +17,7 @@ from peerload.cli.common.messages import (
     say_unsaved,
 )
 from peerload.cli.common.options import Options
-from peerload.cli.common.output import Bar
+from peerload.cli.common.output import Bar, followed
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
@@ -58,11 +58,10 @@ def main(words: list[str]) -> int:
             if takes_ended and not refs:
                 return CANNOT
         progress = WaitProgress(client, refs, flags)
-        began_s, left_s = time.monotonic(), flags.timeout
-        for number, part in enumerate(selection.batches(refs)):
-            if number and flags.timeout is not None:
-                left_s = max(began_s + flags.timeout - time.monotonic(), 0.0)
-            for task in client.stream("wait", tasks=part, any=flags.any, timeout_s=left_s, files=True):
+        until_s = float("inf") if flags.timeout is None else time.monotonic() + flags.timeout
+        for part in selection.batches(selection.pinned(client, refs)):
+            asked = {"tasks": part, "any": flags.any, "files": True}
+            for task in followed(client, "wait", lambda: asked | _time_left(until_s), until_s=until_s):  # noqa: B023 -- used up before the next one
                 progress.handle(task)
             timed_out = timed_out or bool(client.last.get("timed_out"))
             if flags.any and not client.last.get("timed_out"):
@@ -73,6 +72,10 @@ def main(words: list[str]) -> int:
         say(f"not ended within {flags.timeout:g} s", "they go on; see:  peerload ls")
         return TIMED_OUT
     return progress.code
+
+
+def _time_left(until_s: float) -> dict[str, object]:
+    return {"timeout_s": None if until_s == float("inf") else max(until_s - time.monotonic(), 0.0)}
 
 
 class WaitProgress:
@@ -86,6 +89,7 @@ class WaitProgress:
         self._is_by_id = refs == flags.task
         self._named = {_short(ref) for ref in flags.task}
         self._states: dict[str, int] = {}
+        self._handled: set[str] = set()
         self._arrays: set[str] = set()
         self._failed: list[str] = []
         self._failed_more = 0
@@ -105,16 +109,22 @@ class WaitProgress:
 
     def handle(self, task: dict[str, Any]) -> None:
         """Handle one part of the answer: an end, an unknown outcome, or the state of output files."""
+        name = str(task["files"]["id"] if "files" in task else task.get("id", ""))
+        what = f"files {name}" if "files" in task else name
+        if what in self._handled:  # repeated after a reconnection
+            return
+        if task.get("state") != "unknown":
+            self._handled.add(what)
         if "files" in task:
             self._clear()
             unsaved = say_unsaved(task["files"])
             self.code = self.code or unsaved
             return
-        name = str(task.get("id", ""))
         is_single = self._lines or self._is_single(_short(name))
         if task.get("state") == "unknown":
+            is_new = name not in self._unknown
             self._unknown.add(name)
-            if is_single or len(self._unknown) <= UNKNOWN_SAID_MAX:
+            if is_new and (is_single or len(self._unknown) <= UNKNOWN_SAID_MAX):
                 self._clear()
                 say_unknown(task)
             return

@@ -223,7 +223,7 @@ class ClientRequests:
             error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
         reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
         if error is None:
-            executor.home_forgotten(event.node)
+            reply["ended"] = executor.home_forgotten(event.node)
             reply["tasks"] = self._leases.forgotten(event.node) + self._eligibility.dependencies.forgotten(event.node)
         self._state.actions.append(Answer(event.request, reply, error=error))
 

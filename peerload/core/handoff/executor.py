@@ -449,14 +449,16 @@ class ExecutorHandoff:
         """True if any attempt here is of this node's tasks."""
         return any(remote.home == node for remote in self.remote_tasks.values())
 
-    def home_forgotten(self, home: str) -> None:
-        """End all that is here of a home that an operator of this node calls gone for good. What others say of a home is
-        never enough for that."""
-        self._home_gone(home, FORGOTTEN)
+    def home_forgotten(self, home: str) -> int:
+        """End all that is here of a home that an operator of this node calls gone for good → the number of its tasks that end.
+        What others say of a home is never enough for that."""
+        return self._home_gone(home, FORGOTTEN)
 
-    def _home_gone(self, home: str, reason: str, until: float = math.inf) -> None:
+    def _home_gone(self, home: str, reason: str, until: float = math.inf) -> int:
         """End all that is here of a home that takes no result any more. An attempt is forgotten durably before its processes
-        are gone: an agent that starts meanwhile finds processes that nobody wants, and ends them. Fences stay."""
+        are gone: an agent that starts meanwhile finds processes that nobody wants, and ends them. Fences stay. → the number of
+        tasks that end."""
+        ended = 0
         for remote in [remote for remote in self.remote_tasks.values() if remote.home == home]:
             self._let_go(remote, reason)
             if remote.phase is RemotePhase.HERE and remote.running_at <= until:
@@ -464,8 +466,10 @@ class ExecutorHandoff:
                 self._state.persist(DropExecution(remote.uid, remote.attempt))
                 self._state.note_remote(remote, "revoked", reason)
                 self._end(remote, SIGKILL)
+                ended += 1
             elif remote.exit is not None and remote.exit.started_at <= until:
                 self.results.drop(remote, reason)
+        return ended
 
     def cancel(self, event: RemoteCancelRequested) -> None:
         """Somebody on this machine wants tasks of other homes gone from here: those that wait go home, those that run are

@@ -9,6 +9,7 @@ import pty
 import socket
 import sys
 import termios
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -103,7 +104,8 @@ def test_what_is_followed_ends_with_its_reader() -> None:
     agent, client = socket.socketpair()
     reader, writer = os.pipe()
     with agent, client:
-        parts = output.followed(client, iter([{"number": 1}, {"number": 2}]), writer)  # type: ignore[arg-type]
+        stream = SimpleNamespace(fileno=client.fileno, stream=lambda _verb: iter([{"number": 1}, {"number": 2}]))
+        parts = output.followed(stream, "events", dict, stdout=writer)  # type: ignore[arg-type]
         assert next(parts) == {"number": 1}
         agent.send(b"the next part")
         assert next(parts) == {"number": 2}
