@@ -43,7 +43,7 @@ from peerload.security.private_files import sync
 from peerload.text.format import counted, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
     from pathlib import Path
 
     from peerload.agent.files.transfer import Fetch, FileCacheSettings, OutputBlocks
@@ -295,8 +295,6 @@ PLACED_MAX = 1000
 """Outputs of a task that are remembered where other users' tasks are, too; of a task with more, none."""
 CONFLICTS_NAMED_MAX = 5
 """Outputs kept beside others that an event names."""
-QUEUED_S_MAX, CHECKED_MAX = 600.0, 1024
-"""A submission whose files were checked becomes a task within so long, or not at all; of so many the files are held."""
 TASKS_REMEMBERED_MAX = 1024
 """Unfinished tasks of which it is remembered which outputs they have placed, in case another attempt places them again."""
 
@@ -351,8 +349,10 @@ class AttemptFiles:
         self._staging: dict[str, asyncio.Task[None]] = {}
         self._removing: asyncio.Task[None] | None = None
         self._is_more_dropped = False
-        self._checked: BoundedDict[bytes, float] = BoundedDict(CHECKED_MAX)
-        """Manifests of submissions that have passed `check`, and until when they wait for their task."""
+        self._being_queued: list[list[bytes]] = []
+        """Manifests of submissions that are on their way to the core."""
+        self._put_to_core: list[tuple[int, list[bytes]]] = []
+        """Manifests of those that the core knows once it was handed so many events."""
         self._placing: list[bytes] = []
         """Manifests of outputs that are being placed."""
         self._placed: BoundedDict[bytes, dict[str, bytes]] = BoundedDict(TASKS_REMEMBERED_MAX)
@@ -365,6 +365,18 @@ class AttemptFiles:
 
     # -- submissions ---------------------------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def held(self, spec: TaskSpec) -> Iterator[None]:
+        """Keep the files of a submission until the core knows its task, or has refused it."""
+        manifests = [part.manifest for part in (spec.files, spec.lock) if part is not None]
+        self._being_queued.append(manifests)
+        self.caches.pin_also(*manifests)
+        try:
+            yield
+        finally:
+            self._being_queued.remove(manifests)
+            self._still_unknown().append((self._inbox.put_count, manifests))
+
     async def check(self, spec: TaskSpec, terms: SubmitOptions) -> None:
         """Check the files of a submission that has some: they are all here, and on disk. Raises BadRequest."""
         if spec.files is not None and (not terms.files_home.startswith(b"/") or spec.directory != SCRATCH):
@@ -376,9 +388,6 @@ class AttemptFiles:
             raise BadRequest("a task with an environment needs a node that builds it", why="builder of its placement")
         cache = self.caches.of(owner_key(terms.owner, spec.user))
         parts = [part for part in (spec.files, spec.lock) if part is not None]
-        for part in parts:
-            self._checked[part.manifest] = time.monotonic() + QUEUED_S_MAX
-            self.caches.pin_also(part.manifest)
         for part in parts:
             if not await cache.transfer.in_thread(cache.is_complete, part.manifest):
                 raise BadRequest("the files of the task are not kept here (any more)", hint="submit it again")
@@ -446,10 +455,12 @@ class AttemptFiles:
         mine = {part.manifest for spec in specs for part in (spec.files, spec.lock) if part is not None}
         for note in self._notes.values():
             mine.update(_manifests_of(note))
-        now_s = time.monotonic()
-        for manifest in [one for one, until_s in self._checked.items() if one in mine or until_s < now_s]:
-            del self._checked[manifest]
-        return mine.union(self._placing, self._checked)
+        return mine.union(self._placing, *self._being_queued, *(manifests for _, manifests in self._still_unknown()))
+
+    def _still_unknown(self) -> list[tuple[int, list[bytes]]]:
+        taken = self._inbox.taken_count
+        self._put_to_core = [one for one in self._put_to_core if one[0] > taken]
+        return self._put_to_core
 
     async def collect_garbage(self, caches: Sequence[FileCache]) -> int:
         """Remove everything from these caches that no task needs → the number of bytes."""

@@ -6,6 +6,7 @@ Submissions pass all of the checks. The answers and task changes of the core com
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, assert_never
@@ -115,7 +116,7 @@ class RequestServer:
         # 1. Authorization: the right to ask for this, and the ownership of the tasks that are named.
         request = access.authorize(caller, request)
         # 2. Quota of the tasks that are waited for, by user and by node.
-        with quotas.charge(caller, waits_for(request)):
+        with quotas.charge(caller, waits_for(request)), contextlib.ExitStack() as keeps:
             # 3. Routing: other nodes answer, if they have a part in it.
             if (elsewhere := router.work(connection, request)) is not None:
                 await elsewhere
@@ -137,6 +138,7 @@ class RequestServer:
                 disk.admit(tasks, submission.size_bytes)
                 # 8. Its files, which are complete here.
                 if spec.is_staged:
+                    keeps.enter_context(files.held(spec))
                     await files.check(spec, terms)
                 # 9. The working directory, on the other nodes and here. A task without one here may run elsewhere.
                 nodes = self._submissions.candidates(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import threading
 from collections import Counter
@@ -38,7 +39,7 @@ def files_of(
     state: Path, came: list[Any], mode: str = "user", limit_bytes: int = 1 << 30, links: Any = None
 ) -> AttemptFiles:
     home: Any = SimpleNamespace(home=SimpleNamespace(tasks={}, by_id={}, untouched={}), state=SimpleNamespace(node="n"))
-    inbox: Any = SimpleNamespace(put=came.append)
+    inbox: Any = SimpleNamespace(put=came.append, put_count=0, taken_count=0)
     launcher: Any = SimpleNamespace(run="", forget=came.append)
     event_log: Any = SimpleNamespace(record=lambda *_, **__: None)
     settings = FileCacheSettings(state / "files", limit_bytes, 0, has_users=mode == "system", counters=Counter())
@@ -92,7 +93,7 @@ def test_the_progress_of_outputs_on_their_way_is_told(tmp_path: Path, monkeypatc
             came.append(event)
             told.set()
 
-        files._inbox = SimpleNamespace(put=put)  # type: ignore[assignment]
+        files._inbox = SimpleNamespace(put=put, put_count=0, taken_count=0)  # type: ignore[assignment]
         fetch.work = asyncio.get_running_loop().create_task(work())
         monkeypatch.setattr(files.caches.of("").transfer, "fetch", lambda *_, **__: fetch)
         error, _ = await files.bring_home("y", KeepOutput(KEY, "n/1", UID, 1, b"", b"", "y", bytes(32)))
@@ -211,19 +212,30 @@ def test_files_of_a_submission_are_in_use_from_its_check_until_its_task_is_known
         trees = [kept_tree(cache.store, content) for content in (b"one", b"two")]
         specs = [TaskSpec((b"true",), SCRATCH, files=TaskFiles(tree)) for tree in trees]
         terms = SubmitOptions(files_home=bytes(tmp_path))
-        await files.check(specs[0], terms)
+        inbox: Any = files._inbox
+        requests = contextlib.ExitStack()
+
+        async def checked(spec: TaskSpec) -> None:
+            requests.enter_context(files.held(spec))
+            await files.check(spec, terms)
+
+        await checked(specs[0])
         collect = cache.store.collect
 
         def late(*args: Any, **kwargs: Any) -> int:
             """Another submission is checked while the collection waits for a thread."""
-            asyncio.run_coroutine_threadsafe(files.check(specs[1], terms), loop).result()
+            asyncio.run_coroutine_threadsafe(checked(specs[1]), loop).result()
             return collect(*args, **kwargs)
 
         loop = asyncio.get_running_loop()
         cache.store.collect = late  # type: ignore[method-assign]
         await files.collect_garbage([cache])
-        assert [cache.store.missing_of(tree) for tree in trees] == [[], []]
         cache.store.collect = collect  # type: ignore[method-assign]
+        inbox.put_count = 2
+        requests.close()
+        await files.collect_garbage([cache])
+        assert [cache.store.missing_of(tree) for tree in trees] == [[], []]
+        inbox.taken_count = 2
         files._node.home.untouched["n/1"] = [SimpleNamespace(spec=spec) for spec in specs]  # type: ignore[misc]
         await files.collect_garbage([cache])
         files._node.home.untouched.clear()
