@@ -6,20 +6,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import concurrent.futures
+import dataclasses
 import itertools
 import json
+import secrets
 import subprocess
 import sys
 import threading
 from typing import Any
 
+import cloudpickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import peerload
 from peerload import AsyncClient, Executor
-from peerload.client import call, executor, operations
+from peerload.client import call, executor, function, operations
 from peerload.client.operations import NodeInfo, TaskInfo
 from peerload.model.errors import AgentSilent, BadRequest, NoSuchTask
 from peerload.wire import control
@@ -255,6 +258,49 @@ def test_an_output_that_cannot_be_read_now_is_read_later(
         calls.gates[2].set()
         assert exit_code(futures[1]) == 7
     assert agent.asked(control.ReadOutput)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception that refuses assignments."""
+
+
+class Exits:
+    """A value that raises SystemExit when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sys.exit, (3,)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [(call.failure_of(Frozen(), "the traceback"), Frozen), ({"value": Exits()}, SystemExit)],
+    ids=["refuses assignments", "exits when it is read"],
+)
+def test_a_strange_outcome_fails_its_own_call_and_no_other(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch, outcome: dict[str, Any], error: type[BaseException]
+) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda _: MARK)
+    calls = Calls(agent)
+    calls.bodies["ws1/1"] = {"stdout": call.packed_outcome(MARK, outcome), "stderr": b""}
+    with Executor(agent.path) as pool:
+        strange, other = pool.submit(abs, 1), pool.submit(abs, 2)
+        wait_until(lambda: len(agent.asked(control.Wait)) == 2, what="both calls to be submitted")
+        calls.gates[1].set()
+        raised = strange.exception(PATIENCE_S)
+        assert isinstance(raised, error)
+        assert error is SystemExit or isinstance(raised.__cause__, call.RemoteTraceback)
+        calls.gates[2].set()
+        assert exit_code(other) == 7
+
+
+def test_an_exception_that_refuses_assignments_is_sent() -> None:
+    def fails() -> None:
+        raise Frozen
+
+    outcome = function._outcome(cloudpickle.dumps((fails, (), {})))
+    assert isinstance(outcome["error"], Frozen)
+    assert "in fails" in outcome["traceback"]
 
 
 def test_all_pending_calls_fail_where_one_has_just_ended() -> None:
