@@ -9,6 +9,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import json
+import pickle
 import secrets
 import subprocess
 import sys
@@ -24,7 +25,7 @@ import peerload
 from peerload import AsyncClient, Executor
 from peerload.client import call, executor, function, operations
 from peerload.client.operations import NodeInfo, TaskInfo
-from peerload.model.errors import AgentSilent, BadRequest, NoSuchTask
+from peerload.model.errors import AgentSilent, BadRequest, NoSuchTask, OutputIncomplete, SlowDown
 from peerload.wire import control
 from tests.support import PATIENCE_S, wait_until
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
@@ -118,6 +119,8 @@ def test_what_is_asked_for_becomes_a_spec() -> None:
     }  # fmt: skip
     assert operations.task_spec([b"x"], {"gpus": 1, "gpu_prefer": "0,1"})["request"]["gpu_prefer"] == ["0", "1"]
     assert made["placement"] == {"node": "n1", "exclude": ["n2"]}
+    never = operations.task_spec([b"x"], {"migrations_max": 0, "local": False, "labels": ()})
+    assert never["placement"] == {"migrations_max": 0}
     assert (made["guarantee"], made["name"]) == ("once", "true")
     fields = operations.submit_fields([b"x"], {"group": "g", "retries": 2, "held": True, "after": ("n1/3",)})
     assert (fields["terms"], fields["held"]) == ({"group": "g", "retries": 2, "after": ["n1/3"]}, True)
@@ -301,6 +304,22 @@ def test_an_exception_that_refuses_assignments_is_sent() -> None:
     outcome = function._outcome(cloudpickle.dumps((fails, (), {})))
     assert isinstance(outcome["error"], Frozen)
     assert "in fails" in outcome["traceback"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        call.TaskFailed("n1/3", "ended", why="it was killed", signal=9),
+        call.RemoteError("KeyError", "'x'"),
+        OutputIncomplete("n1/3", 5, why="it was removed"),
+        SlowDown("too many", retry_after_s=3.0),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_travel_between_processes(error: Exception) -> None:
+    """A worker of multiprocessing raises them, and so does a function on a node that is a client itself."""
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
 
 
 def test_all_pending_calls_fail_where_one_has_just_ended() -> None:
