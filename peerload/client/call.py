@@ -53,9 +53,12 @@ class RemoteError(Exception):
     """An exception of a function whose result comes back as JSON. ``kind``: the name of its class; ``text``: its message."""
 
     def __init__(self, kind: str, text: str) -> None:
-        super().__init__(f"{kind}: {text}" if text else kind)
+        super().__init__(kind, text)
         self.kind = kind
         self.text = text
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}" if self.text else self.kind
 
 
 class RemoteTraceback(Exception):

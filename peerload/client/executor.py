@@ -489,7 +489,7 @@ class _Session:
                 self._retry_at_s = time.monotonic() + FULL_RETRY_S
             else:
                 self._set(made, error=error)
-        except Exception as error:  # noqa: BLE001 -- whatever unpickling raises
+        except BaseException as error:  # noqa: BLE001 -- whatever unpickling raises; it concerns this call alone
             error.add_note(f"raised while the result of {made.task} was read here")
             self._set(made, error=error)
         else:
@@ -497,7 +497,8 @@ class _Session:
                 self._set(made, error=problem)
             elif "error" in outcome:
                 raised = outcome["error"]
-                raised.__cause__ = call.RemoteTraceback(outcome["traceback"]) if outcome["traceback"] else None
+                cause = call.RemoteTraceback(outcome["traceback"]) if outcome["traceback"] else None
+                BaseException.__setattr__(raised, "__cause__", cause)  # a frozen dataclass refuses a plain assignment
                 self._set(made, error=raised)
             elif (reason := str(body.get("reason") or "")).startswith(STAGING):
                 what, hint = f"files of {made.task} are not where they belong", f"peerload show {made.task}"

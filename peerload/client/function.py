@@ -68,7 +68,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
     if len(text) > TRACEBACK_CHARACTERS_MAX:
         half = TRACEBACK_CHARACTERS_MAX // 2
         text = f"{text[:half]}\n  …\n{text[-half:]}"
-    error.__traceback__ = None
+    BaseException.__setattr__(error, "__traceback__", None)  # a frozen dataclass refuses a plain assignment
     return call.failure_of(error, text)
 
 

@@ -195,7 +195,8 @@ def _size(given: int | str) -> int:
 
 
 def _given(wanted: RunRequest, *names: str) -> dict[str, Any]:
-    return {name: _plain(wanted[name]) for name in names if wanted.get(name) not in (None, "", (), [], False)}  # type: ignore[literal-required]
+    given = {name: _plain(wanted[name]) for name in names if name in wanted}  # type: ignore[literal-required]
+    return {name: value for name, value in given.items() if value is not False and value not in (None, "", [])}
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 -- whatever was given

@@ -41,6 +41,10 @@ class PeerloadError(Exception):
         self.why = why
         self.hint = hint
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the error without a second call of its class's own `__init__`, which takes other arguments."""
+        return BaseException.__new__, (type(self), *self.args), self.__dict__
+
 
 class BadRequest(PeerloadError):
     """The request cannot be carried out; nothing was changed."""

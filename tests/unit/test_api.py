@@ -6,22 +6,26 @@ from __future__ import annotations
 import asyncio
 import base64
 import concurrent.futures
+import dataclasses
 import itertools
 import json
+import pickle
+import secrets
 import subprocess
 import sys
 import threading
 from typing import Any
 
+import cloudpickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import peerload
 from peerload import AsyncClient, Executor
-from peerload.client import call, executor, operations
+from peerload.client import call, executor, function, operations
 from peerload.client.operations import NodeInfo, TaskInfo
-from peerload.model.errors import AgentSilent, BadRequest, NoSuchTask
+from peerload.model.errors import AgentSilent, BadRequest, NoSuchTask, OutputIncomplete, SlowDown
 from peerload.wire import control
 from tests.support import PATIENCE_S, wait_until
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
@@ -115,6 +119,8 @@ def test_what_is_asked_for_becomes_a_spec() -> None:
     }  # fmt: skip
     assert operations.task_spec([b"x"], {"gpus": 1, "gpu_prefer": "0,1"})["request"]["gpu_prefer"] == ["0", "1"]
     assert made["placement"] == {"node": "n1", "exclude": ["n2"]}
+    never = operations.task_spec([b"x"], {"migrations_max": 0, "local": False, "labels": ()})
+    assert never["placement"] == {"migrations_max": 0}
     assert (made["guarantee"], made["name"]) == ("once", "true")
     fields = operations.submit_fields([b"x"], {"group": "g", "retries": 2, "held": True, "after": ("n1/3",)})
     assert (fields["terms"], fields["held"]) == ({"group": "g", "retries": 2, "after": ["n1/3"]}, True)
@@ -255,6 +261,65 @@ def test_an_output_that_cannot_be_read_now_is_read_later(
         calls.gates[2].set()
         assert exit_code(futures[1]) == 7
     assert agent.asked(control.ReadOutput)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception that refuses assignments."""
+
+
+class Exits:
+    """A value that raises SystemExit when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sys.exit, (3,)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [(call.failure_of(Frozen(), "the traceback"), Frozen), ({"value": Exits()}, SystemExit)],
+    ids=["refuses assignments", "exits when it is read"],
+)
+def test_a_strange_outcome_fails_its_own_call_and_no_other(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch, outcome: dict[str, Any], error: type[BaseException]
+) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda _: MARK)
+    calls = Calls(agent)
+    calls.bodies["ws1/1"] = {"stdout": call.packed_outcome(MARK, outcome), "stderr": b""}
+    with Executor(agent.path) as pool:
+        strange, other = pool.submit(abs, 1), pool.submit(abs, 2)
+        wait_until(lambda: len(agent.asked(control.Wait)) == 2, what="both calls to be submitted")
+        calls.gates[1].set()
+        raised = strange.exception(PATIENCE_S)
+        assert isinstance(raised, error)
+        assert error is SystemExit or isinstance(raised.__cause__, call.RemoteTraceback)
+        calls.gates[2].set()
+        assert exit_code(other) == 7
+
+
+def test_an_exception_that_refuses_assignments_is_sent() -> None:
+    def fails() -> None:
+        raise Frozen
+
+    outcome = function._outcome(cloudpickle.dumps((fails, (), {})))
+    assert isinstance(outcome["error"], Frozen)
+    assert "in fails" in outcome["traceback"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        call.TaskFailed("n1/3", "ended", why="it was killed", signal=9),
+        call.RemoteError("KeyError", "'x'"),
+        OutputIncomplete("n1/3", 5, why="it was removed"),
+        SlowDown("too many", retry_after_s=3.0),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_travel_between_processes(error: Exception) -> None:
+    """A worker of multiprocessing raises them, and so does a function on a node that is a client itself."""
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
 
 
 def test_all_pending_calls_fail_where_one_has_just_ended() -> None:
