@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.events import Instant
-    from peerload.model.gossip import Load
     from peerload.model.messages import Identity
     from peerload.model.resources import LoadReport, Profile
     from peerload.model.task import TaskRecord
@@ -410,14 +409,6 @@ class Node:
         for node in self.membership.back():
             self._is_back(node)
 
-    def load_gossiped(self, load: Load, src: str) -> bool:
-        """Keep a load that came by gossip and act on it. → True if it is news."""
-        report = load.report()
-        is_news = self.membership.report_received(load.node, report, load.age_s, by_itself=src == load.node)
-        if is_news:
-            self.sharing.report_met(load.node, report)
-        return is_news
-
     def _is_back(self, node: str) -> None:
         """Settle open matters with a peer that has returned or restarted."""
         self.handoff.leases.peer_is_back(node)
@@ -717,8 +708,8 @@ class _Mediator:
     def ask_for_states(self, report: LoadReport) -> None:
         self._node.sharing.requests.ask(report)
 
-    def peer_load_heard(self, load: Load, src: str) -> bool:
-        return self._node.load_gossiped(load, src)
+    def report_met(self, node: str, report: LoadReport) -> None:
+        self._node.sharing.report_met(node, report)
 
     def peer_died(self, node: str) -> None:
         self._node.handoff.leases.peer_died(node)

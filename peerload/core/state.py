@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.events import TaskSubmitted
-    from peerload.model.gossip import Load
     from peerload.model.messages import Advice, Identity, Membership, Offer, Ownership
     from peerload.model.resources import LoadReport, Profile
     from peerload.model.task import TaskRecord
@@ -242,8 +241,8 @@ class Mediator(Protocol):
     def ask_for_states(self, report: LoadReport, /) -> None:
         """Ask other nodes for their states, as the information policy wants."""
 
-    def peer_load_heard(self, load: Load, src: str, /) -> bool:
-        """``src`` told the load of a peer by gossip. Whether it was news."""
+    def report_met(self, node: str, report: LoadReport, /) -> None:
+        """There is a newer load report of a peer."""
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 

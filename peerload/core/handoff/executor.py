@@ -108,11 +108,8 @@ class ExecutorHandoff:
         """Reserve room, or decline with the reason."""
         objection = self._objection(src, offer.task, offer.uid)
         if objection:
-            self._state.count(metrics.labelled(metrics.OFFERS_DECLINED_HERE, code="cannot"))
             self._state.broken(rules.ROLES_CHECKED, src, f"OFFER of {offer.task}: {objection}")
-            self._state.send(
-                src, Decline(offer.task, offer.uid, offer.attempt, "cannot", objection, self._mediator.own_report())
-            )
+            self._decline(src, offer, "cannot", objection)
             return
         stale = self.by_uid.get(offer.uid)
         if (
@@ -129,10 +126,7 @@ class ExecutorHandoff:
                 self._state.turned_away = offer
             if offer.uid not in self.by_uid:
                 self._ledger.expect_no_more(offer.uid)
-            self._state.count(metrics.labelled(metrics.OFFERS_DECLINED_HERE, code=code))
-            self._state.send(
-                src, Decline(offer.task, offer.uid, offer.attempt, code, reason, self._mediator.own_report())
-            )
+            self._decline(src, offer, code, reason)
             return
         remote = self.by_uid.get(offer.uid)
         if remote is None:
@@ -153,6 +147,11 @@ class ExecutorHandoff:
         self._state.clear_timer(timers.Inbound(offer.uid.hex()))
         remote.repeat_s = self._state.config.repeat_s
         self._accept(remote)
+
+    def _decline(self, home: str, offered: Offer | RemoteTask, code: str, reason: str) -> None:
+        self._state.count(metrics.labelled(metrics.OFFERS_DECLINED_HERE, code=code))
+        report = self._mediator.own_report()
+        self._state.send(home, Decline(offered.task, offered.uid, offered.attempt, code, reason, report))
 
     def _objection(self, src: str, task: str, uid: bytes) -> str:
         """The reason why src may not send messages about this task; "" if it may. Launcher, spool and queue know an attempt by its task's uid, so
@@ -308,11 +307,7 @@ class ExecutorHandoff:
             return
         remote.is_staging = False
         if code:
-            self._state.count(metrics.labelled(metrics.OFFERS_DECLINED_HERE, code=code))
-            report = self._mediator.own_report()
-            self._state.send(
-                remote.home, Decline(remote.task, remote.uid, remote.attempt, code, why[:WHY_LENGTH_MAX], report)
-            )
+            self._decline(remote.home, remote, code, why[:WHY_LENGTH_MAX])
             self._drop(remote)
             return
         remote.ts = self._state.now.boot_s
@@ -743,18 +738,17 @@ class ExecutorResults:
 
     def acknowledged(self, remote: RemoteTask) -> None:
         """Forget an attempt whose result is recorded at home; its fence stays."""
-        self._state.clear_timer(timers.ResultTimeout(remote.key))
-        self._state.persist(DropExecution(remote.uid, remote.attempt))
         self._fences.noted(remote.uid, remote.attempt)
-        self._state.note_remote(remote, "delivered", "its home has the result")
-        self._state.actions.append(ForgetTask(remote.key, output=True))
-        self._table.remove(remote)
+        self._forget(remote, "delivered", "its home has the result")
 
     def drop(self, remote: RemoteTask, reason: str) -> None:
         """Drop a result that its home will never take; its fence stays."""
+        self._forget(remote, "lost", f"its result was dropped: {reason}")
+
+    def _forget(self, remote: RemoteTask, state: str, reason: str) -> None:
         self._state.clear_timer(timers.ResultTimeout(remote.key))
         self._state.persist(DropExecution(remote.uid, remote.attempt))
-        self._state.note_remote(remote, "lost", f"its result was dropped: {reason}")
+        self._state.note_remote(remote, state, reason)
         self._state.actions.append(ForgetTask(remote.key, output=True))
         self._table.remove(remote)
 

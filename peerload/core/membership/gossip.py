@@ -758,7 +758,6 @@ class Gossip:
     def _spoke(self, member: GossipMember, *, over_link: bool) -> None:
         """Record a message of a member's current run; one that is declared dead is told so."""
         shared = self.shared
-        member.heard_s = shared.now_s
         if member.rumour.standing is MemberStatus.ALIVE or shared.now_s - member.warned_s < WARN_S:
             return
         member.warned_s = shared.now_s

@@ -177,11 +177,10 @@ class LocalHealth:
 
 
 class GossipMember(msgspec.Struct, eq=False):
-    """Belief about another node. since_s: boot time since when; heard_s: of its last message to this node."""
+    """Belief about another node. since_s: boot time since when."""
 
     rumour: MembershipUpdate
     since_s: float
-    heard_s: float = -math.inf
     synced_s: float = -math.inf
     warned_s: float = -math.inf
     suspicion: Suspicion | None = None

@@ -717,7 +717,12 @@ class Membership:
         return True
 
     def load_heard(self, load: Load, src: str) -> bool:
-        return self._mediator.peer_load_heard(load, src)
+        """Keep the load of a peer that ``src`` has told of by gossip, and act on it. → True if it is news."""
+        report = load.report()
+        is_news = self.report_received(load.node, report, load.age_s, by_itself=src == load.node)
+        if is_news:
+            self._mediator.report_met(load.node, report)
+        return is_news
 
     def own_load(self) -> LoadReport:
         return self._mediator.own_report()
