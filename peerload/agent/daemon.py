@@ -460,7 +460,7 @@ class Daemon:
         )
         submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
         self.forwards = ForwardedRequests(links, node.membership)
-        router = RequestRouter(verbs, self.forwards, task_ids, access, store, node, run)
+        router = RequestRouter(verbs, self.forwards, task_ids, access, store, node)
         checks = RequestChecks(quotas, access, router, users, disk, files, queries)
         server = RequestServer(checks, submissions, verbs, security, run)
         self.forward_server = ForwardServer(server, access)
