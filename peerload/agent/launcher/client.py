@@ -609,7 +609,7 @@ class LauncherLink:
                 log.error("cannot reach the launcher: error=%s", error)  # noqa: TRY400 -- logged for each try; the error says enough
                 await asyncio.sleep(RESTART_S)
 
-    def _event(self, event: LauncherEvent) -> None:  # noqa: C901 -- one case for each event
+    def _event(self, event: LauncherEvent) -> None:
         match event:
             case StartedEvent(key, _, started_at):
                 self._owner.received(TaskStarted(key, started_at))
