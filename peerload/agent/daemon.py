@@ -339,6 +339,7 @@ class Daemon:
     def _build(self, state: Path, cluster: ClusterDirectory, trust: TrustStore) -> None:  # noqa: PLR0915 -- a line a part
         """Build the parts of the agent, each from those before it. Nothing runs yet, and nothing comes in."""
         config, info, run = self.config, self.info, self.run_state
+        background = BackgroundTasks(run)
         store, outbox, event_log, security = self.store, self.outbox, self.event_log, self.security
         disk, inbox, node, gpus, tls = self.disk, self.inbox, self.node, self.gpus, self.tls
 
@@ -392,12 +393,12 @@ class Daemon:
         self.members = members = Members(info, local, node, links, trust, inbox, security)
         self.address_watch = AddressWatch(info, local, run, event_log)
         duplicates = DuplicateNames(info, node, run, event_log)
-        self.peer_messages = PeerMessages(inbox, node, spool, users, queries, security, run)
+        peer_messages = PeerMessages(inbox, node, spool, users, queries, security, background)
         bus_peers = BusPeers()
         self.peer_events = PeerEventSource(
             inbox,
             CaMessages(self.distribution, self.renewal, run),
-            self.peer_messages,
+            peer_messages,
             members,
             duplicates,
             bus_peers,
@@ -460,28 +461,28 @@ class Daemon:
         )
         submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
         self.forwards = ForwardedRequests(links, node.membership)
-        router = RequestRouter(verbs, self.forwards, task_ids, access, store, node, run)
+        router = RequestRouter(verbs, self.forwards, task_ids, access, store, node)
         checks = RequestChecks(quotas, access, router, users, disk, files, queries)
         server = RequestServer(checks, submissions, verbs, security, run)
         self.forward_server = ForwardServer(server, access)
         self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
         # Events in, actions out
-        self.settler = settler = ExitSettler(self.exits, inbox, fetches, output, AttemptDevices(node, gpus, mps), run)
+        settler = ExitSettler(self.exits, inbox, fetches, output, AttemptDevices(node, gpus, mps), background)
         self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments, mps))
         advice, waker = BusAdvice(self.bus, bus_peers), Waker(config.energy.resume_cmd)
         peers = PeerEffects(info, inbox, node, links, members, advice, waker)
         variables = TaskVariables(info, node, environments, mps)
         starter = TaskStarter(info, node, spool, stdin, launcher, variables, settler)
-        starts = AttemptStarts(starter, gpus, files, environments, mps, settler, BackgroundTasks(run))
+        starts = AttemptStarts(starter, gpus, files, environments, mps, settler, background)
         storage = AttemptStorage(spool, output, fetches, files, environments)
         self.performer = Performer(
             outbox,
             timers,
-            RecordEffects(store, outbox, inbox, event_log, security, jobs, run),
+            RecordEffects(store, outbox, inbox, event_log, security, jobs, background),
             TaskEffects(launcher, starts, storage, gpus, stdin, output, node),
             peers,
-            ResultEffects(spool, output, inbox, peers, watches, files, run),
+            ResultEffects(spool, output, inbox, peers, watches, files, background),
             clients,
         )
         pieces: dict[type[Message], PieceServer] = {
@@ -691,8 +692,6 @@ class Daemon:
         await self.fetches.close()
         await self.stdin_server.close()
         await self.performer.close()
-        await self.settler.close()
-        await self.peer_messages.close()
         self.keyring.close()
         self.members.close(forget=self.run_state.leaves)
         if self.run_state.leaves:

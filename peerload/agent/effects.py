@@ -20,7 +20,7 @@ import msgspec
 
 from peerload.agent.files.environments import BuildFailed
 from peerload.agent.launcher.client import TRACEPARENT, child_traceparent, held_devices, task_variables
-from peerload.agent.runtime import BackgroundTasks, Histogram, coalesced_s, now
+from peerload.agent.runtime import Histogram, coalesced_s, now
 from peerload.agent.store.disk_space import cannot_write
 from peerload.model import actions, events, metrics, timers
 from peerload.model.errors import BadRequest, InvariantBroken, PeerloadError, StoreError
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.membership import Members
     from peerload.agent.recorder import Recorder
     from peerload.agent.requests.server import ClientEffects
-    from peerload.agent.runtime import AgentInfo, Inbox, RunState, TaskWatches
+    from peerload.agent.runtime import AgentInfo, BackgroundTasks, Inbox, RunState, TaskWatches
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin import StdinFetches, StdinForwarding
     from peerload.agent.store.store import Store
@@ -217,7 +217,7 @@ class Performer:
             case actions.AnswerPart():
                 self._clients.core.answered_in_part(action)
             case actions.StageFiles():
-                self._tasks.starts.stage_offered(action)
+                self._tasks.starts.environments.offered(action)
             case actions.SignalTask():
                 self._tasks.signal(action)
             case actions.SetLease():
@@ -267,9 +267,7 @@ class Performer:
     async def close(self) -> None:
         """Cancel all timers, and end background work."""
         self._timers.close()
-        await self._records.close()
-        await self._tasks.close()
-        await self._results.close()
+        await self._tasks.starts.close()
 
 
 class Timers:
@@ -327,12 +325,9 @@ class RecordEffects:
     journal: EventLog
     _security: SecurityEvents
     _jobs: CompletionJobs
-    _run: RunState
+    _background: BackgroundTasks
     _wanted: dict[str, None] = field(default_factory=dict, init=False)
     """Tasks that are looked up for the core; no more than it waits for and others may ask after."""
-
-    def __post_init__(self) -> None:
-        self._background = BackgroundTasks(self._run)
 
     def kept(self, row: Row) -> None:
         """Begin completion jobs as soon as they are durable."""
@@ -367,10 +362,6 @@ class RecordEffects:
             if found:
                 self._inbox.put(events.TasksFound(tuple(found)))
             await asyncio.sleep(0)
-
-    async def close(self) -> None:
-        """End background work."""
-        await self._background.close()
 
 
 @dataclass(eq=False, repr=False)
@@ -509,20 +500,16 @@ class TaskStarter:
 @dataclass(eq=False, repr=False)
 class AttemptStarts:
     """Attempts on their way to their start: what they need is put in place first, files, an environment, the MPS daemon of a
-    GPU."""
+    GPU. ``_background`` has the work of all effects and event sources."""
 
     _starter: TaskStarter
     _gpus: Gpus
     _files: AttemptFiles
-    _environments: Environments
+    environments: Environments
     _mps: MpsDaemons
     _settler: ExitSettler
     _background: BackgroundTasks
     _await_mps: dict[str, asyncio.Task[None]] = field(init=False, default_factory=dict)
-
-    def stage_offered(self, action: actions.StageFiles) -> None:
-        """Stage the files of an attempt of another home before its lease begins."""
-        self._environments.offered(action)
 
     def spawn(self, action: actions.SpawnTask) -> None:
         """Start an attempt as soon as everything is in place."""
@@ -536,12 +523,12 @@ class AttemptStarts:
 
     def _are_staged(self, action: actions.SpawnTask) -> bool:
         has_files = action.spec.files is None or self._files.is_ready(action.key)
-        return has_files and self._environments.is_ready(action)
+        return has_files and self.environments.is_ready(action)
 
     async def _stage_own(self, action: actions.SpawnTask) -> None:
         """Start a task of this home when its files and its environment are in place."""
         try:
-            await self._environments.stage_own(action)
+            await self.environments.stage_own(action)
         except (PeerloadError, OSError, TimeoutError) as error:
             self._settler.not_started(action.key, "environment" if isinstance(error, BuildFailed) else "staging", error)
         except asyncio.CancelledError:
@@ -568,7 +555,7 @@ class AttemptStarts:
         if (waits := self._await_mps.pop(action.key, None)) is not None:
             waits.cancel()
             reason = f"signal {action.signal} while its MPS daemon was started"
-        elif self._environments.ended_early(action.key) or self._files.ended_early(action.key):
+        elif self.environments.ended_early(action.key) or self._files.ended_early(action.key):
             reason = f"signal {action.signal} while its files were put in place"
         else:
             return False
@@ -576,9 +563,9 @@ class AttemptStarts:
         return True
 
     async def close(self) -> None:
-        """End background work; staging goes on with the next start of its attempt."""
+        """End all background work; staging goes on with the next start of its attempt."""
         await self._background.close()
-        await self._environments.close()
+        await self.environments.close()
         self._mps.close()
         await self._files.close()
 
@@ -641,10 +628,6 @@ class TaskEffects:
             self._output.backpressure.signalled(action.key, action.signal)
             self.launcher.signal(action.key, action.signal)
 
-    async def close(self) -> None:
-        """End background work."""
-        await self.starts.close()
-
 
 @dataclass(eq=False, repr=False)
 class ResultEffects:
@@ -656,10 +639,7 @@ class ResultEffects:
     _peers: PeerEffects
     _watches: TaskWatches
     _files: AttemptFiles
-    _run: RunState
-
-    def __post_init__(self) -> None:
-        self._background = BackgroundTasks(self._run)
+    _background: BackgroundTasks
 
     def send(self, action: actions.SendResult) -> None:
         """Send RESULT, with the output itself where that is small."""
@@ -711,7 +691,3 @@ class ResultEffects:
         if error:
             self._watches.delayed(action.task, error)
         self._inbox.put(msgspec.structs.replace(event, error=error, missing=missing))
-
-    async def close(self) -> None:
-        """End background work."""
-        await self._background.close()

@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
@@ -22,7 +22,7 @@ from peerload.agent.files.environments import BuildFailed
 from peerload.agent.launcher.client import LauncherError
 from peerload.agent.launcher.oom_output import with_shortages
 from peerload.agent.peers.connection import is_link_message
-from peerload.agent.runtime import SHORT_OF, BackgroundTasks
+from peerload.agent.runtime import SHORT_OF
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.files.store import NoRoom
 from peerload.launcher.process import SHORTAGES
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.local_node import DuplicateNames
     from peerload.agent.peers.membership import Members
-    from peerload.agent.runtime import AgentInfo, Inbox, RunState, TaskWatches
+    from peerload.agent.runtime import AgentInfo, BackgroundTasks, Inbox, RunState, TaskWatches
     from peerload.agent.sensors.energy import EnergySensors
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin import StdinFetches, StdinForwarding
@@ -216,11 +216,8 @@ class ExitSettler:
     _fetches: StdinFetches
     _output: TaskOutputs
     _devices: AttemptDevices
-    _run: RunState
-
-    def __post_init__(self) -> None:
-        self._background = BackgroundTasks(self._run)
-        self._settling: set[str] = set()
+    _background: BackgroundTasks
+    _settling: set[str] = field(default_factory=set, init=False)
 
     def settle(self, event: events.TaskEnded) -> None:
         self._fetches.end(event.key)
@@ -295,10 +292,6 @@ class ExitSettler:
             code = CANNOT_STAGE if isinstance(error, StagingFailed) else CANNOT_EXECUTE
             not_built = isinstance(error, BuildFailed)
             self.settle(events.TaskEnded(key, Exit(code, reason=reason, not_built=not_built)))
-
-    async def close(self) -> None:
-        """End background work."""
-        await self._background.close()
 
 
 class OwnProcesses(Protocol):
@@ -391,7 +384,7 @@ class PeerMessages:
         users: UserServices,
         queries: DirectoryQueries,
         security: SecurityEvents,
-        run: RunState,
+        background: BackgroundTasks,
     ) -> None:
         self._inbox = inbox
         self._node = node
@@ -400,7 +393,7 @@ class PeerMessages:
         self._queries = queries
         self._security = security
         self._counters = security.counters
-        self._background = BackgroundTasks(run)
+        self._background = background
         self._looked_up: Counter[str] = Counter()
         """Number of offers and questions per peer whose directory is being looked for."""
 
@@ -474,10 +467,6 @@ class PeerMessages:
             self._looked_up_one(src)
         identity = "" if code else self._users.identity_of(request.directory)
         self._queries.answer(src, DirectoryTold(request.directory, request.user, code, identity))
-
-    async def close(self) -> None:
-        """End background work."""
-        await self._background.close()
 
 
 @dataclass(eq=False, repr=False)

@@ -243,7 +243,7 @@ def _unknown(verb: str) -> UsageError:
 
 def _failed(error: BaseException, words: list[str]) -> int:
     """Report an error on stderr → the exit code."""
-    from peerload.cli.common.messages import CANNOT, INTERRUPTED, USAGE, pipe_closed, report
+    from peerload.cli.common.messages import CANNOT, INTERRUPTED, USAGE, discard, pipe_closed, report
 
     if isinstance(error, BrokenPipeError):
         return pipe_closed()
@@ -253,9 +253,7 @@ def _failed(error: BaseException, words: list[str]) -> int:
         report(error, verb=words[0] if words and words[0] in VERBS else "")
         return USAGE if isinstance(error, UsageError) else CANNOT
     if isinstance(error, OSError) and error.errno in CANNOT_BE_WRITTEN and error.filename is None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)  # what is still buffered must not fail again at exit
-        os.close(nowhere)
+        discard(sys.stdout)
         hint = "the command itself may have succeeded:  peerload ls"
         report(PeerloadError("standard output cannot be written", why=error.strerror or str(error), hint=hint))
         return CANNOT

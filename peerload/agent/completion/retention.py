@@ -19,7 +19,7 @@ import sqlite3
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from peerload.agent.runtime import coalesced_s
 from peerload.agent.store.maintenance import (
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.output.output import TaskOutputs
     from peerload.agent.output.spool import Spool
-    from peerload.agent.runtime import AgentInfo, RunState
+    from peerload.agent.runtime import AgentInfo, RunState, TaskWatches
     from peerload.agent.store.disk_space import DiskSpace
     from peerload.agent.store.maintenance import MaintenanceRow
     from peerload.agent.store.store import Store
@@ -91,13 +91,6 @@ class Removed:
         self.names += names
 
 
-class WatchedTasks(Protocol):
-    """Knows which tasks clients watch."""
-
-    def is_watched(self, task: str, /) -> bool:
-        """True if a client watches this task right now."""
-
-
 @dataclass(eq=False, repr=False)
 class TaskRemover:
     """Removes ended tasks of one agent, or their outputs alone; from the loop's thread only."""
@@ -106,7 +99,7 @@ class TaskRemover:
     _spool: Spool
     _node: Node
     _output: TaskOutputs
-    _watches: WatchedTasks
+    _watches: TaskWatches
     _run: RunState
 
     async def remove(

@@ -93,7 +93,7 @@ class Connection:
     node that forwards its requests, "" for a client of this machine."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
+        self.server = server
         self.uid = -1
         self.caller = NOBODY
         self.from_node = ""
@@ -153,12 +153,12 @@ class Connection:
         except BadMessage as error:
             number = request_number(raw)
             if number is None:
-                self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", f"no request: {error}")
+                self.server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", f"no request: {error}")
                 self._no_request(error)
                 return False
             self.fail(number, BadRequest(error.what, why=error.why))
         else:
-            self._server.handle(self, request)
+            self.server.handle(self, request)
         return True
 
     def _no_request(self, error: PeerloadError) -> None:
@@ -202,11 +202,11 @@ class Connection:
     def report_failure(self, number: int, error: Exception) -> None:
         """Send the exception that a request raised, and count it. If it is a bug, the agent stops."""
         code = error.code if isinstance(error, PeerloadError) else "error"
-        self._server.counters[metrics.labelled(metrics.REQUESTS_REFUSED, code=code)] += 1
+        self.server.counters[metrics.labelled(metrics.REQUESTS_REFUSED, code=code)] += 1
         self.fail(number, error)
         if isinstance(error, InvariantBroken) or not isinstance(error, (PeerloadError, OSError)):
             log.error("bug in a request", exc_info=error)
-            self._server.broke(f"a bug: {error!r}")
+            self.server.broke(f"a bug: {error!r}")
 
     def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start the work on a request. It is cancelled when the client disconnects; an exception becomes the response."""
@@ -327,7 +327,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         while len(buffer) >= HEADER_BYTES and not self.closed and not self._held:
             size = int.from_bytes(buffer[:HEADER_BYTES], "big")
             if size > CONTROL_BYTES_MAX:
-                self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame too large")
+                self.server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame too large")
                 self._close_with(FrameTooLarge(size, CONTROL_BYTES_MAX))
                 return
             if len(buffer) < HEADER_BYTES + size:
@@ -339,7 +339,7 @@ class LocalConnection(Connection, asyncio.Protocol):
                 return
 
     def _read_timed_out(self) -> None:
-        self._server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame stopped before its end")
+        self.server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame stopped before its end")
         self._close_with(BadRequest("the request is incomplete", hint="send it whole"))
 
     def _no_request(self, error: PeerloadError) -> None:

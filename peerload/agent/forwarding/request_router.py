@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from peerload.agent.control.authorization import Authorization
     from peerload.agent.control.task_ids import TaskIds
     from peerload.agent.forwarding.tunnels import ForwardedRequests
-    from peerload.agent.runtime import RunState
     from peerload.agent.store.reader import StoreReader
     from peerload.core.node import Node
 
@@ -81,7 +79,6 @@ class RequestRouter:
         access: Authorization,
         store: StoreReader,
         node: Node,
-        run: RunState,
     ) -> None:
         self._local = local
         self._forwards = forwards
@@ -89,7 +86,6 @@ class RequestRouter:
         self._access = access
         self._store = store
         self._node = node
-        self._run = run
         self._own = node.state.node
 
     def work(self, connection: Connection, request: control.Request) -> Coroutine[Any, Any, None] | None:
@@ -278,7 +274,7 @@ class RequestRouter:
                 raise self._unavailable(connection, node, request, error) from None
 
     async def _own_answers(self, connection: Connection, request: control.Request) -> Frames:
-        share = _LocalShare(connection, self._run)
+        share = _LocalShare(connection)
         try:
             share.spawn(request.id, self._carry_out(share, request))
             async for frame in share.answers:
@@ -363,8 +359,8 @@ class RefusedElsewhere(PeerloadError):
 class _LocalShare(Connection):
     """Connection for this node's own share of a split request: its frames go into the queue that is merged."""
 
-    def __init__(self, client: Connection, run: RunState) -> None:
-        super().__init__(_NoServer(run))
+    def __init__(self, client: Connection) -> None:
+        super().__init__(client.server)
         self.uid = client.uid
         self.caller = client.caller
         self.answers = ResponseQueue()
@@ -379,23 +375,6 @@ class _LocalShare(Connection):
     def lost(self) -> None:
         super().lost()
         self.answers.close()
-
-
-class _NoServer:
-    """Server of a local share; it gets no frames of a client, only bugs."""
-
-    def __init__(self, run: RunState) -> None:
-        self._run = run
-        self.counters: Counter[str] = Counter()
-
-    def broke(self, why: str) -> None:
-        self._run.fail(why)
-
-    def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
-        """Unused: no frames are read."""
-
-    def handle(self, connection: Connection, request: control.Request) -> None:
-        """Unused: no frames are read."""
 
 
 def _first_is_enough(request: control.Request) -> bool:

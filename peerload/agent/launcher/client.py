@@ -289,12 +289,11 @@ class LauncherLink:
         self._directory = process.directory
         self._service_of = process.serves_node
         self._numbers = itertools.count(1)
-        self._replies: dict[int, asyncio.Future[str]] = {}
-        self._usages: dict[int, asyncio.Future[UsageEvent]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._run_state = run
         self._output_bytes_max = output_bytes_max
-        self._pid = 0
-        self._run = ""
+        self.pid = 0
+        self.run = ""
         self._protocol = 0
         self.units = ""
         """The way in which processes are contained: cgroup2 or bare; "" until the launcher has answered."""
@@ -314,17 +313,13 @@ class LauncherLink:
         self._heartbeat = Heartbeat(self)
 
     @property
-    def pid(self) -> int:
-        return self._pid
-
-    @property
     def is_silent(self) -> bool:
         """True if the launcher has not answered a ping in time."""
         return self._heartbeat.is_silent
 
     async def answers(self, within_s: float) -> bool:
         """True if the launcher answers a ping within so many seconds."""
-        return bool(self._pid) and await self._heartbeat.answers(within_s)
+        return bool(self.pid) and await self._heartbeat.answers(within_s)
 
     async def start(self, owner: LauncherOwner) -> LauncherReady:
         """Find the launcher or start one. owner: receiver of its events; it needs this link itself, to end and feed
@@ -349,7 +344,7 @@ class LauncherLink:
         fails to start should log only why."""
         log.info(
             "launcher connected: pid=%d protocol=%d units=%s memory=%s",
-            self._pid,
+            self.pid,
             self._protocol,
             self.units,
             self.memory,
@@ -378,7 +373,7 @@ class LauncherLink:
             await asyncio.gather(self._reading, return_exceptions=True)
             with contextlib.suppress(LauncherError):
                 await self._connect_again()
-        pid = self._pid
+        pid = self.pid
         self.resume()
         self._request(StopRequest())
         self._flush()
@@ -397,10 +392,6 @@ class LauncherLink:
         """Send requests again; LauncherReady was handled. Requests before that are dropped, since they were decided
         before the attempts of the old launcher were found dead."""
         self._paused = False
-
-    @property
-    def run(self) -> str:
-        return self._run
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -428,7 +419,7 @@ class LauncherLink:
             stderr=str(stderr),
             deadline_s=action.deadline_s,
             output_bytes_max=max(limit, FOLLOWED_BYTES_MAX) if spec.followed else limit,
-            run=self._run,
+            run=self.run,
             **_rare_fields(action, extra, source, inside),
         )
         if self._service_of:
@@ -476,35 +467,32 @@ class LauncherLink:
 
     async def ask(self, request: UserRequest, within_s: float = REPLY_S_MAX) -> str:
         """Have the launcher of all users act as one of them → why it was not done, "" if it was. Raises LauncherError."""
-        if self._frames is None or self._paused or len(self._replies) >= REPLIES_MAX:
-            raise LauncherError("the launcher does not answer", hint="systemctl status peerload-launcher")
-        number = next(self._numbers)
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._replies[number] = answer
-        self._request(request.replace(id=number, node=self._service_of))
-        try:
-            async with asyncio.timeout(within_s):
-                return await answer
-        except TimeoutError:
-            raise LauncherError("the launcher has not answered in time") from None
-        finally:
-            self._replies.pop(number, None)
+        request = request.replace(id=next(self._numbers), node=self._service_of)
+        return str(await self._answer(request.id, request, within_s))
 
     async def usage(self, keys: Sequence[str], *, brief: bool = False, counters: bool = False) -> UsageEvent | None:
         """Current usage of these tasks; None if the launcher does not answer in time. brief, counters: see `UsageRequest`."""
-        if self._frames is None or self._paused or len(self._usages) >= REPLIES_MAX:
-            return None
         number = next(self._numbers)
-        answer: asyncio.Future[UsageEvent] = asyncio.get_running_loop().create_future()
-        self._usages[number] = answer
-        self._request(UsageRequest(number, list(keys), brief, counters))
         try:
-            async with asyncio.timeout(USAGE_S_MAX):
-                return await answer
-        except TimeoutError:
+            answer = await self._answer(number, UsageRequest(number, list(keys), brief, counters), USAGE_S_MAX)
+        except LauncherError:
             return None
+        return cast("UsageEvent", answer)
+
+    async def _answer(self, number: int, request: Request, within_s: float) -> str | UsageEvent:
+        """Send a request and wait for the answer of this number. Raises LauncherError."""
+        if self._frames is None or self._paused or len(self._answers) >= REPLIES_MAX:
+            raise LauncherError("the launcher does not answer", hint="systemctl status peerload-launcher")
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._request(request)
+        try:
+            async with asyncio.timeout(within_s):
+                found: str | UsageEvent = await answer
+                return found
+        except TimeoutError:
+            raise LauncherError("the launcher has not answered in time") from None
         finally:
-            self._usages.pop(number, None)
+            del self._answers[number]
 
     def _request(self, request: Request) -> None:
         if self._frames is None or (self._paused and not _is_own(request)):
@@ -562,8 +550,8 @@ class LauncherLink:
 
     def _note_facts(self, hello: ListedEvent) -> None:
         """Keep the facts about a launcher. Raises LauncherError if it serves one user where all are to be served."""
-        self._pid = hello.pid
-        self._run = hello.run
+        self.pid = hello.pid
+        self.run = hello.run
         self.units = hello.units
         self.unenforced = tuple(hello.unenforced)
         self._protocol = hello.protocol
@@ -584,14 +572,14 @@ class LauncherLink:
             if not isinstance(lost, LOST):
                 raise lost
             self._heartbeat.stop()
-            is_there = await asyncio.to_thread(is_still_there, self._pid)
+            is_there = await asyncio.to_thread(is_still_there, self.pid)
             action = "reconnect" if is_there else "restart"
             log.warning("launcher connection lost: action=%s error=%s", action, str(lost) or type(lost).__name__)
-            self._pid = 0
+            self.pid = 0
             self._frames = None
             self._paused = True
             self._requests.clear()
-            for answer in self._replies.values():
+            for answer in self._answers.values():
                 if not answer.done():
                     answer.set_exception(LauncherError("the launcher went away"))
             self._owner.received(LauncherLost(CONNECTION_BROKEN) if is_there else LauncherLost())
@@ -621,7 +609,7 @@ class LauncherLink:
                 log.error("cannot reach the launcher: error=%s", error)  # noqa: TRY400 -- logged for each try; the error says enough
                 await asyncio.sleep(RESTART_S)
 
-    def _event(self, event: LauncherEvent) -> None:  # noqa: C901 -- one case for each event
+    def _event(self, event: LauncherEvent) -> None:
         match event:
             case StartedEvent(key, _, started_at):
                 self._owner.received(TaskStarted(key, started_at))
@@ -630,13 +618,9 @@ class LauncherLink:
             case EndedEvent(key, record, with_start):
                 self._owner.received(TaskEnded(key, exit_of(record), with_start))
             case UserReply(number, why):
-                answer = self._replies.get(number)
-                if answer is not None and not answer.done():
-                    answer.set_result(why)
+                self._answered(number, why)
             case UsageEvent(number):
-                measured = self._usages.get(number)
-                if measured is not None and not measured.done():
-                    measured.set_result(event)
+                self._answered(number, event)
             case StdinFed():
                 self._owner.received(event)
             case FrozenEvent(key):
@@ -647,6 +631,11 @@ class LauncherLink:
                 pass  # the heartbeat has noticed it; the list is read before the events
             case _:
                 assert_never(event)
+
+    def _answered(self, number: int, found: str | UsageEvent) -> None:
+        answer = self._answers.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(found)
 
 
 def _is_own(request: Request) -> bool:

@@ -12,7 +12,7 @@ from peerload.text.format import counted, say, size_text
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TextIO
 
     from peerload.model.errors import ConfigError
 
@@ -60,11 +60,16 @@ def mistake_as_json(mistake: ConfigError) -> dict[str, object]:
 
 def pipe_closed() -> int:
     """Discard the remaining output, since its reader has gone → the exit code."""
+    discard(sys.stdout, sys.stderr)
+    return PIPE_CLOSED
+
+
+def discard(*streams: TextIO) -> None:
+    """Have what is still written to these streams go nowhere; it must not fail again at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in streams:
         os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
-    return PIPE_CLOSED
 
 
 EXPLAINED_EXIT_CODES = (124, 126, 127)

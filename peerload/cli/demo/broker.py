@@ -1,4 +1,4 @@
-"""A small MQTT broker for the demo and tiny labs: `python -m peerload.cli.demo.broker`, or one started and ended for you.
+"""An MQTT broker for the demo, in a process of its own (`python -m peerload.cli.demo.broker PORT`: amqtt).
 
 Production uses Mosquitto from the distribution (deploy/mosquitto.conf). What is started here listens on the loopback
 interface only, lets everybody in who can reach that, and remembers nothing across a restart.
@@ -6,11 +6,9 @@ interface only, lets everybody in who can reach that, and remembers nothing acro
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import importlib.util
-import ipaddress
 import logging
 import os
 import selectors
@@ -24,10 +22,10 @@ import time
 from typing import TYPE_CHECKING, Literal, Self
 
 from peerload.distribution import how_to_add
-from peerload.model.errors import ConfigError, PeerloadError
+from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 Kind = Literal["mosquitto", "amqtt"]
@@ -56,37 +54,6 @@ class BrokerUnavailable(PeerloadError):
     """Error: a broker could not be started; ``why`` has its last log lines."""
 
     code = "broker-unavailable"
-
-
-async def run_broker(host: str = "127.0.0.1", port: int = 0) -> tuple[str, Callable[[], Awaitable[None]]]:
-    """Start an amqtt broker in this event loop → its `HOST:PORT`, and what is to be awaited to stop it.
-
-    host: a loopback address, else ConfigError (anybody may connect); port: 0 picks a free one. Raises
-    BrokerUnavailable if the package is not installed or the port is taken.
-    """
-    if not ipaddress.ip_address(host).is_loopback:
-        raise ConfigError("host", "this broker listens on loopback addresses only", why="it accepts every client")
-    try:
-        from amqtt.broker import Broker
-        from amqtt.contexts import BrokerConfig, ListenerConfig
-        from amqtt.errors import BrokerError
-    except ImportError as error:
-        raise BrokerUnavailable(
-            "the small broker is not installed", why=str(error), hint=how_to_add("broker")
-        ) from error
-    bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    # The plug-ins are named because the default set announces its own deprecation; without the last one no $SYS.
-    config = BrokerConfig(
-        listeners={"default": ListenerConfig(bind=bind)},
-        plugins={"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
-    )
-    broker = Broker(config)
-    try:
-        await broker.start()
-    except BrokerError as error:
-        raise BrokerUnavailable("the small broker cannot start", why=str(error)) from error
-    bound = broker._servers["default"].instance.sockets[0].getsockname()[1]  # noqa: SLF001 -- port 0 is told nowhere else
-    return (f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"), broker.shutdown
 
 
 def find_broker() -> Kind | None:
@@ -141,7 +108,7 @@ class BrokerProcess:
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         self._log.unlink(missing_ok=True)
         if self.kind == "amqtt":
-            argv = [sys.executable, "-m", "peerload.cli.demo.broker", "--port", str(port)]
+            argv = [sys.executable, "-m", "peerload.cli.demo.broker", str(port)]
         else:
             user = "user root" if os.geteuid() == 0 else ""  # else it would drop to a user that cannot write here
             text = _MOSQUITTO.format(port=port, queued=QUEUED_MESSAGES_MAX, log=self._log, user=user)
@@ -207,7 +174,11 @@ def start_broker(directory: Path, kind: Kind | None = None) -> Iterator[BrokerPr
     """A broker on a free loopback port for as long as the block lasts. Raises BrokerUnavailable if there is none."""
     chosen = kind or find_broker()
     if chosen is None:
-        raise BrokerUnavailable("no MQTT broker is installed", hint=how_to_add("broker"))
+        raise BrokerUnavailable(
+            "no MQTT broker can be started",
+            why="neither mosquitto nor amqtt is installed",
+            hint=f"apt install mosquitto        or:  {how_to_add('broker')}",
+        )
     broker = BrokerProcess(directory, chosen)
     try:
         yield broker.start()
@@ -230,29 +201,43 @@ def _accepts(port: int) -> bool:
     return True
 
 
-async def _serve(host: str, port: int) -> None:
+async def serve(port: int) -> None:
+    """Run an amqtt broker at this port until SIGTERM or SIGINT; as soon as it listens, stdout gets a line. Raises
+    BrokerUnavailable if the package is not installed or the port is taken."""
+    try:
+        from amqtt.broker import Broker
+        from amqtt.contexts import BrokerConfig, ListenerConfig
+        from amqtt.errors import BrokerError
+    except ImportError as error:
+        raise BrokerUnavailable(
+            "the small broker is not installed", why=str(error), hint=how_to_add("broker")
+        ) from error
+    # The plug-ins are named because the default set announces its own deprecation; without the last one no $SYS.
+    config = BrokerConfig(
+        listeners={"default": ListenerConfig(bind=f"127.0.0.1:{port}")},
+        plugins={"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+    )
+    broker = Broker(config)
+    try:
+        await broker.start()
+    except BrokerError as error:
+        raise BrokerUnavailable("the small broker cannot start", why=str(error)) from error
     stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    address, stop = await run_broker(host, port)
-    print(f"mqtt://{address}", flush=True)
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    print("listening", flush=True)
     await stopped.wait()
-    await stop()
+    await broker.shutdown()
 
 
 def main() -> int:
-    """Serve until SIGTERM or SIGINT; prints the broker's URL on its first line as soon as it listens."""
-    parser = argparse.ArgumentParser(prog="python -m peerload.cli.demo.broker", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--host", default="127.0.0.1", help="a loopback address (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="0 picks a free one (default: %(default)s)")
-    options = parser.parse_args()
+    """Serve at the port that the command line names."""
     logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it reports each lost client as an error
     logging.getLogger("transitions").setLevel(logging.CRITICAL)
     try:
-        asyncio.run(_serve(options.host, options.port))
+        asyncio.run(serve(int(sys.argv[1])))
     except PeerloadError as error:
-        print(f"peerload: {error}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
+        print(f"peerload: {error}", file=sys.stderr)
         return 1
     return 0
 

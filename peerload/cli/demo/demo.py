@@ -24,10 +24,9 @@ from typing import NamedTuple
 import psutil
 
 from peerload.cli.common import agent_process
-from peerload.cli.demo.broker import find_broker, start_broker
+from peerload.cli.demo.broker import start_broker
 from peerload.client import submission
 from peerload.client.connection import AgentConnection
-from peerload.distribution import how_to_add
 from peerload.model import metrics
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
@@ -461,15 +460,8 @@ class SharingDemo(Demo):
     def run(self, count: int, broker_kind: Kind | None = None) -> dict[str, Any]:
         """Start everything, have ``count`` commands run, and return the account. Raises PeerloadError."""
         began_s = time.monotonic()
-        kind = broker_kind or find_broker()
-        if kind is None:
-            raise PeerloadError(
-                "no MQTT broker can be started",
-                why="neither mosquitto nor amqtt is installed",
-                hint=f"apt install mosquitto        or:  {how_to_add('broker')}",
-            )
-        broker = self._stack.enter_context(start_broker(self.directory, kind))
-        self.broker = kind
+        broker = self._stack.enter_context(start_broker(self.directory, broker_kind))
+        self.broker = broker.kind
         config = self.directory / "config.toml"
         made = cluster_dir.make(self.directory / "cluster", f"demo-{os.getpid()}")
         config.write_text(_CONFIG.format(cluster=made.directory), encoding="utf-8")
@@ -497,7 +489,7 @@ class SharingDemo(Demo):
         for node, client in clients.items():
             wait(lambda client=client: _has_met(client), f"{node} did not find the others over MQTT")  # type: ignore[misc]
         sys.stderr.write(
-            f"{kind} at port {broker.port}, three agents (slots):"
+            f"{broker.kind} at port {broker.port}, three agents (slots):"
             f" {', '.join(f'{node} ({slots})' for node, slots in SLOTS.items())}.\n"
             f"They found each other over MQTT, {time.monotonic() - began_s:.1f} s after the start."
             f" {count} commands go to {HOME}.\n"

@@ -96,16 +96,21 @@ def listed(client: AgentConnection, flags: Namespace, chosen: Selection) -> dict
     asked = chosen.request_fields() | {"limit": flags.limit}
     asked |= {} if flags.members or flags.json else {"gathered": True}
     asked |= {"ended_within_s": EVER_S} if chosen.words else {}
-    reply = client.call("tasks", **asked, at=flags.at, cluster=flags.cluster)
+    reply = _without_others(client, flags, "tasks", asked)
+    shown = tasks.together(reply["tasks"], flags.limit) if flags.cluster else reply["tasks"]
+    truncated = bool(reply.get("truncated")) or len(shown) < len(reply["tasks"])
+    return {**reply, "tasks": shown, "truncated": truncated}
+
+
+def _without_others(client: AgentConnection, flags: Namespace, verb: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """The reply to a request for tasks without those of other users, unless --all is given; ``hidden`` counts them."""
+    reply = client.call(verb, **asked, at=flags.at, cluster=flags.cluster)
     own = tasks.own_names()
     other = [task for task in reply["tasks"] if not flags.all and not tasks.is_mine(task, own)]
-    hidden = sum(map(number_of, other))
     if other and reply.get("truncated"):  # an administrator, whose own tasks had no room among those of others
-        reply = client.call("tasks", **asked, own=True, at=flags.at, cluster=flags.cluster)
+        reply = client.call(verb, **asked, own=True, at=flags.at, cluster=flags.cluster)
     found = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task, own)]
-    shown = tasks.together(found, flags.limit) if flags.cluster else found
-    truncated = bool(reply.get("truncated")) or len(shown) < len(found)
-    return {**reply, "tasks": shown, "hidden": hidden, "truncated": truncated}
+    return {**reply, "tasks": found, "hidden": sum(map(number_of, other))}
 
 
 def lines(reply: dict[str, Any], flags: Namespace, chosen: Selection) -> list[str]:
@@ -333,12 +338,8 @@ def history(words: list[str]) -> int:
         return export(flags)
     with AgentConnection(flags.socket) as client:
         asked = {"since": flags.since, "limit": flags.limit or HISTORY_LIMIT}
-        reply = client.call("history", **asked, at=flags.at, cluster=flags.cluster)
-        own = tasks.own_names()
-        hidden = 0 if flags.all else sum(not tasks.is_mine(task, own) for task in reply["tasks"])
-        if hidden and reply.get("truncated"):  # as in `listed`
-            reply = client.call("history", **asked, own=True, at=flags.at, cluster=flags.cluster)
-    shown = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task, own)]
+        reply = _without_others(client, flags, "history", asked)
+    shown = reply["tasks"]
     if flags.cluster:
         newest_first = sorted(shown, key=lambda task: -float(task.get("ended_at") or 0))
         shown = newest_first[: flags.limit or HISTORY_LIMIT]
@@ -347,17 +348,17 @@ def history(words: list[str]) -> int:
         missing = {"missing": reply.get("missing")} if flags.cluster else {}
         print_json({"tasks": shown, "truncated": bool(reply.get("truncated")), **missing})
     else:
-        _say_left_out(flags, reply, hidden)
+        _say_left_out(flags, reply)
         print_lines(_history_lines(shown))
     return CANNOT if reply.get("missing") else 0
 
 
-def _say_left_out(flags: Namespace, reply: dict[str, Any], hidden: int) -> None:
+def _say_left_out(flags: Namespace, reply: dict[str, Any]) -> None:
     if reply.get("truncated"):
         say(f"only the newest {flags.limit or HISTORY_LIMIT} tasks are shown", "more:  --limit N")
     tasks.say_missing(reply)
-    if hidden:
-        say(f"not shown: {counted(hidden, 'task')} of other users", "to see them:  peerload history --all")
+    if reply["hidden"]:
+        say(f"not shown: {counted(reply['hidden'], 'task')} of other users", "to see them:  peerload history --all")
 
 
 def _history_lines(shown: list[dict[str, Any]]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerload import __version__
-from peerload.cli.common.messages import CANNOT, INTERRUPTED, report
+from peerload.cli.common.messages import CANNOT, INTERRUPTED, discard, report
 from peerload.cli.simulate import flags as sim_flags
 from peerload.cli.simulate import plot, work
 from peerload.cli.simulate import report as sim_report
@@ -263,9 +263,7 @@ def _print(flags: Namespace, results: list[dict[str, Any]], *, is_one: bool) -> 
     except BrokenPipeError:
         raise
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        discard(sys.stdout)
         sys.stdout.flush()
         sys.stderr.write(text)  # it took long to find out
         raise

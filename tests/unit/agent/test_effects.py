@@ -28,7 +28,7 @@ from peerload.agent.event_sources import (
     PeerEventSource,
 )
 from peerload.agent.mqtt import SOURCES_MAX
-from peerload.agent.runtime import TICK_S, RunState, coalesced_s
+from peerload.agent.runtime import TICK_S, BackgroundTasks, RunState, coalesced_s
 from peerload.agent.store.write_ahead import Outbox
 from peerload.model import actions, events, timers
 from peerload.model.errors import StoreError
@@ -194,7 +194,7 @@ def test_many_that_are_looked_up_come_a_few_at_a_time_and_each_once() -> None:
         store: Any = SimpleNamespace(found=found)
         inbox: Any = SimpleNamespace(put=lambda event: told.append(tuple(one.task for one in event.found)))
         unused = cast("Any", None)
-        records = RecordEffects(store, unused, inbox, unused, unused, unused, RunState())
+        records = RecordEffects(store, unused, inbox, unused, unused, unused, BackgroundTasks(RunState()))
         names = tuple(f"x/{number}" for number in range(1, 3 * FOUND_AT_A_TIME + 1))
         records.find(names)
         records.find(names[-2:])
@@ -205,7 +205,6 @@ def test_many_that_are_looked_up_come_a_few_at_a_time_and_each_once() -> None:
         records.find(names[:1])
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        await records.close()
 
     asyncio.run(story())
     assert turns == sorted(set(turns))

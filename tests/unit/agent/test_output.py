@@ -23,7 +23,7 @@ from peerload.agent.output import spool as spool_module
 from peerload.agent.output.output import TaskOutputs
 from peerload.agent.output.spool import Spool, open_output
 from peerload.agent.requests.output_and_wait import OutputSource
-from peerload.agent.runtime import RunState, TaskWatches
+from peerload.agent.runtime import BackgroundTasks, RunState, TaskWatches
 from peerload.core.membership.peers import PeerState
 from peerload.core.work import RemotePhase
 from peerload.model import events
@@ -210,7 +210,6 @@ def test_nothing_overtakes_a_launchers_list(tmp_path: Path) -> None:
         assert len(put) == 1
         async with asyncio.timeout(PATIENCE_S):
             await all_told.wait()
-        await settler.close()
 
     told: list[Any] = [
         events.LauncherLost(),
@@ -257,7 +256,6 @@ def test_output_files_that_take_long_hold_up_neither_a_start_nor_what_comes_afte
             await is_listed.wait()
             answers.set()
             await all_told.wait()
-        await settler.close()
         assert tries == [slow[0]]
 
     asyncio.run(story())
@@ -300,7 +298,7 @@ class Disk:
         energy: Any = SimpleNamespace(ended=lambda _key, exit_: exit_)
         watches: Any = SimpleNamespace(delayed=lambda *_: None)
         records = ExitRecords(info, spool, disk, files, energy, inbox, watches)
-        return ExitSettler(records, inbox, pulls, output, devices, RunState())
+        return ExitSettler(records, inbox, pulls, output, devices, BackgroundTasks(RunState()))
 
     def ended(self, spool: Spool, output: TaskOutputs, event: events.TaskEnded) -> list[str]:
         """What was synced until the core was told of this end, and that."""
@@ -310,7 +308,6 @@ class Disk:
             settler.settle(event)
             async with asyncio.timeout(PATIENCE_S):
                 await self._core_is_told.wait()
-            await settler.close()
 
         self.log.clear()
         asyncio.run(story())
@@ -322,11 +319,10 @@ class Disk:
         async def story() -> None:
             inbox: Any = SimpleNamespace(put=self._put)
             unused: Any = None
-            results = ResultEffects(spool, output, inbox, unused, TaskWatches(), unused, RunState())
+            results = ResultEffects(spool, output, inbox, unused, TaskWatches(), unused, BackgroundTasks(RunState()))
             act(results)
             async with asyncio.timeout(PATIENCE_S):
                 await self._core_is_told.wait()
-            await results.close()
 
         self.log.clear()
         asyncio.run(story())
