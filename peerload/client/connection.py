@@ -186,7 +186,7 @@ def beyond(piece: dict[str, Any], came: dict[int, int]) -> dict[str, Any] | None
 
 
 class OutputPosition:
-    """How much of a task's output came, of the attempt whose output is sent."""
+    """The position in a task's output: the number of bytes of each stream that came, of the attempt whose output is sent."""
 
     __slots__ = ("_attempt", "_came")
 
@@ -195,10 +195,12 @@ class OutputPosition:
         self._came = {1: 0, 2: 0}
 
     def beyond(self, piece: dict[str, Any]) -> dict[str, Any] | None:
-        """The part of the next piece that did not come before a reconnection; None if there is none."""
+        """The part of the next piece that did not come before a reconnection; None if there is none, as of a piece that only says
+        where the last lines begin."""
         if piece.get("attempt") != self._attempt:
             self._attempt, self._came = piece.get("attempt"), {1: 0, 2: 0}
-        return beyond(piece, self._came)
+        new = beyond(piece, self._came)
+        return new if new is not None and new["data"] else None
 
 
 class OutputGaps:

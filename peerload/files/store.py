@@ -378,8 +378,8 @@ class BlockStore:
 
     def collect(self, in_use: Callable[[], Collection[bytes]], room_bytes: int = 0, *, everything: bool = False) -> int:
         """Remove what no manifest needs, and manifests that are not pinned, the least recently used first, until there is
-        this much room (everything: all of them) → the number of bytes that were removed. in_use: gives those that are pinned, once
-        nobody can learn any more that one is here (`has`) which is removed then."""
+        this much room (everything: all of them) → the number of bytes that were removed. in_use: returns the pinned ones; it is
+        called under the lock, since until then a request may find a manifest here (`has`) and pin it."""
         with self._lock:
             pinned = in_use()
             rows = self._execute("SELECT id FROM manifests ORDER BY used_at DESC")

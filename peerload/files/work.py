@@ -139,7 +139,8 @@ class OutputMerge:
 
     def place(self, manifest: Manifest, read: ReadSome) -> None:
         """Place all files, links and directories durably; one that cannot be placed keeps no other from its place. A directory
-        of the user's that was removed meanwhile is made again: nothing else has the outputs. Raises StagingFailed, which names the first of these, OSError, and what ``read`` raises."""
+        of the user's that was removed meanwhile is made again: nothing else has the outputs. Raises StagingFailed, which names
+        the first that could not be placed, OSError, and what ``read`` raises."""
         shown = self._directory.decode("utf-8", "backslashreplace")
         try:
             os.makedirs(self._directory, exist_ok=True)  # noqa: PTH103 -- bytes

@@ -303,7 +303,8 @@ class DeviceLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 Cpus = Annotated[float, Meta(ge=0.0, le=65536.0)]
-Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
+BYTES_MAX = 1 << 60
+Bytes = Annotated[int, Meta(ge=0, le=BYTES_MAX)]
 Name = Annotated[str, Meta(max_length=128)]
 Speed = Annotated[float, Meta(gt=0.0, le=1000.0)]
 Address = Annotated[str, Meta(max_length=300)]
@@ -439,9 +440,9 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     mem_pressure: share of the last 10 s in which a process waited for a core, or for memory (0: or not known); gpus_free: GPUs
     that are free for exclusive use; gpus: number of GPUs; gpu_tasks: GPUs requested by the tasks here; gpu_load: their load
     index, per GPU; devices: the room of each, GPUs first; cpus_free: unreserved cores of a node with devices, or whose tasks
-    request other than a core for each slot; mem_requested_bytes: memory requested by the tasks that n counts; cpus_foreign: cores kept busy by programs that are not tasks of this node (averaged
-    over 15 s); slots_foreign: the slots that they occupy, 0 where they are ignored. Of two reports of one node the one with the
-    greater (incarnation, sequence) is newer.
+    request other than a core for each slot; mem_requested_bytes: memory requested by the tasks that n counts; cpus_foreign: cores
+    kept busy by programs that are not tasks of this node (averaged over 15 s); slots_foreign: the slots that they occupy, 0 where
+    they are ignored. Of two reports of one node the one with the greater (incarnation, sequence) is newer.
     """
 
     load_tasks: Count = 0
@@ -473,7 +474,7 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Power as sensors read it; None without a sensor."""
     price: Price | None = None
     """Present price of a kWh, or its carbon; None: not known."""
-    mem_requested_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    mem_requested_bytes: Bytes = 0
 
     @property
     def is_overloaded(self) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from peerload.model import messages
 from peerload.model.messages import Need
-from peerload.model.resources import LoadReport, PowerCurve, Profile, ResourceRequest
+from peerload.model.resources import BYTES_MAX, LoadReport, PowerCurve, Profile, ResourceRequest
 from peerload.policy.api import ANY_LOAD
 from peerload.policy.registry import load_preset
 from peerload.sim.queueing_model import Arrival, CompletedTask, QueueingModel
@@ -49,6 +49,14 @@ def test_a_node_with_free_slots_gives_a_task_that_waits_for_memory_to_one_that_h
 @pytest.mark.parametrize("facts", [{"requested": 0}, {"requested": ASKED, "mem_bytes": 0}], ids=["untold", "unlimited"])
 def test_a_node_that_tells_no_memory_gets_the_task(facts: dict[str, Any]) -> None:
     assert gives(heavy(2), 1, **facts)
+
+
+def test_no_report_exceeds_its_bound_whatever_tasks_ask_for() -> None:
+    """Others would refuse the report."""
+    x = Given(facts={"mem_bytes": BYTES_MAX})
+    for _ in range(2):
+        x.submit(spec(request=ResourceRequest(mem_bytes=BYTES_MAX)))
+    assert x.node.sharing.shown().mem_requested_bytes == BYTES_MAX
 
 
 def test_a_task_is_given_ahead_only_where_memory_is_no_scarcer() -> None:

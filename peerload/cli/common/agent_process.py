@@ -237,7 +237,7 @@ def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, An
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         info = _starting(settings["socket"], within_s)
-        if info is not None:
+        if info is not None and info.get("pid") == process.pid:  # else another one was first, and ours will say so
             process.returncode = 0  # it outlives us: nothing to reap
             return info
         if process.poll() is not None:

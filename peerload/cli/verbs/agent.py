@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from peerload.cli.common.agent_process import (
+    STARTS_WITHIN_S,
     agent_info,
     agent_options,
     as_words,
@@ -94,14 +95,16 @@ def up(words: list[str]) -> int:
         "up", "Start an agent for me on this machine, in the background. It needs no configuration file."
     ).read(words)
     settings = located(given_settings(flags))
-    info = _staying(agent_info(settings["socket"], ANSWERS_WITHIN_S)) or _running(settings)
+    info = _staying(agent_info(settings["socket"], ANSWERS_WITHIN_S)) or _running(settings, SOCKET_WITHIN_S)
     already = info is not None
     if info is None:
         log_start = _log_size(settings)
+        is_in_use = is_worked_in(settings["state"])  # by an agent that did not answer at this socket
         try:
             info = start(settings)
         except PeerloadError:
-            info = _running(settings)  # another `up` was first
+            # Perhaps another `up` was first, and its agent is still on its way.
+            info = _running(settings, SOCKET_WITHIN_S if is_in_use else STARTS_WITHIN_S)
             if info is None:
                 raise
             already = True
@@ -150,10 +153,10 @@ def _staying(info: dict[str, Any] | None) -> dict[str, Any] | None:
     return info
 
 
-def _running(settings: dict[str, Any]) -> dict[str, Any] | None:
+def _running(settings: dict[str, Any], within_s: float) -> dict[str, Any] | None:
     """The answer to `info` of the agent that uses this state directory, once it has recreated its socket: the runtime directory may have
     been removed at logout. None if there is no such agent, or it listens elsewhere."""
-    pause, deadline = threading.Event(), time.monotonic() + SOCKET_WITHIN_S
+    pause, deadline = threading.Event(), time.monotonic() + within_s
     while is_worked_in(settings["state"]) and time.monotonic() < deadline:
         pause.wait(LOOK_EVERY_S)
         if (info := agent_info(settings["socket"], ANSWERS_WITHIN_S)) is not None:

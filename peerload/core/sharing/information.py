@@ -26,7 +26,7 @@ from peerload.model import metrics, timers
 from peerload.model.actions import Announce
 from peerload.model.events import LoadSampled
 from peerload.model.messages import UNASKED, Need, ProbeReply, ProbeRequest, State, StateAnswer
-from peerload.model.resources import LoadReport, Region, Thresholds
+from peerload.model.resources import BYTES_MAX, LoadReport, Region, Thresholds
 from peerload.model.task import task_home
 from peerload.policy.api import (
     ANY_LOAD,
@@ -695,7 +695,7 @@ class Information:
             is_asleep=self._state.is_asleep,
             watts=sensed.watts,
             price=self._state.price,
-            mem_requested_bytes=ledger.mem_requested_bytes,
+            mem_requested_bytes=min(ledger.mem_requested_bytes, BYTES_MAX),
         )
         if devices.states:
             return replace(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from peerload.wire import control
@@ -10,6 +12,8 @@ from tests.unit.cli.fake_agent import fixture_agent, peerload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
     from tests.unit.cli.fake_agent import FakeAgent, Reply
 
@@ -38,7 +42,10 @@ def ended(reply: Reply, *numbers: int) -> None:
         reply.more(id=f"ws1/{number}", state="done", exit_code=0, signal=None, node="ws1", reason="")
 
 
-def test_wait_goes_on_after_a_restart_of_the_agent(agent: FakeAgent) -> None:
+def test_wait_goes_on_after_a_restart_of_the_agent(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(1e9, 10.0)  # beyond the clock of the reconnection
+    monkeypatch.setattr("peerload.cli.verbs.wait.time", SimpleNamespace(monotonic=lambda: next(clock)))
+
     def rest(reply: Reply) -> None:
         ended(reply, 1, 2)
         reply.ok(timed_out=False)
@@ -49,7 +56,10 @@ def test_wait_goes_on_after_a_restart_of_the_agent(agent: FakeAgent) -> None:
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == [b"ws1/1", b"ws1/2"]
     first, second = agent.asked(control.Wait)
-    assert second.timeout_s < first.timeout_s <= TIMEOUT_S
+    assert (first.timeout_s, second.timeout_s) == (
+        TIMEOUT_S - 10.0,
+        TIMEOUT_S - 30.0,
+    )  # one connection is refused between
 
 
 def test_events_go_on_with_the_next_number(agent: FakeAgent) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -527,11 +528,12 @@ def test_wait_says_why_a_task_failed(agent: FakeAgent, ended: dict[str, Any], sa
     assert peerload("wait", "42", agent=agent).stdout.decode() == f"ws1/42  failed  {says}  ws2\n"
 
 
-def test_wait_timeout(agent: FakeAgent) -> None:
+def test_wait_timeout(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerload.cli.verbs.wait.time", SimpleNamespace(monotonic=lambda: 7.0))
     ends(agent, {}, timed_out=True)
     done = peerload("wait", "--timeout", "2s", "42", "43", agent=agent)
     assert done.returncode == 124
-    assert 0.0 < agent.asked(control.Wait)[0].timeout_s <= 2.0
+    assert agent.asked(control.Wait)[0].timeout_s == 2.0
 
 
 @each(
