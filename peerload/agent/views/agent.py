@@ -197,6 +197,7 @@ class PeerLinksView:
             "met_s": now_s - fact.met_s if fact is not None else None,
             "datagram_age_s": now_s - heard_s if heard_s is not None else None,
             "revoked": self._cluster.is_peer_revoked(peer),
+            "issuer": peer.profile.issuer,
             "clock_ahead_s": fact.clock_ahead_s() if fact is not None else None,
             "way": route,
             "way_why": route_reason or None,
