@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import preflight
+from peerload.agent import effects, event_sources, preflight
 from peerload.agent.accounts import DirectoryCache, DirectoryQueries, TaskUser, UserServices
 from peerload.agent.completion.completion_jobs import CompletionJobs, OutputSaver
 from peerload.agent.completion.hooks import NodeHooks, NotifyHooks
@@ -31,33 +31,8 @@ from peerload.agent.completion.retention import Retention, TaskRemover
 from peerload.agent.control.authorization import Authorization, Quotas
 from peerload.agent.control.connection import LocalSocket
 from peerload.agent.control.task_ids import TaskIds
-from peerload.agent.effects import (
-    AttemptStarts,
-    AttemptStorage,
-    Consumer,
-    PeerEffects,
-    Performer,
-    RecordEffects,
-    ResultEffects,
-    TaskEffects,
-    TaskStarter,
-    TaskVariables,
-    Timers,
-)
 from peerload.agent.energy import FILE as CONTROLS_FILE
 from peerload.agent.energy import PowerControls, PowerDown, PriceFeed, Waker
-from peerload.agent.event_sources import (
-    AttemptDevices,
-    BusAdvice,
-    BusEvents,
-    BusPeers,
-    CaMessages,
-    ExitRecords,
-    ExitSettler,
-    LauncherEvents,
-    PeerEventSource,
-    PeerMessages,
-)
 from peerload.agent.files.attempts import AttemptFiles
 from peerload.agent.files.environments import Environments
 from peerload.agent.files.transfer import FileCacheSettings
@@ -393,11 +368,11 @@ class Daemon:
         self.members = members = Members(info, local, node, links, trust, inbox, security)
         self.address_watch = AddressWatch(info, local, run, event_log)
         duplicates = DuplicateNames(info, node, run, event_log)
-        peer_messages = PeerMessages(inbox, node, spool, users, queries, security, background)
-        bus_peers = BusPeers()
-        self.peer_events = PeerEventSource(
+        peer_messages = event_sources.PeerMessages(inbox, node, spool, users, queries, security, background)
+        bus_peers = event_sources.BusPeers()
+        self.peer_events = event_sources.PeerEventSource(
             inbox,
-            CaMessages(self.distribution, self.renewal, run),
+            event_sources.CaMessages(self.distribution, self.renewal, run),
             peer_messages,
             members,
             duplicates,
@@ -408,7 +383,7 @@ class Daemon:
             from peerload.agent.mqtt import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
 
             broker_tls = BrokerTls(config.mqtt_ca, cluster.authority.certificate, tls.file)
-            bus_events = BusEvents(inbox, trust, links, members, duplicates, security, bus_peers)
+            bus_events = event_sources.BusEvents(inbox, trust, links, members, duplicates, security, bus_peers)
             self.bus = MqttBus(config, local, bus_events, security, broker_tls, self._lookups)
 
         # Clients: what waits for answers of the core, the views, the verbs, the path of a request
@@ -419,7 +394,7 @@ class Daemon:
         core, decisions = CoreRequests(inbox), Decisions()
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
-        timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
+        timers, task_figures = effects.Timers(inbox, outbox), TaskFigures(config.node, info.counters)
         observers: list[TaskObserver] = [hooks] if hooks.runs_at_end else []
         self.publisher: StatePublisher | None = None
         if self.bus is not None and config.mqtt_publish_state:
@@ -432,7 +407,7 @@ class Daemon:
         nodes_view = NodesView(node, gpus, cluster_view)
         agent_view = AgentView(info, node, launcher, gpus, cluster_view, links_view)
         storage_view = StorageView(config.node, disk, store, self.retention, self._damage)
-        self.exits = ExitRecords(info, spool, disk, files, energy, inbox, watches)
+        self.exits = event_sources.ExitRecords(info, spool, disk, files, energy, inbox, watches)
         diagnostics = DiagnosticsView(node, launcher, self.exits, storage_view, cluster_view, links_view)
         histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
         figures = MetricsView(info, node, inbox, diagnostics, histograms, energy)
@@ -468,21 +443,25 @@ class Daemon:
         self.socket = LocalSocket(info, server, access, quotas, security, launcher)
 
         # Events in, actions out
-        settler = ExitSettler(self.exits, inbox, fetches, output, AttemptDevices(node, gpus, mps), background)
-        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments, mps))
-        advice, waker = BusAdvice(self.bus, bus_peers), Waker(config.energy.resume_cmd)
-        peers = PeerEffects(info, inbox, node, links, members, advice, waker)
-        variables = TaskVariables(info, node, environments, mps)
-        starter = TaskStarter(info, node, spool, stdin, launcher, variables, settler)
-        starts = AttemptStarts(starter, gpus, files, environments, mps, settler, background)
-        storage = AttemptStorage(spool, output, fetches, files, environments)
-        self.performer = Performer(
+        settler = event_sources.ExitSettler(
+            self.exits, inbox, fetches, output, event_sources.AttemptDevices(node, gpus, mps), background
+        )
+        self.launcher_events = event_sources.LauncherEvents(
+            inbox, settler, stdin, (notify_hooks, commands, environments, mps)
+        )
+        advice, waker = event_sources.BusAdvice(self.bus, bus_peers), Waker(config.energy.resume_cmd)
+        peers = effects.PeerEffects(info, inbox, node, links, members, advice, waker)
+        variables = effects.TaskVariables(info, node, environments, mps)
+        starter = effects.TaskStarter(info, node, spool, stdin, launcher, variables, settler)
+        starts = effects.AttemptStarts(starter, gpus, files, environments, mps, settler, background)
+        storage = effects.AttemptStorage(spool, output, fetches, files, environments)
+        self.performer = effects.Performer(
             outbox,
             timers,
-            RecordEffects(store, outbox, inbox, event_log, security, jobs, background),
-            TaskEffects(launcher, starts, storage, gpus, stdin, output, node),
+            effects.RecordEffects(store, outbox, inbox, event_log, security, jobs, background),
+            effects.TaskEffects(launcher, starts, storage, gpus, stdin, output, node),
             peers,
-            ResultEffects(spool, output, inbox, peers, watches, files, background),
+            effects.ResultEffects(spool, output, inbox, peers, watches, files, background),
             clients,
         )
         pieces: dict[type[Message], PieceServer] = {
@@ -530,7 +509,7 @@ class Daemon:
         if self.config.record:
             recorder = Recorder(self.config.record, msgspec.structs.replace(started, identity=self.info.identity))
             log.info("recording events and decisions, with the environment of tasks: path=%s", self.config.record)
-        consumer = Consumer(
+        consumer = effects.Consumer(
             self.node, self.performer, self.outbox, self.run_state, recorder, validates=self.config.debug_validate
         )
         price_feed = PriceFeed(self.config.energy.price_file, self.inbox, self.event_log)
