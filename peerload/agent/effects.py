@@ -265,7 +265,6 @@ class Performer:
             await asyncio.sleep(0)  # the consumer takes what is in the inbox
 
     async def close(self) -> None:
-        """Cancel all timers, and end background work."""
         self._timers.close()
         await self._tasks.starts.close()
 
@@ -586,7 +585,6 @@ class AttemptStorage:
         self._environments.keep_only(node)
 
     def forget(self, action: actions.ForgetTask) -> None:
-        """Remove the state kept for an attempt that has ended."""
         self._fetches.end(action.key)
         if action.output:
             self._spool.drop(action.key)
@@ -618,12 +616,10 @@ class TaskEffects:
         self._stdin.adopt(is_first=is_first)
 
     def forget(self, action: actions.ForgetTask) -> None:
-        """Forget an attempt that has ended."""
         self.launcher.forget(action.key)
         self.storage.forget(action)
 
     def signal(self, action: actions.SignalTask) -> None:
-        """Send a signal to the processes of an attempt."""
         if not self.starts.interrupt(action):
             self._output.backpressure.signalled(action.key, action.signal)
             self.launcher.signal(action.key, action.signal)
@@ -661,7 +657,6 @@ class ResultEffects:
             self._inbox.put(events.OutputArrived(action.uid, action.attempt))
 
     def fetch(self, action: actions.FetchOutput) -> None:
-        """Fetch the output that did not come with a result."""
         self._background.start(self._fetch(action))
 
     async def _keep(self, action: actions.KeepOutput) -> None:

@@ -402,7 +402,6 @@ class PeerMessages:
             self._inbox.put(events.MessageReceived(src, message))
 
     def send_failed(self, dst: str, message: messages.LinkMessage) -> None:
-        """Report a message of this node that was not sent."""
         self._counters[metrics.PEER_SENDS_FAILED] += 1
         self._inbox.put(events.SendFailed(dst, message))
 
@@ -493,7 +492,6 @@ class PeerEventSource:
     _bus_peers: BusPeers
 
     def deliver(self, src: str, message: messages.LinkMessage) -> None:
-        """Take a message of a peer."""
         if self._ca.received(src, message):
             return
         if isinstance(message, messages.Sync | messages.Leaving):
@@ -541,7 +539,6 @@ class BusPeers:
         return boot if unanswered < ADVICE_UNANSWERED_MAX else None
 
     def sent(self, node: str) -> None:
-        """Count a piece of advice sent over MQTT."""
         boot, unanswered = self._peers[node]
         self._peers[node] = (boot, unanswered + 1)
 
@@ -550,7 +547,6 @@ class BusPeers:
         self._peers.pop(node, None)
 
     def __contains__(self, node: object) -> bool:
-        """True if advice may be sent to that node over MQTT."""
         return isinstance(node, str) and self.boot_of(node) is not None
 
 
@@ -579,7 +575,6 @@ class BusAdvice:
         return self._peers if is_published else ()
 
     def forget(self, node: str) -> None:
-        """Forget a peer that the core has forgotten."""
         self._peers.forget(node)
 
 

@@ -370,7 +370,6 @@ class SingleUser:
         """Exit code and reason of a process that has ended before it was its command; None if it was."""
 
     def release(self, key: str) -> None:
-        """Release the resources of an attempt; nothing of it is left."""
         if self._limits is not None:
             self._limits.close(key)
 
@@ -602,7 +601,6 @@ class PseudoTerminals:
 
     @property
     def descriptors(self) -> int:
-        """Number of open descriptors."""
         return TERMINAL_DESCRIPTORS * len(self._by_key)
 
     def open(self, key: str, path: str, rows: int, columns: int) -> PseudoTerminal:
@@ -614,7 +612,6 @@ class PseudoTerminals:
         return terminal
 
     def resize(self, key: str, rows: int, columns: int) -> None:
-        """Set the window size of a task's terminal, if it has one."""
         terminal = self._by_key.get(key)
         if terminal is not None:
             terminal.resize(rows, columns)
@@ -727,7 +724,6 @@ class LauncherStdin:
 
     @property
     def descriptors(self) -> int:
-        """Number of open descriptors."""
         return DESCRIPTORS * len(self._by_key) + self._terminals.descriptors
 
     def open(self, request: protocol.SpawnRequest) -> int | str:
@@ -795,7 +791,6 @@ class LauncherStdin:
         self._pump(feed)
 
     def resize(self, request: protocol.ResizeRequest) -> None:
-        """Set the window size of a task's terminal."""
         self._terminals.resize(request.key, request.rows, request.columns)
 
     def ready(self, masks: dict[int, int]) -> None:

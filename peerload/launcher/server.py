@@ -779,7 +779,6 @@ class Launcher:
 
 
 def ignore_signals() -> None:
-    """Ignore the signals of terminals and broken pipes."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
 

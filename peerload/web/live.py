@@ -39,7 +39,6 @@ class AgentLink:
         self._client = AsyncClient(socket_path, timeout_s=TIMEOUT_S)
 
     async def ask(self, verb: str, **fields: object) -> dict[str, Any]:
-        """The answer to one request. Raises PeerloadError."""
         return await self._client.call(Call(verb, fields, joined))
 
     async def one_task(self, task: str) -> dict[str, Any]:

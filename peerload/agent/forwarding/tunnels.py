@@ -279,7 +279,6 @@ class Tunnel:
         self._holds_client = too_much
 
     def _cancel(self, number: int) -> None:
-        """Cancel this response at the other node."""
         if self._link is not None and self._reader is not None and not self._link.is_closed:
             self._link.send(ForwardStop(number))
 

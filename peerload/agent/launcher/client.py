@@ -412,7 +412,6 @@ class LauncherLink:
         self._request(protocol.StdinRequest(key, size_bytes, has_ended))
 
     def resize(self, key: str, rows: int, columns: int) -> None:
-        """Set the window size of a task's terminal."""
         self._request(protocol.ResizeRequest(key, rows, columns))
 
     def set_lease(self, key: str, deadline_s: float, ts: float) -> None:
@@ -420,7 +419,6 @@ class LauncherLink:
         self._request(protocol.LeaseRequest(key, deadline_s, ts))
 
     def evict(self, key: str, reason: str) -> None:
-        """End a frozen task."""
         self._request(protocol.EvictRequest(key, reason))
 
     def look_for_socket(self) -> None:
@@ -429,7 +427,6 @@ class LauncherLink:
             self._request(protocol.ListenRequest())
 
     def forget(self, key: str) -> None:
-        """Drop an exit record."""
         self._request(protocol.ForgetRequest(key))
 
     async def ask(self, request: protocol.UserRequest, within_s: float = REPLY_S_MAX) -> str:

@@ -530,7 +530,6 @@ class ConnectionRegistry:
         return connection
 
     def close_revoked(self) -> None:
-        """Close every connection whose peer's certificate was revoked."""
         for connection in self._established():
             if connection.is_revoked:
                 connection.close("its certificate was revoked")
@@ -630,7 +629,6 @@ class PeerEntry:
 
     @property
     def address(self) -> str:
-        """The published address of the peer; empty if not known."""
         return self.identity.address if self.identity is not None else ""
 
     def dial_succeeded(self, address: str) -> None:
@@ -642,7 +640,6 @@ class PeerEntry:
 
     @property
     def link(self) -> PeerConnection | None:
-        """The link to send over: the newest that is not closing."""
         return next((link for link in reversed(self.links) if not link.is_closed), None)
 
     @property
@@ -687,13 +684,11 @@ class PeerEntry:
         return True
 
     def take(self) -> LinkMessage:
-        """Take the oldest queued message."""
         message, size = self.waiting.popleft()
         self.waiting_bytes -= size
         return message
 
     def take_all(self) -> list[LinkMessage]:
-        """Take all queued messages, oldest first."""
         messages = [message for message, _ in self.waiting]
         self.waiting.clear()
         self.waiting_bytes = 0
@@ -843,12 +838,10 @@ class _Backlog:
         self.paused: set[PeerConnection] = set()
 
     def settle(self, taken: int) -> None:
-        """Remove the messages that the core has taken."""
         while self.messages and self.messages[0][0] <= taken:
             self.size_bytes -= self.messages.popleft()[1]
 
     def exceeds(self, divisor: int) -> bool:
-        """True if the backlog is above the bounds divided by this."""
         return len(self.messages) * divisor > BACKLOG_FRAMES_MAX or self.size_bytes * divisor > BACKLOG_BYTES_MAX
 
 

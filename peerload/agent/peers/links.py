@@ -404,11 +404,9 @@ class PeerLinks:
         return connection.hello is not None and not self._table.count_malformed(connection.hello.identity)
 
     def refused(self, connection: PeerConnection, reason: str, detail: str = "") -> None:
-        """Count a connection that was refused."""
         self.drop(reason, _name_of(connection), detail)
 
     def writable(self, connection: PeerConnection) -> None:
-        """Send the messages that wait for this peer."""
         peer = self._table.entries.get(connection.hello.identity.node) if connection.hello is not None else None
         if peer is None or connection.stream:
             return

@@ -250,7 +250,6 @@ class StreamReader:
         return False
 
     def refused(self, _: PeerConnection, reason: str, detail: str = "") -> None:
-        """Keep the reason for the error."""
         self._reason = self._reason or detail or metrics.label_text(reason)
 
     def writable(self, _: PeerConnection) -> None:
@@ -337,7 +336,6 @@ class Reachability:
 
     @staticmethod
     def dialled_by(peer: PeerEntry) -> None:
-        """Record that the peer has dialled this node."""
         peer.has_dialled_us, peer.cannot_reach_us = True, ""
 
     def link_made(self, peer: PeerEntry, connection: PeerConnection) -> None:

@@ -189,7 +189,6 @@ class CancelWaits:
         self._watches: set[CancelWatch] = set()
 
     def attempt_gone(self, key: str) -> None:
-        """Handle that no process of this attempt is left."""
         for watch in self._watches:
             watch.keys.add(key)
             watch.event.set()

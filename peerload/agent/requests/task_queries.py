@@ -256,7 +256,6 @@ class TaskQueries:
         connection.ok(request.id, {"tasks": [], "truncated": truncated, "damaged": damaged})
 
     async def remote(self, connection: Connection, request: control.Remote) -> None:
-        """List tasks of other homes that are here."""
         await self._reads.readable(connection)
         found = remote_tasks_seen_by(self._node, self._access, connection.caller)
         shown = found[: request.limit]

@@ -485,7 +485,6 @@ class EnergySensors:
                 self._bucket = None
 
     async def close(self) -> None:
-        """Keep what there is, and close the database."""
         await self._keep()
         self._store.close()
 
@@ -555,7 +554,6 @@ class EnergySensors:
         }
 
     def counters(self) -> dict[str, float]:
-        """Energy since the agent's start."""
         joules_by_label = {
             labelled(metrics.ENERGY, of=name, quality=quality.value): joules
             for (name, quality), joules in self._divided.items()
@@ -597,5 +595,4 @@ class EnergySensors:
 
 
 def _watts_of(read_s: float, reading: DeviceReading, at_s: float) -> float | None:
-    """Power of a card now; None if it does not tell."""
     return reading.power_w if at_s - read_s <= CARD_SILENT_S else None

@@ -452,7 +452,6 @@ class Gpus:
         self._why_none = why
 
     def _failed(self, what: str, error: Exception) -> None:
-        """Log a failure once."""
         if not self._has_failed:
             log.error("GPU driver call failed: call=%s", what, exc_info=error)
         self._has_failed = True

@@ -144,7 +144,6 @@ WAS_LOST = "it was lost: its driver has to be loaded anew before it is used agai
 
 
 def xid_text(number: int) -> str:
-    """Description of an error that a card reports."""
     return f"error {number}" + (f": {XID_TEXTS[number]}" if number in XID_TEXTS else " (XID)")
 
 

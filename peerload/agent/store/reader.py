@@ -87,7 +87,6 @@ class StoreReader:
         return narrowed
 
     def owners_of(self, counters: Iterable[int]) -> dict[int, str]:
-        """The owners of these submissions, as far as they have one."""
         wanted = list(dict.fromkeys(counters))
         owners: dict[int, str] = {}
         for first in range(0, len(wanted), SUBMISSIONS_AT_A_TIME):
@@ -144,7 +143,6 @@ class StoreReader:
         return int(rows[0][0]) if rows else None
 
     def has(self, counter: int, index: int | None) -> bool:
-        """True if there is such a task, or such an array."""
         where, values = _where(counter, index)
         return bool(self._execute(f"SELECT 1 FROM tasks t WHERE t.{schema.WHOLE} AND {where} LIMIT 1", values))  # noqa: S608 -- constants
 
@@ -171,11 +169,9 @@ class StoreReader:
         return bool(rows) and counter <= rows[0][0]
 
     def spec(self, counter: int) -> TaskSpec:
-        """The spec that the tasks of a submission share."""
         return SubmissionRows(self.rows, {counter}).shared_spec(counter)
 
     def terms(self, counter: int) -> SubmitOptions:
-        """The options with which a submission was made."""
         rows = self._execute("SELECT terms FROM submissions WHERE counter = ?", (counter,))
         if not rows or rows[0][0] is None:
             return NO_TERMS
@@ -239,7 +235,6 @@ class StoreReader:
     def list_tasks(
         self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = ""
     ) -> schema.TaskPage:
-        """The rows of `listed`, decoded."""
         found, truncated = self.listed(ended_after, limit, states=states, node=node)
         read, damaged = self._readable([row.first for row in found])
         if not states and not node:
@@ -248,7 +243,6 @@ class StoreReader:
 
     @property
     def damaged(self) -> tuple[schema.Damage, ...]:
-        """Unfinished tasks that cannot be read."""
         return tuple(self._damaged.values())
 
     @property

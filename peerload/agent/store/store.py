@@ -146,7 +146,6 @@ class HighWaterFile:
             os.pwrite(self._fd, line.encode("ascii"), 0)
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -327,7 +326,6 @@ class Store(StoreRecovery):
             raise
 
     def recover(self) -> AgentStarted:
-        """See `StoreRecovery`."""
         try:
             return super().recover()
         except StoreError as error:
@@ -509,7 +507,6 @@ class Store(StoreRecovery):
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def start_writer(self, owner: WriterOwner) -> None:
-        """Start the writer thread."""
         self._owner = owner
         self._start_thread()
 

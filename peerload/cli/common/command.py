@@ -224,7 +224,6 @@ def new_token() -> str:
 
 
 def repeat_hint(token: str) -> str:
-    """Hint for a submission that may not have arrived."""
     return f"the same again is queued only once with:  peerload submit --token {token} ...        or look:  peerload ls"
 
 
@@ -612,7 +611,6 @@ SHELL_OPERATORS = ("|", "||", "&&", ">", ">>", "2>", "2>&1")
 
 
 def check_node_names(verb: str, names: list[str]) -> None:
-    """Raise UsageError if one of them cannot be the name of a node."""
     for name in names:
         if not is_node_name(name):
             lower = name.lower()
@@ -642,7 +640,6 @@ def say_if_quoted(words: list[str], verb: str) -> None:
 
 
 def quoted(line: str) -> str:
-    """The line quoted as one word for a shell."""
     return "'" + line.replace("'", "'\\''") + "'"
 
 

@@ -113,7 +113,6 @@ class Options:
         return names, " ".join(words[len(names) :])
 
     def at(self) -> None:
-        """Add `--at`, which names the node that answers."""
         self.flag("--at NODE", type=node_name, default="", help="ask this node of the cluster, not this one")
 
     def read(self, words: list[str]) -> argparse.Namespace:

@@ -258,7 +258,6 @@ class MapView:
 
     @property
     def is_full(self) -> bool:
-        """True if no more tasks should be submitted for now."""
         return False
 
     def ended(self, task: MapResult) -> None:

@@ -165,7 +165,6 @@ def signal(words: list[str]) -> int:
 
 
 def _number(word: str | None) -> int:
-    """The number of the signal. Raises UsageError."""
     hint = "peerload signal USR1 42"
     if word is None:
         raise UsageError("signal: the signal is missing", hint=hint)

@@ -342,7 +342,6 @@ class ExecutorHandoff:
             self._report(remote)
 
     def ack_received(self, src: str, ack: messages.ResultAck) -> None:
-        """Handle RESULT_ACK: the result is recorded at home."""
         remote = self._guest_of(src, ack.uid)
         if ack.uid not in self.by_uid and not self._is_unauthorized(src, ack.task, ack.uid):
             self.fences.noted(ack.uid, ack.attempt)  # that it died
@@ -377,7 +376,6 @@ class ExecutorHandoff:
                 self._report(remote)
 
     def park_received(self, src: str, message: messages.Park) -> None:
-        """Park attempts of a home that goes away."""
         for parking in message.parkings:
             remote = self._guest_of(src, parking.uid)
             if remote is not None and remote.attempt == parking.attempt:
@@ -415,7 +413,6 @@ class ExecutorHandoff:
         self._home_gone(home, REVOKED, until)
 
     def is_home(self, node: str) -> bool:
-        """True if any attempt here is of this node's tasks."""
         return any(remote.home == node for remote in self.remote_tasks.values())
 
     def home_forgotten(self, home: str) -> int:
@@ -463,7 +460,6 @@ class ExecutorHandoff:
         self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(remote.key))
 
     def signal_received(self, src: str, message: messages.Signal) -> None:
-        """Pass a signal on to a running attempt."""
         remote = self._guest_of(src, message.uid)
         if remote is None or remote.attempt != message.attempt:
             return
@@ -568,14 +564,12 @@ class RemoteTaskTable:
         self.reserved: dict[str, set[str]] = {}
 
     def add(self, remote: RemoteTask) -> None:
-        """Add an attempt, a reservation or one that was committed."""
         self.remote_tasks[remote.key] = remote
         self.by_uid[remote.uid] = remote
         if remote.phase is RemotePhase.RESERVED:
             self.reserved.setdefault(remote.home, set()).add(remote.key)
 
     def committed(self, remote: RemoteTask) -> None:
-        """Record that an attempt is no longer a reservation."""
         reserved = self.reserved.get(remote.home)
         if reserved is not None:
             reserved.discard(remote.key)

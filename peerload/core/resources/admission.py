@@ -381,7 +381,6 @@ class Ledger:
         self.load_tasks = count + self.foreign_slots
 
     def set_profile(self, profile: Profile) -> None:
-        """Replace this node's profile."""
         self.profile = profile
         self.load_version += 1
 

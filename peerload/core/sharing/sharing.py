@@ -193,7 +193,6 @@ class TaskDonor:
             self._state.clear_timer(timers.Inbound(uid.hex()))
 
     def inbound_timed_out(self, uid: bytes) -> None:
-        """Stop counting a promised task that did not come."""
         remote = self._executor.by_uid.get(uid)
         if remote is None or remote.phase is not RemotePhase.RESERVED:
             self._ledger.expect_no_more(uid)
@@ -699,7 +698,6 @@ class StateRequests:
             self._state.send(src, messages.StateAnswer(request.request, self._information.report(), price_s))
 
     def enough_received(self, src: str, message: messages.Enough) -> None:
-        """Handle Enough: the asker wants no more answers."""
         key = f"{src} {message.request}"
         if self._to_answer.pop(key, None) is not None:
             self._state.clear_timer(timers.AnswerDue(key))
@@ -780,7 +778,6 @@ class Sharing:
         return self.information.shown()
 
     def arrived(self, remote: RemoteTask) -> None:
-        """Note that a task of another home is queued here."""
         self.receiver.arrived(remote)
 
     def completed(self) -> None:

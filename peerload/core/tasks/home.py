@@ -91,7 +91,6 @@ class Home:
     # -- the tasks -----------------------------------------------------------------------------------------------------
 
     def adopt(self, task: HomeTask) -> None:
-        """Add a task, new or read from the store."""
         self.states[task.record.state] += 1
         self._index(task)
 
@@ -209,7 +208,6 @@ class Home:
         self._being_made[array] = None
 
     def mark_durable(self, array: str) -> None:
-        """Record that the members of this array are durable."""
         self._being_made.pop(array, None)
 
     def is_being_made(self, name: str) -> bool:
@@ -457,7 +455,6 @@ class Home:
         self._state.actions.append(spawn)
 
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
-        """Record that the launcher has started the process of a task."""
         task.running_at = started_at
         self._state.set_time_limit(task.key, task.spec.time_limit_s, started_at)
         self._state.actions.append(
