@@ -127,12 +127,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     """Refutations of this run in gossip so far (`MembershipUpdate.refutation`)."""
     trust: Annotated[bytes, Meta(max_length=16)] = b""
     """Digest of the signed statements that the sender knows (`Trust`)."""
-    forwards: bool = False
-    """True if the sender understands `Forward`."""
     wall_at: Seconds = 0.0
     """Time by the sender's clock, so that `doctor` can report a wrong one; 0: not sent. No decision uses it."""
-    dials_back: bool = False
-    """True if the sender understands `DialBack` and `NotDialled`."""
     up_s: Seconds = 0.0
     """Uptime of the agent; 0: not sent. Of two agents with copies of one state directory the younger ends."""
     back: Search = 0
@@ -341,14 +337,12 @@ class Offer(_OfAttempt, frozen=True, tag="offer"):
 
 class Accept(_OfAttempt, frozen=True, tag="accept"):
     """x → home: room is reserved. Repeated until COMMIT comes or the reservation ends. ts: x's own clock at sending; home
-    returns it and never reads it. machine_boot, store: those of x when it reserved the room. input: x supports standard input
-    and terminals. files: the files of the task are there."""
+    returns it and never reads it. machine_boot, store: those of x when it reserved the room. files: those of the task are there."""
 
     nonce: Nonce
     ts: Seconds
     machine_boot: Annotated[str, Meta(max_length=64)] = ""
     store: Annotated[str, Meta(max_length=64)] = ""
-    input: bool = False
     files: bool = False
 
 

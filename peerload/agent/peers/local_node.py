@@ -78,8 +78,6 @@ class LocalNode:
             up_s=self._info.up_s(),
             trust=self._keyring.trust.digest,
             stream=stream,
-            forwards=True,
-            dials_back=True,
             back=back,
         )
 

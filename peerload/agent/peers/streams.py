@@ -351,7 +351,7 @@ class Reachability:
         if peer is None or is_loopback(link.address):
             return True
         if link.dialled:
-            return peer.has_dialled_us or not link.hello.dials_back if link.hello is not None else True
+            return peer.has_dialled_us
         return bool(peer.reached) and peer.reached == peer.address
 
     def route(self, node: str) -> tuple[str, str]:
@@ -363,11 +363,6 @@ class Reachability:
         if peer.unreached:
             return ("theirs" if peer.links else "none"), peer.unreached
         return ("ours", peer.cannot_reach_us) if peer.cannot_reach_us else ("both", "")
-
-    def dials_back(self, node: str) -> bool:
-        """True if a linked peer opens streams on request."""
-        peer = self._table.entries.get(node)
-        return peer is not None and _dials_back(peer)
 
     def link_lost(self, peer: PeerEntry) -> None:
         """The last link to a peer is lost: if the peer cannot make another, this node does."""
@@ -392,8 +387,7 @@ class Reachability:
             connection = await self._dial(peer, address, lambda: StreamReader(self._local, peer.node, ()))
             connection.close("only to see whether it can be reached")
         except LinkUnavailable as error:
-            link = peer.link
-            if link is not None and link.hello is not None and link.hello.dials_back:
+            if peer.link is not None:
                 self._counters[metrics.PEER_UNREACHABLE_NOTICES] += 1
                 self._links.send(peer.node, messages.NotDialled(0, error.kind))
         finally:
@@ -433,7 +427,7 @@ class Reachability:
         peer = self._table.entries.get(node)
         if peer is None:
             return await self._connections.open(address, node, make(), stream=True)
-        if is_loopback(address) or not _dials_back(peer):
+        if is_loopback(address) or peer.link is None:
             return await self._dial(peer, address, make)
 
         def direct() -> Coroutine[object, object, PeerConnection]:
@@ -539,10 +533,6 @@ class Reachability:
             self._dial_backs[peer.node] -= 1
             if not self._dial_backs[peer.node]:
                 del self._dial_backs[peer.node]
-
-
-def _dials_back(peer: PeerEntry) -> bool:
-    return any(link.hello is not None and link.hello.dials_back for link in peer.links if not link.is_closed)
 
 
 async def first_of(

@@ -200,7 +200,6 @@ class PeerLinksView:
             "clock_ahead_s": fact.clock_ahead_s() if fact is not None else None,
             "way": route,
             "way_why": route_reason or None,
-            "dials_back": self._links.reachability.dials_back(name),
         }
 
 

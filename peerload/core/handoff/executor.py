@@ -165,7 +165,6 @@ class ExecutorHandoff:
             remote.ts,
             self._state.identity.machine_boot,
             self._state.store,
-            remote.spec.needs_feeding,
             remote.spec.is_staged,
         )
         self._state.send(remote.home, accept)

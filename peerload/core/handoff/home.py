@@ -109,11 +109,8 @@ class HomeHandoff:
             else:
                 self._state.count(metrics.OFFERS_ACCEPTED_LATE)  # that reservation ends by itself
             return
-        if task.spec.needs_feeding and not message.input:  # the reservation there ends by itself
-            self._declined(task, offering, f"{src} is of an earlier version, and passes no standard input on")
-            return
-        if task.spec.is_staged and not message.files:  # as above
-            self._declined(task, offering, f"{src} is of an earlier version, and takes no files")
+        if task.spec.is_staged and not message.files:  # the reservation there ends by itself
+            self._declined(task, offering, f"{src} has reserved room without the files")
             return
         self._membership.circuit_breaker.accepted(src)
         self.holders.has(src, task)
@@ -121,8 +118,6 @@ class HomeHandoff:
         self._queue.remove(task)
         task.enter(HomePhase.AWAY)
         task.lease = GrantedLease(self._state.config.repeat_s, message.ts)
-        peer = None if message.machine_boot else self._membership.get(src)
-        known_boot = peer.identity.machine_boot if peer is not None else ""
         self._home.become(
             task,
             f"accepted by {src}",
@@ -130,7 +125,7 @@ class HomeHandoff:
             attempt=message.attempt,
             node=src,
             nonce=message.nonce,
-            machine_boot=message.machine_boot or known_boot,
+            machine_boot=message.machine_boot,
             store=message.store,
             lease_s=self.leases.first_s(task.spec),
             migrations=task.record.migrations + offering.is_voluntary,
