@@ -90,14 +90,12 @@ class Owner(Protocol):
 
     def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
         """Handle a valid Hello of this cluster, the first frame. False refuses the peer: the connection closes."""
-        raise NotImplementedError
 
     def received(self, connection: PeerConnection, envelope: Envelope) -> None:
         """Handle a later frame of the peer."""
 
     def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:
         """A frame could not be decoded. Returns whether to go on reading."""
-        raise NotImplementedError
 
     def refused(self, connection: PeerConnection, reason: str, detail: str = "") -> None:
         """The connection closes for this reason, an identifier; detail is for people."""
@@ -123,7 +121,6 @@ class Links(Owner, Protocol):
 
     def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         """Run this in the background until it ends or the links are closed."""
-        raise NotImplementedError
 
 
 class PeerConnection(asyncio.BufferedProtocol):

@@ -595,7 +595,6 @@ class NewcomerServer(Protocol):
 
     def newcomer(self, closed: Callable[[asyncio.BaseProtocol], None]) -> asyncio.BaseProtocol:
         """The protocol object of one connection; it calls ``closed`` with itself at its end."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close all connections."""

@@ -57,6 +57,7 @@ TOGETHER_IF_MANY = (TaskState.FAILED, TaskState.UNKNOWN)
 SINGLE_MAX = 20
 SPANS_LISTED_MAX = 4
 FIRSTS_AT_A_TIME = 250
+_PAGE = "t.counter = ? AND t.member > ? AND t.member <= ? ORDER BY t.member LIMIT ?"
 _GROUPS = (
     "t.counter, t.state, count(*), min(t.member), max(t.member), count(DISTINCT nullif(t.node, '')),"
     " min(t.node) = max(t.node),"
@@ -91,29 +92,29 @@ class StoreReader:
         owners: dict[int, str] = {}
         for first in range(0, len(wanted), SUBMISSIONS_AT_A_TIME):
             some = wanted[first : first + SUBMISSIONS_AT_A_TIME]
-            owners.update(self._execute(schema.OWNERS_OF.format(marks=marks(some)), tuple(some)))
+            owners.update(self.rows(schema.OWNERS_OF.format(marks=marks(some)), tuple(some)))
         return owners
 
     def last_counter_of(self, who: str) -> int | None:
         """The number of the last submission of an owner, None if there is none."""
-        highest: int | None = self._execute(schema.LAST_OF, (who,))[0][0]
+        highest: int | None = self.rows(schema.LAST_OF, (who,))[0][0]
         return highest
 
     def unfinished_of(self, who: str) -> int:
         """The number of unfinished tasks of an owner; ``node:``: of all users of that node that have no account
         here."""
-        return int(self._execute(schema.UNFINISHED_OF_OWNER, _from_to(who))[0][0])
+        return int(self.rows(schema.UNFINISHED_OF_OWNER, _from_to(who))[0][0])
 
     def output_bytes_of_owner(self, who: str) -> int:
         """Greatest disk use of the outputs of an owner's ended tasks; ``node:`` as above."""
-        return int(self._execute(schema.OUTPUT_BYTES_OF_OWNER, _from_to(who))[0][0] or 0)
+        return int(self.rows(schema.OUTPUT_BYTES_OF_OWNER, _from_to(who))[0][0] or 0)
 
     def past_runs(self) -> tuple[PastRun, ...]:
         """Last ended tasks with a known usage, the oldest first; unreadable rows are skipped."""
         specs: dict[int, TaskSpec] = {}
         each: dict[int, schema.Each] = {}
         runs = []
-        for counter, exit_, spec, member, is_each in self._execute(schema.PAST_RUNS, (PAST_RUNS_MAX,)):
+        for counter, exit_, spec, member, is_each in self.rows(schema.PAST_RUNS, (PAST_RUNS_MAX,)):
             with contextlib.suppress(StoreError):
                 if counter not in specs:
                     specs[counter] = schema.decoded_spec(spec, counter)
@@ -124,7 +125,7 @@ class StoreReader:
 
     def last_counter(self) -> int | None:
         """The number of the last submission, None if there is none."""
-        highest = self._execute(
+        highest = self.rows(
             "SELECT max(counter) FROM (SELECT max(counter) AS counter FROM submissions"
             " UNION SELECT value FROM meta WHERE key = 'removed')"
         )[0][0]
@@ -136,7 +137,7 @@ class StoreReader:
         """The number of the submission that was made ``back`` before this one, of those that are kept; None if there is none.
         ``who``: of this owner's alone."""
         table, only, values = ("submissions", "", ()) if who is None else ("owners", " AND who = ?", (who,))
-        rows = self._execute(
+        rows = self.rows(
             f"SELECT counter FROM {table} WHERE counter < ?{only} ORDER BY counter DESC LIMIT 1 OFFSET ?",  # noqa: S608 -- constants
             (counter, *values, back - 1),
         )
@@ -144,20 +145,15 @@ class StoreReader:
 
     def has(self, counter: int, index: int | None) -> bool:
         where, values = _where(counter, index)
-        return bool(self._execute(f"SELECT 1 FROM tasks t WHERE t.{schema.WHOLE} AND {where} LIMIT 1", values))  # noqa: S608 -- constants
+        return bool(self.rows(f"SELECT 1 FROM tasks t WHERE t.{schema.WHOLE} AND {where} LIMIT 1", values))  # noqa: S608 -- constants
 
     def records(self, counter: int, index: int | None) -> list[TaskRecord]:
         """The records of one task, or of all members of an array (index None)."""
-        where, values = _where(counter, index)
-        found = self._found(where, values)
-        for row in found:
-            if (name := self._name(row[0], row[1])) in self._damaged:
-                raise self._unreadable(self._damaged[name])
-        return [schema.decoded_record(row, self._node) for row in found]
+        return self._records(*_where(counter, index))
 
     def output_gone(self, task: str) -> tuple[float, str] | None:
         """The time at which the output of an ended task was removed (Unix s), and why; None if it was not."""
-        rows = self._execute(
+        rows = self.rows(
             "SELECT output_gone_at, output_gone_why FROM tasks WHERE counter = ? AND member = ? AND output_gone_at > 0",
             order_of(task),
         )
@@ -165,14 +161,14 @@ class StoreReader:
 
     def was_removed(self, counter: int) -> bool:
         """True if tasks of this number may have been removed after their end."""
-        rows = self._execute("SELECT value FROM meta WHERE key = 'removed'")
+        rows = self.rows("SELECT value FROM meta WHERE key = 'removed'")
         return bool(rows) and counter <= rows[0][0]
 
     def spec(self, counter: int) -> TaskSpec:
         return SubmissionRows(self.rows, {counter}).shared_spec(counter)
 
     def terms(self, counter: int) -> SubmitOptions:
-        rows = self._execute("SELECT terms FROM submissions WHERE counter = ?", (counter,))
+        rows = self.rows("SELECT terms FROM submissions WHERE counter = ?", (counter,))
         if not rows or rows[0][0] is None:
             return NO_TERMS
         return schema.decoded_terms(rows[0][0], counter)
@@ -186,8 +182,8 @@ class StoreReader:
             return TaskFound(task, is_known=False)
         first, last = (SINGLE, schema.MEMBER_MAX) if index is None else (index, index)
         # before the failures, so that none of them is missed
-        is_over = not self._execute(schema.UNFINISHED_OF, (counter, first, last))
-        rows = self._execute(schema.FAILED_OF, (counter, first, last))
+        is_over = not self.rows(schema.UNFINISHED_OF, (counter, first, last))
+        rows = self.rows(schema.FAILED_OF, (counter, first, last))
         if not rows:
             return TaskFound(task, is_known=True, is_over=is_over)
         failed, state, reason = rows[0]
@@ -198,7 +194,7 @@ class StoreReader:
 
     def each(self, counter: int) -> schema.Each:
         """The command of each member of an array, from member 1; () if all run the same."""
-        rows = self._execute("SELECT commands FROM submissions WHERE counter = ?", (counter,))
+        rows = self.rows("SELECT commands FROM submissions WHERE counter = ?", (counter,))
         if not rows or rows[0][0] is None:
             return ()
         return schema.decoded_each(rows[0][0], counter)
@@ -206,27 +202,34 @@ class StoreReader:
     def page(self, counter: int, after: int, last: int, limit: int) -> list[TaskRecord]:
         """The first records of a submission whose member's number is greater than ``after`` and at most ``last``; the first page
         of all is after BEFORE_FIRST, the next after the member that was last."""
-        found = self._found(
-            "t.counter = ? AND t.member > ? AND t.member <= ? ORDER BY t.member LIMIT ?", (counter, after, last, limit)
-        )
+        return self._records(_PAGE, (counter, after, last, limit))
+
+    def _records(self, where: str, values: tuple[object, ...]) -> list[TaskRecord]:
+        found = self._found(where, values)
         for row in found:
-            if (name := self._name(row[0], row[1])) in self._damaged:
-                raise self._unreadable(self._damaged[name])
+            self._check_damage(row[0], row[1])
         return [schema.decoded_record(row, self._node) for row in found]
+
+    def _check_damage(self, counter: object, member: object) -> None:
+        if self._damaged and (name := self._name(counter, member)) in self._damaged:
+            raise StoreError(
+                f"{name} is damaged: it cannot be read from the database",
+                why=self._damaged[name].why,
+                hint=f"it stays as it is, and nothing runs it; what happened to it:  peerload events {name}"
+                "        submit it again, or, with the agent stopped, repair its row in peerload.db",
+            )
 
     def members(self, counter: int, after: int, last: int, limit: int) -> list[int]:
         """The numbers of the members whose records `page` would read. Raises StoreError if one of them is damaged."""
-        where = "t.counter = ? AND t.member > ? AND t.member <= ? ORDER BY t.member LIMIT ?"
-        found = [row[0] for row in self.each_found("t.member", where, (counter, after, last, limit))]
+        found = [row[0] for row in self.each_found("t.member", _PAGE, (counter, after, last, limit))]
         for member in found if self._damaged else ():
-            if (name := self._name(counter, member)) in self._damaged:
-                raise self._unreadable(self._damaged[name])
+            self._check_damage(counter, member)
         return found
 
     def counts(self) -> dict[str, int]:
         """The number of unfinished tasks in each state, where there are any."""
         where, values = self._narrowed("counter")
-        counts = self._execute(
+        counts = self.rows(
             f"SELECT state, count(*) FROM tasks WHERE {schema.WHOLE} AND ended_at = 0{where} GROUP BY state",  # noqa: S608 -- constants
             values,
         )
@@ -355,7 +358,7 @@ class StoreReader:
     def history(self, task: str) -> list[schema.RecordedEvent]:
         """The events of a task of this home, in order; the submission of an array counts for all its members."""
         counter, member = order_of(task)
-        rows = self._execute(
+        rows = self.rows(
             f"SELECT {schema.EVENT_COLUMNS} FROM events WHERE counter = ? AND member IN (?, ?) ORDER BY number",  # noqa: S608 -- constants
             (counter, SINGLE, member),
         )
@@ -363,7 +366,7 @@ class StoreReader:
 
     def last_event(self) -> int:
         """The number of the newest event, 0 if there is none."""
-        return int(self._execute("SELECT max(number) FROM events")[0][0] or 0)
+        return int(self.rows("SELECT max(number) FROM events")[0][0] or 0)
 
     def events(
         self, after: int, limit: int, *, newest: bool = False, what: Sequence[str] = (), tasks: Sequence[str] = ()
@@ -386,7 +389,7 @@ class StoreReader:
             where.append(f"({' OR '.join(text for text, _ in each)})")
             values += [value for _, more in each for value in more]
         order = "DESC" if newest else "ASC"
-        rows = self._execute(
+        rows = self.rows(
             f"SELECT {schema.EVENT_COLUMNS} FROM events WHERE {' AND '.join(where)} ORDER BY number {order} LIMIT ?",  # noqa: S608 -- constants
             (*values, limit),
         )
@@ -401,15 +404,7 @@ class StoreReader:
         return "(counter = ? AND member IN (?, ?))", (counter, SINGLE, member)
 
     def rows(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
-        """The rows that a query finds. Raises StoreError."""
-        return self._execute(sql, values)
-
-    def _execute(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
-        assert self._reader is not None
-        try:
-            return self._reader.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
-            raise StoreError("the database cannot be read", why=str(error)) from None
+        return list(self.each_row(sql, values))
 
     def _found(self, where: str, values: tuple[object, ...]) -> list[schema.Found]:
         return list(self.each_found(schema.COLUMNS, where, values))
@@ -435,17 +430,6 @@ class StoreReader:
         if not self._who:
             return "", ()
         return f" AND {column} IN (SELECT counter FROM owners WHERE who = ?)", (self._who,)  # noqa: S608 -- constants
-
-    def _unreadable(self, damage: schema.Damage) -> StoreError:
-        unserved = damage.task in self._damaged
-        return StoreError(
-            f"{damage.task} is damaged: it cannot be read from the database",
-            why=damage.why,
-            hint="it stays as it is, and nothing runs it; what happened to it:  peerload events "
-            f"{damage.task}        submit it again, or, with the agent stopped, repair its row in peerload.db"
-            if unserved
-            else f"what happened to it:  peerload events {damage.task}",
-        )
 
     def _readable(self, found: Sequence[schema.Found]) -> tuple[list[tuple[TaskRecord, TaskSpec]], list[schema.Damage]]:
         submissions = SubmissionRows(self.rows, {row[0] for row in found})

@@ -497,12 +497,8 @@ class Store(StoreRecovery):
 
     def submission_of(self, token: str) -> tuple[bytes, str, int] | None:
         """(digest, id, members; 0 = a single task) of the newest submission with this token, if it is remembered."""
-        assert self._reader is not None
-        try:
-            row = self._reader.execute(schema.SUBMISSION_OF, (token, self.date.now() - KEPT_S)).fetchone()
-        except sqlite3.Error as error:
-            raise StoreError("the database cannot be read", why=str(error)) from None
-        return (row[0], f"{self._node}/{row[1]}", row[2]) if row else None
+        rows = self.rows(schema.SUBMISSION_OF, (token, self.date.now() - KEPT_S))
+        return (rows[0][0], f"{self._node}/{rows[0][1]}", rows[0][2]) if rows else None
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
