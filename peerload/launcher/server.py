@@ -19,21 +19,10 @@ import sys
 import time
 from typing import assert_never
 
-from peerload.launcher import protocol
+from peerload.launcher import process, protocol
 from peerload.launcher.containment import ROOT_PREFIX, cgroup_units, memory_limits
 from peerload.launcher.lanes import HARMLESS, WAIT_S_MAX, Lanes
 from peerload.launcher.orphan_cleanup import Watchdog, kill_leftovers, note_units
-from peerload.launcher.process import (
-    NEVER_STARTED,
-    SHORTAGES,
-    CannotStart,
-    Capture,
-    HolePuncher,
-    LauncherStdin,
-    RequestPending,
-    SingleUser,
-    SpawnRefused,
-)
 from peerload.launcher.record_log import LOG_BYTES_MAX, Exits, log_line
 from peerload.launcher.task import (
     CHECK_S,
@@ -87,7 +76,9 @@ class AgentSocket:
     agent has asked for the list, and gets events. users: decides who is the agent.
     """
 
-    def __init__(self, epoll: select.epoll, carry_out: Callable[[protocol.Request], None], users: SingleUser) -> None:
+    def __init__(
+        self, epoll: select.epoll, carry_out: Callable[[protocol.Request], None], users: process.SingleUser
+    ) -> None:
         self._path = f"{users.sockets}/{protocol.SOCKET_NAME}"
         self._users = users
         self._epoll = epoll
@@ -301,10 +292,10 @@ class Launcher:
     that work. store: the id of the database that it starts tasks for, "" for several. It first kills what its predecessor
     has left, then listens."""
 
-    def __init__(self, users: SingleUser, units: str = "", memory: str = "", store: str = "") -> None:
+    def __init__(self, users: process.SingleUser, units: str = "", memory: str = "", store: str = "") -> None:
         self._directory = users.directory
         self._users = users
-        self._holes = HolePuncher()
+        self._holes = process.HolePuncher()
         self._lanes: Lanes[protocol.SpawnRequest] = Lanes()
         self._tasks: dict[str, LaunchedTask] = {}
         self._by_pidfd: dict[int, LaunchedTask] = {}
@@ -333,7 +324,7 @@ class Launcher:
         self._epoll = select.epoll()
         kept = self._exits.ended.keys()
         users.open(self._epoll, self._events, self._units, root_name, self._own_children, kept)
-        self._input = LauncherStdin(self._epoll, self._events, users.access)
+        self._input = process.LauncherStdin(self._epoll, self._events, users.access)
         self._spawner = Spawner(self._run, self._tasks, self._units, self._memory, self._input, users)
         self._reaper = Reaper(self._units, self._end, users.release)
         self._leases = LeaseTimers(self._tasks, self._units, self._events)
@@ -464,7 +455,7 @@ class Launcher:
         self._memory.close(task.key)
         if task.lost_because:
             self._report_lost(task.key, task.lost_because, never_started=False)
-        elif failure is not None and failure[0] == NEVER_STARTED:
+        elif failure is not None and failure[0] == process.NEVER_STARTED:
             self._report_lost(task.key, failure[1], never_started=True, shortage=failure[1])
         else:
             with_start = not task.is_synced and self._starts.pop(task.key, None) is not None
@@ -478,7 +469,7 @@ class Launcher:
         while request is not None and not self._stopping:
             try:
                 self._start(request)
-            except RequestPending:  # its account has to be looked up again: the agent gives it anew
+            except process.RequestPending:  # its account has to be looked up again: the agent gives it anew
                 self._report_lost(request.key, "its account is looked up again", never_started=True)
             except protocol.REQUEST_FAILURES as error:
                 log_line(f"task cannot be started: key={request.key} error={type(error).__name__}: {error}")
@@ -660,14 +651,14 @@ class Launcher:
             return
         limit = request.output_bytes_max
         captures = (
-            Capture(request.stdout, limit, self._users.access),
-            Capture(request.stderr, limit, self._users.access),
+            process.Capture(request.stdout, limit, self._users.access),
+            process.Capture(request.stderr, limit, self._users.access),
         )
         started_at = time.time()
         try:
             request = self._users.admit(request)
             pid = self._spawner.spawn(request)
-        except (SpawnRefused, CannotStart, OSError) as why:
+        except (process.SpawnRefused, process.CannotStart, OSError) as why:
             self._not_started(request, started_at, captures, why)
             return
         try:
@@ -689,21 +680,21 @@ class Launcher:
         self,
         request: protocol.SpawnRequest,
         started_at: float,
-        captures: tuple[Capture, Capture],
-        why: SpawnRefused | CannotStart | OSError,
+        captures: tuple[process.Capture, process.Capture],
+        why: process.SpawnRefused | process.CannotStart | OSError,
     ) -> None:
         """Report a task without a process: an exit if the task is at fault, else it never started."""
         key = request.key
         self._users.release(key)
         for capture in captures:
             capture.close(self._holes)
-        if isinstance(why, CannotStart):
+        if isinstance(why, process.CannotStart):
             record = failed(started_at, why.exit_code, why.reason)
             self._exits.add(key, record, is_synced=request.once)
             self._exits.may_wait = False
-        elif isinstance(why, SpawnRefused):
+        elif isinstance(why, process.SpawnRefused):
             self._report_lost(key, f"policy: {why}", never_started=True)
-        elif shortage := SHORTAGES.get(why.errno or 0, ""):
+        elif shortage := process.SHORTAGES.get(why.errno or 0, ""):
             log_line(f"task not started: key={key} shortage={shortage} error={why}")
             if why.strerror != os.strerror(why.errno or 0):  # more is known
                 shortage += f": {why.strerror}"
@@ -721,7 +712,7 @@ class Launcher:
         self._memory.close(key)
         self._input.close(key)
         self._users.release(key)
-        shortage = SHORTAGES.get(error.errno or 0, "")
+        shortage = process.SHORTAGES.get(error.errno or 0, "")
         self._report_lost(key, f"its process cannot be watched: {error}", never_started=False, shortage=shortage)
 
     def _is_settled(self, request: protocol.SpawnRequest) -> bool:
@@ -840,5 +831,5 @@ def main() -> None:
     os.makedirs(directory, mode=0o700, exist_ok=True)
     lock(directory)
     _detach(directory)
-    users = SingleUser(directory, cores="--cores" in flags)
+    users = process.SingleUser(directory, cores="--cores" in flags)
     Launcher(users, flags.get("--units", ""), flags.get("--memory", ""), flags.get("--store", "")).run()
