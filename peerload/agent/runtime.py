@@ -64,7 +64,6 @@ CHECKS_MAX = 3
 PROGRESS_BYTES_MIN = 1024
 """Bytes between two checks that count as progress; the end of a frame does, too."""
 THREADS = 8
-"""Threads for blocking work."""
 _NOT_FOR_CHILDREN = ("PEERLOAD_", "NOTIFY_", "LISTEN_", "WATCHDOG_", "CREDENTIALS_")
 
 

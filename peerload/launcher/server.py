@@ -284,7 +284,6 @@ LOCK_S_MAX = 0.3
 """A directory may seem locked for this long after a launcher was killed: a process that it was starting still has its
 lock."""
 LOCK_LOOK_S = 0.01
-"""Interval at which the lock is tried."""
 
 
 class Launcher:

@@ -35,7 +35,6 @@ PEERS_TOLD_MAX = 300
 RUMOURS_MAX = 4096
 """Members that one `Sync` tells of."""
 PROFILES_MAX = 64
-"""Profiles asked for, or told, at a time."""
 RENEWALS_MAX = 4096
 SIGNED_MAX = 256
 """Signed statements of the cluster's CA at a time."""
@@ -49,7 +48,6 @@ PAIR_MOVES_MAX = 64
 """Tasks that change hands in one pairing."""
 
 BLOCKS_MAX = 2048
-"""Blocks of files that are asked for at a time."""
 SOURCES_MAX = 4
 """Nodes beside its home that an offer names as sources of a task's files."""
 DECLINES = (

@@ -63,7 +63,6 @@ UPDATES_KEPT_MAX = 64
 UPDATES_BYTES_MAX = 256 << 10
 """Bytes of updates that are kept; beyond this a snapshot is shorter, or nearly."""
 ENDED_MAX = 100
-"""Ended tasks that are shown."""
 EVENTS_MAX = 50
 FINAL = ("done", "failed", "cancelled")
 KEEP_ALIVE_S = 15.0

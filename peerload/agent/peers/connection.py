@@ -56,9 +56,7 @@ if TYPE_CHECKING:
 
 CONNECT_S = 5.0
 HANDSHAKE_S = 5.0
-"""Timeout of the TLS handshake."""
 SHUTDOWN_S = 2.0
-"""Timeout of the TLS shutdown."""
 HELLO_S = 5.0
 """Timeout of the Hello of the other end."""
 HELLO_BYTES_MAX = 256 << 10

@@ -42,7 +42,6 @@ EXIT_REPORT_S = 1.0
 REPORT_AFTER_S = 2.0
 """Time after which the client is told which nodes it waits for."""
 ATTEMPTS_AT_A_TIME = 250
-"""Attempts in one query."""
 LEFT_LISTED_MAX = 100
 
 

@@ -63,7 +63,6 @@ PAGE_TASKS = 256
 SHOW_PAGE_TASKS = 50
 """Tasks in one page of `show`, with all details."""
 PAGE_TOKENS = 50
-"""Tokens of one page."""
 LISTED_HERE_MAX = 2000
 """Longer lists are queried in a thread."""
 LISTED_AS = 4

@@ -118,7 +118,6 @@ def text(value: bytes | str | None) -> str:
 log = logging.getLogger("peerload.gpus")
 
 XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors (XIDs) that are caused by programs."""
 XID_TEXTS = {
     48: "uncorrectable memory error",
     62: "its controller has stopped",

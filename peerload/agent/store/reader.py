@@ -49,7 +49,6 @@ PAST_RUNS_MAX = 2000
 REF_CHARS_MAX = 4000
 """A reference with more characters of ranges is made several."""
 SUBMISSIONS_AT_A_TIME = 500
-"""Submissions asked for in one query."""
 TOGETHER = (TaskState.HELD, TaskState.QUEUED, TaskState.DONE, TaskState.CANCELLED)
 """The members of an array in one of these states are one row."""
 TOGETHER_IF_MANY = (TaskState.FAILED, TaskState.UNKNOWN)

@@ -259,7 +259,6 @@ PLACEMENT_ROUNDS = 9
 PLACEMENT_ROUND_S = 0.1
 """Time for a task to find a node that has its directory."""
 NODES_NAMED_MAX = 4
-"""Nodes named on one line."""
 
 
 def say_left_out(secret: list[str]) -> None:

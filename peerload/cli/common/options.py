@@ -22,7 +22,6 @@ NODE_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 NODE_NAME_LENGTH_MAX = 40
 NODE_NAME_SAYS = "only a-z, 0-9 and -, at most 40 characters"
 LEASE_AUTO = -1.0
-"""The value of `lease` for ``auto``."""
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
 
 

@@ -20,7 +20,7 @@ from peerload.cli.common import command
 from peerload.cli.common.command import say_declining
 from peerload.cli.common.messages import say_unknown
 from peerload.cli.common.output import write_all
-from peerload.cli.map.template import BadInput, shown
+from peerload.cli.map.template import WORD_BYTES, BadInput, shown
 from peerload.client import connection
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
 from peerload.model.text import printable
@@ -159,8 +159,6 @@ def _number(value: object) -> float:
 
 ARGV_BYTES_MAX = 1 << 20
 """The bound of peerload.model.task."""
-WORD_BYTES = 5
-"""Overhead of each word."""
 
 
 class MapTask(NamedTuple):

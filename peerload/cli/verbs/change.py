@@ -130,7 +130,6 @@ def _cancelled_lines(cancelled: list[str], already: list[str]) -> list[str]:
 
 RUNNING = ("running",)
 SENT_MAX = 64
-"""Bound of unanswered requests."""
 RUNNING_MAX = 100_000
 """Bound of tasks in one answer, from peerload.wire.control."""
 

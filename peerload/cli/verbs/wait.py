@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 NAMES_TASKS = frozenset(("name", "group", "tags"))
 """Flags that select ended tasks, too: the exit code must not depend on whether one failed before the wait began."""
 FAILED_NAMED_MAX = 100
-"""Bound of failed tasks that the summary names."""
 UNKNOWN_SAID_MAX = 3
 """Bound of messages about unknown outcomes."""
 

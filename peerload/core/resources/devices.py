@@ -434,7 +434,6 @@ class DeviceLedger:
         self._mps_faults: BoundedDict[tuple[bytes, ...], int] = BoundedDict(STRAYS_MAX)
         """Number of attempts under which MPS has failed, by command."""
         self.models: tuple[str, ...] = ()
-        """Models of the GPUs of this node."""
         self._told: tuple[tuple[int, int, tuple[str, ...]], tuple[DeviceLoad, ...]] = (-1, 0, ()), ()
         self.set_devices(
             profile.devices or tuple(Device(f"gpu:{number}", index=number) for number in range(profile.gpus))

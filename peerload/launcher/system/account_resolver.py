@@ -37,9 +37,7 @@ QUEUED_MAX = 1024
 KEPT_S = 1.0
 """An answer about an account is cached for this time, so that a burst of tasks costs one question."""
 UNASSIGNED_KEPT_S = 60.0
-"""Time for which unassigned uids are cached."""
 UNASSIGNED_AT_ONCE = 64
-"""Uids in one query."""
 ANSWERS_KEPT_MAX = 8192
 ANSWER_BYTES_MAX = 1 << 15
 """Half the capacity of a pipe, so that the child does not wait for a reader."""
