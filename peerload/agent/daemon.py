@@ -482,9 +482,7 @@ class Daemon:
         if self.config.record:
             recorder = Recorder(self.config.record, msgspec.structs.replace(started, identity=self.info.identity))
             log.info("recording events and decisions, with the environment of tasks: path=%s", self.config.record)
-        consumer = effects.Consumer(
-            self.node, self.performer, self.outbox, self.run_state, recorder, validates=self.config.debug_validate
-        )
+        consumer = effects.Consumer(self.node, self.performer, self.outbox, self.run_state, recorder)
         price_feed = PriceFeed(self.config.energy.price_file, self.inbox, self.event_log)
         self._begin(kept, launcher, await price_feed.first())
         del kept  # this coroutine lives as long as the agent, and the rows of a million tasks are half a gigabyte

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import os
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, assert_never
@@ -61,16 +61,13 @@ log = logging.getLogger("peerload.agent")
 
 @dataclass(eq=False, repr=False)
 class Consumer:
-    """The one consumer of the inbox. recorder: writes down every event and what was decided; None: nothing is recorded.
-    validates: whether the invariants of the node are checked after each event."""
+    """The one consumer of the inbox. recorder: writes down every event and what was decided; None: nothing is recorded."""
 
     _node: Node
     _performer: Performer
     _outbox: Outbox
     _run: RunState
     _recorder: Recorder | None
-    _: KW_ONLY
-    validates: bool = False
 
     async def run(self, inbox: Inbox) -> None:
         """Handle events as they come, until cancelled."""
@@ -103,8 +100,6 @@ class Consumer:
             raise
         if self._recorder is not None:
             self._recorder.handled(moment, event, actions)
-        if self.validates:
-            self._node.validate()
         return actions
 
     def _flush(self) -> None:

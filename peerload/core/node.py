@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, assert_never, get_args
 
 import msgspec
 
-from peerload.core import validation
 from peerload.core.coordination.clients import ClientBinding, ClientRequests
 from peerload.core.coordination.evacuation import NodeDrain, TaskEvacuation
 from peerload.core.coordination.intake import Intake, SubmissionLog, TaskDispatch, submission_order
@@ -146,13 +145,6 @@ class Node:
             machine.settle()
         sharing.information.settle()
         return state.actions
-
-    def validate(self) -> None:
-        """Check the invariants of this node, between two events. Raises InvariantBroken with the facts."""
-        validation.validate_tasks(self.home, self.runs, self.state.node)
-        validation.validate_groups(self.eligibility.groups, self.home)
-        validation.validate_attempts(self.executor, self.ledger, self.runs)
-        validation.validate_room(self.ledger, self.queue, self.runs)
 
     def shrink(self) -> None:
         """Rebuild the tables of tasks at their present size: a dictionary never shrinks by itself."""
