@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import os
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, assert_never
@@ -61,16 +61,13 @@ log = logging.getLogger("peerload.agent")
 
 @dataclass(eq=False, repr=False)
 class Consumer:
-    """The one consumer of the inbox. recorder: writes down every event and what was decided; None: nothing is recorded.
-    validates: whether the invariants of the node are checked after each event."""
+    """The one consumer of the inbox. recorder: writes down every event and what was decided; None: nothing is recorded."""
 
     _node: Node
     _performer: Performer
     _outbox: Outbox
     _run: RunState
     _recorder: Recorder | None
-    _: KW_ONLY
-    validates: bool = False
 
     async def run(self, inbox: Inbox) -> None:
         """Handle events as they come, until cancelled."""
@@ -103,8 +100,6 @@ class Consumer:
             raise
         if self._recorder is not None:
             self._recorder.handled(moment, event, actions)
-        if self.validates:
-            self._node.validate()
         return actions
 
     def _flush(self) -> None:
@@ -265,7 +260,6 @@ class Performer:
             await asyncio.sleep(0)  # the consumer takes what is in the inbox
 
     async def close(self) -> None:
-        """Cancel all timers, and end background work."""
         self._timers.close()
         await self._tasks.starts.close()
 
@@ -586,7 +580,6 @@ class AttemptStorage:
         self._environments.keep_only(node)
 
     def forget(self, action: actions.ForgetTask) -> None:
-        """Remove the state kept for an attempt that has ended."""
         self._fetches.end(action.key)
         if action.output:
             self._spool.drop(action.key)
@@ -618,12 +611,10 @@ class TaskEffects:
         self._stdin.adopt(is_first=is_first)
 
     def forget(self, action: actions.ForgetTask) -> None:
-        """Forget an attempt that has ended."""
         self.launcher.forget(action.key)
         self.storage.forget(action)
 
     def signal(self, action: actions.SignalTask) -> None:
-        """Send a signal to the processes of an attempt."""
         if not self.starts.interrupt(action):
             self._output.backpressure.signalled(action.key, action.signal)
             self.launcher.signal(action.key, action.signal)
@@ -661,7 +652,6 @@ class ResultEffects:
             self._inbox.put(events.OutputArrived(action.uid, action.attempt))
 
     def fetch(self, action: actions.FetchOutput) -> None:
-        """Fetch the output that did not come with a result."""
         self._background.start(self._fetch(action))
 
     async def _keep(self, action: actions.KeepOutput) -> None:

@@ -236,7 +236,6 @@ class JoinServer:
 
     @property
     def certificate(self) -> bytes:
-        """This node's certificate (DER)."""
         return self._tls.certificate
 
     def newcomer(self, closed: Callable[[asyncio.BaseProtocol], None]) -> JoiningNode:

@@ -64,7 +64,6 @@ CHECKS_MAX = 3
 PROGRESS_BYTES_MIN = 1024
 """Bytes between two checks that count as progress; the end of a frame does, too."""
 THREADS = 8
-"""Threads for blocking work."""
 _NOT_FOR_CHILDREN = ("PEERLOAD_", "NOTIFY_", "LISTEN_", "WATCHDOG_", "CREDENTIALS_")
 
 
@@ -101,11 +100,9 @@ class AgentInfo:
         self._started_s = now().boot_s
 
     def up_s(self) -> float:
-        """Uptime of this agent, in seconds."""
         return now().boot_s - self._started_s
 
     def add_refusal(self, address: str) -> None:
-        """Record that the peer at this address refuses this node."""
         self.refused_by = (*self.refused_by, address)[-REFUSED_BY_MAX:]
 
 
@@ -169,7 +166,6 @@ class RunState:
 
     @property
     def is_stopping(self) -> bool:
-        """True once it has begun to stop."""
         return bool(self._endings)
 
     @property
@@ -188,7 +184,6 @@ class RunState:
         return Ending.LEAVE in self._endings
 
     async def stopping(self) -> None:
-        """Return when it begins to stop."""
         await self._stopping.wait()
 
     def stop(self, ending: Ending = Ending.STOP) -> None:
@@ -196,7 +191,6 @@ class RunState:
         self._stopping.set()
 
     def fail(self, why: str) -> None:
-        """Stop after a fatal error, and log the reason."""
         log.critical("agent stops: reason=%s", why)
         self.stop(Ending.FAILED)
 
@@ -502,7 +496,6 @@ class BackgroundTasks:
             self._run.fail(f"a bug: {error!r}")
 
     async def close(self) -> None:
-        """Cancel all, and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -638,7 +631,6 @@ class Workers(Executor):
         self._grow()
 
     def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """See `Executor`."""
         future: Future[R] = Future()
         self._grow()
         work = (future, lambda: function(*args, **kwargs))
@@ -649,7 +641,6 @@ class Workers(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """See `Executor`."""
         del cancel_futures
         for _ in self._threads:
             self._work.put(None)

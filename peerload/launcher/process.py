@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import Any
 
-from peerload.launcher.protocol import LauncherProtocolError, StdinFed
+from peerload.launcher import protocol
 from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
@@ -25,14 +25,6 @@ if TYPE_CHECKING:
     from peerload.launcher.cgroup_limits import CgroupLimits
     from peerload.launcher.containment import Units
     from peerload.launcher.powercap import Reading
-    from peerload.launcher.protocol import (
-        LauncherEvent,
-        Request,
-        ResizeRequest,
-        SpawnRequest,
-        StdinRequest,
-        UserRequest,
-    )
 
 
 MPS_KEEPER = tuple(
@@ -127,7 +119,7 @@ class RequestPending(Exception):
 
 
 def spawn(
-    request: SpawnRequest,
+    request: protocol.SpawnRequest,
     reads: int | str = "",
     fork: Callable[[], int] | None = None,
     joins: Sequence[str] = (),
@@ -216,7 +208,7 @@ def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], No
 
 def _become(
     program: bytes,
-    request: SpawnRequest,
+    request: protocol.SpawnRequest,
     environment: dict[bytes, bytes],
     reads: int | str,
     joins: Sequence[str],
@@ -324,7 +316,7 @@ class SingleUser:
     def open(
         self,
         epoll: select.epoll,  # noqa: ARG002 -- for all users
-        events: list[LauncherEvent],  # noqa: ARG002
+        events: list[protocol.LauncherEvent],  # noqa: ARG002
         units: Units,
         root_name: str,
         own_children: set[int],  # noqa: ARG002
@@ -347,15 +339,15 @@ class SingleUser:
         """True if the agent is at the other end; here any process that may open the directory."""
         return True
 
-    def deferring(self, carry_out: Callable[[Request], None]) -> Callable[[Request], None]:
+    def deferring(self, carry_out: Callable[[protocol.Request], None]) -> Callable[[protocol.Request], None]:
         """``carry_out``, but requests that have to wait for the account database are carried out later."""
         return carry_out
 
-    def carry_out(self, request: UserRequest) -> None:  # noqa: ARG002
+    def carry_out(self, request: protocol.UserRequest) -> None:  # noqa: ARG002
         """Carry out a request as a user. Raises LauncherProtocolError."""
-        raise LauncherProtocolError("this launcher serves one user")
+        raise protocol.LauncherProtocolError("this launcher serves one user")
 
-    def admit(self, request: SpawnRequest) -> SpawnRequest:
+    def admit(self, request: protocol.SpawnRequest) -> protocol.SpawnRequest:
         """Decide which account a task runs as → the request with that account's limits. Raises SpawnRefused."""
         return request
 
@@ -363,7 +355,7 @@ class SingleUser:
         """Raises SpawnRefused unless this attempt may run inside of that one."""
 
     def spawn(
-        self, request: SpawnRequest, reads: int | str, fork: Callable[[], int] | None, joins: Sequence[str]
+        self, request: protocol.SpawnRequest, reads: int | str, fork: Callable[[], int] | None, joins: Sequence[str]
     ) -> int:
         """Start the process of an admitted task, see `spawn` → its pid. Raises CannotStart, or OSError with a number in SHORTAGES."""
         if self._limits is None or request.inside:
@@ -378,7 +370,6 @@ class SingleUser:
         """Exit code and reason of a process that has ended before it was its command; None if it was."""
 
     def release(self, key: str) -> None:
-        """Release the resources of an attempt; nothing of it is left."""
         if self._limits is not None:
             self._limits.close(key)
 
@@ -610,7 +601,6 @@ class PseudoTerminals:
 
     @property
     def descriptors(self) -> int:
-        """Number of open descriptors."""
         return TERMINAL_DESCRIPTORS * len(self._by_key)
 
     def open(self, key: str, path: str, rows: int, columns: int) -> PseudoTerminal:
@@ -622,7 +612,6 @@ class PseudoTerminals:
         return terminal
 
     def resize(self, key: str, rows: int, columns: int) -> None:
-        """Set the window size of a task's terminal, if it has one."""
         terminal = self._by_key.get(key)
         if terminal is not None:
             terminal.resize(rows, columns)
@@ -723,7 +712,7 @@ class LauncherStdin:
     does not wait for a reader. The task sees the end of its input only if the agent has reported it.
     """
 
-    def __init__(self, epoll: select.epoll, events: list[LauncherEvent], access: Access) -> None:
+    def __init__(self, epoll: select.epoll, events: list[protocol.LauncherEvent], access: Access) -> None:
         self._epoll = epoll
         self._events = events
         self._access = access
@@ -735,16 +724,15 @@ class LauncherStdin:
 
     @property
     def descriptors(self) -> int:
-        """Number of open descriptors."""
         return DESCRIPTORS * len(self._by_key) + self._terminals.descriptors
 
-    def open(self, request: SpawnRequest) -> int | str:
+    def open(self, request: protocol.SpawnRequest) -> int | str:
         """Open the stdin of a task, as `spawn` takes it; the output of a terminal goes to the file of its stdout.
         Raises CannotStart, or OSError with a number in SHORTAGES."""
         with self._access:
             return self._open(request)
 
-    def _open(self, request: SpawnRequest) -> int | str:
+    def _open(self, request: protocol.SpawnRequest) -> int | str:
         key, source, window = request.key, request.input, request.terminal
         try:
             if window:
@@ -789,21 +777,20 @@ class LauncherStdin:
         if reading is not None:
             os.close(reading)
 
-    def grown(self, request: StdinRequest) -> None:
+    def grown(self, request: protocol.StdinRequest) -> None:
         """Feed more, and report the offset to the agent."""
         key = request.key
         feed = self._by_key.get(key)
         if feed is None:
             if key in self._closed:
-                self._events.append(StdinFed(key, self._closed[key], is_closed=True))
+                self._events.append(protocol.StdinFed(key, self._closed[key], is_closed=True))
             return
         feed.size = max(feed.size, request.size)
         feed.has_ended = feed.has_ended or request.ends
         feed.reported = -1
         self._pump(feed)
 
-    def resize(self, request: ResizeRequest) -> None:
-        """Set the window size of a task's terminal."""
+    def resize(self, request: protocol.ResizeRequest) -> None:
         self._terminals.resize(request.key, request.rows, request.columns)
 
     def ready(self, masks: dict[int, int]) -> None:
@@ -863,7 +850,7 @@ class LauncherStdin:
 
     def _report(self, feed: StdinFeed, *, is_closed: bool = False) -> None:
         feed.reported = feed.fed
-        self._events.append(StdinFed(feed.key, feed.fed, is_closed))
+        self._events.append(protocol.StdinFed(feed.key, feed.fed, is_closed))
 
     def _close(self, feed: StdinFeed) -> None:
         del self._by_key[feed.key], self._by_sink[feed.sink]

@@ -34,7 +34,6 @@ TAG_BYTES = 16
 COUNTER_BYTES = 8
 NONCE_BYTES = 12
 NAME_BYTES_MAX = 40
-"""Bound on a node's name."""
 BOOT_BYTES_MAX = 64
 WINDOW_MESSAGES = 4096
 """A message this far behind the newest of its sender counts as replayed."""

@@ -191,7 +191,6 @@ class MpsDaemons:
     # -- while it runs -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Watch the daemons, for ever."""
         while True:
             waits = any(not daemon.ready.done() for daemon in self._by_device.values())
             await next_tick(POLL_S if waits else LOOK_S)

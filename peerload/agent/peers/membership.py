@@ -139,12 +139,10 @@ class Members:
 
     @property
     def known(self) -> tuple[Identity, ...]:
-        """The members of the last start."""
         return tuple(self._file.peers.values())
 
     @property
     def kept(self) -> AddressFile:
-        """The facts known from the last start."""
         return self._file
 
     @property
@@ -251,14 +249,12 @@ class Members:
     # -- facts for people ----------------------------------------------------------------------------------------------
 
     def met(self, hello: Hello) -> None:
-        """Handle the Hello of a peer on a new link."""
         self.changed()
         facts = self._facts_of(hello.identity.node)
         if hello.wall_at:
             facts.clock_base_s = hello.wall_at - now().boot_s
 
     def facts_of(self, node: str) -> PeerFacts | None:
-        """Facts about this peer for `peerload doctor`."""
         return self._facts.get(node)
 
     def _facts_of(self, node: str) -> PeerFacts:

@@ -114,7 +114,6 @@ class DiskSpace:
 
     @property
     def low_bytes(self) -> int:
-        """The bound below which the disk is low."""
         return min(int(self.total_bytes * LOW_SHARE), LOW_BYTES_MAX)
 
     def free_bytes(self) -> int:
@@ -124,7 +123,6 @@ class DiskSpace:
 
     @property
     def low_files(self) -> int:
-        """The number of inodes below which the disk is low."""
         return min(int(self.total_files * LOW_SHARE), LOW_FILES_MAX)
 
     def free_files(self) -> int:

@@ -256,7 +256,6 @@ class RemovalSearch:
         self._reader.execute("PRAGMA query_only = 1")
 
     def close(self) -> None:
-        """Let go of the database."""
         self._reader.close()
 
     def page(

@@ -97,7 +97,6 @@ def located(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def configured(given: dict[str, Any]) -> AgentConfig:
-    """The settings that an agent started here would have."""
     return configured_with_origins(given)[0]
 
 

@@ -216,10 +216,6 @@ def ways(facts: DoctorInput) -> Finding:
         says = f"neither can dial the other: {'; '.join(each)}{more}; they exchange no tasks or requests"
         return Finding(WARN, says, fix)
     theirs = [peer for peer in alive if peer["way"] == "theirs"]
-    old = [str(peer["node"]) for peer in theirs if not peer["dials_back"]]
-    if old:
-        says = f"{', '.join(old[:NAMED_MAX])} cannot be dialled from here, and runs a version that does not dial back: its output does not arrive"
-        return Finding(WARN, says, "upgrade peerload there, or " + fix)
     ours = [peer for peer in alive if peer["way"] == "ours"]
     says = "; ".join(
         f"{counted(len(group), 'peer')} {words} ({group[0]['node']}: {group[0]['way_why']})"

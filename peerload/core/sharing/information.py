@@ -883,7 +883,6 @@ class RemoteAdmission:
         return wait_s + expected_s / view.speed
 
     def accepts_offer(self, offer: Offer) -> bool:
-        """True if this node accepts the task of an offer."""
         home, need = task_home(offer.task), Need(offer.spec.request, offer.spec.placement)
         return self.would_accept(home, need, offer.load_tasks_max)
 
