@@ -613,6 +613,18 @@ class ReadTimeout:
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
+M_ARENA_MAX = -8
+"""Number of this parameter of `mallopt`."""
+
+
+def share_heap() -> None:
+    """Have the C library allocate for all threads from one heap: else each thread keeps what it has needed once. To be called before
+    there are threads."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc alone
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, 1)
+
+
 def trim_memory() -> None:
     """Give freed memory of the C library back to the machine. For a thread."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
