@@ -121,7 +121,7 @@ STOP_S_MAX = 5.0
 """Bound on a polite stop; then what is left is cut."""
 
 
-MEMORY_LOOK_EVERY_S = 2.0
+MEMORY_LOOK_EVERY_S = 4.0
 TASKS_FROZEN_MIN = 20_000
 """Number of new tasks that are frozen at a time. Memory is given back when as many have ended, and more than are
 left."""

@@ -123,7 +123,8 @@ ROWS_WITH_EFFECTS = frozenset((actions.PutChores, actions.DropExecution, actions
 OUTWARD = frozenset(actions.OUTWARD)
 STARTS = (events.AgentStarted, events.LauncherReady)
 COALESCED = frozenset((GossipTimerKind.TURN, GossipTimerKind.SYNC, GossipTimerKind.AGAIN, GossipTimerKind.PROFILES))
-"""Periodic timers of gossip, which come with the agent's other periodic work; all that wait for an answer are exact."""
+"""Periodic timers of gossip, which come with the agent's other periodic work, as do long pauses of a node that looks for work; all
+that wait for an answer are exact."""
 BULK_TIMERS = (timers.Batch, timers.EligibilityDue)
 """Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
@@ -282,7 +283,9 @@ class Timers:
             known.cancel()
         now_s = self._clock().boot_s
         delay_s = max(action.at_s - now_s, 0.0)
-        if isinstance(action.timer, timers.GossipDue) and action.timer.kind in COALESCED:
+        if isinstance(action.timer, timers.RetryDue) or (
+            isinstance(action.timer, timers.GossipDue) and action.timer.kind in COALESCED
+        ):
             delay_s = coalesced_s(delay_s)
         loop = asyncio.get_running_loop()
         self._timers[action.timer] = loop.call_later(delay_s, self._expire, action.timer, now_s + delay_s)

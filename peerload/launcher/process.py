@@ -19,8 +19,7 @@ from peerload.launcher.record_log import log_line
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection, Iterable, Sequence
-    from typing import NoReturn
+    from collections.abc import Callable, Collection, Sequence
 
     from peerload.launcher.cgroup_limits import CgroupLimits
     from peerload.launcher.containment import Units
@@ -142,9 +141,7 @@ def spawn(
         os.umask(umask)
         program = find_program(argv[0], environment)
         if fork is not None or joins:
-            return _fork_and_exec(
-                fork or os.fork, lambda changed: _become(program, request, environment, reads, joins, changed)
-            )
+            return _fork_and_exec(fork or os.fork, program, request, environment, reads, joins)
         return os.posix_spawn(
             program,
             argv,
@@ -174,12 +171,24 @@ def enter_directory(directory: bytes) -> None:
         raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(directory)}: {why}") from None
 
 
-def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], NoReturn]) -> int:
-    """Fork a process that becomes a program, and wait until it has → its pid. ``become`` gets the signals that do not have
-    their default here. Raises OSError or ValueError if it has not. The builtins of `signal` are called, since its own
-    functions make an enum of each of 64 signals: nothing costs more before a fork, and in the child each page that is
-    written to is copied."""
+def _fork_and_exec(
+    fork: Callable[[], int],
+    program: bytes,
+    request: protocol.SpawnRequest,
+    environment: dict[bytes, bytes],
+    reads: int | str,
+    joins: Sequence[str],
+) -> int:
+    """Fork a process that becomes the program as with posix_spawn, and wait until it has → its pid. Raises OSError or ValueError if it
+    has not.
+
+    In the child each page that is written to is copied, those of the objects that Python looks at, too. So as much as possible is
+    done before, and the rest calls few functions. The builtins of `signal` are called, since its own functions make an enum of each
+    of 64 signals.
+    """
     changed = list(itertools.compress(SIGNALS_DEFAULT, map(_signal.getsignal, SIGNALS_DEFAULT)))  # SIG_DFL is 0
+    terminal = reads if isinstance(reads, str) else ""
+    argv, files = request.argv, [] if terminal else _opened(request, reads)
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         blocked = _signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_DEFAULT)
@@ -187,7 +196,18 @@ def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], No
             pid = fork()
             if pid == 0:
                 try:
-                    become(changed)
+                    if joins:
+                        join(joins)
+                    for number in changed:
+                        _signal.signal(number, _signal.SIG_DFL)
+                    os.setsid()
+                    if terminal:  # it becomes the session's own
+                        files = [os.open(terminal, os.O_RDWR)] * 3
+                    os.dup2(files[0], 0)
+                    os.dup2(files[1], 1)
+                    os.dup2(files[2], 2)
+                    _signal.pthread_sigmask(signal.SIG_SETMASK, ())
+                    os.execve(program, argv, environment)  # noqa: S606 -- that is what it is for
                 except BaseException as error:  # noqa: BLE001 -- it must never become a second launcher
                     number = (error.errno or 0) if isinstance(error, OSError) else 0
                     os.write(writing, b"%d %s" % (number, str(error).encode(errors="replace")[:REASON_CHARS_MAX]))
@@ -199,6 +219,7 @@ def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], No
         raw = os.read(reading, 2 * REASON_CHARS_MAX)  # it ends with exec
     finally:
         os.close(reading)
+        _close(files, reads)
     if raw:
         os.waitpid(pid, 0)
         code, _, why = raw.partition(b" ")
@@ -206,28 +227,22 @@ def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], No
     return pid
 
 
-def _become(
-    program: bytes,
-    request: protocol.SpawnRequest,
-    environment: dict[bytes, bytes],
-    reads: int | str,
-    joins: Sequence[str],
-    changed: Iterable[int],
-) -> NoReturn:
-    """Do in a forked child what posix_spawn does."""
-    join(joins)
-    for number in changed:
-        _signal.signal(number, _signal.SIG_DFL)
-    os.setsid()
-    if isinstance(reads, str) and reads:
-        files = [os.open(reads, os.O_RDWR)] * 3
-    else:
-        source = reads if isinstance(reads, int) else os.open("/dev/null", os.O_RDONLY)
-        files = [source, *(os.open(path, _CAPTURE, 0o600) for path in (request.stdout, request.stderr))]
-    for number, fd in enumerate(files):
-        os.dup2(fd, number)
-    _signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os.execve(program, request.argv, environment)  # noqa: S606 -- that is what it is for
+def _opened(request: protocol.SpawnRequest, reads: int | str) -> list[int]:
+    """The standard files of a task without a terminal. Raises OSError."""
+    files = [reads if isinstance(reads, int) else os.open("/dev/null", os.O_RDONLY)]
+    try:
+        for path in (request.stdout, request.stderr):
+            files.append(os.open(path, _CAPTURE, 0o600))  # noqa: PERF401 -- those opened so far are closed
+    except OSError:
+        _close(files, reads)
+        raise
+    return files
+
+
+def _close(files: Sequence[int], reads: int | str) -> None:
+    for fd in files:
+        if fd != reads:  # which is the caller's
+            os.close(fd)
 
 
 def join(entrances: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ PENDING_MAX = 8
 FIRST_FRAME_BYTES_MAX = 4096
 LAST_READS_MAX = 64
 """Bound on reads from an agent that is being replaced."""
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 16
 
 
 def claim_store(store: str) -> socket.socket | None:
