@@ -633,7 +633,7 @@ class PseudoTerminals:
 
     def ready(self, masks: dict[int, int]) -> None:
         """Copy the output that epoll reported."""
-        for master in [fd for fd in masks if fd in self._by_master]:
+        for master in masks.keys() & self._by_master.keys() if self._by_master else ():
             terminal = self._by_master[master]
             if not terminal.copy(TURN_BYTES_MAX):
                 self._drop(terminal)
@@ -811,7 +811,7 @@ class LauncherStdin:
     def ready(self, masks: dict[int, int]) -> None:
         """Handle what epoll reported: a terminal or a pipe has room, or its task reads no more."""
         self._terminals.ready(masks)
-        for sink in [fd for fd in masks if fd in self._by_sink]:
+        for sink in masks.keys() & self._by_sink.keys() if self._by_sink else ():
             feed = self._by_sink[sink]
             if masks[sink] & (select.EPOLLERR | select.EPOLLHUP):
                 self._close(feed)

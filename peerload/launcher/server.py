@@ -133,7 +133,7 @@ class AgentSocket:
         """Handle what epoll reported: new connections, and requests."""
         if self._listener.fileno() in masks:
             self._accept()
-        for fd in [fd for fd in self._pending if fd in masks]:
+        for fd in self._pending.keys() & masks.keys():
             self._receive_first(fd)
         if self._agent is not None and masks.get(self._agent.fileno(), 0) & ~select.EPOLLOUT:
             self._receive()
