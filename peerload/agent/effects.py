@@ -71,6 +71,7 @@ class Consumer:
     _recorder: Recorder | None
     _: KW_ONLY
     validates: bool = False
+    _has_failing_policy: bool = False
 
     async def run(self, inbox: Inbox) -> None:
         """Handle events as they come, until cancelled."""
@@ -103,6 +104,9 @@ class Consumer:
             raise
         if self._recorder is not None:
             self._recorder.handled(moment, event, actions)
+        if (failure := self._node.state.policy_failure) and not self._has_failing_policy:
+            log.warning("policy failed, tasks stay where it decides nothing: error=%s", failure)
+            self._has_failing_policy = True
         if self.validates:
             self._node.validate()
         return actions

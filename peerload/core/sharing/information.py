@@ -204,7 +204,7 @@ class View:
 
     @property
     def reports_guide_probing(self) -> bool:
-        return self._state.policies.information.reports_guide_probing
+        return self._state.reports_guide_probing
 
     @property
     def load(self) -> float:
@@ -471,6 +471,7 @@ class Information:
         self._seen_tasks = 0
         self._is_quiet = False
         self._watches = state.policies.information.watches
+        self._period_s = state.policies.information.period_s
         self._mediator = mediator
         self._due: Standing | None = None
         self._thresholds = THRESHOLDS_AT_FIRST
@@ -716,7 +717,7 @@ class Information:
         """The part of a report that is announced when it has changed: the region and, where reports choose whom to ask, whether this node has a
         task to give. With a threshold of 1 a node is overloaded as soon as it runs one task, and stays so with ten. And
         whether it has a GPU that nobody uses: whoever waits for one elsewhere hears of it."""
-        guides = self._state.policies.information.reports_guide_probing
+        guides = self._state.reports_guide_probing
         return report.region, report.gives and guides, report.gpus_free > 0
 
     # -- told to everybody ---------------------------------------------------------------------------------------------
@@ -747,7 +748,7 @@ class Information:
         if version == self._settled_version and self._is_index_steady and self._steady is not None:
             return  # neither a task nor a reading nor a threshold has changed since
         self._settled_version = version
-        guides = self._state.policies.information.reports_guide_probing
+        guides = self._state.reports_guide_probing
         if ledger.load_version != self._compared_at:
             self._compare()
         standing = self._region, guides and self._has_to_give(), bool(devices.states and devices.gpus_free())
@@ -834,9 +835,8 @@ class Information:
         self._state.count(metrics.ANNOUNCEMENTS)
         self._membership.announce_load(report)
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
-        period_s = self._state.policies.information.period_s
-        if period_s:
-            self._state.set_timer_in(max(period_s, self._state.config.tell_s_min), timers.Period())
+        if self._period_s:
+            self._state.set_timer_in(max(self._period_s, self._state.config.tell_s_min), timers.Period())
 
 
 class RemoteAdmission:

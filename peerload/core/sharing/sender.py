@@ -532,7 +532,8 @@ class Sender:
         shown = task_view(task, self._state)
         search.steps += 1
         try:
-            step = valid_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
+            step = self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng)
+            step = valid_step(step, view.asleep)
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.policy_failed(error)
             return Keep(f"the policy failed: {error!r}")

@@ -270,6 +270,8 @@ class Receiver:
         self._searches = searches
         self._donor = donor
         self._retry_rate = retry_rate
+        self._rate = state.policies.receiver.retry_rate
+        self._retry_probes = state.policies.receiver.retry_probes
         self._in_flight = 0
         self._retrying = self._asked_nobody = False
         self.is_paused = False
@@ -303,14 +305,14 @@ class Receiver:
         questions would grow with the number of nodes. So of the nodes that ask again by themselves only ASKERS ask, and
         only that node; and none asks where it would be refused because the task would only wait here instead."""
         if self.answers(node, report):
-            self.pull(first=node, asks_others=not self._state.policies.receiver.retry_rate)
+            self.pull(first=node, asks_others=not self._rate)
 
     def answers(self, node: str, report: LoadReport) -> bool:
         """True if this node asks the sender of this announced report for work: it wants more, and by the report would
         not be refused."""
         if not self.wants_more():
             return False
-        if not self._state.policies.receiver.retry_rate:
+        if not self._rate:
             return True
         is_ahead = self._information.asks_ahead()
         if is_ahead and not evens_out(report.load_tasks, report.slots, self._ledger.load_tasks, self._slots):
@@ -322,7 +324,7 @@ class Receiver:
         none."""
         if not self.wants_more():
             return math.inf
-        if not self._state.policies.receiver.retry_rate or not self._information.asks_ahead():
+        if not self._rate or not self._information.asks_ahead():
             return -math.inf
         return (self._ledger.load_tasks + 1) / self._slots
 
@@ -348,7 +350,7 @@ class Receiver:
     def step(self, search: Search) -> None:
         """Ask the policy whom to ask next, and do it."""
         peers = self._membership.eligible(ANYTHING, "")
-        if self._state.policies.information.reports_guide_probing and self._information.asks_ahead():
+        if self._state.reports_guide_probing and self._information.asks_ahead():
             peers = NamesThat(peers, self._may_even_out)
         view = self._information.view(peers)
         search.steps += 1
@@ -415,21 +417,20 @@ class Receiver:
     def settle(self) -> None:
         """Search again, at the policy's rate, while this node is below its mark; called after every event. After a search
         that asked nobody, only from the next event on: without one there is still nobody to ask."""
-        rate = self._state.policies.receiver.retry_rate
         self.is_paused, self._asked_nobody = self._asked_nobody, False
         if self.is_paused:
             return
-        if self._retrying or not rate or not self._information.wants():
+        if self._retrying or not self._rate or not self._information.wants():
             return
         if not self._state.takes_remote_tasks or not self._membership.has_any():
             return
         self._retrying = True
-        self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.RetryDue())
+        self._state.set_timer_in(self._retry_rate.pause_s(self._rate), timers.RetryDue())
 
     def retry(self) -> None:
         """An extra search, if this node is still below its mark."""
         self._retrying = False
-        self.pull(probes_max=self._state.policies.receiver.retry_probes)
+        self.pull(probes_max=self._retry_probes)
         self._asked_nobody = not self._in_flight
 
     def _end(self, search: Search) -> None:
@@ -510,6 +511,7 @@ class PairProtocol:
         self._information = information
         self._donor = donor
         self._retry_rate = retry_rate
+        self._rate = state.policies.pairing.rate
         self._partner = ""
         self._pairing = 0
         self._last = 0
@@ -521,10 +523,9 @@ class PairProtocol:
 
     def settle(self) -> None:
         """Set the time of the next search; called after every event."""
-        rate = self._state.policies.pairing.rate
-        if rate and not self._is_armed and self._membership.has_any():
+        if self._rate and not self._is_armed and self._membership.has_any():
             self._is_armed = True
-            self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.Pair())
+            self._state.set_timer_in(self._retry_rate.pause_s(self._rate), timers.Pair())
 
     def ask(self) -> None:
         """Begin a turn: ask the node that the policy names."""
@@ -754,8 +755,7 @@ class Sharing:
     ) -> None:
         self._state = state
         self._membership = membership
-        by_refusal = state.policies.information.reports_guide_probing
-        self._hints = hints = PeerHints(is_on=state.policies.memory, by_refusal=by_refusal)
+        self._hints = hints = PeerHints(is_on=state.policies.memory, by_refusal=state.reports_guide_probing)
         self._searches = searches = Searches(state, hints)
         self._has_receiver = state.policies.names["location.receiver"] != "none"
         transfer, load, sender = state.policies.transfer, state.policies.load, state.policies.sender
@@ -884,7 +884,7 @@ class Sharing:
 
     def _act_on(self, src: str, report: LoadReport, asks: Callable[[str, LoadReport], None]) -> None:
         """Act on a report: its node may have work for this one, or room for a stranded task."""
-        if not self._state.policies.information.reports_guide_probing:
+        if not self._state.reports_guide_probing:
             if report.is_overloaded:
                 self._hints.is_busy(src)
         elif not report.has_work:

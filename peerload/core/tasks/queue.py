@@ -15,6 +15,7 @@ import msgspec
 
 from peerload.core.resources.admission import DeviceQueue
 from peerload.core.work import UntouchedMembers
+from peerload.policy.api import valid_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -416,9 +417,11 @@ class WaitingQueue:
         """Kind of task that the priority policy starts first when both kinds wait."""
         ledger = self.ledger
         try:
-            return self._state.policies.priority.prefer(
-                ledger.waiting_local + ledger.running_local,
-                ledger.waiting_remote + len(ledger.running) - ledger.running_local,
+            return valid_class(
+                self._state.policies.priority.prefer(
+                    ledger.waiting_local + ledger.running_local,
+                    ledger.waiting_remote + len(ledger.running) - ledger.running_local,
+                )
             )
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.policy_failed(error)
