@@ -224,7 +224,7 @@ class Sender:
         self._handoff = handoff
         self._information = information
         self._searches = searches
-        self._is_on = state.policies.names["location.sender"] != "none"
+        self.is_on = state.policies.names["location.sender"] != "none"
         self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
         self.places_all = bool(getattr(state.policies.sender, "places_all", False))
         """True if the policy looks for a place for each task."""
@@ -242,7 +242,7 @@ class Sender:
 
     def may_send(self, task: HomeTask | UntouchedMembers) -> bool:
         """True if a task may go elsewhere by choice."""
-        return self._is_on and self._home.may_migrate(task) and not task.spec.placement.local
+        return self.is_on and self._home.may_migrate(task) and not task.spec.placement.local
 
     def sends(self, task: HomeTask | UntouchedMembers) -> bool:
         """True if an arriving task (not counted itself), or the next of these members, should go elsewhere."""

@@ -511,7 +511,7 @@ class PairProtocol:
         self._information = information
         self._donor = donor
         self._retry_rate = retry_rate
-        self._rate = state.policies.pairing.rate
+        self.rate = state.policies.pairing.rate
         self._partner = ""
         self._pairing = 0
         self._last = 0
@@ -523,9 +523,9 @@ class PairProtocol:
 
     def settle(self) -> None:
         """Set the time of the next search; called after every event."""
-        if self._rate and not self._is_armed and self._membership.has_any():
+        if self.rate and not self._is_armed and self._membership.has_any():
             self._is_armed = True
-            self._state.set_timer_in(self._retry_rate.pause_s(self._rate), timers.Pair())
+            self._state.set_timer_in(self._retry_rate.pause_s(self.rate), timers.Pair())
 
     def ask(self) -> None:
         """Begin a turn: ask the node that the policy names."""
@@ -801,6 +801,28 @@ class Sharing:
         """Ask for another task, if wanted: one has ended here, and the next one has been started."""
         if self._has_receiver:
             self.receiver.pull()
+
+    def would_leave(self, task: HomeTask) -> bool:
+        """True if a task like this one of this home would get to a node with room: sent, or given to one that asks."""
+        is_sent = self.sender.is_on and self.sender.still_sends(task)
+        is_given = task.spec.request.takes_devices or self.information.gives()
+        return is_sent or bool(self.pairing.rate) or (self._has_receiver and is_given)
+
+    def stays_because(self, task: HomeTask) -> str:
+        """The reason why a waiting task of this home goes to no other node now, whatever room there is; "" if it may."""
+        if task.phase is not HomePhase.WAITING or task.stranded_because or task.search is not None:
+            return ""
+        if task.spec.request.takes_devices or self.sender.places_all or self.pairing.rate:
+            return ""
+        node, policies = self._state.node, self._state.policies
+        if not self._has_receiver:
+            return f"{node}'s preset {policies.name} " + (
+                "looks for a place only when a task comes" if self.sender.is_on else "sends no tasks"
+            )
+        if self.information.gives():
+            return ""
+        above = self.information.thresholds().give_above * self._ledger.profile.slots
+        return f"{node} keeps it: its load is {self.information.level():g}, and it gives tasks away above {above:g}"
 
     def probe_timed_out(self, search_id: int) -> None:
         """A search has waited long enough: it goes on with the answers it has."""
