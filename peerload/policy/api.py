@@ -73,8 +73,8 @@ class RunningView(Protocol):
 
     @property
     def durations(self) -> Sequence[float]:
-        """Durations of the last runs of its command, in seconds of this node, ascending; of all commands if nothing
-        is known of its own; empty if nothing has ended yet."""
+        """The duration that its user said, else those of the last runs of its command, in seconds of this node, ascending; of
+        all commands if nothing is known of its own; empty if nothing has ended yet."""
 
 
 class LoadView(Protocol):
@@ -107,8 +107,8 @@ class LoadView(Protocol):
 
     @property
     def waiting_s(self) -> float:
-        """Sum of the expected durations of all waiting and inbound tasks: each that of its command as learned, or
-        ``mean_s`` if nothing is known of it. Costs the same however many wait."""
+        """Sum of the expected durations of all waiting and inbound tasks: each as its user said, else that of its command as
+        learned, or ``mean_s`` if nothing is known of it. Costs the same however many wait."""
 
     @property
     def running(self) -> Sequence[RunningView]:

@@ -308,7 +308,7 @@ class View:
         history = self._state.history
         work_s = self._queue.expected_s + len(self._ledger.inbound) * history.mean_s
         if self._uncounted is not None:
-            work_s = max(work_s - (history.expected_s(history.keys_of(self._uncounted)) or history.mean_s), 0.0)
+            work_s = max(work_s - (history.expected_of(self._uncounted) or history.mean_s), 0.0)
         return work_s / self.speed
 
     @property
@@ -380,7 +380,9 @@ class RunningTasksView:
 
     @property
     def durations(self) -> Sequence[float]:
-        history = self._state.history
+        history, said_s = self._state.history, self._work.spec.est_s
+        if said_s:
+            return (said_s / self._state.profile.speed,)
         past = history.past(history.keys_of(self._work)) or history.all
         return past.ascending(self._state.profile.speed)
 
@@ -421,7 +423,7 @@ def task_view(work: Work, state: CoreState) -> TaskView:
         spec.placement,
         work.moves(),
         state.now.boot_s - work.arrived_s,
-        (spec.est_s or history.expected_s(history.keys(spec))) / state.profile.speed,
+        history.expected_of(work) / state.profile.speed,
         sum(map(len, spec.argv)) + len(spec.environment) + len(spec.directory),
         SLACK.get(spec.prefer),
     )

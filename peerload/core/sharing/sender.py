@@ -636,7 +636,7 @@ class Sender:
     def _expected_s(self, task: HomeTask) -> float:
         """The expected duration of a task on the reference machine, which bidders get; 0 where no bids are wanted."""
         history = self._state.history
-        return (history.expected_s(history.keys_of(task)) or history.mean_s) if self._wants_bids else 0.0
+        return (history.expected_of(task) or history.mean_s) if self._wants_bids else 0.0
 
     def reply_received(self, src: str, reply: ProbeReply) -> None:
         """An answer to a probe; one that comes after its time is only a report."""
