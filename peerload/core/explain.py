@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.membership.peers import NOT_MET, PeerState
-from peerload.core.resources.admission import has_memory, lacks, under_cap_text, why_never
+from peerload.core.resources.admission import cpus_free_there, has_memory, lacks, under_cap_text, why_never
 from peerload.core.resources.devices import EPSILON, DeviceRequest
 from peerload.core.resources.placement import Scope, matches_device, place
 from peerload.core.work import HomePhase
@@ -486,7 +486,7 @@ def _cores_there(profile: Profile, report: LoadReport, request: ResourceRequest)
         return False, f"it takes no more of others: {stands}"
     if scarce := _memory_there(profile, report, request):
         return False, scarce
-    least, most = _cpus_free(profile, report)
+    least, most = cpus_free_there(profile, report)
     if request.cpus <= least + EPSILON:
         return True, f"room: {stands}"
     if request.cpus > most + EPSILON:
@@ -502,16 +502,6 @@ def _memory_there(profile: Profile, report: LoadReport, request: ResourceRequest
     return f"{requested}, asked {request.mem_bytes / GIB:.1f}"
 
 
-def _cpus_free(profile: Profile, report: LoadReport) -> tuple[float, float]:
-    """Bounds of the number of free cores: n is reported in slots, rounded up."""
-    cpus = profile.cpus if profile.power is None else profile.power.threads_under_cap(profile.cpus)
-    each = profile.cpus / max(profile.slots, 1)
-    least = max(cpus - report.load_tasks * each, 0.0)
-    if profile.slots_fixed or report.load_tasks <= 1:
-        return least, cpus
-    return least, min(least + each, cpus)
-
-
 def _cores_beside_devices(profile: Profile, report: LoadReport, request: ResourceRequest, stands: str) -> Known:
     """Explain the cores for a task that takes devices. It does not wait behind tasks that wait for cores; only
     running tasks count."""
@@ -519,7 +509,7 @@ def _cores_beside_devices(profile: Profile, report: LoadReport, request: Resourc
         return False, f"full: {stands}"
     if scarce := _memory_there(profile, report, request):
         return (None if report.waiting else False), scarce
-    least, _ = _cpus_free(profile, report)
+    least, _ = cpus_free_there(profile, report)
     is_sure = report.load_tasks < profile.slots and request.cpus <= least + EPSILON and not report.waiting
     return (True if is_sure else None), stands
 

@@ -266,8 +266,8 @@ class View:
         if self.for_request is not None:
             own = self.for_request.gpus if self._uncounted is not None else 0
             return max(self.gpu_tasks - own, 0)
-        n = self._ledger.load_tasks
-        return n if self._uncounted is None else max(n - 1, 0)
+        ledger = self._ledger
+        return ledger.load_tasks if self._uncounted is None else ledger.load_tasks_without(self._uncounted.spec.request)
 
     @property
     def slots(self) -> int:

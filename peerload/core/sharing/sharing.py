@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from peerload.core.membership.membership import NamesThat
-from peerload.core.resources.admission import asked_of, has_memory, has_room, why_never
+from peerload.core.resources.admission import asked_of, cpus_free_there, has_memory, has_room, slots_of, why_never
+from peerload.core.resources.devices import EPSILON
 from peerload.core.sharing.information import (
     ANYTHING,
     WAITING_LOOKED_AT_MAX,
@@ -46,6 +47,7 @@ from peerload.model.messages import (
     StateRequest,
     Unpair,
 )
+from peerload.model.resources import LOAD_MAX
 from peerload.model.task import task_home
 from peerload.policy.api import Probe, valid_answer, valid_partner, valid_step
 
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
     from peerload.core.work import Work
     from peerload.model.events import Instant
     from peerload.model.messages import Footprint
-    from peerload.model.resources import LoadReport, Profile
+    from peerload.model.resources import LoadReport, Profile, ResourceRequest
 
 
 LOOKED_AT_MAX = 64
@@ -118,14 +120,24 @@ class TaskDonor:
         return None
 
     def choose(
-        self, profile: Profile, report: LoadReport, besides: Container[bytes] = (), *, ahead: bool = False
+        self,
+        profile: Profile,
+        report: LoadReport,
+        besides: Container[bytes] = (),
+        *,
+        load_tasks: int | None = None,
+        ahead: bool = False,
     ) -> Work | None:
         """The waiting task that the selection policy lets go to the node of this report, if it can from those whose files are
-        there; not one of ``besides``, by uid, nor one that takes devices. ahead: it may wait there."""
+        there; not one of ``besides``, by uid, nor one that takes devices. ahead: it may wait there; load_tasks: n of this node, if
+        it is less by now."""
+        load = self._ledger.load_tasks if load_tasks is None else load_tasks
 
         def goes(work: Work) -> bool:
-            has_memory_there = self._has_memory(work, profile, report, ahead=ahead)
-            return has_memory_there and work.uid not in besides and self._may_go(work, profile)
+            has_room_there = self._has_memory(work, profile, report, ahead=ahead) and self._is_lighter(
+                work.spec.request, profile, report, load
+            )
+            return has_room_there and work.uid not in besides and self._may_go(work, profile)
 
         node, holders = profile.node, self._holders
         if holders.has_any(node):
@@ -169,6 +181,13 @@ class TaskDonor:
                 request.mem_bytes,
             )
         )
+
+    def _is_lighter(self, request: ResourceRequest, there: Profile, report: LoadReport, load: int) -> bool:
+        """True unless a task of several slots would have no cores there, and no fewer tasks before it than here."""
+        own, given = self._state.profile, slots_of(request, there)
+        if given == 1 or request.cpus <= cpus_free_there(there, report)[0] + EPSILON:
+            return True
+        return evens_out(load, max(own.slots, 1), report.load_tasks, max(there.slots, 1), slots_of(request, own), given)
 
     def _may_go(self, work: Work, profile: Profile) -> bool:
         spec, to = work.spec, profile.node
@@ -472,10 +491,13 @@ class Receiver:
         return self._donor.choose(request.profile, there, ahead=request.ahead)
 
 
-def evens_out(load: int, size: int, load_there: int, size_there: int, given: int = 1) -> bool:
+def evens_out(
+    load: int, size: int, load_there: int, size_there: int, given: int = 1, given_there: int | None = None
+) -> bool:
     """True if a node with so many tasks in its slots, or so much memory requested of what it has, is loaded no less than the
-    asker even after it has given it so much: else the task would only wait there instead of here."""
-    return (load_there + given) * size <= (load - given) * size_there
+    asker even after it has given it so much: else the task would only wait there instead of here. given_there: what that is
+    there, if it differs."""
+    return (load_there + (given if given_there is None else given_there)) * size <= (load - given) * size_there
 
 
 @lru_cache(WEIGHTS_KEPT)
@@ -617,15 +639,18 @@ class PairProtocol:
         peer = self._membership.get(to)
         chosen: dict[bytes, Work] = {}
         while peer is not None and len(chosen) < PAIR_MOVES_MAX and self._moves(own, theirs):
-            work = self._donor.choose(peer.profile, theirs, chosen)
+            work = self._donor.choose(peer.profile, theirs, chosen, load_tasks=own.load_tasks)
             if work is None:
                 break
             chosen[work.uid] = work
-            own = msgspec.structs.replace(own, load_tasks=own.load_tasks - 1)
+            request = work.spec.request
+            given = slots_of(request, self._state.profile)
+            own = msgspec.structs.replace(own, load_tasks=max(own.load_tasks - given, 0))
             theirs = msgspec.structs.replace(
                 theirs,
-                load_tasks=theirs.load_tasks + 1,
-                mem_requested_bytes=theirs.mem_requested_bytes + work.spec.request.mem_bytes,
+                load_tasks=theirs.load_tasks + slots_of(request, peer.profile),
+                cpus_free=max(theirs.cpus_free - request.cpus, 0.0) if theirs.cpus_free < LOAD_MAX else LOAD_MAX,
+                mem_requested_bytes=theirs.mem_requested_bytes + request.mem_bytes,
             )
         return list(chosen.values())
 
