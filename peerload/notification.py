@@ -13,7 +13,6 @@ import re
 import sys
 
 TRY_S_MAX = 30
-"""Time limit of one try."""
 LATER = 75
 """Exit code: it may succeed later (EX_TEMPFAIL); any other but 0: it never will."""
 VARIABLES = ("TARGET", "SECRET_FILE", "SENDMAIL")

@@ -211,7 +211,6 @@ class DirectoryCache:
 
 
 def stalled(directory: bytes) -> FileSystemStalled:
-    """The error for a file system that does not answer."""
     return FileSystemStalled(
         "cannot check the working directory now",
         why=f"the file system of {directory.decode(errors='replace')} does not answer",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import preflight
+from peerload.agent import effects, event_sources, preflight, runtime
 from peerload.agent.accounts import DirectoryCache, DirectoryQueries, TaskUser, UserServices
 from peerload.agent.completion.completion_jobs import CompletionJobs, OutputSaver
 from peerload.agent.completion.hooks import NodeHooks, NotifyHooks
@@ -31,33 +31,8 @@ from peerload.agent.completion.retention import Retention, TaskRemover
 from peerload.agent.control.authorization import Authorization, Quotas
 from peerload.agent.control.connection import LocalSocket
 from peerload.agent.control.task_ids import TaskIds
-from peerload.agent.effects import (
-    AttemptStarts,
-    AttemptStorage,
-    Consumer,
-    PeerEffects,
-    Performer,
-    RecordEffects,
-    ResultEffects,
-    TaskEffects,
-    TaskStarter,
-    TaskVariables,
-    Timers,
-)
 from peerload.agent.energy import FILE as CONTROLS_FILE
 from peerload.agent.energy import PowerControls, PowerDown, PriceFeed, Waker
-from peerload.agent.event_sources import (
-    AttemptDevices,
-    BusAdvice,
-    BusEvents,
-    BusPeers,
-    CaMessages,
-    ExitRecords,
-    ExitSettler,
-    LauncherEvents,
-    PeerEventSource,
-    PeerMessages,
-)
 from peerload.agent.files.attempts import AttemptFiles
 from peerload.agent.files.environments import Environments
 from peerload.agent.files.transfer import FileCacheSettings
@@ -75,40 +50,13 @@ from peerload.agent.peers.links import PeerLinks
 from peerload.agent.peers.local_node import DuplicateNames, LocalNode, profile_of, speed_file, speed_of
 from peerload.agent.peers.membership import LOOKUP_THREADS, Members
 from peerload.agent.recorder import Recorder
+from peerload.agent.requests import server
 from peerload.agent.requests.attach import AttachRequests, ExecRequests, InsideCommands
 from peerload.agent.requests.node_verbs import ClusterCommands, NodeCommands
 from peerload.agent.requests.output_and_wait import OutputRequests, OutputSource, TaskEnds, WaitRequests
 from peerload.agent.requests.overview import OverviewCache, OverviewViews, own_user
-from peerload.agent.requests.server import (
-    ClientEffects,
-    FileRequests,
-    NodeAnswers,
-    QueryVerbs,
-    RequestChecks,
-    RequestServer,
-    Submissions,
-    TaskChanges,
-    TaskFigures,
-    TaskObserver,
-    TaskVerbs,
-    Verbs,
-)
 from peerload.agent.requests.task_commands import CancelWaits, CleanRequests, TaskCommands
 from peerload.agent.requests.task_queries import DurableReads, EventRequests, LiveUsage, TaskQueries, WhyRequest
-from peerload.agent.runtime import (
-    AgentInfo,
-    BackgroundTasks,
-    CoreRequests,
-    Decisions,
-    Ending,
-    Inbox,
-    RunState,
-    TaskWatches,
-    Workers,
-    next_tick,
-    now,
-    trim_memory,
-)
 from peerload.agent.sensors.cpu_benchmark import measure_speed
 from peerload.agent.sensors.energy import DATABASE as ENERGY_DATABASE
 from peerload.agent.sensors.energy import EnergySensors, EnergyStore
@@ -173,7 +121,7 @@ STOP_S_MAX = 5.0
 """Bound on a polite stop; then what is left is cut."""
 
 
-MEMORY_LOOK_EVERY_S = 2.0
+MEMORY_LOOK_EVERY_S = 4.0
 TASKS_FROZEN_MIN = 20_000
 """Number of new tasks that are frozen at a time. Memory is given back when as many have ended, and more than are
 left."""
@@ -202,7 +150,7 @@ class Daemon:
         self._files_max = files_max
         self._manager = manager or ServiceManager({})
         self._load = load
-        self.run_state = RunState()
+        self.run_state = runtime.RunState()
         self.launcher: LauncherLink | None = None
         self._is_up = False
 
@@ -211,7 +159,7 @@ class Daemon:
     async def run(self) -> int:
         """Start, serve until asked to stop, and stop. Raises PeerloadError if it cannot start."""
         loop = asyncio.get_running_loop()
-        workers, self._lookups = Workers(), Workers(LOOKUP_THREADS, end_s=0.0)
+        workers, self._lookups = runtime.Workers(), runtime.Workers(LOOKUP_THREADS, end_s=0.0)
         loop.set_default_executor(workers)
         try:
             return await self._run(loop)
@@ -256,10 +204,10 @@ class Daemon:
                 store=self.store.store_id,
                 incarnation=self.store.next_incarnation(),
             )
-            self.info = AgentInfo(config, identity, self._origins)
+            self.info = runtime.AgentInfo(config, identity, self._origins)
             self._open_durability(loop)
             trust = self._open_credentials(cluster, state)
-            self.inbox = Inbox(config.inbox_max)
+            self.inbox = runtime.Inbox(config.inbox_max)
             self.gpus = node_gpus(config, self.inbox, device_locks, self._gpu_library)
             await self.gpus.find()
             profile = profile_of(self.info, self.gpus.devices, is_issuer=self.tls.serves_joins)
@@ -294,9 +242,9 @@ class Daemon:
             raise self.run_state.refusal
         if self.run_state.has_failed and self._has_lost_its_state:
             raise self._state_is_gone()
-        if self.run_state.ending is Ending.RESTART:
+        if self.run_state.ending is runtime.Ending.RESTART:
             return RESTART
-        return int(self.run_state.ending is Ending.FAILED)
+        return int(self.run_state.ending is runtime.Ending.FAILED)
 
     @property
     def _has_lost_its_state(self) -> bool:
@@ -339,7 +287,7 @@ class Daemon:
     def _build(self, state: Path, cluster: ClusterDirectory, trust: TrustStore) -> None:  # noqa: PLR0915 -- a line a part
         """Build the parts of the agent, each from those before it. Nothing runs yet, and nothing comes in."""
         config, info, run = self.config, self.info, self.run_state
-        background = BackgroundTasks(run)
+        background = runtime.BackgroundTasks(run)
         store, outbox, event_log, security = self.store, self.outbox, self.event_log, self.security
         disk, inbox, node, gpus, tls = self.disk, self.inbox, self.node, self.gpus, self.tls
 
@@ -383,7 +331,7 @@ class Daemon:
         self.notify_hooks = notify_hooks = NotifyHooks(info, store, launcher, spool, users)
         self.jobs = jobs = CompletionJobs(info, store, event_log, run, saving, notify_hooks)
         self.node_hooks = hooks = NodeHooks(info, store, event_log)
-        watches = TaskWatches()
+        watches = runtime.TaskWatches()
         remover = TaskRemover(store, spool, node, output, watches, run)
         self.retention = Retention(info, store, disk, remover, output, event_log)
 
@@ -393,11 +341,11 @@ class Daemon:
         self.members = members = Members(info, local, node, links, trust, inbox, security)
         self.address_watch = AddressWatch(info, local, run, event_log)
         duplicates = DuplicateNames(info, node, run, event_log)
-        peer_messages = PeerMessages(inbox, node, spool, users, queries, security, background)
-        bus_peers = BusPeers()
-        self.peer_events = PeerEventSource(
+        peer_messages = event_sources.PeerMessages(inbox, node, spool, users, queries, security, background)
+        bus_peers = event_sources.BusPeers()
+        self.peer_events = event_sources.PeerEventSource(
             inbox,
-            CaMessages(self.distribution, self.renewal, run),
+            event_sources.CaMessages(self.distribution, self.renewal, run),
             peer_messages,
             members,
             duplicates,
@@ -408,7 +356,7 @@ class Daemon:
             from peerload.agent.mqtt import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
 
             broker_tls = BrokerTls(config.mqtt_ca, cluster.authority.certificate, tls.file)
-            bus_events = BusEvents(inbox, trust, links, members, duplicates, security, bus_peers)
+            bus_events = event_sources.BusEvents(inbox, trust, links, members, duplicates, security, bus_peers)
             self.bus = MqttBus(config, local, bus_events, security, broker_tls, self._lookups)
 
         # Clients: what waits for answers of the core, the views, the verbs, the path of a request
@@ -416,29 +364,29 @@ class Daemon:
         reads = DurableReads(store, outbox, event_log)
         access = Authorization(info, store, node.executor, security)
         quotas = Quotas(config, store, security)
-        core, decisions = CoreRequests(inbox), Decisions()
+        core, decisions = runtime.CoreRequests(inbox), runtime.Decisions()
         attach = AttachRequests(core, task_ids, inputs, stdin, disk, node)
         cancel_waits = CancelWaits(core, node)
-        timers, task_figures = Timers(inbox, outbox), TaskFigures(config.node, info.counters)
-        observers: list[TaskObserver] = [hooks] if hooks.runs_at_end else []
+        timers, task_figures = effects.Timers(inbox, outbox), server.TaskFigures(config.node, info.counters)
+        observers: list[server.TaskObserver] = [hooks] if hooks.runs_at_end else []
         self.publisher: StatePublisher | None = None
         if self.bus is not None and config.mqtt_publish_state:
             self.publisher = StatePublisher(node, store, self.bus, own_user())
             observers.append(self.publisher)
-        changes = TaskChanges(stdin, saving, output, task_figures, watches, observers)
-        clients = ClientEffects(core, attach, cancel_waits, changes, decisions, task_figures)
+        changes = server.TaskChanges(stdin, saving, output, task_figures, watches, observers)
+        clients = server.ClientEffects(core, attach, cancel_waits, changes, decisions, task_figures)
         cluster_view = ClusterView(info, cluster, trust, tls)
         links_view = PeerLinksView(info, links, members, self.bus, cluster_view)
         nodes_view = NodesView(node, gpus, cluster_view)
         agent_view = AgentView(info, node, launcher, gpus, cluster_view, links_view)
         storage_view = StorageView(config.node, disk, store, self.retention, self._damage)
-        self.exits = ExitRecords(info, spool, disk, files, energy, inbox, watches)
+        self.exits = event_sources.ExitRecords(info, spool, disk, files, energy, inbox, watches)
         diagnostics = DiagnosticsView(node, launcher, self.exits, storage_view, cluster_view, links_view)
         histograms = {metrics.COMMIT_TIME: store.commits, metrics.LOOP_LAG: timers.lag, **task_figures.histograms}
         figures = MetricsView(info, node, inbox, diagnostics, histograms, energy)
         self.samples = samples = Samples(node, state)
-        verbs = Verbs(
-            TaskVerbs(
+        verbs = server.Verbs(
+            server.TaskVerbs(
                 TaskCommands(core, reads, task_ids, cancel_waits, access, node),
                 CleanRequests(remover, reads, task_ids, node),
                 WaitRequests(reads, task_ids, watches, quotas, TaskEnds(store, spool, jobs, config.output_bytes_max)),
@@ -446,43 +394,47 @@ class Daemon:
                 ExecRequests(commands, node, task_ids, output, inputs, stdin, disk),
                 attach,
             ),
-            QueryVerbs(
+            server.QueryVerbs(
                 reads,
                 TaskQueries(reads, task_ids, access, quotas, spool, node, decisions),
                 EventRequests(reads, task_ids, access, config.node),
                 WhyRequest(node, store, task_ids, decisions, cluster_view, environments),
                 LiveUsage(node, launcher, task_ids, energy, mps),
                 OverviewCache(node, access, store, OverviewViews(agent_view, nodes_view, cluster_view)),
-                FileRequests(files, environments),
+                server.FileRequests(files, environments),
             ),
-            NodeAnswers(agent_view, nodes_view, diagnostics, figures, samples, energy),
+            server.NodeAnswers(agent_view, nodes_view, diagnostics, figures, samples, energy),
             NodeCommands(core, node, run, event_log),
             ClusterCommands(info, node, enrollment, self.distribution, members, event_log),
         )
-        submissions = Submissions(core, access, reads, task_ids, inputs, attach, node)
+        submissions = server.Submissions(core, access, reads, task_ids, inputs, attach, node)
         self.forwards = ForwardedRequests(links, node.membership)
         router = RequestRouter(verbs, self.forwards, task_ids, access, store, node)
-        checks = RequestChecks(quotas, access, router, users, disk, files, queries)
-        server = RequestServer(checks, submissions, verbs, security, run)
-        self.forward_server = ForwardServer(server, access)
-        self.socket = LocalSocket(info, server, access, quotas, security, launcher)
+        checks = server.RequestChecks(quotas, access, router, users, disk, files, queries)
+        requests = server.RequestServer(checks, submissions, verbs, security, run)
+        self.forward_server = ForwardServer(requests, access)
+        self.socket = LocalSocket(info, requests, access, quotas, security, launcher)
 
         # Events in, actions out
-        settler = ExitSettler(self.exits, inbox, fetches, output, AttemptDevices(node, gpus, mps), background)
-        self.launcher_events = LauncherEvents(inbox, settler, stdin, (notify_hooks, commands, environments, mps))
-        advice, waker = BusAdvice(self.bus, bus_peers), Waker(config.energy.resume_cmd)
-        peers = PeerEffects(info, inbox, node, links, members, advice, waker)
-        variables = TaskVariables(info, node, environments, mps)
-        starter = TaskStarter(info, node, spool, stdin, launcher, variables, settler)
-        starts = AttemptStarts(starter, gpus, files, environments, mps, settler, background)
-        storage = AttemptStorage(spool, output, fetches, files, environments)
-        self.performer = Performer(
+        settler = event_sources.ExitSettler(
+            self.exits, inbox, fetches, output, event_sources.AttemptDevices(node, gpus, mps), background
+        )
+        self.launcher_events = event_sources.LauncherEvents(
+            inbox, settler, stdin, (notify_hooks, commands, environments, mps)
+        )
+        advice, waker = event_sources.BusAdvice(self.bus, bus_peers), Waker(config.energy.resume_cmd)
+        peers = effects.PeerEffects(info, inbox, node, links, members, advice, waker)
+        variables = effects.TaskVariables(info, node, environments, mps)
+        starter = effects.TaskStarter(info, node, spool, stdin, launcher, variables, settler)
+        starts = effects.AttemptStarts(starter, gpus, files, environments, mps, settler, background)
+        storage = effects.AttemptStorage(spool, output, fetches, files, environments)
+        self.performer = effects.Performer(
             outbox,
             timers,
-            RecordEffects(store, outbox, inbox, event_log, security, jobs, background),
-            TaskEffects(launcher, starts, storage, gpus, stdin, output, node),
+            effects.RecordEffects(store, outbox, inbox, event_log, security, jobs, background),
+            effects.TaskEffects(launcher, starts, storage, gpus, stdin, output, node),
             peers,
-            ResultEffects(spool, output, inbox, peers, watches, files, background),
+            effects.ResultEffects(spool, output, inbox, peers, watches, files, background),
             clients,
         )
         pieces: dict[type[Message], PieceServer] = {
@@ -530,9 +482,7 @@ class Daemon:
         if self.config.record:
             recorder = Recorder(self.config.record, msgspec.structs.replace(started, identity=self.info.identity))
             log.info("recording events and decisions, with the environment of tasks: path=%s", self.config.record)
-        consumer = Consumer(
-            self.node, self.performer, self.outbox, self.run_state, recorder, validates=self.config.debug_validate
-        )
+        consumer = effects.Consumer(self.node, self.performer, self.outbox, self.run_state, recorder)
         price_feed = PriceFeed(self.config.energy.price_file, self.inbox, self.event_log)
         self._begin(kept, launcher, await price_feed.first())
         del kept  # this coroutine lives as long as the agent, and the rows of a million tasks are half a gigabyte
@@ -582,7 +532,7 @@ class Daemon:
                 background.append(group.create_task(WebServer(self.info, self.event_log).run()))
             background.append(group.create_task(self._up(loop, address).run()))
             await self.run_state.stopping()
-            is_restart = self.run_state.ending is Ending.RESTART
+            is_restart = self.run_state.ending is runtime.Ending.RESTART
             (self._manager.reloading if is_restart else self._manager.stopping)()
             await self._wind_down()
             if recorder is not None:
@@ -653,7 +603,7 @@ class Daemon:
                 known=self.members.known,
                 wake_s=tuple(self.members.kept.wake_s.items()),
                 asleep=self.members.kept.asleep,
-                gone=self.members.kept.gone_since(now().wall_s),
+                gone=self.members.kept.gone_since(runtime.now().wall_s),
                 seeds=self.config.peer,
                 commits_lost=self.store.lost is not None,
                 revoked=self.keyring.trust.revoked_nodes(),
@@ -680,7 +630,7 @@ class Daemon:
                     await self.launcher.stop_all()
                 if not self.run_state.has_failed:
                     await self.performer.drained(self.inbox)
-                    if self.run_state.ending is not Ending.RESTART:
+                    if self.run_state.ending is not runtime.Ending.RESTART:
                         self.launcher.retire()
                 elif self._has_lost_its_state:
                     self.launcher.retire()  # no agent will ever ask for its tasks
@@ -760,22 +710,22 @@ async def watch_memory(node: Node) -> None:
     What stays is whole arenas of the interpreter (1 MiB) in which something younger lives on.
     """
     most = before = frozen = 0
-    await asyncio.to_thread(trim_memory)  # memory that was used by the start alone
+    await asyncio.to_thread(runtime.trim_memory)  # memory that was used by the start alone
     while True:
-        await next_tick(MEMORY_LOOK_EVERY_S)
-        now = len(node.home.tasks)
-        most = max(most, now)
-        if now - frozen >= TASKS_FROZEN_MIN:
-            frozen = now
+        await runtime.next_tick(MEMORY_LOOK_EVERY_S)
+        tasks = len(node.home.tasks)
+        most = max(most, tasks)
+        if tasks - frozen >= TASKS_FROZEN_MIN:
+            frozen = tasks
             gc.collect(YOUNG_GENERATIONS)
             gc.freeze()
-            await asyncio.to_thread(trim_memory)  # tables that were replaced by larger ones
-        elif now >= before and most - now >= max(TASKS_FROZEN_MIN, now):
-            most = frozen = now
+            await asyncio.to_thread(runtime.trim_memory)  # tables that were replaced by larger ones
+        elif tasks >= before and most - tasks >= max(TASKS_FROZEN_MIN, tasks):
+            most = frozen = tasks
             node.shrink()
-            if now < TASKS_FROZEN_MIN:
+            if tasks < TASKS_FROZEN_MIN:
                 gc.unfreeze()
             gc.collect()  # it empties the free lists of the interpreter, too, which keep whole arenas
             gc.freeze()
-            await asyncio.to_thread(trim_memory)
-        before = now
+            await asyncio.to_thread(runtime.trim_memory)
+        before = tasks

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import os
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from signal import SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, assert_never
@@ -61,17 +61,14 @@ log = logging.getLogger("peerload.agent")
 
 @dataclass(eq=False, repr=False)
 class Consumer:
-    """The one consumer of the inbox. recorder: writes down every event and what was decided; None: nothing is recorded.
-    validates: whether the invariants of the node are checked after each event."""
+    """The one consumer of the inbox. recorder: writes down every event and what was decided; None: nothing is recorded."""
 
     _node: Node
     _performer: Performer
     _outbox: Outbox
     _run: RunState
     _recorder: Recorder | None
-    _: KW_ONLY
-    validates: bool = False
-    _has_failing_policy: bool = False
+    _has_failing_policy: bool = field(default=False, init=False)
 
     async def run(self, inbox: Inbox) -> None:
         """Handle events as they come, until cancelled."""
@@ -107,8 +104,6 @@ class Consumer:
         if (failure := self._node.state.policy_failure) and not self._has_failing_policy:
             log.warning("policy failed, tasks stay where it decides nothing: error=%s", failure)
             self._has_failing_policy = True
-        if self.validates:
-            self._node.validate()
         return actions
 
     def _flush(self) -> None:
@@ -132,7 +127,8 @@ ROWS_WITH_EFFECTS = frozenset((actions.PutChores, actions.DropExecution, actions
 OUTWARD = frozenset(actions.OUTWARD)
 STARTS = (events.AgentStarted, events.LauncherReady)
 COALESCED = frozenset((GossipTimerKind.TURN, GossipTimerKind.SYNC, GossipTimerKind.AGAIN, GossipTimerKind.PROFILES))
-"""Periodic timers of gossip, which come with the agent's other periodic work; all that wait for an answer are exact."""
+"""Periodic timers of gossip, which come with the agent's other periodic work, as do long pauses of a node that looks for work; all
+that wait for an answer are exact."""
 BULK_TIMERS = (timers.Batch, timers.EligibilityDue)
 """Timers that continue work on many tasks, some at a time; while the disk is behind they wait for it."""
 
@@ -269,7 +265,6 @@ class Performer:
             await asyncio.sleep(0)  # the consumer takes what is in the inbox
 
     async def close(self) -> None:
-        """Cancel all timers, and end background work."""
         self._timers.close()
         await self._tasks.starts.close()
 
@@ -292,7 +287,9 @@ class Timers:
             known.cancel()
         now_s = self._clock().boot_s
         delay_s = max(action.at_s - now_s, 0.0)
-        if isinstance(action.timer, timers.GossipDue) and action.timer.kind in COALESCED:
+        if isinstance(action.timer, timers.RetryDue) or (
+            isinstance(action.timer, timers.GossipDue) and action.timer.kind in COALESCED
+        ):
             delay_s = coalesced_s(delay_s)
         loop = asyncio.get_running_loop()
         self._timers[action.timer] = loop.call_later(delay_s, self._expire, action.timer, now_s + delay_s)
@@ -590,7 +587,6 @@ class AttemptStorage:
         self._environments.keep_only(node)
 
     def forget(self, action: actions.ForgetTask) -> None:
-        """Remove the state kept for an attempt that has ended."""
         self._fetches.end(action.key)
         if action.output:
             self._spool.drop(action.key)
@@ -622,12 +618,10 @@ class TaskEffects:
         self._stdin.adopt(is_first=is_first)
 
     def forget(self, action: actions.ForgetTask) -> None:
-        """Forget an attempt that has ended."""
         self.launcher.forget(action.key)
         self.storage.forget(action)
 
     def signal(self, action: actions.SignalTask) -> None:
-        """Send a signal to the processes of an attempt."""
         if not self.starts.interrupt(action):
             self._output.backpressure.signalled(action.key, action.signal)
             self.launcher.signal(action.key, action.signal)
@@ -665,7 +659,6 @@ class ResultEffects:
             self._inbox.put(events.OutputArrived(action.uid, action.attempt))
 
     def fetch(self, action: actions.FetchOutput) -> None:
-        """Fetch the output that did not come with a result."""
         self._background.start(self._fetch(action))
 
     async def _keep(self, action: actions.KeepOutput) -> None:

@@ -27,21 +27,9 @@ from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.files.store import NoRoom
 from peerload.launcher.process import SHORTAGES
 from peerload.launcher.protocol import StdinFed
-from peerload.model import events, metrics, rules
+from peerload.model import events, messages, metrics, rules
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import SlowDown, StagingFailed
-from peerload.model.messages import (
-    WHY_LENGTH_MAX,
-    CertificateRequest,
-    CertificateTold,
-    DirectoryRequest,
-    DirectoryTold,
-    Leaving,
-    Offer,
-    State,
-    Sync,
-    Trust,
-)
 from peerload.model.task import Exit, execution_key, without_files
 
 if TYPE_CHECKING:
@@ -66,7 +54,6 @@ if TYPE_CHECKING:
     from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.core.node import Node
     from peerload.model.events import Event
-    from peerload.model.messages import Broadcast, Envelope, Hello, Identity, LinkMessage
     from peerload.security.revocation import TrustStore
 
 T = TypeVar("T")
@@ -397,16 +384,16 @@ class PeerMessages:
         self._looked_up: Counter[str] = Counter()
         """Number of offers and questions per peer whose directory is being looked for."""
 
-    def received(self, src: str, message: LinkMessage) -> None:
+    def received(self, src: str, message: messages.LinkMessage) -> None:
         """Put a message into the inbox, or answer it."""
-        if isinstance(message, DirectoryRequest):
+        if isinstance(message, messages.DirectoryRequest):
             if self._may_look_up(src):
                 self._background.start(self._answer(src, message))
-        elif isinstance(message, DirectoryTold) and not self._queries.answer_received(src, message):
+        elif isinstance(message, messages.DirectoryTold) and not self._queries.answer_received(src, message):
             self._counters[metrics.DIRECTORY_ANSWERS_UNASKED] += 1
-        elif isinstance(message, Offer) and self._has_output(message):
+        elif isinstance(message, messages.Offer) and self._has_output(message):
             self._counters[metrics.OFFERS_OF_KEPT_OUTPUT] += 1
-        elif isinstance(message, Offer) and not self._users.seen_lately(
+        elif isinstance(message, messages.Offer) and not self._users.seen_lately(
             TaskUser(src, message.spec.user), message.spec.directory
         ):
             if self._may_look_up(src):
@@ -414,12 +401,11 @@ class PeerMessages:
         else:
             self._inbox.put(events.MessageReceived(src, message))
 
-    def send_failed(self, dst: str, message: LinkMessage) -> None:
-        """Report a message of this node that was not sent."""
+    def send_failed(self, dst: str, message: messages.LinkMessage) -> None:
         self._counters[metrics.PEER_SENDS_FAILED] += 1
         self._inbox.put(events.SendFailed(dst, message))
 
-    def _has_output(self, offer: Offer) -> bool:
+    def _has_output(self, offer: messages.Offer) -> bool:
         """True if output lies here under the name of this attempt, which the core knows nothing of any more: that of an
         ended task of this node, whose uid another home has taken. It must not be written over."""
         key = execution_key(offer.uid, offer.attempt)
@@ -440,12 +426,12 @@ class PeerMessages:
         if not self._looked_up[src]:
             del self._looked_up[src]
 
-    async def _offer_received(self, src: str, offer: Offer) -> None:
+    async def _offer_received(self, src: str, offer: messages.Offer) -> None:
         refused, here, stalled = "", False, ""
         try:
             refused, here = await self._users.objection(TaskUser(src, offer.spec.user), offer.spec.directory)
         except SlowDown as error:
-            stalled = error.why[:WHY_LENGTH_MAX]
+            stalled = error.why[: messages.WHY_LENGTH_MAX]
         except LauncherError:
             self._counters[metrics.OFFERS_UNANSWERED] += 1  # its sender takes silence for a decline that may pass
             return
@@ -453,7 +439,7 @@ class PeerMessages:
             self._looked_up_one(src)
         self._inbox.put(events.MessageReceived(src, offer, directory_here=here, refused=refused, stalled=stalled))
 
-    async def _answer(self, src: str, request: DirectoryRequest) -> None:
+    async def _answer(self, src: str, request: messages.DirectoryRequest) -> None:
         """Answer with the code with which an offer would be declined."""
         try:
             refused, here = await self._users.objection(TaskUser(src, request.user), request.directory)
@@ -466,7 +452,7 @@ class PeerMessages:
         finally:
             self._looked_up_one(src)
         identity = "" if code else self._users.identity_of(request.directory)
-        self._queries.answer(src, DirectoryTold(request.directory, request.user, code, identity))
+        self._queries.answer(src, messages.DirectoryTold(request.directory, request.user, code, identity))
 
 
 @dataclass(eq=False, repr=False)
@@ -477,17 +463,17 @@ class CaMessages:
     _renewal: CertificateRenewal
     _run: RunState
 
-    def received(self, src: str, message: LinkMessage) -> bool:
+    def received(self, src: str, message: messages.LinkMessage) -> bool:
         """Take a message of a peer, if it is one of these. True if it is."""
         match message:
-            case Trust():
+            case messages.Trust():
                 try:
                     self.trust.received(src, message)
                 except OSError as error:
                     self._run.fail(f"cannot save the statements of the CA: {error.strerror}")
-            case CertificateRequest():
+            case messages.CertificateRequest():
                 self._renewal.requested(src)
-            case CertificateTold():
+            case messages.CertificateTold():
                 self._renewal.received(src, message)
             case _:
                 return False
@@ -505,17 +491,16 @@ class PeerEventSource:
     _duplicates: DuplicateNames
     _bus_peers: BusPeers
 
-    def deliver(self, src: str, message: LinkMessage) -> None:
-        """Take a message of a peer."""
+    def deliver(self, src: str, message: messages.LinkMessage) -> None:
         if self._ca.received(src, message):
             return
-        if isinstance(message, Sync | Leaving):
+        if isinstance(message, messages.Sync | messages.Leaving):
             self._members.changed()
-        elif isinstance(message, State):  # it has no broker, or does not hear this node there
+        elif isinstance(message, messages.State):  # it has no broker, or does not hear this node there
             self._bus_peers.forget(src)
         self._messages.received(src, message)
 
-    def met(self, hello: Hello) -> None:
+    def met(self, hello: messages.Hello) -> None:
         self._ca.trust.met(hello)
         self._members.met(hello)
         self._inbox.put(
@@ -525,13 +510,13 @@ class PeerEventSource:
     def unreachable(self, node: str, reason: str) -> None:
         self._inbox.put(events.PeerUnreachable(node, reason))
 
-    def send_failed(self, dst: str, message: LinkMessage) -> None:
+    def send_failed(self, dst: str, message: messages.LinkMessage) -> None:
         self._messages.send_failed(dst, message)
 
     def name_taken(self, by: str) -> None:
         self._duplicates.refused(by)
 
-    def copied(self, other: Identity, up_s: float) -> None:
+    def copied(self, other: messages.Identity, up_s: float) -> None:
         self._duplicates.copy_proven(other, up_s)
 
 
@@ -545,7 +530,7 @@ class BusPeers:
         self._peers: BoundedDict[str, tuple[str, int]] = BoundedDict(PEERS_MAX)
         """Boot id of each node, and the number of advice messages since it was heard."""
 
-    def received(self, envelope: Envelope) -> None:
+    def received(self, envelope: messages.Envelope) -> None:
         self._peers[envelope.src] = (envelope.src_boot, 0)
 
     def boot_of(self, node: str) -> str | None:
@@ -554,7 +539,6 @@ class BusPeers:
         return boot if unanswered < ADVICE_UNANSWERED_MAX else None
 
     def sent(self, node: str) -> None:
-        """Count a piece of advice sent over MQTT."""
         boot, unanswered = self._peers[node]
         self._peers[node] = (boot, unanswered + 1)
 
@@ -563,7 +547,6 @@ class BusPeers:
         self._peers.pop(node, None)
 
     def __contains__(self, node: object) -> bool:
-        """True if advice may be sent to that node over MQTT."""
         return isinstance(node, str) and self.boot_of(node) is not None
 
 
@@ -574,7 +557,7 @@ class BusAdvice:
         self._bus = bus
         self._peers = peers
 
-    def send(self, dst: str, message: LinkMessage) -> bool:
+    def send(self, dst: str, message: messages.LinkMessage) -> bool:
         """Send advice over MQTT while both ends are on it. False if the peer link is to be used."""
         boot = self._peers.boot_of(dst) if self._bus is not None else None
         if self._bus is None or boot is None or not self._bus.send(dst, boot, message):
@@ -582,15 +565,16 @@ class BusAdvice:
         self._peers.sent(dst)
         return True
 
-    def announce(self, message: Broadcast) -> Container[str]:
+    def announce(self, message: messages.Broadcast) -> Container[str]:
         """Publish advice for all peers → those that it reaches."""
         if self._bus is None:
             return ()
-        is_published = self._bus.publish_state(message) if isinstance(message, State) else self._bus.broadcast(message)
+        is_published = (
+            self._bus.publish_state(message) if isinstance(message, messages.State) else self._bus.broadcast(message)
+        )
         return self._peers if is_published else ()
 
     def forget(self, node: str) -> None:
-        """Forget a peer that the core has forgotten."""
         self._peers.forget(node)
 
 
@@ -609,11 +593,11 @@ class BusEvents:
     def bus_changed(self, *, connected: bool) -> None:
         self._inbox.put(events.BusChanged(connected))
 
-    def copy_reported(self, other: Identity) -> None:
+    def copy_reported(self, other: messages.Identity) -> None:
         if self._duplicates.copy_reported(other):
             self._links.dial_copy(other.address)
 
-    def from_bus(self, envelope: Envelope, *, retained: bool) -> None:
+    def from_bus(self, envelope: messages.Envelope, *, retained: bool) -> None:
         """Handle advice from the broker, unless its sender is revoked."""
         if not self._trust.admits(envelope.src, envelope.src_boot):
             self._security.counters[metrics.labelled(metrics.MQTT_MESSAGES_DROPPED, reason="revoked_node")] += 1
@@ -622,7 +606,7 @@ class BusEvents:
         self._bus_peers.received(envelope)
         body = envelope.body
         assert is_link_message(body)  # the filter admits advice alone
-        if isinstance(body, State):
+        if isinstance(body, messages.State):
             if body.identity.address and self._links.learn(body.identity):
                 self._members.changed()
             if retained:

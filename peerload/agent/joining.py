@@ -87,8 +87,12 @@ class Enrollment:
                 hint="make one:  peerload invite",
             )
         if not cluster.is_issuer:
-            issuers = sorted(peer.identity.node for peer in self._node.membership if peer.profile.issuer)
-            where = f"on {' or '.join(issuers[:3])}" if issuers else "where the cluster was made"
+            issuers = sorted(
+                peer.identity.node
+                for peer in self._node.membership
+                if peer.profile.issuer and peer.state is not PeerState.LEFT
+            )
+            where = f"on {' or '.join(issuers[:3])}" if issuers else "on a machine that has it (docs/security.md)"
             raise BadRequest(
                 f"this node can {cannot}",
                 why="it does not have the key of the cluster's CA",
@@ -232,7 +236,6 @@ class JoinServer:
 
     @property
     def certificate(self) -> bytes:
-        """This node's certificate (DER)."""
         return self._tls.certificate
 
     def newcomer(self, closed: Callable[[asyncio.BaseProtocol], None]) -> JoiningNode:

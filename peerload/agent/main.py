@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from peerload.agent.peers.addresses import with_current_addresses
+from peerload.agent.runtime import share_heap
 from peerload.agent.systemd import ServiceManager, check_service_places
 from peerload.config import loader
 from peerload.model.errors import PeerloadError
@@ -67,6 +68,7 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
     where this user's ``state`` and ``socket`` are; ``gpu_library``: what speaks like `pynvml`, None: this machine's
     driver is looked for. → the exit code; 125 if it could not start, said on stderr."""
     code = CANNOT
+    share_heap()
     files_max = open_more_files()
     try:
         manager = ServiceManager(os.environ)

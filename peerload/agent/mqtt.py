@@ -608,7 +608,6 @@ class MqttBus:
         return isinstance(message, ADVICE) and self._queue(self._topics.to(dst), message, dst, dst_boot)
 
     def broadcast(self, message: Message) -> bool:
-        """Publish advice for all nodes, as `send`."""
         return isinstance(message, BROADCAST) and self._queue(self._topics.ask, message, "", "")
 
     def _queue(self, topic: str, message: Message, dst: str, dst_boot: str) -> bool:
@@ -784,7 +783,6 @@ class MqttBus:
 
 
 def _reason(errors: BaseExceptionGroup[BaseException]) -> str:
-    """Text of the first cause in a group."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

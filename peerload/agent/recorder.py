@@ -85,7 +85,6 @@ class Recorder:
             self._forget()
 
     def close(self) -> None:
-        """Close the recording; the agent stops on purpose."""
         self._end("the agent stopped")
 
     def _end(self, reason: str) -> None:

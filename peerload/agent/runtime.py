@@ -64,7 +64,6 @@ CHECKS_MAX = 3
 PROGRESS_BYTES_MIN = 1024
 """Bytes between two checks that count as progress; the end of a frame does, too."""
 THREADS = 8
-"""Threads for blocking work."""
 _NOT_FOR_CHILDREN = ("PEERLOAD_", "NOTIFY_", "LISTEN_", "WATCHDOG_", "CREDENTIALS_")
 
 
@@ -101,11 +100,9 @@ class AgentInfo:
         self._started_s = now().boot_s
 
     def up_s(self) -> float:
-        """Uptime of this agent, in seconds."""
         return now().boot_s - self._started_s
 
     def add_refusal(self, address: str) -> None:
-        """Record that the peer at this address refuses this node."""
         self.refused_by = (*self.refused_by, address)[-REFUSED_BY_MAX:]
 
 
@@ -169,7 +166,6 @@ class RunState:
 
     @property
     def is_stopping(self) -> bool:
-        """True once it has begun to stop."""
         return bool(self._endings)
 
     @property
@@ -188,7 +184,6 @@ class RunState:
         return Ending.LEAVE in self._endings
 
     async def stopping(self) -> None:
-        """Return when it begins to stop."""
         await self._stopping.wait()
 
     def stop(self, ending: Ending = Ending.STOP) -> None:
@@ -196,7 +191,6 @@ class RunState:
         self._stopping.set()
 
     def fail(self, why: str) -> None:
-        """Stop after a fatal error, and log the reason."""
         log.critical("agent stops: reason=%s", why)
         self.stop(Ending.FAILED)
 
@@ -226,7 +220,8 @@ class Inbox:
     def __init__(self, events_max: int) -> None:
         self._events_max = events_max
         self._events: deque[Event] = deque()
-        self._news = asyncio.Event()
+        self._news: asyncio.Future[None] | None = None
+        """What the consumer waits for while there is nothing; an `asyncio.Event` would cost more than what is done with most events."""
         self.dropped = 0
         self.put_count = self.taken_count = 0
         """Number of events that were ever queued, and of those that were handed over."""
@@ -241,15 +236,16 @@ class Inbox:
             return
         self._events.append(event)
         self.put_count += 1
-        self._news.set()
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     async def turn(self) -> list[Event]:
         """Wait for events → those that have come, at most TURN_EVENTS_MAX. Sockets and timers get their turn before."""
         if self._events:
             await asyncio.sleep(0)
         else:
-            self._news.clear()
-            await self._news.wait()
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
         events = [self._events.popleft() for _ in range(min(len(self._events), TURN_EVENTS_MAX))]
         self.taken_count += len(events)
         return events
@@ -502,7 +498,6 @@ class BackgroundTasks:
             self._run.fail(f"a bug: {error!r}")
 
     async def close(self) -> None:
-        """Cancel all, and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -613,6 +608,18 @@ class ReadTimeout:
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
+M_ARENA_MAX = -8
+"""Number of this parameter of `mallopt`."""
+
+
+def share_heap() -> None:
+    """Have the C library allocate for all threads from one heap: else each thread keeps what it has needed once. To be called before
+    there are threads."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc alone
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, 1)
+
+
 def trim_memory() -> None:
     """Give freed memory of the C library back to the machine. For a thread."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
@@ -638,7 +645,6 @@ class Workers(Executor):
         self._grow()
 
     def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """See `Executor`."""
         future: Future[R] = Future()
         self._grow()
         work = (future, lambda: function(*args, **kwargs))
@@ -649,7 +655,6 @@ class Workers(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """See `Executor`."""
         del cancel_futures
         for _ in self._threads:
             self._work.put(None)

@@ -110,7 +110,6 @@ class StoredStdin:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """The file, open for appending. Raises OSError."""
         file = os.open(self.path, _ADDING)
         try:
             yield file
@@ -298,7 +297,6 @@ class StdinStore:
                 remove(path)
 
     def left_by(self, feeder: object) -> list[StoredStdin]:
-        """The inputs that this client was sending."""
         return [known for known in self._open.values() if known.feeder is feeder]
 
 
@@ -544,7 +542,6 @@ class StdinForwarding:
         self._here.pop(key, None)
 
     def grown(self, key: str, source: StoredStdin) -> None:
-        """Tell the launcher that the input has grown, or has ended."""
         self._launcher.feed(key, source.size_bytes, has_ended=source.has_ended)
 
     def adopt(self, *, is_first: bool) -> None:
@@ -593,7 +590,6 @@ class StdinForwarding:
             self._fetches.fed(key, offset, is_closed=is_closed)
 
     def note_input(self, record: TaskRecord, source: StoredStdin) -> None:
-        """Note in the task's record that input has arrived, if so."""
         if source.size_bytes and not record.input_came:
             self._inbox.put(InputCame(record.uid))
 

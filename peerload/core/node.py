@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import enum
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, assert_never
+from typing import TYPE_CHECKING, Any, ClassVar, assert_never, get_args
 
 import msgspec
 
-from peerload.core import validation
 from peerload.core.coordination.clients import ClientBinding, ClientRequests
 from peerload.core.coordination.evacuation import NodeDrain, TaskEvacuation
 from peerload.core.coordination.intake import Intake, SubmissionLog, TaskDispatch, submission_order
@@ -146,13 +145,6 @@ class Node:
             machine.settle()
         sharing.information.settle()
         return state.actions
-
-    def validate(self) -> None:
-        """Check the invariants of this node, between two events. Raises InvariantBroken with the facts."""
-        validation.validate_tasks(self.home, self.runs, self.state.node)
-        validation.validate_groups(self.eligibility.groups, self.home)
-        validation.validate_attempts(self.executor, self.ledger, self.runs)
-        validation.validate_room(self.ledger, self.queue, self.runs)
 
     def shrink(self) -> None:
         """Rebuild the tables of tasks at their present size: a dictionary never shrinks by itself."""
@@ -405,7 +397,6 @@ class Node:
             self.sharing.report_met(node, event.report)
 
     def _gossiped(self) -> None:
-        """Handle changes of peers' states that gossip has found."""
         for node in self.membership.back():
             self._is_back(node)
 
@@ -757,79 +748,24 @@ WHO_WAS_ASKED: VerdictsByRole = ANY_MEMBER
 """Over a stream that this node has opened, to that very member; over any other it closes the stream."""
 
 TABLE: Mapping[type[Any], VerdictsByRole] = {
-    # who is there
-    messages.Hello: ANY_MEMBER,
-    messages.Ping: ANY_MEMBER,
-    messages.Pong: ANY_MEMBER,
-    messages.Sync: ANY_MEMBER,
-    messages.ProfileRequest: ANY_MEMBER,
-    messages.ProfileTold: ANY_MEMBER,
-    messages.Trust: ANY_MEMBER,  # each word in it is signed by the CA, or nothing
-    messages.CertificateRequest: ANY_MEMBER,
-    messages.CertificateTold: ANY_MEMBER,
-    messages.Leaving: ANY_MEMBER,
-    messages.Wake: ANY_MEMBER,  # no more than waking a member that is asleep, once a second
-    messages.NameTaken: ANY_MEMBER,
-    messages.WrongBoot: ANY_MEMBER,
-    messages.DialBack: ANY_MEMBER,  # a connection to the asker, who could have made it, and proves to be itself
-    messages.NotDialled: ANY_MEMBER,
-    messages.DirectoryRequest: ANY_MEMBER,
-    messages.DirectoryTold: ANY_MEMBER,  # of the teller itself
-    # advice
-    messages.State: ANY_MEMBER,
-    messages.ProbeRequest: ANY_MEMBER,
-    messages.ProbeReply: ANY_MEMBER,
-    messages.StateRequest: ANY_MEMBER,
-    messages.StateAnswer: ANY_MEMBER,
-    messages.Enough: ANY_MEMBER,
-    messages.GiveRequest: ANY_MEMBER,
-    messages.GiveReply: ANY_MEMBER,
-    messages.Footprint: ANY_MEMBER,
-    messages.PairRequest: ANY_MEMBER,
-    messages.PairReply: ANY_MEMBER,
-    messages.Unpair: ANY_MEMBER,
-    # home → executor
-    messages.Offer: ITS_HOME,
-    messages.Commit: ITS_HOME,
-    messages.RenewOk: ITS_HOME,
-    messages.Park: ITS_HOME,
-    messages.Revoke: ITS_HOME,
-    messages.Signal: ITS_HOME,
-    messages.Query: ITS_HOME,
-    messages.ResultAck: ITS_HOME,
-    # executor → home
-    messages.Accept: ITS_HOLDER,
-    messages.Staging: ITS_HOLDER,
-    messages.Decline: ITS_HOLDER,
-    messages.Renew: MAY_BE_BACK,
-    messages.NotStarted: ITS_HOLDER,
-    messages.Return: ITS_HOLDER,
-    messages.Died: ITS_HOLDER,
-    messages.Result: HAD_IT,
-    # home → home: of tasks of the node that is asked, or that was asked
+    # Who is there, and advice. Statements of the CA are signed by it, WAKE wakes a member that is asleep once a second at most, and
+    # DIAL_BACK makes a connection to the asker, who could have made it.
+    **dict.fromkeys(get_args(messages.Membership | messages.Advice | gossip.GossipMessage), ANY_MEMBER),
+    # home → executor, but for what home says to home of tasks of the node that is asked, or that was asked
+    **dict.fromkeys(get_args(messages.Ownership), ITS_HOME),
     messages.AwaitTasks: ANY_MEMBER,
     messages.TasksTold: ANY_MEMBER,
+    # executor → home
+    **dict.fromkeys(TO_HOME, ITS_HOLDER),
+    messages.Renew: MAY_BE_BACK,
+    messages.Result: HAD_IT,
     # streams
+    **dict.fromkeys(get_args(messages.Output | messages.Input | messages.Files | messages.Forwarding), WHO_WAS_ASKED),
     messages.OutputRequest: ITS_HOME,
-    messages.OutputChunk: WHO_WAS_ASKED,
-    messages.OutputEnd: WHO_WAS_ASKED,
     messages.InputRequest: ITS_HOLDER,
-    messages.InputChunk: WHO_WAS_ASKED,
-    messages.InputWindow: WHO_WAS_ASKED,
-    messages.InputEnd: WHO_WAS_ASKED,
     messages.BlocksRequest: ANY_MEMBER,  # who knows the digest of a block has a manifest that names it
-    messages.Blocks: WHO_WAS_ASKED,
-    messages.BlocksEnd: WHO_WAS_ASKED,
     messages.Forward: ANY_MEMBER,  # what its user may is the other table: agent/control/authorization.py
-    messages.Forwarded: WHO_WAS_ASKED,
     messages.ForwardStop: ANY_MEMBER,
-    # gossip
-    gossip.GossipPing: ANY_MEMBER,
-    gossip.GossipAck: ANY_MEMBER,
-    gossip.GossipPingRequest: ANY_MEMBER,
-    gossip.GossipNack: ANY_MEMBER,
-    gossip.MembershipUpdate: ANY_MEMBER,
-    gossip.Load: ANY_MEMBER,
 }
 
 

@@ -142,7 +142,6 @@ SHORT_BYTES = 4096
 
 
 def kill_one(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a process that may be gone by now."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

@@ -13,26 +13,17 @@ import signal
 import sys
 from typing import Any
 
-from peerload.launcher.protocol import LauncherProtocolError, StdinFed
+from peerload.launcher import protocol
 from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Collection, Iterable, Sequence
-    from typing import NoReturn
+    from collections.abc import Callable, Collection, Sequence
 
     from peerload.launcher.cgroup_limits import CgroupLimits
     from peerload.launcher.containment import Units
     from peerload.launcher.powercap import Reading
-    from peerload.launcher.protocol import (
-        LauncherEvent,
-        Request,
-        ResizeRequest,
-        SpawnRequest,
-        StdinRequest,
-        UserRequest,
-    )
 
 
 MPS_KEEPER = tuple(
@@ -127,7 +118,7 @@ class RequestPending(Exception):
 
 
 def spawn(
-    request: SpawnRequest,
+    request: protocol.SpawnRequest,
     reads: int | str = "",
     fork: Callable[[], int] | None = None,
     joins: Sequence[str] = (),
@@ -150,9 +141,7 @@ def spawn(
         os.umask(umask)
         program = find_program(argv[0], environment)
         if fork is not None or joins:
-            return _fork_and_exec(
-                fork or os.fork, lambda changed: _become(program, request, environment, reads, joins, changed)
-            )
+            return _fork_and_exec(fork or os.fork, program, request, environment, reads, joins)
         return os.posix_spawn(
             program,
             argv,
@@ -182,12 +171,24 @@ def enter_directory(directory: bytes) -> None:
         raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(directory)}: {why}") from None
 
 
-def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], NoReturn]) -> int:
-    """Fork a process that becomes a program, and wait until it has → its pid. ``become`` gets the signals that do not have
-    their default here. Raises OSError or ValueError if it has not. The builtins of `signal` are called, since its own
-    functions make an enum of each of 64 signals: nothing costs more before a fork, and in the child each page that is
-    written to is copied."""
+def _fork_and_exec(
+    fork: Callable[[], int],
+    program: bytes,
+    request: protocol.SpawnRequest,
+    environment: dict[bytes, bytes],
+    reads: int | str,
+    joins: Sequence[str],
+) -> int:
+    """Fork a process that becomes the program as with posix_spawn, and wait until it has → its pid. Raises OSError or ValueError if it
+    has not.
+
+    In the child each page that is written to is copied, those of the objects that Python looks at, too. So as much as possible is
+    done before, and the rest calls few functions. The builtins of `signal` are called, since its own functions make an enum of each
+    of 64 signals.
+    """
     changed = list(itertools.compress(SIGNALS_DEFAULT, map(_signal.getsignal, SIGNALS_DEFAULT)))  # SIG_DFL is 0
+    terminal = reads if isinstance(reads, str) else ""
+    argv, files = request.argv, [] if terminal else _opened(request, reads)
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         blocked = _signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_DEFAULT)
@@ -195,7 +196,18 @@ def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], No
             pid = fork()
             if pid == 0:
                 try:
-                    become(changed)
+                    if joins:
+                        join(joins)
+                    for number in changed:
+                        _signal.signal(number, _signal.SIG_DFL)
+                    os.setsid()
+                    if terminal:  # it becomes the session's own
+                        files = [os.open(terminal, os.O_RDWR)] * 3
+                    os.dup2(files[0], 0)
+                    os.dup2(files[1], 1)
+                    os.dup2(files[2], 2)
+                    _signal.pthread_sigmask(signal.SIG_SETMASK, ())
+                    os.execve(program, argv, environment)  # noqa: S606 -- that is what it is for
                 except BaseException as error:  # noqa: BLE001 -- it must never become a second launcher
                     number = (error.errno or 0) if isinstance(error, OSError) else 0
                     os.write(writing, b"%d %s" % (number, str(error).encode(errors="replace")[:REASON_CHARS_MAX]))
@@ -207,6 +219,7 @@ def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], No
         raw = os.read(reading, 2 * REASON_CHARS_MAX)  # it ends with exec
     finally:
         os.close(reading)
+        _close(files, reads)
     if raw:
         os.waitpid(pid, 0)
         code, _, why = raw.partition(b" ")
@@ -214,28 +227,22 @@ def _fork_and_exec(fork: Callable[[], int], become: Callable[[Iterable[int]], No
     return pid
 
 
-def _become(
-    program: bytes,
-    request: SpawnRequest,
-    environment: dict[bytes, bytes],
-    reads: int | str,
-    joins: Sequence[str],
-    changed: Iterable[int],
-) -> NoReturn:
-    """Do in a forked child what posix_spawn does."""
-    join(joins)
-    for number in changed:
-        _signal.signal(number, _signal.SIG_DFL)
-    os.setsid()
-    if isinstance(reads, str) and reads:
-        files = [os.open(reads, os.O_RDWR)] * 3
-    else:
-        source = reads if isinstance(reads, int) else os.open("/dev/null", os.O_RDONLY)
-        files = [source, *(os.open(path, _CAPTURE, 0o600) for path in (request.stdout, request.stderr))]
-    for number, fd in enumerate(files):
-        os.dup2(fd, number)
-    _signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    os.execve(program, request.argv, environment)  # noqa: S606 -- that is what it is for
+def _opened(request: protocol.SpawnRequest, reads: int | str) -> list[int]:
+    """The standard files of a task without a terminal. Raises OSError."""
+    files = [reads if isinstance(reads, int) else os.open("/dev/null", os.O_RDONLY)]
+    try:
+        for path in (request.stdout, request.stderr):
+            files.append(os.open(path, _CAPTURE, 0o600))  # noqa: PERF401 -- those opened so far are closed
+    except OSError:
+        _close(files, reads)
+        raise
+    return files
+
+
+def _close(files: Sequence[int], reads: int | str) -> None:
+    for fd in files:
+        if fd != reads:  # which is the caller's
+            os.close(fd)
 
 
 def join(entrances: Sequence[str]) -> None:
@@ -324,7 +331,7 @@ class SingleUser:
     def open(
         self,
         epoll: select.epoll,  # noqa: ARG002 -- for all users
-        events: list[LauncherEvent],  # noqa: ARG002
+        events: list[protocol.LauncherEvent],  # noqa: ARG002
         units: Units,
         root_name: str,
         own_children: set[int],  # noqa: ARG002
@@ -347,15 +354,15 @@ class SingleUser:
         """True if the agent is at the other end; here any process that may open the directory."""
         return True
 
-    def deferring(self, carry_out: Callable[[Request], None]) -> Callable[[Request], None]:
+    def deferring(self, carry_out: Callable[[protocol.Request], None]) -> Callable[[protocol.Request], None]:
         """``carry_out``, but requests that have to wait for the account database are carried out later."""
         return carry_out
 
-    def carry_out(self, request: UserRequest) -> None:  # noqa: ARG002
+    def carry_out(self, request: protocol.UserRequest) -> None:  # noqa: ARG002
         """Carry out a request as a user. Raises LauncherProtocolError."""
-        raise LauncherProtocolError("this launcher serves one user")
+        raise protocol.LauncherProtocolError("this launcher serves one user")
 
-    def admit(self, request: SpawnRequest) -> SpawnRequest:
+    def admit(self, request: protocol.SpawnRequest) -> protocol.SpawnRequest:
         """Decide which account a task runs as → the request with that account's limits. Raises SpawnRefused."""
         return request
 
@@ -363,7 +370,7 @@ class SingleUser:
         """Raises SpawnRefused unless this attempt may run inside of that one."""
 
     def spawn(
-        self, request: SpawnRequest, reads: int | str, fork: Callable[[], int] | None, joins: Sequence[str]
+        self, request: protocol.SpawnRequest, reads: int | str, fork: Callable[[], int] | None, joins: Sequence[str]
     ) -> int:
         """Start the process of an admitted task, see `spawn` → its pid. Raises CannotStart, or OSError with a number in SHORTAGES."""
         if self._limits is None or request.inside:
@@ -378,7 +385,6 @@ class SingleUser:
         """Exit code and reason of a process that has ended before it was its command; None if it was."""
 
     def release(self, key: str) -> None:
-        """Release the resources of an attempt; nothing of it is left."""
         if self._limits is not None:
             self._limits.close(key)
 
@@ -610,7 +616,6 @@ class PseudoTerminals:
 
     @property
     def descriptors(self) -> int:
-        """Number of open descriptors."""
         return TERMINAL_DESCRIPTORS * len(self._by_key)
 
     def open(self, key: str, path: str, rows: int, columns: int) -> PseudoTerminal:
@@ -622,7 +627,6 @@ class PseudoTerminals:
         return terminal
 
     def resize(self, key: str, rows: int, columns: int) -> None:
-        """Set the window size of a task's terminal, if it has one."""
         terminal = self._by_key.get(key)
         if terminal is not None:
             terminal.resize(rows, columns)
@@ -723,7 +727,7 @@ class LauncherStdin:
     does not wait for a reader. The task sees the end of its input only if the agent has reported it.
     """
 
-    def __init__(self, epoll: select.epoll, events: list[LauncherEvent], access: Access) -> None:
+    def __init__(self, epoll: select.epoll, events: list[protocol.LauncherEvent], access: Access) -> None:
         self._epoll = epoll
         self._events = events
         self._access = access
@@ -735,16 +739,15 @@ class LauncherStdin:
 
     @property
     def descriptors(self) -> int:
-        """Number of open descriptors."""
         return DESCRIPTORS * len(self._by_key) + self._terminals.descriptors
 
-    def open(self, request: SpawnRequest) -> int | str:
+    def open(self, request: protocol.SpawnRequest) -> int | str:
         """Open the stdin of a task, as `spawn` takes it; the output of a terminal goes to the file of its stdout.
         Raises CannotStart, or OSError with a number in SHORTAGES."""
         with self._access:
             return self._open(request)
 
-    def _open(self, request: SpawnRequest) -> int | str:
+    def _open(self, request: protocol.SpawnRequest) -> int | str:
         key, source, window = request.key, request.input, request.terminal
         try:
             if window:
@@ -789,21 +792,20 @@ class LauncherStdin:
         if reading is not None:
             os.close(reading)
 
-    def grown(self, request: StdinRequest) -> None:
+    def grown(self, request: protocol.StdinRequest) -> None:
         """Feed more, and report the offset to the agent."""
         key = request.key
         feed = self._by_key.get(key)
         if feed is None:
             if key in self._closed:
-                self._events.append(StdinFed(key, self._closed[key], is_closed=True))
+                self._events.append(protocol.StdinFed(key, self._closed[key], is_closed=True))
             return
         feed.size = max(feed.size, request.size)
         feed.has_ended = feed.has_ended or request.ends
         feed.reported = -1
         self._pump(feed)
 
-    def resize(self, request: ResizeRequest) -> None:
-        """Set the window size of a task's terminal."""
+    def resize(self, request: protocol.ResizeRequest) -> None:
         self._terminals.resize(request.key, request.rows, request.columns)
 
     def ready(self, masks: dict[int, int]) -> None:
@@ -863,7 +865,7 @@ class LauncherStdin:
 
     def _report(self, feed: StdinFeed, *, is_closed: bool = False) -> None:
         feed.reported = feed.fed
-        self._events.append(StdinFed(feed.key, feed.fed, is_closed))
+        self._events.append(protocol.StdinFed(feed.key, feed.fed, is_closed))
 
     def _close(self, feed: StdinFeed) -> None:
         del self._by_key[feed.key], self._by_sink[feed.sink]

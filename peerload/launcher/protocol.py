@@ -108,7 +108,6 @@ class Message(metaclass=MessageType):
         return type(self).defaults | self.__dict__
 
     def replace(self, **changes: object) -> Self:
-        """A copy with other values for some fields."""
         return type(self)(**self.__dict__ | changes)
 
     def __eq__(self, other: object) -> bool:
@@ -459,7 +458,6 @@ def packed(value: Any) -> bytes:  # noqa: ANN401 -- any MessagePack value, with 
 
 
 def encode(message: Request | LauncherEvent) -> bytes:
-    """Encode one message as the body of a frame."""
     fields = _listed_fields(message) if isinstance(message, ListedEvent) else message.__dict__
     return packed(type(message).head | fields)
 

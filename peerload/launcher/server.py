@@ -19,59 +19,10 @@ import sys
 import time
 from typing import assert_never
 
+from peerload.launcher import process, protocol
 from peerload.launcher.containment import ROOT_PREFIX, cgroup_units, memory_limits
 from peerload.launcher.lanes import HARMLESS, WAIT_S_MAX, Lanes
 from peerload.launcher.orphan_cleanup import Watchdog, kill_leftovers, note_units
-from peerload.launcher.process import (
-    NEVER_STARTED,
-    SHORTAGES,
-    CannotStart,
-    Capture,
-    HolePuncher,
-    LauncherStdin,
-    RequestPending,
-    SingleUser,
-    SpawnRefused,
-)
-from peerload.launcher.protocol import (
-    ALREADY_RUNS,
-    FRAME_BYTES_MAX,
-    HEADER_BYTES,
-    NODE_CHARS_MAX,
-    REQUEST_FAILURES,
-    SOCKET_NAME,
-    STOP_GRACE_S,
-    VERSION,
-    DirectoryCheck,
-    EndedEvent,
-    EvictRequest,
-    ExitRecord,
-    ExpiredEvent,
-    FileAppend,
-    FileCheck,
-    FilesJob,
-    ForgetRequest,
-    LauncherProtocolError,
-    LeaseRequest,
-    ListedEvent,
-    ListedTask,
-    ListenRequest,
-    ListRequest,
-    PingRequest,
-    PongEvent,
-    ResizeRequest,
-    RetireRequest,
-    SignalRequest,
-    SpawnRequest,
-    StartedEvent,
-    StdinRequest,
-    StopRequest,
-    UsageRequest,
-    claim_name,
-    decode_requests,
-    encode,
-    frame,
-)
 from peerload.launcher.record_log import LOG_BYTES_MAX, Exits, log_line
 from peerload.launcher.task import (
     CHECK_S,
@@ -92,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from peerload.launcher.containment import Units
-    from peerload.launcher.protocol import LauncherEvent, Request
 
 UNSENT_BYTES_MAX = 64 << 20
 """An agent that leaves more than this unread is disconnected; it reconnects and asks for the list."""
@@ -102,7 +52,7 @@ PENDING_MAX = 8
 FIRST_FRAME_BYTES_MAX = 4096
 LAST_READS_MAX = 64
 """Bound on reads from an agent that is being replaced."""
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 16
 
 
 def claim_store(store: str) -> socket.socket | None:
@@ -110,7 +60,7 @@ def claim_store(store: str) -> socket.socket | None:
     the name is taken, or cannot be bound."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        held.bind(claim_name("launcher", store))  # nobody may connect: it does not listen
+        held.bind(protocol.claim_name("launcher", store))  # nobody may connect: it does not listen
     except OSError as error:
         held.close()
         log_line(f"cannot claim the database: store={store} error={error}")
@@ -126,8 +76,10 @@ class AgentSocket:
     agent has asked for the list, and gets events. users: decides who is the agent.
     """
 
-    def __init__(self, epoll: select.epoll, carry_out: Callable[[Request], None], users: SingleUser) -> None:
-        self._path = f"{users.sockets}/{SOCKET_NAME}"
+    def __init__(
+        self, epoll: select.epoll, carry_out: Callable[[protocol.Request], None], users: process.SingleUser
+    ) -> None:
+        self._path = f"{users.sockets}/{protocol.SOCKET_NAME}"
         self._users = users
         self._epoll = epoll
         self._carry_out = carry_out
@@ -144,12 +96,12 @@ class AgentSocket:
         before = os.umask(0o177)
         try:
             os.chdir(self._users.sockets)  # a path within it is never too long for a socket
-            if os.path.lexists(SOCKET_NAME):
-                os.unlink(SOCKET_NAME)
-            listener.bind(SOCKET_NAME)
+            if os.path.lexists(protocol.SOCKET_NAME):
+                os.unlink(protocol.SOCKET_NAME)
+            listener.bind(protocol.SOCKET_NAME)
             listener.listen(16)
             listener.setblocking(False)
-            os.chown(SOCKET_NAME, self._users.access.uid, -1)
+            os.chown(protocol.SOCKET_NAME, self._users.access.uid, -1)
             self._epoll.register(listener, select.EPOLLIN)
         except OSError:
             listener.close()
@@ -186,11 +138,13 @@ class AgentSocket:
         if self._agent is not None and masks.get(self._agent.fileno(), 0) & ~select.EPOLLOUT:
             self._receive()
 
-    def send(self, events: Sequence[LauncherEvent]) -> None:
+    def send(self, events: Sequence[protocol.LauncherEvent]) -> None:
         """Queue events for the agent; `flush` writes them. Without an agent they are dropped."""
         for at in range(0, len(events), EVENTS_PER_FRAME_MAX):
             if self._agent is not None:
-                self._unsent += frame([encode(event) for event in events[at : at + EVENTS_PER_FRAME_MAX]])
+                self._unsent += protocol.frame(
+                    [protocol.encode(event) for event in events[at : at + EVENTS_PER_FRAME_MAX]]
+                )
 
     def flush(self) -> None:
         """Write the queue, as far as the agent reads."""
@@ -246,11 +200,11 @@ class AgentSocket:
         except OSError:
             raw = b""
         buffer += raw
-        size = int.from_bytes(buffer[:HEADER_BYTES], "big")
-        if not raw or (len(buffer) >= HEADER_BYTES and size > FIRST_FRAME_BYTES_MAX):
+        size = int.from_bytes(buffer[: protocol.HEADER_BYTES], "big")
+        if not raw or (len(buffer) >= protocol.HEADER_BYTES and size > FIRST_FRAME_BYTES_MAX):
             self._reject(fd)
-        elif len(buffer) >= HEADER_BYTES + size:
-            if not _starts_with_list(bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])):
+        elif len(buffer) >= protocol.HEADER_BYTES + size:
+            if not _starts_with_list(bytes(buffer[protocol.HEADER_BYTES : protocol.HEADER_BYTES + size])):
                 self._reject(fd)
                 return
             del self._pending[fd]
@@ -296,19 +250,19 @@ class AgentSocket:
         """Carry out the complete frames. → whether there may be more."""
         buffer = self._received
         buffer += raw
-        while len(buffer) >= HEADER_BYTES:
-            size = int.from_bytes(buffer[:HEADER_BYTES], "big")
-            if size > FRAME_BYTES_MAX:
+        while len(buffer) >= protocol.HEADER_BYTES:
+            size = int.from_bytes(buffer[: protocol.HEADER_BYTES], "big")
+            if size > protocol.FRAME_BYTES_MAX:
                 self._disconnect(f"a frame that claims {size} bytes")
                 return False
-            if len(buffer) < HEADER_BYTES + size:
+            if len(buffer) < protocol.HEADER_BYTES + size:
                 return True
-            body = bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])
-            del buffer[: HEADER_BYTES + size]
+            body = bytes(buffer[protocol.HEADER_BYTES : protocol.HEADER_BYTES + size])
+            del buffer[: protocol.HEADER_BYTES + size]
             try:
-                for request in decode_requests(body):
+                for request in protocol.decode_requests(body):
                     self._carry_out(request)
-            except REQUEST_FAILURES as error:
+            except protocol.REQUEST_FAILURES as error:
                 self._disconnect(f"not a request: {type(error).__name__}: {str(error)[:200]}")
                 return False
         return True
@@ -316,8 +270,8 @@ class AgentSocket:
 
 def _starts_with_list(body: bytes) -> bool:
     try:
-        return isinstance(next(decode_requests(body), None), ListRequest)
-    except LauncherProtocolError:
+        return isinstance(next(protocol.decode_requests(body), None), protocol.ListRequest)
+    except protocol.LauncherProtocolError:
         return False
 
 
@@ -330,7 +284,6 @@ LOCK_S_MAX = 0.3
 """A directory may seem locked for this long after a launcher was killed: a process that it was starting still has its
 lock."""
 LOCK_LOOK_S = 0.01
-"""Interval at which the lock is tried."""
 
 
 class Launcher:
@@ -338,15 +291,15 @@ class Launcher:
     that work. store: the id of the database that it starts tasks for, "" for several. It first kills what its predecessor
     has left, then listens."""
 
-    def __init__(self, users: SingleUser, units: str = "", memory: str = "", store: str = "") -> None:
+    def __init__(self, users: process.SingleUser, units: str = "", memory: str = "", store: str = "") -> None:
         self._directory = users.directory
         self._users = users
-        self._holes = HolePuncher()
-        self._lanes: Lanes[SpawnRequest] = Lanes()
+        self._holes = process.HolePuncher()
+        self._lanes: Lanes[protocol.SpawnRequest] = Lanes()
         self._tasks: dict[str, LaunchedTask] = {}
         self._by_pidfd: dict[int, LaunchedTask] = {}
-        self._events: list[LauncherEvent] = []
-        self._starts: dict[str, StartedEvent] = {}
+        self._events: list[protocol.LauncherEvent] = []
+        self._starts: dict[str, protocol.StartedEvent] = {}
         """Starts that were not reported yet, by the key of the task."""
         self._report_due_s = 0.0
         self._waited = 0
@@ -370,7 +323,7 @@ class Launcher:
         self._epoll = select.epoll()
         kept = self._exits.ended.keys()
         users.open(self._epoll, self._events, self._units, root_name, self._own_children, kept)
-        self._input = LauncherStdin(self._epoll, self._events, users.access)
+        self._input = process.LauncherStdin(self._epoll, self._events, users.access)
         self._spawner = Spawner(self._run, self._tasks, self._units, self._memory, self._input, users)
         self._reaper = Reaper(self._units, self._end, users.release)
         self._leases = LeaseTimers(self._tasks, self._units, self._events)
@@ -479,7 +432,7 @@ class Launcher:
                 if task.memory_bytes_max and not task.ended_at and self._memory.is_out_of_memory(task.key):
                     self._units.kill(task.key)
         if self._kill_at_s and now_s >= self._kill_at_s:
-            self._kill_at_s = now_s + STOP_GRACE_S
+            self._kill_at_s = now_s + protocol.STOP_GRACE_S
             for task in self._tasks.values():
                 self._units.kill(task.key)
 
@@ -501,7 +454,7 @@ class Launcher:
         self._memory.close(task.key)
         if task.lost_because:
             self._report_lost(task.key, task.lost_because, never_started=False)
-        elif failure is not None and failure[0] == NEVER_STARTED:
+        elif failure is not None and failure[0] == process.NEVER_STARTED:
             self._report_lost(task.key, failure[1], never_started=True, shortage=failure[1])
         else:
             with_start = not task.is_synced and self._starts.pop(task.key, None) is not None
@@ -515,9 +468,9 @@ class Launcher:
         while request is not None and not self._stopping:
             try:
                 self._start(request)
-            except RequestPending:  # its account has to be looked up again: the agent gives it anew
+            except process.RequestPending:  # its account has to be looked up again: the agent gives it anew
                 self._report_lost(request.key, "its account is looked up again", never_started=True)
-            except REQUEST_FAILURES as error:
+            except protocol.REQUEST_FAILURES as error:
                 log_line(f"task cannot be started: key={request.key} error={type(error).__name__}: {error}")
                 self._report_lost(request.key, f"it cannot be started: {error}", never_started=True)
             if request.key in self._tasks:
@@ -533,7 +486,7 @@ class Launcher:
                 self._report_lost(following, "the task before it takes longer than expected", never_started=True)
 
     def _report_lost(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
-        self._events.append(ExpiredEvent(key, reason, never_started, shortage))
+        self._events.append(protocol.ExpiredEvent(key, reason, never_started, shortage))
 
     def _reap_orphans(self) -> None:
         """Reap orphans of tasks, where they are reparented to the launcher."""
@@ -557,48 +510,50 @@ class Launcher:
 
     # -- the agent -----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, request: Request) -> None:  # noqa: C901 PLR0912 -- one case for each request
+    def _carry_out(self, request: protocol.Request) -> None:  # noqa: C901 PLR0912 -- one case for each request
         match request:
-            case SpawnRequest():
+            case protocol.SpawnRequest():
                 self._spawn(request)
-            case ForgetRequest(key):
+            case protocol.ForgetRequest(key):
                 self._exits.forget(key)
                 if key not in self._tasks:
                     self._users.forget(key)
-            case SignalRequest(key, number):
+            case protocol.SignalRequest(key, number):
                 task = self._tasks.get(key)
                 if task is not None and not self._would_thaw(task, number):
                     self._signal(task, number)
                 elif number not in HARMLESS and self._lanes.waiting.pop(key, None) is not None:
                     now_at = time.time()  # as if the signal had come right after the start
-                    self._exits.add(key, ExitRecord(128 + number, now_at, now_at, signal=number), is_synced=False)
+                    self._exits.add(
+                        key, protocol.ExitRecord(128 + number, now_at, now_at, signal=number), is_synced=False
+                    )
                     self._exits.may_wait = False
-            case LeaseRequest(key, deadline_s, ts):
+            case protocol.LeaseRequest(key, deadline_s, ts):
                 task = self._tasks.get(key)
                 if task is not None:
                     self._leases.apply(task, deadline_s, ts)
-            case EvictRequest(key, reason):
+            case protocol.EvictRequest(key, reason):
                 task = self._tasks.get(key)
                 if task is not None:
                     self._leases.evict(task, reason)
-            case ListRequest():
+            case protocol.ListRequest():
                 self._list()
-            case StdinRequest():
+            case protocol.StdinRequest():
                 self._input.grown(request)
-            case ResizeRequest():
+            case protocol.ResizeRequest():
                 self._input.resize(request)
-            case UsageRequest():
+            case protocol.UsageRequest():
                 counters = self._users.counters() if request.counters else []
                 self._events.append(usage_of(self._tasks, self._units, request, counters))
-            case PingRequest():
-                self._events.append(PongEvent())
-            case ListenRequest():
+            case protocol.PingRequest():
+                self._events.append(protocol.PongEvent())
+            case protocol.ListenRequest():
                 self._agent.listen_again()
-            case StopRequest():
+            case protocol.StopRequest():
                 self._stop()
-            case RetireRequest():
+            case protocol.RetireRequest():
                 self._retiring = not self._users.serves_all
-            case DirectoryCheck() | FileCheck() | FileAppend() | FilesJob():
+            case protocol.DirectoryCheck() | protocol.FileCheck() | protocol.FileAppend() | protocol.FilesJob():
                 self._users.carry_out(request)
             case _:
                 assert_never(request)
@@ -621,24 +576,28 @@ class Launcher:
         tasks = list(self._tasks.values())
         now_s = boot_s()
         running = [
-            ListedTask(
+            protocol.ListedTask(
                 task.key, task.started_at, task.ts, task.deadline_s, bool(task.frozen_at_s), now_s - task.started_boot_s
             )
             for task in tasks
         ]
-        running += [ListedTask(key, time.time(), 0.0, 0.0, False, 0.0) for key in self._lanes.waiting]  # they run soon
-        running += [ListedTask(key, self._exits.ended[key].started_at, 0.0, 0.0, False, 0.0) for key in unsynced]
+        running += [
+            protocol.ListedTask(key, time.time(), 0.0, 0.0, False, 0.0) for key in self._lanes.waiting
+        ]  # they run soon
+        running += [
+            protocol.ListedTask(key, self._exits.ended[key].started_at, 0.0, 0.0, False, 0.0) for key in unsynced
+        ]
         ended = [(key, record) for key, record in self._exits.ended.items() if key not in unsynced]
         step = EVENTS_PER_FRAME_MAX
         count = max(1, -(-max(len(running), len(ended)) // step))
         for number in range(count):
             part = slice(number * step, (number + 1) * step)
-            event = ListedEvent(
+            event = protocol.ListedEvent(
                 pid=os.getpid(),
                 more=number < count - 1,
                 running=running[part],
                 ended=ended[part],
-                protocol=VERSION,
+                protocol=protocol.VERSION,
                 run=self._run,
                 units=self._units.name,
                 unenforced=[*self._units.unenforced, *self._memory.unenforced, *self._users.unenforced],
@@ -675,7 +634,7 @@ class Launcher:
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
-    def _spawn(self, request: SpawnRequest) -> None:
+    def _spawn(self, request: protocol.SpawnRequest) -> None:
         if self._is_settled(request):
             return
         if request.after and self._lanes.add(request, self._tasks):
@@ -683,7 +642,7 @@ class Launcher:
         else:
             self._start(request)
 
-    def _start(self, request: SpawnRequest) -> None:
+    def _start(self, request: protocol.SpawnRequest) -> None:
         key = request.key
         if 0 < request.deadline_s <= boot_s():
             # Its home may have given it to another by now.
@@ -691,14 +650,14 @@ class Launcher:
             return
         limit = request.output_bytes_max
         captures = (
-            Capture(request.stdout, limit, self._users.access),
-            Capture(request.stderr, limit, self._users.access),
+            process.Capture(request.stdout, limit, self._users.access),
+            process.Capture(request.stderr, limit, self._users.access),
         )
         started_at = time.time()
         try:
             request = self._users.admit(request)
             pid = self._spawner.spawn(request)
-        except (SpawnRefused, CannotStart, OSError) as why:
+        except (process.SpawnRefused, process.CannotStart, OSError) as why:
             self._not_started(request, started_at, captures, why)
             return
         try:
@@ -707,34 +666,34 @@ class Launcher:
             self._kill_unwatched(key, pid, error)
             return
         task.memory_bytes_max = request.memory_bytes_max
-        task.node = request.node[:NODE_CHARS_MAX]
+        task.node = request.node[: protocol.NODE_CHARS_MAX]
         task.is_synced = request.once
         task.frozen_s_max = request.frozen_s_max or FROZEN_S_MAX
         self._tasks[key] = task
         self._by_pidfd[task.pidfd] = task
         self._epoll.register(task.pidfd, select.EPOLLIN | select.EPOLLONESHOT)  # reported once, then closed
         self._leases.apply(task, request.deadline_s, request.ts)
-        self._starts[key] = StartedEvent(key, pid, started_at)
+        self._starts[key] = protocol.StartedEvent(key, pid, started_at)
 
     def _not_started(
         self,
-        request: SpawnRequest,
+        request: protocol.SpawnRequest,
         started_at: float,
-        captures: tuple[Capture, Capture],
-        why: SpawnRefused | CannotStart | OSError,
+        captures: tuple[process.Capture, process.Capture],
+        why: process.SpawnRefused | process.CannotStart | OSError,
     ) -> None:
         """Report a task without a process: an exit if the task is at fault, else it never started."""
         key = request.key
         self._users.release(key)
         for capture in captures:
             capture.close(self._holes)
-        if isinstance(why, CannotStart):
+        if isinstance(why, process.CannotStart):
             record = failed(started_at, why.exit_code, why.reason)
             self._exits.add(key, record, is_synced=request.once)
             self._exits.may_wait = False
-        elif isinstance(why, SpawnRefused):
+        elif isinstance(why, process.SpawnRefused):
             self._report_lost(key, f"policy: {why}", never_started=True)
-        elif shortage := SHORTAGES.get(why.errno or 0, ""):
+        elif shortage := process.SHORTAGES.get(why.errno or 0, ""):
             log_line(f"task not started: key={key} shortage={shortage} error={why}")
             if why.strerror != os.strerror(why.errno or 0):  # more is known
                 shortage += f": {why.strerror}"
@@ -752,20 +711,20 @@ class Launcher:
         self._memory.close(key)
         self._input.close(key)
         self._users.release(key)
-        shortage = SHORTAGES.get(error.errno or 0, "")
+        shortage = process.SHORTAGES.get(error.errno or 0, "")
         self._report_lost(key, f"its process cannot be watched: {error}", never_started=False, shortage=shortage)
 
-    def _is_settled(self, request: SpawnRequest) -> bool:
+    def _is_settled(self, request: protocol.SpawnRequest) -> bool:
         """True if there is nothing to start: it was started, or must not be."""
         key = request.key
         known = self._tasks.get(key)
         if key in self._lanes.waiting:
             pass
         elif known is not None:
-            self._starts[key] = StartedEvent(key, known.pid, known.started_at)
+            self._starts[key] = protocol.StartedEvent(key, known.pid, known.started_at)
         elif key in self._exits.ended:
             if key not in self._exits.unsynced():
-                self._events.append(EndedEvent(key, self._exits.ended[key]))
+                self._events.append(protocol.EndedEvent(key, self._exits.ended[key]))
         elif self._stopping:
             log_line(f"task not started, launcher is stopping: key={key}")
         elif request.run not in ("", self._run):
@@ -800,7 +759,7 @@ class Launcher:
         if self._stopping:
             return
         self._stopping = True
-        self._kill_at_s = time.monotonic() + STOP_GRACE_S
+        self._kill_at_s = time.monotonic() + protocol.STOP_GRACE_S
         for task in self._tasks.values():
             if task.frozen_at_s:
                 task.lost_because = task.lost_because or "its node was stopped while it was frozen, without a lease"
@@ -810,7 +769,6 @@ class Launcher:
 
 
 def ignore_signals() -> None:
-    """Ignore the signals of terminals and broken pipes."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
 
@@ -854,7 +812,7 @@ def lock(directory: str) -> None:
             if time.monotonic() >= tries_until_s:
                 _request_socket(directory)
                 sys.stderr.write(f"another launcher runs in {directory}\n")
-                sys.exit(ALREADY_RUNS)
+                sys.exit(protocol.ALREADY_RUNS)
             time.sleep(LOCK_LOOK_S)
         else:
             return
@@ -872,5 +830,5 @@ def main() -> None:
     os.makedirs(directory, mode=0o700, exist_ok=True)
     lock(directory)
     _detach(directory)
-    users = SingleUser(directory, cores="--cores" in flags)
+    users = process.SingleUser(directory, cores="--cores" in flags)
     Launcher(users, flags.get("--units", ""), flags.get("--memory", ""), flags.get("--store", "")).run()

@@ -361,9 +361,6 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Publish the state of this node and its tasks at the broker for other systems, readable by whoever may read there."""
     record: str = ""
     """A file in which every event and decision is recorded, for `peerload replay`; "" = none."""
-    debug_validate: bool = False
-    """Check the invariants of the node after each event (`Node.validate`), for developers: it costs time in proportion to the
-    number of tasks, and a broken one ends the agent."""
     gpu: GpuSettings = GpuSettings()
     """Sharing of the GPUs of this node: a table of the config file."""
     load: LoadSettings = LoadSettings()

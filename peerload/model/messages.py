@@ -46,7 +46,6 @@ PEERS_TOLD_MAX = 300
 RUMOURS_MAX = 4096
 """Members that one `Sync` tells of."""
 PROFILES_MAX = 64
-"""Profiles asked for, or told, at a time."""
 RENEWALS_MAX = 4096
 SIGNED_MAX = 256
 """Signed statements of the cluster's CA at a time."""
@@ -60,7 +59,6 @@ PAIR_MOVES_MAX = 64
 """Tasks that change hands in one pairing."""
 
 BLOCKS_MAX = 2048
-"""Blocks of files that are asked for at a time."""
 SOURCES_MAX = 4
 """Nodes beside its home that an offer names as sources of a task's files."""
 DECLINES = (
@@ -138,12 +136,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     """Refutations of this run in gossip so far (`MembershipUpdate.refutation`)."""
     trust: Annotated[bytes, Meta(max_length=16)] = b""
     """Digest of the signed statements that the sender knows (`Trust`)."""
-    forwards: bool = False
-    """True if the sender understands `Forward`."""
     wall_at: Seconds = 0.0
     """Time by the sender's clock, so that `doctor` can report a wrong one; 0: not sent. No decision uses it."""
-    dials_back: bool = False
-    """True if the sender understands `DialBack` and `NotDialled`."""
     up_s: Seconds = 0.0
     """Uptime of the agent; 0: not sent. Of two agents with copies of one state directory the younger ends."""
     back: Search = 0
@@ -352,14 +346,12 @@ class Offer(_OfAttempt, frozen=True, tag="offer"):
 
 class Accept(_OfAttempt, frozen=True, tag="accept"):
     """x → home: room is reserved. Repeated until COMMIT comes or the reservation ends. ts: x's own clock at sending; home
-    returns it and never reads it. machine_boot, store: those of x when it reserved the room. input: x supports standard input
-    and terminals. files: the files of the task are there."""
+    returns it and never reads it. machine_boot, store: those of x when it reserved the room. files: those of the task are there."""
 
     nonce: Nonce
     ts: Seconds
     machine_boot: Annotated[str, Meta(max_length=64)] = ""
     store: Annotated[str, Meta(max_length=64)] = ""
-    input: bool = False
     files: bool = False
 
 

@@ -8,7 +8,6 @@ identifiers, such as ``queue_full``.
 from __future__ import annotations
 
 help_texts: dict[str, str] = {}
-"""Help text of each metric."""
 
 
 def _metric(name: str, says: str) -> str:

@@ -121,11 +121,11 @@ class PowerCurve(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, cach
         return msgspec.structs.replace(self, **limits)
 
 
-def estimated_curve(threads: int, cores: int = 0, peak_w: float = 0.0) -> PowerCurve:
+def estimated_curve(threads: int, peak_w: float = 0.0) -> PowerCurve:
     """SPECpower-shaped guess for a node without measurements. peak_w: at full load, 0 = not known."""
     threads = max(threads, 1)
     peak_w = peak_w or WATTS_PER_THREAD * threads / (1.0 - SPEC_SHAPE[0])
-    return PowerCurve(tuple(share * peak_w for share in SPEC_SHAPE), min(cores or threads, threads), threads)
+    return PowerCurve(tuple(share * peak_w for share in SPEC_SHAPE), threads, threads)
 
 
 GPU = "gpu"

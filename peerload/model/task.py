@@ -200,11 +200,6 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Goal of its placement: time, energy or both; "": as the preset says."""
 
     @property
-    def needs_feeding(self) -> bool:
-        """True if its node has to supply standard input."""
-        return self.takes_input or self.terminal is not None
-
-    @property
     def is_staged(self) -> bool:
         """True if its node has to bring files, or build an environment, before it starts."""
         return self.files is not None or self.lock is not None

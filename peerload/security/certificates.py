@@ -200,7 +200,6 @@ def key_fingerprint(key: Ed25519PublicKey) -> str:
 
 
 def der_of(certificate: bytes) -> bytes:
-    """Convert a certificate from PEM to DER. Raises ValueError."""
     return _of_pem(certificate).public_bytes(Encoding.DER)
 
 
@@ -216,7 +215,6 @@ def ca_info(authority: KeyPair) -> CertificateInfo:
 
 
 def valid_until(certificate: bytes) -> datetime:
-    """Expiry of a certificate (PEM). Raises ValueError."""
     return _of_pem(certificate).not_valid_after_utc
 
 

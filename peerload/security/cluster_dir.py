@@ -160,7 +160,6 @@ _COPY_ANEW = "copy the whole directory again from another member"
 
 
 def is_ours(path: Path) -> bool:
-    """True if a path belongs to the user of this process."""
     try:
         return path.lstat().st_uid == os.getuid()
     except OSError:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 
 INVITES_MAX = 100
-"""Open invitations at a time."""
 USES_MAX = 1000
 FILE_BYTES_MAX = 1 << 20
 CLOCK_BACK_S_MAX = 60.0

@@ -20,7 +20,6 @@ INSTANT_S_MAX = 253_402_300_799
 NUMBER_MAX = 1e300
 """Greater numbers, infinity and what is not a number are not shown."""
 CELL_WIDTH_MIN = 8
-"""Smallest width to which a cell is shortened."""
 
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
 

@@ -17,21 +17,10 @@ from textual.widgets import Footer, Input
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import PeerloadError
 from peerload.text.tasks import own_names, why_lines
-from peerload.top import actions
+from peerload.top import actions, model
 from peerload.top import lines as draw
 from peerload.top.actions import BY_NAME, KEYS
 from peerload.top.lines import LineList
-from peerload.top.model import (
-    ANSWERS_WITHIN_S,
-    LiveSampler,
-    Poller,
-    Sampler,
-    TopModel,
-    UsageReader,
-    Watcher,
-    read_tail,
-    reason,
-)
 from peerload.top.panes import Painter, Tail, layout, output_line
 from peerload.top.tables import order_hint, signal_hint
 from peerload.top.view_state import FILTER_CHARS_MAX, PANES, TABLES, ViewState
@@ -48,7 +37,6 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
     from peerload.top.lines import Line
-    from peerload.top.model import Source, TopSample
     from peerload.top.panes import Place
 
 
@@ -192,7 +180,7 @@ class TopApp(App[int]):
 
     def __init__(
         self,
-        source: Source,
+        source: model.Source,
         socket_path: str | None,
         *,
         node: str = "",
@@ -207,7 +195,7 @@ class TopApp(App[int]):
         self.socket_path = socket_path
         self.readonly = readonly
         self.clock = clock
-        self.world = TopModel()
+        self.world = model.TopModel()
         self.look = ViewState(self.world)
         self.look.own = own_names()
         self.tail = Tail()
@@ -222,12 +210,12 @@ class TopApp(App[int]):
         self.filter_input = Input(compact=True, max_length=FILTER_CHARS_MAX, select_on_focus=False)
         self._nodes_known = 0
         broke = self._later(self._broke)
-        self._sampler = Sampler(source, self._later(self._sampled), self._later(self._lost), broke)
-        usage = UsageReader(socket_path, self._later(self._used))
-        self._usage = Poller("usage", usage.read, bool, broke)
+        self._sampler = model.Sampler(source, self._later(self._sampled), self._later(self._lost), broke)
+        usage = model.UsageReader(socket_path, self._later(self._used))
+        self._usage = model.Poller("usage", usage.read, bool, broke)
         output = self._later(self._output)
-        self._tails = Poller(
-            "tail", lambda wanted: read_tail(socket_path, wanted, output), lambda wanted: wanted[2], broke
+        self._tails = model.Poller(
+            "tail", lambda wanted: model.read_tail(socket_path, wanted, output), lambda wanted: wanted[2], broke
         )
 
     def _later(self, method: Callable[..., None]) -> Callable[..., None]:
@@ -273,7 +261,7 @@ class TopApp(App[int]):
     def _broke(error: Exception) -> None:
         raise error  # a bug ends the program
 
-    def _sampled(self, sample: TopSample) -> None:
+    def _sampled(self, sample: model.TopSample) -> None:
         """Apply a sample, also one that arrives after the view was paused: the next one has only later changes."""
         self.world.take(sample)
         self.look.rows("tasks")
@@ -351,10 +339,10 @@ class TopApp(App[int]):
             try:
                 work()
             except PeerloadError as error:
-                self._later(self._done)(f"{command}: {reason(error)}", "bad")
+                self._later(self._done)(f"{command}: {model.reason(error)}", "bad")
 
         self.say(f"{command} ...", "accent")
-        Watcher("request", guarded, self._later(self._broke)).start()
+        model.Watcher("request", guarded, self._later(self._broke)).start()
 
     def carry_out(self, action: actions.Action) -> None:
         command = action.command()
@@ -569,7 +557,7 @@ class TopApp(App[int]):
         command = f"peerload why {name}"
 
         def ask() -> None:
-            with AgentConnection(self.socket_path, timeout_s=ANSWERS_WITHIN_S) as client:
+            with AgentConnection(self.socket_path, timeout_s=model.ANSWERS_WITHIN_S) as client:
                 told = client.call("why", task=name)
             explained(command, why_lines(told, self.clock()))
 
@@ -599,7 +587,7 @@ class TopApp(App[int]):
         if self.look.paused_at:
             self._do_pause()
         self.at = "" if node.facts.get("self") and not self.at else node.name
-        self._sampler.switch(LiveSampler(self.socket_path, self.at, self.clock))
+        self._sampler.switch(model.LiveSampler(self.socket_path, self.at, self.clock))
         self.say(f"peerload top --at {node.name}", "accent")
 
     def _do_signal(self) -> None:

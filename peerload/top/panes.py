@@ -32,7 +32,6 @@ MEMORY_HIGH_BYTES_MIN = 1 << 20
 """Smallest scale of a usage graph."""
 
 PROCESSES_CELLS = 8
-"""Cells for the number of processes."""
 
 
 class UsagePanel:

@@ -39,7 +39,6 @@ class AgentLink:
         self._client = AsyncClient(socket_path, timeout_s=TIMEOUT_S)
 
     async def ask(self, verb: str, **fields: object) -> dict[str, Any]:
-        """The answer to one request. Raises PeerloadError."""
         return await self._client.call(Call(verb, fields, joined))
 
     async def one_task(self, task: str) -> dict[str, Any]:
@@ -64,7 +63,6 @@ UPDATES_KEPT_MAX = 64
 UPDATES_BYTES_MAX = 256 << 10
 """Bytes of updates that are kept; beyond this a snapshot is shorter, or nearly."""
 ENDED_MAX = 100
-"""Ended tasks that are shown."""
 EVENTS_MAX = 50
 FINAL = ("done", "failed", "cancelled")
 KEEP_ALIVE_S = 15.0

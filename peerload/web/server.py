@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 from peerload.model.errors import ConfigError
 from peerload.text.web_address import PORT_DEFAULT, web_address
 from peerload.web.access import LOOPBACK_NAMES, Access, ViewerRight, read_secret
-from peerload.web.http import HttpServer
+from peerload.web.http import REQUEST_S_MAX, HttpServer
 from peerload.web.live import AgentLink, LiveFeed
 from peerload.web.routes import Routes
 
@@ -99,16 +100,19 @@ async def _listen(
     settings: ServerSettings, connected: Callable[..., Awaitable[None]], tls: ssl.SSLContext | None
 ) -> tuple[asyncio.Server, str]:
     """Listen as the settings say → where. Raises ConfigError."""
+    serve = functools.partial(
+        asyncio.start_server, connected, ssl=tls, ssl_handshake_timeout=REQUEST_S_MAX if tls is not None else None
+    )
     try:
         if settings.is_unix:
             return await _listen_unix(settings.listen, connected), settings.listen
         host, port = settings.address()
         try:
-            listener = await asyncio.start_server(connected, host, port, ssl=tls)
+            listener = await serve(host, port)
         except OSError as error:
             if settings.listen or error.errno != errno.EADDRINUSE:
                 raise
-            listener = await asyncio.start_server(connected, host, 0, ssl=tls)
+            listener = await serve(host, 0)
     except OSError as error:
         hint = "another web server may be there:  peerload web --open        another place:  --listen 127.0.0.1:0"
         why = os.strerror(error.errno) if error.errno else str(error)

@@ -438,7 +438,7 @@ class ReadSamples(_Request, frozen=True, tag="samples"):
 class Checkup(_Request, frozen=True, tag="checkup"):
     """Health of the agent, for `doctor` → node python event_loop launcher (pid units memory unenforced silent) disk (state
     free_bytes total_bytes low_bytes reserve_bytes reserve_bytes_max stalled) broker (null, or urls url why) peers (node
-    state address linked met_s datagram_age_s clock_ahead_s) clashes ({name: address}: agents that were refused since their
+    state address linked met_s datagram_age_s clock_ahead_s issuer) clashes ({name: address}: agents that were refused since their
     name is taken) listen_absent (this machine does not have the address where it listens) damaged (id why) lost (null, or text about data that the database has lost) removed_early (null, or tasks
     at why: removed within a day of their end for lack of room) frozen (frozen tasks of other homes) trouble
     certificate_until issuer (it has the CA's key) revoked (its certificate was)."""

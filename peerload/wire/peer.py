@@ -80,6 +80,14 @@ class _Sealed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     messages: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MESSAGES_MAX)]
 
 
+class _Known(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Content of a sealed datagram whose messages are all of known types."""
+
+    protocol_min: Version
+    protocol_max: Version
+    messages: Annotated[tuple[GossipMessage, ...], Meta(max_length=MESSAGES_MAX)]
+
+
 class Datagram(msgspec.Struct, frozen=True):
     """Decoded datagram. skipped: messages of types that this version does not know."""
 
@@ -90,6 +98,7 @@ class Datagram(msgspec.Struct, frozen=True):
 
 
 _datagrams = msgspec.msgpack.Decoder(_Sealed)
+_known_datagrams = msgspec.msgpack.Decoder(_Known)
 _messages: msgspec.msgpack.Decoder[GossipMessage] = msgspec.msgpack.Decoder(GossipMessage)
 _tags = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _tag = msgspec.msgpack.Decoder(str)
@@ -106,12 +115,19 @@ def decode_datagram(raw: bytes) -> Datagram:
         raise FrameTooLarge(len(raw), DATAGRAM_BYTES_MAX)
     try:
         check_bounds(raw, len(raw))
-        sealed = _datagrams.decode(raw)
-        messages = [_messages.decode(one) for one in sealed.messages if _is_known(one)]
+        try:
+            known = _known_datagrams.decode(raw)
+        except msgspec.ValidationError:
+            return _without_unknown(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadMessage("not a datagram of gossip", why=str(error)[:300]) from None
-    skipped = len(sealed.messages) - len(messages)
-    return Datagram(sealed.protocol_min, sealed.protocol_max, tuple(messages), skipped)
+    return Datagram(known.protocol_min, known.protocol_max, known.messages, 0)
+
+
+def _without_unknown(raw: bytes) -> Datagram:
+    sealed = _datagrams.decode(raw)
+    messages = tuple(_messages.decode(one) for one in sealed.messages if _is_known(one))
+    return Datagram(sealed.protocol_min, sealed.protocol_max, messages, len(sealed.messages) - len(messages))
 
 
 def _is_known(raw: msgspec.Raw) -> bool:

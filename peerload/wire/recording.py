@@ -27,7 +27,6 @@ MAGIC = b"peerload recording 1\n"
 """First bytes of a recording, with the number of the format; other formats are refused."""
 HEADER_BYTES = 4
 RECORDING_BYTES_MAX = 256 << 20
-"""Bound on the size of a recording."""
 SEED_BITS = 128
 
 

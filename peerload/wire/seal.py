@@ -34,7 +34,6 @@ TAG_BYTES = 16
 COUNTER_BYTES = 8
 NONCE_BYTES = 12
 NAME_BYTES_MAX = 40
-"""Bound on a node's name."""
 BOOT_BYTES_MAX = 64
 WINDOW_MESSAGES = 4096
 """A message this far behind the newest of its sender counts as replayed."""
@@ -165,18 +164,15 @@ def _parsed(datagram: bytes) -> tuple[int, bytes, bytes, bytes]:
     """→ (length of the header, src, src_boot, counter). Raises NotAuthentic."""
     if not datagram or datagram[0] != VERSION:
         raise NotAuthentic("not a sealed message", why=f"it is not of version {VERSION}")
-    src, place = _part(datagram, 1, NAME_BYTES_MAX)
-    boot, place = _part(datagram, place, BOOT_BYTES_MAX)
-    end = place + COUNTER_BYTES
+    try:
+        boot_place = 2 + datagram[1]
+        counter_place = boot_place + 1 + datagram[boot_place]
+    except IndexError:
+        raise NotAuthentic("not a sealed message", why="it is cut off") from None
+    src, boot = datagram[2:boot_place], datagram[boot_place + 1 : counter_place]
+    if not 0 < len(src) <= NAME_BYTES_MAX or not 0 < len(boot) <= BOOT_BYTES_MAX:
+        raise NotAuthentic("not a sealed message", why="its header is malformed")
+    end = counter_place + COUNTER_BYTES
     if len(datagram) < end + TAG_BYTES:
         raise NotAuthentic("not a sealed message", why="it is cut off")
-    return end, src, boot, datagram[place:end]
-
-
-def _part(datagram: bytes, place: int, size_max: int) -> tuple[bytes, int]:
-    """→ length-prefixed part at this place, and where the next one begins. Raises NotAuthentic."""
-    size = datagram[place] if place < len(datagram) else 0
-    end = place + 1 + size
-    if not 0 < size <= size_max or end > len(datagram):
-        raise NotAuthentic("not a sealed message", why="its header is malformed")
-    return datagram[place + 1 : end], end
+    return end, src, boot, datagram[counter_place:end]

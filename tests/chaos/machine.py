@@ -23,6 +23,7 @@ from tests.chaos.clock import Clock
 from tests.chaos.disk import Disk
 from tests.chaos.launcher import Launcher
 from tests.chaos.release import Release
+from tests.core.invariants import validate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -269,7 +270,7 @@ class Machine:
         if cluster.trace is not None:
             cluster.trace.add(cluster.now_s, self.name, event)
         decided = node.handle(self.clock.instant(cluster.now_s), event)
-        node.validate()
+        validate(node)
         for action in decided:
             if cluster.trace is not None:
                 cluster.trace.add(cluster.now_s, self.name, action)

@@ -19,6 +19,7 @@ from peerload.model.task import SCRATCH, Exit, TaskSpec
 from peerload.model.timers import timer
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
+from tests.core.invariants import validate
 
 SENDER: dict[str, Any] = {"transfer": {"threshold": 1.0}, "location": {"sender": {"policy": "threshold"}}}
 RECEIVER: dict[str, Any] = {"transfer": {"threshold": 1.0}, "location": {"receiver": {"policy": "poll"}}}
@@ -69,7 +70,7 @@ class Given:
         """The shape of what is done about this event."""
         done = self.node.handle(Instant(self.at_s, WALL_S + self.at_s), event)
         if self.validates:
-            self.node.validate()
+            validate(self.node)
         self.notes = [action.event for action in done if isinstance(action, actions.Note)]
         self.last = [action for action in done if not isinstance(action, actions.Note)]
         assert_durable_first(self.last)

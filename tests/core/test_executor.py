@@ -193,7 +193,7 @@ def test_a_shorter_lease_is_renewed_sooner() -> None:
 
 
 def test_many_leases_of_one_home_are_all_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peerload.core.handoff.executor.RENEWALS_MAX", 2)
+    monkeypatch.setattr("peerload.model.messages.RENEWALS_MAX", 2)
     x = Given(slots=5, peers=("h",))
     for number in range(5):
         uid = bytes([number]) * 16

@@ -30,7 +30,7 @@ def away(guarantee: Guarantee = Guarantee.AT_LEAST_ONCE, **given: object) -> Giv
     x.hear("z", messages.ProbeReply(1, accepts=False, report=ACCEPTS))  # if it was the one asked first
     x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
     task = x.task(2)
-    x.hear("y", messages.Accept(task.task, task.uid, 1, 77, 5.0))
+    x.hear("y", messages.Accept(task.task, task.uid, 1, 77, 5.0, "y-machine-1"))
     assert task.phase is HomePhase.AWAY
     return x
 

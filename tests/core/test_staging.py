@@ -204,7 +204,7 @@ def test_a_task_whose_outputs_are_on_their_way_says_how_much_of_them_is_here() -
 
 def test_an_executor_that_is_lost_before_its_outputs_came_home_has_the_task_run_again() -> None:
     x, name, uid = offering()
-    x.hear("y", messages.Accept(name, uid, 1, 5, 7.0, files=True))
+    x.hear("y", messages.Accept(name, uid, 1, 5, 7.0, "y-machine-1", files=True))
     x.hear("y", messages.Result(name, uid, 1, Exit(0, staged=Staged(outputs=b"\x01" * 32)), inline=True))
     x.when(events.OutputArrived(uid, 1, "no source"))
     assert x.node.home.tasks[uid].record.state is TaskState.LEASED

@@ -112,6 +112,7 @@ DECODERS = {
     "model/timers.py:timer": "recording",
     "wire/frame.py:unpack": "frame",
     "wire/peer.py:_is_known": "gossip",
+    "wire/peer.py:_without_unknown": "gossip",
     "wire/peer.py:decode_datagram": "gossip",
     "wire/peer.py:decode": "peer",
     "wire/recording.py:_frame_end": "recording",

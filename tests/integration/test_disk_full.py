@@ -214,6 +214,16 @@ def test_without_a_reserve_what_is_decided_waits_for_room(cluster: Cluster) -> N
     assert agent.runs
 
 
+def test_a_first_start_on_a_full_disk_names_the_disk(cluster: Cluster) -> None:
+    agent = cluster.add("n1")
+    agent.state = cluster.directory / "disk" / "state"
+    fill(cluster.directory / "disk")
+    done = agent.cli("up", "--state", str(agent.state), "--slots", "1", "--node", "n1")
+    assert done.returncode == 125
+    assert f"the disk of {agent.state} is full".encode() in done.stderr
+    assert not list((agent.state / "spool").glob("*"))
+
+
 def test_where_no_agent_can_start_clean_makes_room_by_itself(cluster: Cluster) -> None:
     agent = on_small_disk(cluster)
     disk = cluster.directory / "disk"

@@ -306,10 +306,9 @@ def test_who_does_not_read_is_waited_for_and_only_that_one(fresh: Agent) -> None
 class FakeHome:
     """A member that listens: whoever asks it something over a stream gets what the test says."""
 
-    def __init__(self, agent: Agent, frames: Sequence[bytes], *, forwards: bool = True, node: str = "liar") -> None:
+    def __init__(self, agent: Agent, frames: Sequence[bytes], *, node: str = "liar") -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._frames = frames
-        self._forwards = forwards
         self._node = node
         self._threads = [threading.Thread(target=target) for target in (self._serve, self._live)]
         address = f"127.0.0.1:{self._listening.getsockname()[1]}"
@@ -352,12 +351,9 @@ class FakeHome:
                 continue  # it was cut off
 
     def _answer(self, stream: ssl.SSLSocket) -> None:
-        hello = Hello(self.identity, Profile(self._node, 8, 8.0), LoadReport(), stream=True, forwards=self._forwards)
+        hello = Hello(self.identity, Profile(self._node, 8, 8.0), LoadReport(), stream=True)
         asker = self._read(stream)
         self._send(stream, hello, asker)
-        if not self._forwards:
-            stream.recv(1)
-            return
         self._read(stream)
         for frame in self._frames:
             self._send(stream, Forwarded(frame), asker)
@@ -380,9 +376,9 @@ class FakeHome:
         stream.sendall(peer.encode_frame(envelope))
 
 
-def refusal(agent: Agent, *frames: bytes, forwards: bool = True, node: str = "liar") -> str:
+def refusal(agent: Agent, *frames: bytes, node: str = "liar") -> str:
     """What a user is told who shows a task of a home that answers so."""
-    with FakeHome(agent, frames, forwards=forwards, node=node):
+    with FakeHome(agent, frames, node=node):
         done = agent.cli("show", f"{node}/1")
     assert done.returncode == 125
     assert done.stdout == b""
@@ -429,12 +425,6 @@ def test_an_answer_without_an_end_is_given_up(agent: Agent) -> None:
     with Endless(agent, [msgpack.packb({"id": 77, "ok": {}})], node="endless"):
         done = agent.cli("show", "endless/1")
     assert (done.returncode, b"endless" in done.stderr) == (125, True)
-
-
-@pytest.mark.rule("P6")
-def test_an_older_version_is_not_asked(agent: Agent) -> None:
-    said = refusal(agent, forwards=False, node="older")
-    assert "older/1" in said
 
 
 def test_an_answer_of_another_kind_cuts_the_stream(agent: Agent) -> None:

@@ -20,23 +20,26 @@ if units is None or not units.prefers_fork():
     sys.exit(75)
 own = open("/proc/self/cgroup").read()
 
-def start(key, *argv):
+def start(key, *argv, out="out"):
     request = SpawnRequest(key, list(argv), {b"PATH": b"/usr/bin:/bin"}, b"/", 0o22, "out", "err", 0.0, 1000)
-    request.stdout, request.stderr = f"{sys.argv[1]}/out", f"{sys.argv[1]}/err"
+    request.stdout, request.stderr = f"{sys.argv[1]}/{out}", f"{sys.argv[1]}/err"
     units.enter(key, forks=True)
     try:
         return spawn(request, fork=units.fork)
     finally:
         units.leave()
 
+descriptors = os.listdir("/proc/self/fd")
 os.waitpid(start("a", b"cat", b"/proc/self/cgroup"), 0)
-try:
-    start("b", b"/")
-    code = 0
-except CannotStart as failure:
-    code = failure.exit_code
-found = {"path": units.path("a"), "code": code, "is_same": open("/proc/self/cgroup").read() == own}
-assert units.close("a") and units.close("b")
+codes = []
+for key, argv, out in (("b", b"/", "out"), ("c", b"true", "absent/out")):
+    try:
+        start(key, argv, out=out)
+    except CannotStart as failure:
+        codes.append(failure.exit_code)
+are_closed = os.listdir("/proc/self/fd") == descriptors
+found = {"path": units.path("a"), "codes": codes, "are_closed": are_closed, "is_same": open("/proc/self/cgroup").read() == own}
+assert all(map(units.close, "abc"))
 units.remove()
 print(json.dumps(found))
 """
@@ -52,4 +55,5 @@ def test_a_forked_process_starts_in_its_unit(tmp_path: Path) -> None:
     (unified,) = [line.removeprefix("0::") for line in lines if line.startswith("0::")]
     assert found["path"].endswith(unified)
     assert found["is_same"]
-    assert found["code"] == 126
+    assert found["codes"] == [126, 126]
+    assert found["are_closed"]

@@ -60,7 +60,7 @@ class _LocalNode:
     def hello(self, *, stream: bool = False, back: int = 0) -> Hello:
         low, high = self._protocol
         profile = Profile(node=self.identity.node, slots=1, cpus=1.0, protocol_min=low, protocol_max=high)
-        more: Any = {"stream": stream, "back": back, "forwards": True, "dials_back": True}
+        more: Any = {"stream": stream, "back": back}
         return Hello(identity=self.identity, profile=profile, **more)
 
     def identity_of(self, node: str) -> Identity | None:

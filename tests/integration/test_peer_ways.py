@@ -116,7 +116,7 @@ def dialling_back(node: LinkNode, name: str = "out", **changes: object) -> Stran
     made = Stranger(node, name)
     told = msgspec.structs.replace(made.told, address=CLOSED_PORT)
     profile = Profile(node=name, slots=1, cpus=1.0)
-    hello = Hello(identity=told, profile=profile, dials_back=True)
+    hello = Hello(identity=told, profile=profile)
     made.send(made.frame(msgspec.structs.replace(hello, **changes), dst=""))
     assert isinstance(made.read().body, Hello)
     return made
@@ -164,18 +164,6 @@ def test_who_cannot_dial_back_says_why(nodes: Nodes) -> None:  # noqa: F811
     wait_until(opening.done, what="the asker to hear of it")
     with pytest.raises(LinkUnavailable):
         hub.loop.call(opening.result)
-    link.close()
-
-
-def test_a_version_that_does_not_dial_back_is_asked_nothing(nodes: Nodes) -> None:  # noqa: F811
-    hub = nodes("hub")
-    link = dialling_back(hub, dials_back=False)
-    wait_until(lambda: hub.met)
-    with pytest.raises(LinkUnavailable, match="out"):
-        hub.loop.run(hub.links.open_stream("out", (OutputChunk,)))
-    wait_until(lambda: way_to(hub, "out") == "theirs")
-    assert not hub.counters["peer_streams_requested_total"]
-    assert not hub.counters["peer_unreachable_notices_total"]
     link.close()
 
 

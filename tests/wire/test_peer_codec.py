@@ -112,7 +112,7 @@ RUMOUR = MembershipUpdate(
 )
 LOAD = Load.of("ws3", REPORT, 1.5)
 SAMPLES: list[Message] = [
-    Hello(IDENTITY, PROFILE, REPORT, (IDENTITY, IDENTITY), True, forwards=True),
+    Hello(IDENTITY, PROFILE, REPORT, (IDENTITY, IDENTITY), True),
     Forward(b"\x81\xa2id\x01", "me", 1000, 1),
     Forwarded(b"\x81\xa2id\x01", continues=True),
     ForwardStop(7),
@@ -143,7 +143,7 @@ SAMPLES: list[Message] = [
     ProfileTold((KnownProfile("c" * 32, PROFILE),)),
     GiveReply(2, REPORT, "ws1/42", UID),
     Offer(**ATTEMPT, spec=SPEC, lease_s=60.0, migrations=1, migrations_max=4),
-    Accept(**ATTEMPT, nonce=1 << 62, ts=1e6, input=True),
+    Accept(**ATTEMPT, nonce=1 << 62, ts=1e6, files=True),
     Decline(**ATTEMPT, code="directory", reason="no such directory", report=REPORT),
     Commit(**ATTEMPT, nonce=5, ts=1e6, lease_s=60.0),
     Renew((Renewal("ws1/1", UID, 1, 2.5, 1.5e9), Renewal("ws1/2", UID, 2, 3.5))),

@@ -102,7 +102,6 @@ class NodeHooks:
 
     @property
     def runs_at_end(self) -> bool:
-        """True if a hook is run at the end of tasks."""
         return bool(self._settings.on_end or self._settings.on_fail)
 
     def changed(self, action: TaskChanged) -> None:

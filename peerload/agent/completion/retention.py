@@ -240,16 +240,24 @@ class Retention:
         """Remove ended tasks that are too old, or too many; nothing while the disk has no room to record the removal."""
         if self._disk.state == "full" or self._store.is_stalled:
             return
-        await self._remover.finish_files()  # those of a `clean` that was interrupted
         config = self._info.config
         oldest = self._store.date.now() - config.ended_kept_s
+        remembered = self._store.date.now() - KEPT_S
+        limits = config.ended_tasks_max, config.ended_output_bytes_max
+        if await self._remover.search(lambda removable: removable.exceeds(oldest, remembered, *limits)):
+            await self._remove_excess(oldest)
+        await self._output.cut_old(self._store.date.now())
+        await self._keep_date()
+
+    async def _remove_excess(self, oldest: float) -> None:
+        """Remove what is older, or beyond a limit. Each step opens the database, which is why `enforce` asks first."""
+        await self._remover.finish_files()  # those of a `clean` that was interrupted
+        config = self._info.config
         removed = await self._remover.remove(RemovalCriteria(before=oldest))
         self._report_removal(removed, f"they ended more than {config.ended_kept_s / 86_400:g} days ago")
         await self._enforce_number()
         await self._enforce_size()
-        await self._output.cut_old(self._store.date.now())
         await self._prune(oldest)
-        await self._keep_date()
 
     async def _enforce_number(self) -> None:
         most = self._info.config.ended_tasks_max

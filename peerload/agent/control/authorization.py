@@ -82,7 +82,6 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def sees_all(self) -> bool:
-        """True if it may see the tasks of others."""
         return self.is_admin or not self.who
 
 
@@ -495,7 +494,6 @@ class Quotas:
         return None
 
     def disconnected(self, caller: Principal) -> None:
-        """Count a closed connection."""
         used = self._used.get(caller.counted_as)
         if used is not None:
             used.connections = max(used.connections - 1, 0)

@@ -61,7 +61,7 @@ REQUESTS_PENDING_MAX = 1024
 """Unanswered requests of one client at a time."""
 CLOSE_GRACE_S = 0.5
 """Time between the last frame to a refused client and the close."""
-CHECK_EVERY_S = 2.0
+CHECK_EVERY_S = 4.0
 """Interval of the check that the socket is still there."""
 ADMIN_PLACES = 16
 """Connections reserved for root."""

@@ -279,7 +279,6 @@ class Tunnel:
         self._holds_client = too_much
 
     def _cancel(self, number: int) -> None:
-        """Cancel this response at the other node."""
         if self._link is not None and self._reader is not None and not self._link.is_closed:
             self._link.send(ForwardStop(number))
 
@@ -302,9 +301,6 @@ class Tunnel:
         try:
             async with self._opening, asyncio.timeout(within_s):
                 self._reader, self._link = await self._links.open_stream(self._node, (Forwarded,))
-            if self._link.hello is None or not self._link.hello.forwards:
-                why = f"{self._node} runs a version of peerload that does not take forwarded requests"
-                raise LinkUnavailable(self._node, f"{self._node} cannot be reached", why=why)  # noqa: TRY301
             self._link.allow_stall(FORWARD_STALLED_S)
             self._ready.set_result(None)
             while True:

@@ -23,39 +23,7 @@ import msgspec
 from peerload.agent.launcher.heartbeat import Heartbeat
 from peerload.agent.launcher.process import GONE_S, is_alive, is_still_there, wait_gone
 from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
-from peerload.launcher.protocol import (
-    FRAME_BYTES_MAX,
-    HEADER_BYTES,
-    SOCKET_NAME,
-    EndedEvent,
-    EvictRequest,
-    ExpiredEvent,
-    ForgetRequest,
-    FrozenEvent,
-    LauncherProtocolError,
-    LauncherTooOld,
-    LeaseRequest,
-    ListedEvent,
-    ListenRequest,
-    ListRequest,
-    PingRequest,
-    PongEvent,
-    ResizeRequest,
-    RetireRequest,
-    SignalRequest,
-    SpawnRequest,
-    StartedEvent,
-    StdinFed,
-    StdinRequest,
-    StopRequest,
-    ThawedEvent,
-    UsageEvent,
-    UsageRequest,
-    UserReply,
-    decode_events,
-    encode,
-    frame,
-)
+from peerload.launcher import protocol
 from peerload.model.errors import PeerloadError
 from peerload.model.events import (
     LauncherLost,
@@ -76,7 +44,6 @@ if TYPE_CHECKING:
     from peerload.agent.launcher.process import LauncherProcess
     from peerload.agent.runtime import RunState
     from peerload.core.resources.devices import DeviceLedger
-    from peerload.launcher.protocol import ExitRecord, LauncherEvent, Request, UserRequest
     from peerload.model.actions import SpawnTask
     from peerload.model.config import DeviceConfig
     from peerload.model.events import Event
@@ -94,7 +61,7 @@ DATE_SET_S = 1.0
 """A larger difference between date and boot clock means that the date was set."""
 SHORTAGES = ("", "memory", "gpu memory")
 """Shortages that the model knows."""
-LOST = (OSError, LauncherProtocolError)
+LOST = (OSError, protocol.LauncherProtocolError)
 """Errors of reading from a launcher that is gone or malformed; OSError includes TimeoutError."""
 
 
@@ -107,7 +74,7 @@ class LauncherError(PeerloadError):
 class LauncherOwner(Protocol):
     """Receiver of the events about a launcher and its tasks."""
 
-    def received(self, event: Event | StdinFed, /) -> None:
+    def received(self, event: Event | protocol.StdinFed, /) -> None:
         """Take TaskStarted, TaskEnded, TaskLost, TaskFrozen, LauncherLost, LauncherSilent, LauncherReady or StdinFed."""
 
 
@@ -143,19 +110,19 @@ class EventFrames(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001 -- whoever waits for ``lost`` gets it, a bug too
             self._end(error)
 
-    def _next(self) -> list[LauncherEvent] | None:
+    def _next(self) -> list[protocol.LauncherEvent] | None:
         """The events of the first frame in the buffer, if it is whole. Raises LauncherProtocolError."""
         buffer = self._buffer
-        if len(buffer) < HEADER_BYTES:
+        if len(buffer) < protocol.HEADER_BYTES:
             return None
-        size = int.from_bytes(buffer[:HEADER_BYTES], "big")
-        if size > FRAME_BYTES_MAX:
-            raise LauncherProtocolError(f"a frame of {size} bytes from the launcher")
-        if len(buffer) < HEADER_BYTES + size:
+        size = int.from_bytes(buffer[: protocol.HEADER_BYTES], "big")
+        if size > protocol.FRAME_BYTES_MAX:
+            raise protocol.LauncherProtocolError(f"a frame of {size} bytes from the launcher")
+        if len(buffer) < protocol.HEADER_BYTES + size:
             return None
-        body = bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])
-        del buffer[: HEADER_BYTES + size]
-        return decode_events(body)
+        body = bytes(buffer[protocol.HEADER_BYTES : protocol.HEADER_BYTES + size])
+        del buffer[: protocol.HEADER_BYTES + size]
+        return protocol.decode_events(body)
 
     def _end(self, why: Exception) -> None:
         if not self.lost.done():
@@ -163,7 +130,7 @@ class EventFrames(asyncio.Protocol):
         self._arrived.set()
         self.transport.close()
 
-    async def next_frame(self) -> list[LauncherEvent]:
+    async def next_frame(self) -> list[protocol.LauncherEvent]:
         """The events of the next frame, before `deliver_to`. Raises what is in LOST."""
         while (events := self._next()) is None:
             if self.lost.done():
@@ -206,29 +173,29 @@ async def _open(directory: Path) -> EventFrames:
     """Connect through a descriptor of the directory: a long path does not fit into a socket address."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
-        path = f"/proc/self/fd/{fd}/{SOCKET_NAME}"
+        path = f"/proc/self/fd/{fd}/{protocol.SOCKET_NAME}"
         _, frames = await asyncio.get_running_loop().create_unix_connection(EventFrames, path)
     finally:
         os.close(fd)
     return frames
 
 
-async def fetch_list(launcher: EventFrames) -> tuple[LauncherReady, ListedEvent]:
+async def fetch_list(launcher: EventFrames) -> tuple[LauncherReady, protocol.ListedEvent]:
     """Get the list of everything the launcher knows → it, and its last part, which describes the launcher."""
-    launcher.transport.write(frame([encode(ListRequest())]))
+    launcher.transport.write(protocol.frame([protocol.encode(protocol.ListRequest())]))
     running: list[tuple[str, float, float]] = []
     ended: list[tuple[str, Exit]] = []
     frozen: list[str] = []
-    last: ListedEvent | None = None
+    last: protocol.ListedEvent | None = None
     while last is None:
         async with asyncio.timeout(START_S_MAX):
             try:
                 events = await launcher.next_frame()
-            except LauncherTooOld as error:
+            except protocol.LauncherTooOld as error:
                 hint = f"end its tasks, and it:  kill {error.pid}"
                 raise LauncherError("the launcher is of an earlier version", why=str(error), hint=hint) from None
         for event in events:
-            if isinstance(event, ListedEvent):
+            if isinstance(event, protocol.ListedEvent):
                 for task in event.running:
                     running.append((task.key, began_at(task.started_at, task.ran_s), task.ts))
                     frozen += [task.key] * task.is_frozen
@@ -245,7 +212,7 @@ def began_at(started_at: float, ran_s: float) -> float:
     return by_boot_clock if ran_s and abs(by_boot_clock - started_at) > DATE_SET_S else started_at
 
 
-def exit_of(record: ExitRecord) -> Exit:
+def exit_of(record: protocol.ExitRecord) -> Exit:
     """An exit record as the model has it, even from a launcher that knows further shortages. Raises
     LauncherProtocolError."""
     if record.out_of not in SHORTAGES:
@@ -255,7 +222,7 @@ def exit_of(record: ExitRecord) -> Exit:
     try:
         return msgspec.convert(fields, Exit)
     except msgspec.ValidationError as error:
-        raise LauncherProtocolError(f"exit: {error}") from None
+        raise protocol.LauncherProtocolError(f"exit: {error}") from None
 
 
 STOP_S_MAX = 5.0
@@ -375,7 +342,7 @@ class LauncherLink:
                 await self._connect_again()
         pid = self.pid
         self.resume()
-        self._request(StopRequest())
+        self._request(protocol.StopRequest())
         self._flush()
         await asyncio.to_thread(wait_gone, pid, STOP_S_MAX)
         if is_alive(pid) and not self._service_of:
@@ -386,7 +353,7 @@ class LauncherLink:
     def retire(self) -> None:
         """Have the launcher of one user end after its last task."""
         if not self._service_of:
-            self._request(RetireRequest())
+            self._request(protocol.RetireRequest())
 
     def resume(self) -> None:
         """Send requests again; LauncherReady was handled. Requests before that are dropped, since they were decided
@@ -409,7 +376,7 @@ class LauncherLink:
         submitter on this node, -1 = unknown. inside: key of the running attempt whose working directory, environment
         and unit it gets."""
         spec, limit = action.spec, self._output_bytes_max
-        request = SpawnRequest(
+        request = protocol.SpawnRequest(
             key=action.key,
             argv=list(spec.argv),
             environment=_environment(spec.environment, extra),
@@ -438,48 +405,47 @@ class LauncherLink:
         self._request(request)
 
     def signal(self, key: str, number: int) -> None:
-        self._request(SignalRequest(key, number))
+        self._request(protocol.SignalRequest(key, number))
 
     def feed(self, key: str, size_bytes: int, *, has_ended: bool) -> None:
         """Report the size of the file that feeds a task's stdin; has_ended: it is complete. `StdinFed` answers."""
-        self._request(StdinRequest(key, size_bytes, has_ended))
+        self._request(protocol.StdinRequest(key, size_bytes, has_ended))
 
     def resize(self, key: str, rows: int, columns: int) -> None:
-        """Set the window size of a task's terminal."""
-        self._request(ResizeRequest(key, rows, columns))
+        self._request(protocol.ResizeRequest(key, rows, columns))
 
     def set_lease(self, key: str, deadline_s: float, ts: float) -> None:
         """Move the deadline of a task, granted for the message of ``ts``."""
-        self._request(LeaseRequest(key, deadline_s, ts))
+        self._request(protocol.LeaseRequest(key, deadline_s, ts))
 
     def evict(self, key: str, reason: str) -> None:
-        """End a frozen task."""
-        self._request(EvictRequest(key, reason))
+        self._request(protocol.EvictRequest(key, reason))
 
     def look_for_socket(self) -> None:
         """Have the launcher restore its socket if it is gone: the next agent could not reach it, nor its tasks."""
-        if not (self._directory / SOCKET_NAME).exists():
-            self._request(ListenRequest())
+        if not (self._directory / protocol.SOCKET_NAME).exists():
+            self._request(protocol.ListenRequest())
 
     def forget(self, key: str) -> None:
-        """Drop an exit record."""
-        self._request(ForgetRequest(key))
+        self._request(protocol.ForgetRequest(key))
 
-    async def ask(self, request: UserRequest, within_s: float = REPLY_S_MAX) -> str:
+    async def ask(self, request: protocol.UserRequest, within_s: float = REPLY_S_MAX) -> str:
         """Have the launcher of all users act as one of them → why it was not done, "" if it was. Raises LauncherError."""
         request = request.replace(id=next(self._numbers), node=self._service_of)
         return str(await self._answer(request.id, request, within_s))
 
-    async def usage(self, keys: Sequence[str], *, brief: bool = False, counters: bool = False) -> UsageEvent | None:
+    async def usage(
+        self, keys: Sequence[str], *, brief: bool = False, counters: bool = False
+    ) -> protocol.UsageEvent | None:
         """Current usage of these tasks; None if the launcher does not answer in time. brief, counters: see `UsageRequest`."""
         number = next(self._numbers)
         try:
-            answer = await self._answer(number, UsageRequest(number, list(keys), brief, counters), USAGE_S_MAX)
+            answer = await self._answer(number, protocol.UsageRequest(number, list(keys), brief, counters), USAGE_S_MAX)
         except LauncherError:
             return None
-        return cast("UsageEvent", answer)
+        return answer if isinstance(answer, protocol.UsageEvent) else None
 
-    async def _answer(self, number: int, request: Request, within_s: float) -> str | UsageEvent:
+    async def _answer(self, number: int, request: protocol.Request, within_s: float) -> str | protocol.UsageEvent:
         """Send a request and wait for the answer of this number. Raises LauncherError."""
         if self._frames is None or self._paused or len(self._answers) >= REPLIES_MAX:
             raise LauncherError("the launcher does not answer", hint="systemctl status peerload-launcher")
@@ -487,17 +453,17 @@ class LauncherLink:
         self._request(request)
         try:
             async with asyncio.timeout(within_s):
-                found: str | UsageEvent = await answer
+                found: str | protocol.UsageEvent = await answer
                 return found
         except TimeoutError:
             raise LauncherError("the launcher has not answered in time") from None
         finally:
             del self._answers[number]
 
-    def _request(self, request: Request) -> None:
+    def _request(self, request: protocol.Request) -> None:
         if self._frames is None or (self._paused and not _is_own(request)):
             return  # LauncherReady will report the state then
-        self._requests.append(encode(request))
+        self._requests.append(protocol.encode(request))
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -520,7 +486,7 @@ class LauncherLink:
 
     def _write(self, batch: list[bytes]) -> None:
         assert self._frames is not None
-        self._frames.transport.write(frame(batch))
+        self._frames.transport.write(protocol.frame(batch))
 
     # -- connection ----------------------------------------------------------------------------------------------------
 
@@ -548,7 +514,7 @@ class LauncherLink:
         self._process.detach()
         raise LauncherError("the launcher does not answer", why=why)
 
-    def _note_facts(self, hello: ListedEvent) -> None:
+    def _note_facts(self, hello: protocol.ListedEvent) -> None:
         """Keep the facts about a launcher. Raises LauncherError if it serves one user where all are to be served."""
         self.pid = hello.pid
         self.run = hello.run
@@ -589,12 +555,12 @@ class LauncherLink:
             self._heartbeat.start()
 
     def ping(self) -> None:
-        self._request(PingRequest())
+        self._request(protocol.PingRequest())
 
     def silence_changed(self, *, silent: bool) -> None:
         self._owner.received(LauncherSilent(silent))
 
-    def events_received(self, events: list[LauncherEvent], /) -> None:
+    def events_received(self, events: list[protocol.LauncherEvent], /) -> None:
         """Handle the events of one frame. An exception ends the connection."""
         self._heartbeat.received()
         for event in events:
@@ -609,36 +575,36 @@ class LauncherLink:
                 log.error("cannot reach the launcher: error=%s", error)  # noqa: TRY400 -- logged for each try; the error says enough
                 await asyncio.sleep(RESTART_S)
 
-    def _event(self, event: LauncherEvent) -> None:
+    def _event(self, event: protocol.LauncherEvent) -> None:
         match event:
-            case StartedEvent(key, _, started_at):
+            case protocol.StartedEvent(key, _, started_at):
                 self._owner.received(TaskStarted(key, started_at))
-            case ExpiredEvent(key, reason, never_started, shortage):
+            case protocol.ExpiredEvent(key, reason, never_started, shortage):
                 self._owner.received(TaskLost(key, reason, never_started=never_started, shortage=shortage))
-            case EndedEvent(key, record, with_start):
+            case protocol.EndedEvent(key, record, with_start):
                 self._owner.received(TaskEnded(key, exit_of(record), with_start))
-            case UserReply(number, why):
+            case protocol.UserReply(number, why):
                 self._answered(number, why)
-            case UsageEvent(number):
+            case protocol.UsageEvent(number):
                 self._answered(number, event)
-            case StdinFed():
+            case protocol.StdinFed():
                 self._owner.received(event)
-            case FrozenEvent(key):
+            case protocol.FrozenEvent(key):
                 self._owner.received(TaskFrozen(key, frozen=True))
-            case ThawedEvent(key):
+            case protocol.ThawedEvent(key):
                 self._owner.received(TaskFrozen(key, frozen=False))
-            case PongEvent() | ListedEvent():
+            case protocol.PongEvent() | protocol.ListedEvent():
                 pass  # the heartbeat has noticed it; the list is read before the events
             case _:
                 assert_never(event)
 
-    def _answered(self, number: int, found: str | UsageEvent) -> None:
+    def _answered(self, number: int, found: str | protocol.UsageEvent) -> None:
         answer = self._answers.get(number)
         if answer is not None and not answer.done():
             answer.set_result(found)
 
 
-def _is_own(request: Request) -> bool:
+def _is_own(request: protocol.Request) -> bool:
     """True if a request is about a process of the agent's own, not about an attempt: those hear of a new launcher at once."""
     key = getattr(request, "key", "")
     try:

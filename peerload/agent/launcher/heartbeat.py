@@ -75,7 +75,9 @@ class Heartbeat:
 
     def received(self) -> None:
         """Record that something was received."""
-        self._is_ping_pending = False
+        if self._is_ping_pending:
+            self._is_ping_pending = False
+            self._schedule(self._every_s, self._send_ping)  # not at the check of this one: each timer wakes the agent
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(True)
@@ -83,9 +85,10 @@ class Heartbeat:
         if self.is_silent:
             self.is_silent = False
             self._owner.silence_changed(silent=False)
-            self._schedule(self._every_s, self._send_ping)
 
     def _schedule(self, seconds: float, call: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         loop = asyncio.get_running_loop()
         seconds = coalesced_s(seconds)
         self._due_s = loop.time() + seconds
@@ -97,9 +100,7 @@ class Heartbeat:
         self._schedule(self._within_s, self._check)
 
     def _check(self) -> None:
-        if not self._is_ping_pending:
-            self._schedule(max(self._every_s - self._within_s, 0.0), self._send_ping)
-        elif asyncio.get_running_loop().time() - self._due_s > LATE_S:
+        if asyncio.get_running_loop().time() - self._due_s > LATE_S:
             self._schedule(self._within_s, self._check)
         else:
             self.is_silent = True

@@ -107,6 +107,7 @@ class MpsDaemons:
         self._idle_s = idle_s
         self._directory = Path(config.state) / "mps"
         self._by_device: dict[str, _Daemon] = {}
+        self._begun = asyncio.Event()
         self._failures: dict[str, int] = {}
         self._owners = ProcessOwners()
         self._without: dict[str, int] = {}
@@ -150,6 +151,7 @@ class MpsDaemons:
             self._stop(before)
         daemon = _Daemon(f"{MPS}{state.device.index}x{secrets.token_hex(4)}-0", state.id, owner)
         self._by_device[state.id] = daemon
+        self._begun.set()
         control = shutil.which(MPS_CONTROL)
         if control is None:
             self._failed(daemon, f"there is no {MPS_CONTROL} in PATH", is_fault=False)
@@ -191,8 +193,10 @@ class MpsDaemons:
     # -- while it runs -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Watch the daemons, for ever."""
         while True:
+            if not self._by_device:
+                self._begun.clear()
+                await self._begun.wait()
             waits = any(not daemon.ready.done() for daemon in self._by_device.values())
             await next_tick(POLL_S if waits else LOOK_S)
             for daemon in list(self._by_device.values()):
@@ -313,6 +317,7 @@ class MpsDaemons:
             daemon = _Daemon(key, status.device, status.owner)
             if daemon.device and daemon.device not in self._by_device:
                 self._by_device[daemon.device] = daemon
+                self._begun.set()
             else:
                 self._stop(daemon)
         for key in ended:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 CHECK_EVERY_S = 4.0
 PARSED_MAX = 64
-"""Parsed addresses that are remembered."""
 GONE_FOR = 2
 """Checks in a row that have to agree: an address is missing for a moment while its interface is configured."""
 

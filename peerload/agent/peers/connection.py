@@ -56,9 +56,7 @@ if TYPE_CHECKING:
 
 CONNECT_S = 5.0
 HANDSHAKE_S = 5.0
-"""Timeout of the TLS handshake."""
 SHUTDOWN_S = 2.0
-"""Timeout of the TLS shutdown."""
 HELLO_S = 5.0
 """Timeout of the Hello of the other end."""
 HELLO_BYTES_MAX = 256 << 10
@@ -90,14 +88,12 @@ class Owner(Protocol):
 
     def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
         """Handle a valid Hello of this cluster, the first frame. False refuses the peer: the connection closes."""
-        raise NotImplementedError
 
     def received(self, connection: PeerConnection, envelope: Envelope) -> None:
         """Handle a later frame of the peer."""
 
     def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:
         """A frame could not be decoded. Returns whether to go on reading."""
-        raise NotImplementedError
 
     def refused(self, connection: PeerConnection, reason: str, detail: str = "") -> None:
         """The connection closes for this reason, an identifier; detail is for people."""
@@ -123,7 +119,6 @@ class Links(Owner, Protocol):
 
     def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         """Run this in the background until it ends or the links are closed."""
-        raise NotImplementedError
 
 
 class PeerConnection(asyncio.BufferedProtocol):
@@ -530,7 +525,6 @@ class ConnectionRegistry:
         return connection
 
     def close_revoked(self) -> None:
-        """Close every connection whose peer's certificate was revoked."""
         for connection in self._established():
             if connection.is_revoked:
                 connection.close("its certificate was revoked")
@@ -630,7 +624,6 @@ class PeerEntry:
 
     @property
     def address(self) -> str:
-        """The published address of the peer; empty if not known."""
         return self.identity.address if self.identity is not None else ""
 
     def dial_succeeded(self, address: str) -> None:
@@ -642,7 +635,6 @@ class PeerEntry:
 
     @property
     def link(self) -> PeerConnection | None:
-        """The link to send over: the newest that is not closing."""
         return next((link for link in reversed(self.links) if not link.is_closed), None)
 
     @property
@@ -687,13 +679,11 @@ class PeerEntry:
         return True
 
     def take(self) -> LinkMessage:
-        """Take the oldest queued message."""
         message, size = self.waiting.popleft()
         self.waiting_bytes -= size
         return message
 
     def take_all(self) -> list[LinkMessage]:
-        """Take all queued messages, oldest first."""
         messages = [message for message, _ in self.waiting]
         self.waiting.clear()
         self.waiting_bytes = 0
@@ -843,12 +833,10 @@ class _Backlog:
         self.paused: set[PeerConnection] = set()
 
     def settle(self, taken: int) -> None:
-        """Remove the messages that the core has taken."""
         while self.messages and self.messages[0][0] <= taken:
             self.size_bytes -= self.messages.popleft()[1]
 
     def exceeds(self, divisor: int) -> bool:
-        """True if the backlog is above the bounds divided by this."""
         return len(self.messages) * divisor > BACKLOG_FRAMES_MAX or self.size_bytes * divisor > BACKLOG_BYTES_MAX
 
 

@@ -30,31 +30,9 @@ from peerload.agent.peers.connection import (
 )
 from peerload.agent.peers.streams import Reachability, Streams
 from peerload.agent.runtime import coalesced_s
-from peerload.model import metrics
+from peerload.model import messages, metrics
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
-from peerload.model.messages import (
-    OWNERSHIP,
-    Blocks,
-    BlocksEnd,
-    BlocksRequest,
-    DialBack,
-    Envelope,
-    Hello,
-    Identity,
-    Leaving,
-    LinkMessage,
-    Message,
-    NameTaken,
-    NotDialled,
-    OutputRequest,
-    Ping,
-    Pong,
-    ProfileRequest,
-    ProfileTold,
-    Sync,
-    WrongBoot,
-)
 from peerload.security.address import (
     IP_FREEBIND,
     NOT_WITHOUT,
@@ -90,7 +68,17 @@ IDLE_KEPT_MAX = 16
 IDLE_CHECK_S = 15.0
 COPY_DIALS_MAX = 4
 """Dials of an address at which a copy of this agent is said to be: any member can make one up."""
-MEMBERSHIP_MESSAGES = (Hello, Leaving, NotDialled, Ping, Pong, ProfileRequest, ProfileTold, Sync, WrongBoot)
+MEMBERSHIP_MESSAGES = (
+    messages.Hello,
+    messages.Leaving,
+    messages.NotDialled,
+    messages.Ping,
+    messages.Pong,
+    messages.ProfileRequest,
+    messages.ProfileTold,
+    messages.Sync,
+    messages.WrongBoot,
+)
 """Messages about who is there; any other message means that the link is in use."""
 IDLE = "it was not in use"
 
@@ -100,22 +88,22 @@ _log = logging.getLogger("peerload.peer")
 class LinkOwner(Protocol):
     """Receiver of messages from the links."""
 
-    def deliver(self, src: str, message: LinkMessage, /) -> None:
+    def deliver(self, src: str, message: messages.LinkMessage, /) -> None:
         """Handle a message of a peer."""
 
-    def met(self, hello: Hello, /) -> None:
+    def met(self, hello: messages.Hello, /) -> None:
         """A link to a peer was made."""
 
     def unreachable(self, node: str, reason: str, /) -> None:
         """The last link to a peer is lost, or none could be made."""
 
-    def send_failed(self, dst: str, message: LinkMessage, /) -> None:
+    def send_failed(self, dst: str, message: messages.LinkMessage, /) -> None:
         """Handle a message that could not be sent."""
 
     def name_taken(self, by: str, /) -> None:
         """The peer at this address refuses this node, because another agent has its name."""
 
-    def copied(self, other: Identity, up_s: float, /) -> None:
+    def copied(self, other: messages.Identity, up_s: float, /) -> None:
         """An agent with this node's name and database, up for so long, has proven its name."""
 
 
@@ -196,7 +184,7 @@ class PeerLinks:
         """Agents that were refused because another has their name: name → address."""
         return self._table.clashes
 
-    def learn(self, identity: Identity) -> bool:
+    def learn(self, identity: messages.Identity) -> bool:
         """Keep where a node can be dialled; a later start of its agent replaces an earlier one. Returns whether that is news."""
         if identity.node == self._name or (peer := self._table.entry(identity.node)) is None:
             return False
@@ -210,13 +198,13 @@ class PeerLinks:
             for link in list(peer.links):
                 link.close(f"{node} is forgotten")
 
-    def connect(self, identity: Identity) -> None:
+    def connect(self, identity: messages.Identity) -> None:
         self.learn(identity)
         peer = self._table.entries.get(identity.node)
         if peer is not None and not peer.links and not peer.is_dialled:
             self._dial_peer(peer)
 
-    def send(self, dst: str, message: LinkMessage) -> None:
+    def send(self, dst: str, message: messages.LinkMessage) -> None:
         """Send over the newest link to ``dst``; without one, dial it. Never waits, and raises nothing."""
         peer = self._table.entry(dst) if dst != self._name else None
         if peer is None or self._is_closing:
@@ -246,18 +234,20 @@ class PeerLinks:
         link = peer.link if peer is not None else None
         return link.certificate if link is not None else b""
 
-    def fetch_output(self, dst: str, request: OutputRequest) -> AsyncIterator[Piece]:
+    def fetch_output(self, dst: str, request: messages.OutputRequest) -> AsyncIterator[Piece]:
         """Fetch the output of an attempt from the node that ran it: pieces as they come, OutputEnd the last.
 
         Raises LinkUnavailable if ``dst`` cannot be reached, or is lost before the end; the caller can go on from there.
         """
         return self._fetch(dst, request, f"the output of {request.task}")
 
-    def fetch_blocks(self, dst: str, request: BlocksRequest) -> AsyncIterator[Blocks | BlocksEnd]:
+    def fetch_blocks(
+        self, dst: str, request: messages.BlocksRequest
+    ) -> AsyncIterator[messages.Blocks | messages.BlocksEnd]:
         """Fetch blocks of files from another node, as `fetch_output` does."""
         return self._fetch(dst, request, "files of a task")
 
-    def _fetch(self, dst: str, request: Message, what: str) -> AsyncIterator[Any]:
+    def _fetch(self, dst: str, request: messages.Message, what: str) -> AsyncIterator[Any]:
         return self.streams.fetch(dst, self._address_of(dst), request, what)
 
     def _address_of(self, node: str) -> str:
@@ -269,7 +259,9 @@ class PeerLinks:
             peer.learn(newest)  # gossip may know a later start
         return peer.address
 
-    async def open_stream(self, dst: str, kinds: tuple[type[Message], ...]) -> tuple[StreamReader, PeerConnection]:
+    async def open_stream(
+        self, dst: str, kinds: tuple[type[messages.Message], ...]
+    ) -> tuple[StreamReader, PeerConnection]:
         """Open a stream to ``dst`` over which it may send messages of these kinds. Raises LinkUnavailable."""
         address = self._address_of(dst)
         if not address:
@@ -314,7 +306,7 @@ class PeerLinks:
         hello = self._local.hello(stream=connection.stream, back=connection.back)
         connection.send(hello)
 
-    def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
+    def hello_received(self, connection: PeerConnection, hello: messages.Hello) -> bool:
         """Admit a peer, unless it is this agent itself, has the name of another, or `PeerTable.refusal` refuses it."""
         self._listener.handshake_done(connection)
         own, identity = self._local.identity, hello.identity
@@ -331,7 +323,7 @@ class PeerLinks:
         else:
             connection.reason = self._table.refusal(peer, hello)
             if connection.reason == EARLIER_START and peer is not None:
-                self._write(connection, identity.node, NameTaken(peer.address))
+                self._write(connection, identity.node, messages.NameTaken(peer.address))
         if connection.reason:
             return False
         if peer is not None and not connection.dialled:
@@ -352,23 +344,23 @@ class PeerLinks:
         self.writable(connection)
         return True
 
-    def _refuse_name(self, connection: PeerConnection, identity: Identity) -> None:
+    def _refuse_name(self, connection: PeerConnection, identity: messages.Identity) -> None:
         """Tell an agent that its name is taken. If the name is this node's, and this node has dialled, this one is second."""
         if identity.node != self._name:
-            self._write(connection, identity.node, NameTaken())
+            self._write(connection, identity.node, messages.NameTaken())
         elif connection.dialled:
             self._owner.name_taken(identity.address or connection.address)
 
-    def _notify_earlier_start(self, peer: PeerEntry, identity: Identity) -> None:
+    def _notify_earlier_start(self, peer: PeerEntry, identity: messages.Identity) -> None:
         """Tell an earlier start of an agent where the later one is, before its links close: if the earlier one is alive,
         it has a copy of the same database."""
         for link in peer.links:
             other = link.hello.identity if link.hello is not None else None
             is_earlier = other is not None and other.boot != identity.boot and other.store == identity.store
             if is_earlier and identity.address:
-                self._write(link, identity.node, NameTaken(identity.address))
+                self._write(link, identity.node, messages.NameTaken(identity.address))
 
-    def _name_taken(self, connection: PeerConnection, message: NameTaken) -> None:
+    def _name_taken(self, connection: PeerConnection, message: messages.NameTaken) -> None:
         """Handle a refusal of this node's name. An agent with a copy of the database, too, is dialled."""
         connection.close(f"another agent is called {self._name}")
         if not message.at:
@@ -376,30 +368,30 @@ class PeerLinks:
         else:
             self.dial_copy(message.at)
 
-    def received(self, connection: PeerConnection, envelope: Envelope) -> None:
+    def received(self, connection: PeerConnection, envelope: messages.Envelope) -> None:
         """Deliver a message for this start of this node."""
         message, node = envelope.body, envelope.src
         if envelope.dst != self._name:
             self.drop("wrong_recipient", node)
         elif envelope.dst_boot not in {"", self._boot}:
             self.drop("for_earlier_start")
-            if not isinstance(message, WrongBoot):
-                self._write(connection, node, WrongBoot(boot=self._boot))
-        elif isinstance(message, NameTaken):
+            if not isinstance(message, messages.WrongBoot):
+                self._write(connection, node, messages.WrongBoot(boot=self._boot))
+        elif isinstance(message, messages.NameTaken):
             self._name_taken(connection, message)
         elif connection.stream:
             self.streams.received(connection, node, message)
-        elif isinstance(message, Hello):
+        elif isinstance(message, messages.Hello):
             self.drop("second_hello", node)
             connection.close("second hello")
-        elif isinstance(message, DialBack | NotDialled):
+        elif isinstance(message, messages.DialBack | messages.NotDialled):
             self.reachability.received(node, message)
         elif is_link_message(message):
             self._deliver(connection, node, message)
         elif not self.malformed(connection, ProtocolError("a stream's message on a link that is not for it")):
             connection.close("malformed frames")
 
-    def _deliver(self, connection: PeerConnection, node: str, message: LinkMessage) -> None:
+    def _deliver(self, connection: PeerConnection, node: str, message: messages.LinkMessage) -> None:
         self._counters[metrics.PEER_MESSAGES_RECEIVED] += 1
         _mark_used(connection, message)
         self._owner.deliver(node, message)
@@ -412,11 +404,9 @@ class PeerLinks:
         return connection.hello is not None and not self._table.count_malformed(connection.hello.identity)
 
     def refused(self, connection: PeerConnection, reason: str, detail: str = "") -> None:
-        """Count a connection that was refused."""
         self.drop(reason, _name_of(connection), detail)
 
     def writable(self, connection: PeerConnection) -> None:
-        """Send the messages that wait for this peer."""
         peer = self._table.entries.get(connection.hello.identity.node) if connection.hello is not None else None
         if peer is None or connection.stream:
             return
@@ -432,7 +422,7 @@ class PeerLinks:
         if peer is None or connection not in peer.links:
             return
         peer.links.remove(connection)
-        unsent = [message for message in connection.unsent() if not isinstance(message, Hello)]
+        unsent = [message for message in connection.unsent() if not isinstance(message, messages.Hello)]
         if not peer.links:
             self._fail(peer.node, unsent)
             self.reachability.link_lost(peer)
@@ -539,7 +529,7 @@ class PeerLinks:
     def drop(self, reason: str, who: str = "", detail: str = "") -> None:
         self._table.drop(reason, who, detail)
 
-    def _write(self, link: PeerConnection, dst: str, message: LinkMessage) -> None:
+    def _write(self, link: PeerConnection, dst: str, message: messages.LinkMessage) -> None:
         try:
             link.send(message)
         except ProtocolError:
@@ -549,10 +539,10 @@ class PeerLinks:
         self._counters[metrics.PEER_MESSAGES_SENT] += 1
         _mark_used(link, message)
 
-    def _fail(self, dst: str, messages: Sequence[LinkMessage]) -> None:
+    def _fail(self, dst: str, unsent: Sequence[messages.LinkMessage]) -> None:
         """Give messages back in a later turn of the loop, so that a sender is never called from within its own call."""
         loop = asyncio.get_running_loop()
-        for message in messages:
+        for message in unsent:
             self._counters[metrics.PEER_SEND_ERRORS] += 1
             loop.call_soon(self._owner.send_failed, dst, message)
 
@@ -570,10 +560,10 @@ class PeerLinks:
             )
 
 
-def _mark_used(link: PeerConnection, message: Message) -> None:
+def _mark_used(link: PeerConnection, message: messages.Message) -> None:
     """Record that a message went over this link, in either direction."""
     link.active_s = asyncio.get_running_loop().time()
-    if type(message) in OWNERSHIP:
+    if type(message) in messages.OWNERSHIP:
         link.used_s = link.task_s = link.active_s
     elif not isinstance(message, MEMBERSHIP_MESSAGES):
         link.used_s = link.active_s
@@ -605,7 +595,6 @@ class NewcomerServer(Protocol):
 
     def newcomer(self, closed: Callable[[asyncio.BaseProtocol], None]) -> asyncio.BaseProtocol:
         """The protocol object of one connection; it calls ``closed`` with itself at its end."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Close all connections."""

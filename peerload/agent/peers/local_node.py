@@ -78,13 +78,10 @@ class LocalNode:
             up_s=self._info.up_s(),
             trust=self._keyring.trust.digest,
             stream=stream,
-            forwards=True,
-            dials_back=True,
             back=back,
         )
 
     def state(self) -> State:
-        """The message that a broker retains."""
         state = self._node.state
         return State(state.identity, state.profile, self._report())
 
@@ -97,7 +94,6 @@ class LocalNode:
     # -- peers ---------------------------------------------------------------------------------------------------------
 
     def identity_of(self, node: str) -> Identity | None:
-        """The identity of a peer, as far as the core knows it."""
         peer = self._node.membership.get(node)
         return None if peer is None else peer.identity
 
@@ -115,7 +111,6 @@ class LocalNode:
 
 
 def speed_file(config: AgentConfig) -> Path:
-    """The file with the measured speed of this machine."""
     return Path(config.state) / "speed"
 
 

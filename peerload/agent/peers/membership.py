@@ -139,12 +139,10 @@ class Members:
 
     @property
     def known(self) -> tuple[Identity, ...]:
-        """The members of the last start."""
         return tuple(self._file.peers.values())
 
     @property
     def kept(self) -> AddressFile:
-        """The facts known from the last start."""
         return self._file
 
     @property
@@ -251,14 +249,12 @@ class Members:
     # -- facts for people ----------------------------------------------------------------------------------------------
 
     def met(self, hello: Hello) -> None:
-        """Handle the Hello of a peer on a new link."""
         self.changed()
         facts = self._facts_of(hello.identity.node)
         if hello.wall_at:
             facts.clock_base_s = hello.wall_at - now().boot_s
 
     def facts_of(self, node: str) -> PeerFacts | None:
-        """Facts about this peer for `peerload doctor`."""
         return self._facts.get(node)
 
     def _facts_of(self, node: str) -> PeerFacts:
@@ -322,6 +318,8 @@ class GossipSocket(Generic[Sent, Received]):
         self._socket: socket.socket | None = None
         self._is_both = self._is_inet6 = False
         self._names: BoundedDict[str, tuple[IPAddress | None, float]] = BoundedDict(NAMES_MAX)
+        self._numbers: BoundedDict[str, SocketAddress] = BoundedDict(NAMES_MAX)
+        """Numeric addresses, as they go to the socket."""
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._has_logged = False
 
@@ -353,7 +351,7 @@ class GossipSocket(Generic[Sent, Received]):
         """Seal a datagram for this node and send it to `HOST:PORT`. A host name is looked up first; datagrams are dropped
         until then."""
         made = self._socket
-        where = self._numeric(address) if made is not None else None
+        where = (self._numbers.get(address) or self._numeric(address)) if made is not None else None
         if made is None or where is None:
             self._counters[metrics.labelled(metrics.GOSSIP_DATAGRAMS_UNSENT, reason="no_address")] += 1
             return
@@ -437,9 +435,12 @@ class GossipSocket(Generic[Sent, Received]):
         if found is None or (self._loopback_only and not found.is_loopback):
             return None
         is_ours = (found.version == 6) == self._is_inet6  # noqa: PLR2004 -- IPv6
-        if self._is_both and not is_ours:
-            return f"::ffff:{found}", port
-        return (str(found), port) if is_ours else None
+        if not is_ours and not self._is_both:
+            return None
+        where = (str(found) if is_ours else f"::ffff:{found}"), port
+        if self._names[host][1] == math.inf:
+            self._numbers[address] = where
+        return where
 
     def _resolved(self, host: str) -> IPAddress | None:
         """The cached address of a host name, which is looked up in the background, or of a numeric address."""

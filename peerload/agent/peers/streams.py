@@ -22,23 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from peerload.agent.peers.connection import FORWARD_STALLED_S, STREAM_STALLED_S
 from peerload.agent.runtime import coalesced_s
-from peerload.model import metrics
+from peerload.model import messages, metrics
 from peerload.model.errors import LinkUnavailable
-from peerload.model.messages import (
-    Blocks,
-    BlocksEnd,
-    BlocksRequest,
-    DialBack,
-    Forward,
-    ForwardStop,
-    Hello,
-    InputRequest,
-    Message,
-    NotDialled,
-    OutputChunk,
-    OutputEnd,
-    OutputRequest,
-)
 from peerload.security.address import is_loopback
 
 if TYPE_CHECKING:
@@ -47,7 +32,6 @@ if TYPE_CHECKING:
     from peerload.agent.peers.connection import ConnectionRegistry, Links, Owner, PeerConnection, PeerEntry, PeerTable
     from peerload.agent.peers.local_node import LocalNode
     from peerload.model.errors import PeerloadError
-    from peerload.model.messages import Envelope
 
 
 STREAMS_MAX = 512
@@ -60,11 +44,11 @@ PIECES_WAITING_MAX = 2
 """Pieces that may wait for the consumer. Reading stops there, and goes on when half of them are taken."""
 _CONSUMER_BEHIND = "pieces wait for the consumer"
 
-Piece = OutputChunk | OutputEnd
-LAST = OutputEnd | BlocksEnd
-KINDS: dict[type[Message], tuple[type[Message], ...]] = {
-    OutputRequest: (OutputChunk, OutputEnd),
-    BlocksRequest: (Blocks, BlocksEnd),
+Piece = messages.OutputChunk | messages.OutputEnd
+LAST = messages.OutputEnd | messages.BlocksEnd
+KINDS: dict[type[messages.Message], tuple[type[messages.Message], ...]] = {
+    messages.OutputRequest: (messages.OutputChunk, messages.OutputEnd),
+    messages.BlocksRequest: (messages.Blocks, messages.BlocksEnd),
 }
 """Requests that are answered by a sequence of pieces, and these pieces."""
 
@@ -72,7 +56,7 @@ KINDS: dict[type[Message], tuple[type[Message], ...]] = {
 class PieceServer(Protocol):
     """Source of the pieces that answer one kind of request. src: the node that asks; the last piece is one of LAST."""
 
-    def __call__(self, src: str, request: Any, /) -> AsyncIterator[Message]:  # noqa: ANN401 -- of its kind
+    def __call__(self, src: str, request: Any, /) -> AsyncIterator[messages.Message]:  # noqa: ANN401 -- of its kind
         raise NotImplementedError
 
 
@@ -99,7 +83,7 @@ class Streams:
         self._local = local
         self._links = links
         self._dialer = dialer
-        self._pieces: Mapping[type[Message], PieceServer] = {}
+        self._pieces: Mapping[type[messages.Message], PieceServer] = {}
         self._fetched = 0
         self._forwards: StreamServer | None = None
         self._inputs: StreamServer | None = None
@@ -110,7 +94,7 @@ class Streams:
 
     def serve(
         self,
-        pieces: Mapping[type[Message], PieceServer],
+        pieces: Mapping[type[messages.Message], PieceServer],
         inputs: StreamServer | None = None,
         forwards: StreamServer | None = None,
     ) -> None:
@@ -119,7 +103,7 @@ class Streams:
         self._pieces, self._inputs, self._forwards = pieces, inputs, forwards
 
     async def open(
-        self, dst: str, address: str, kinds: tuple[type[Message], ...]
+        self, dst: str, address: str, kinds: tuple[type[messages.Message], ...]
     ) -> tuple[StreamReader, PeerConnection]:
         """Open a stream over which the other node may send messages of these kinds. Raises LinkUnavailable."""
         connection = await self._dialer.open(address, dst, lambda: StreamReader(self._local, dst, kinds))
@@ -139,11 +123,11 @@ class Streams:
         self._unasked.pop(connection, None)
         connection.close("too many streams")
 
-    def _admit(self, connection: PeerConnection, message: Message) -> bool:
+    def _admit(self, connection: PeerConnection, message: messages.Message) -> bool:
         """Check the limits at the first request of a stream. False: it is refused, and closed."""
         if connection not in self._unasked:
             return True
-        is_forward = isinstance(message, Forward | ForwardStop)
+        is_forward = isinstance(message, messages.Forward | messages.ForwardStop)
         forwarding = sum(1 for known in self._servers.values() if known is self._forwards)
         others = len(self.served) - len(self._unasked) - forwarding
         if forwarding >= FORWARDING_MAX if is_forward else others >= STREAMS_MAX:
@@ -152,7 +136,7 @@ class Streams:
         del self._unasked[connection]
         return True
 
-    def received(self, connection: PeerConnection, node: str, message: Message) -> None:
+    def received(self, connection: PeerConnection, node: str, message: messages.Message) -> None:
         """Handle a message over a stream: one request for output, or any number for one `StreamServer`."""
         if not self._admit(connection, message):
             return
@@ -176,10 +160,10 @@ class Streams:
         pieces = source(node, message)
         self.served[connection] = self._links.spawn(write_output(connection, pieces), f"pieces for {node}")
 
-    def _server_of(self, message: Message) -> StreamServer | None:
-        if isinstance(message, Forward | ForwardStop):
+    def _server_of(self, message: messages.Message) -> StreamServer | None:
+        if isinstance(message, messages.Forward | messages.ForwardStop):
             return self._forwards
-        return self._inputs if isinstance(message, InputRequest) else None
+        return self._inputs if isinstance(message, messages.InputRequest) else None
 
     def closed(self, connection: PeerConnection) -> None:
         """Stop serving a connection that has closed."""
@@ -191,7 +175,7 @@ class Streams:
         if task is not None:
             task.cancel()
 
-    async def fetch(self, dst: str, address: str, request: Message, what: str) -> AsyncIterator[Any]:
+    async def fetch(self, dst: str, address: str, request: messages.Message, what: str) -> AsyncIterator[Any]:
         """Fetch the pieces that answer a request to another node as they come, one of LAST at the end. ``what``: for messages.
         Raises LinkUnavailable."""
         if not address:
@@ -219,15 +203,15 @@ class StreamReader:
     """The asking end of a stream: owner of one connection to ``dst``, which may send messages of these ``kinds``; any other
     ends it. One reader at a time."""
 
-    def __init__(self, local: LocalNode, dst: str, kinds: tuple[type[Message], ...]) -> None:
+    def __init__(self, local: LocalNode, dst: str, kinds: tuple[type[messages.Message], ...]) -> None:
         self._local = local
         self._dst = dst
         self._kinds = kinds
-        self._pieces: deque[Message] = deque()
+        self._pieces: deque[messages.Message] = deque()
         self._arrived = asyncio.Event()
         self._reason = ""
 
-    async def next(self, connection: PeerConnection, what: str) -> Message:
+    async def next(self, connection: PeerConnection, what: str) -> messages.Message:
         """The next message. Raises LinkUnavailable, which names ``what`` has stopped coming, if the connection closes
         before."""
         while not self._pieces:
@@ -245,14 +229,14 @@ class StreamReader:
     def opened(self, connection: PeerConnection) -> None:
         connection.send(self._local.hello(stream=True))
 
-    def hello_received(self, connection: PeerConnection, hello: Hello) -> bool:
+    def hello_received(self, connection: PeerConnection, hello: messages.Hello) -> bool:
         """Refuse every node but ``dst``."""
         if hello.identity.node == self._dst:
             return True
         connection.reason = f"{hello.identity.node} answers there"
         return False
 
-    def received(self, connection: PeerConnection, envelope: Envelope) -> None:
+    def received(self, connection: PeerConnection, envelope: messages.Envelope) -> None:
         if not isinstance(envelope.body, self._kinds):
             connection.abort("it sent something that was not asked for")
             return
@@ -266,7 +250,6 @@ class StreamReader:
         return False
 
     def refused(self, _: PeerConnection, reason: str, detail: str = "") -> None:
-        """Keep the reason for the error."""
         self._reason = self._reason or detail or metrics.label_text(reason)
 
     def writable(self, _: PeerConnection) -> None:
@@ -277,7 +260,7 @@ class StreamReader:
         self._arrived.set()
 
 
-async def write_output(connection: PeerConnection, pieces: AsyncIterator[Message]) -> None:
+async def write_output(connection: PeerConnection, pieces: AsyncIterator[messages.Message]) -> None:
     """Write each piece as fast as the other end reads, then close when it has read all. Returns early if it is gone."""
     try:
         async for piece in pieces:
@@ -353,7 +336,6 @@ class Reachability:
 
     @staticmethod
     def dialled_by(peer: PeerEntry) -> None:
-        """Record that the peer has dialled this node."""
         peer.has_dialled_us, peer.cannot_reach_us = True, ""
 
     def link_made(self, peer: PeerEntry, connection: PeerConnection) -> None:
@@ -369,7 +351,7 @@ class Reachability:
         if peer is None or is_loopback(link.address):
             return True
         if link.dialled:
-            return peer.has_dialled_us or not link.hello.dials_back if link.hello is not None else True
+            return peer.has_dialled_us
         return bool(peer.reached) and peer.reached == peer.address
 
     def route(self, node: str) -> tuple[str, str]:
@@ -381,11 +363,6 @@ class Reachability:
         if peer.unreached:
             return ("theirs" if peer.links else "none"), peer.unreached
         return ("ours", peer.cannot_reach_us) if peer.cannot_reach_us else ("both", "")
-
-    def dials_back(self, node: str) -> bool:
-        """True if a linked peer opens streams on request."""
-        peer = self._table.entries.get(node)
-        return peer is not None and _dials_back(peer)
 
     def link_lost(self, peer: PeerEntry) -> None:
         """The last link to a peer is lost: if the peer cannot make another, this node does."""
@@ -410,10 +387,9 @@ class Reachability:
             connection = await self._dial(peer, address, lambda: StreamReader(self._local, peer.node, ()))
             connection.close("only to see whether it can be reached")
         except LinkUnavailable as error:
-            link = peer.link
-            if link is not None and link.hello is not None and link.hello.dials_back:
+            if peer.link is not None:
                 self._counters[metrics.PEER_UNREACHABLE_NOTICES] += 1
-                self._links.send(peer.node, NotDialled(0, error.kind))
+                self._links.send(peer.node, messages.NotDialled(0, error.kind))
         finally:
             peer.is_checked = False
 
@@ -451,7 +427,7 @@ class Reachability:
         peer = self._table.entries.get(node)
         if peer is None:
             return await self._connections.open(address, node, make(), stream=True)
-        if is_loopback(address) or not _dials_back(peer):
+        if is_loopback(address) or peer.link is None:
             return await self._dial(peer, address, make)
 
         def direct() -> Coroutine[object, object, PeerConnection]:
@@ -483,7 +459,7 @@ class Reachability:
         opened: asyncio.Future[PeerConnection] = asyncio.get_running_loop().create_future()
         self._requested[number] = _RequestedStream(peer.node, make, opened)
         self._counters[metrics.PEER_STREAMS_REQUESTED] += 1
-        self._links.send(peer.node, DialBack(number))
+        self._links.send(peer.node, messages.DialBack(number))
         try:
             async with asyncio.timeout(DIAL_BACK_S):
                 return await opened
@@ -497,7 +473,7 @@ class Reachability:
         finally:
             del self._requested[number]
 
-    def stream_opened(self, connection: PeerConnection, hello: Hello) -> bool:
+    def stream_opened(self, connection: PeerConnection, hello: messages.Hello) -> bool:
         """Hand over a stream that a peer has opened by request. False if it was not requested."""
         requested = self._requested.get(hello.back)
         if requested is None or requested.node != hello.identity.node or requested.opened.done():
@@ -507,15 +483,17 @@ class Reachability:
         requested.opened.set_result(connection)
         return True
 
-    def received(self, node: str, message: DialBack | NotDialled) -> None:
+    def received(self, node: str, message: messages.DialBack | messages.NotDialled) -> None:
         """Handle a request to dial back, or the report that this node cannot be dialled."""
         peer = self._table.entries.get(node)
         if peer is None:
             return
-        if isinstance(message, DialBack):
+        if isinstance(message, messages.DialBack):
             if self._dial_backs[node] >= DIAL_BACKS_MAX:
                 self._counters[metrics.PEER_STREAMS_REFUSED] += 1
-                self._links.send(node, NotDialled(message.number, f"{DIAL_BACKS_MAX} streams are being made already"))
+                self._links.send(
+                    node, messages.NotDialled(message.number, f"{DIAL_BACKS_MAX} streams are being made already")
+                )
                 return
             self._dial_backs[node] += 1
             self._links.spawn(self._dial_back(peer, message.number), f"dial {node} back")
@@ -550,15 +528,11 @@ class Reachability:
                 connection.abort("another node answers there")
                 raise LinkUnavailable(peer.node, f"no link to {peer.node}", why="another node answers there")  # noqa: TRY301
         except LinkUnavailable as error:
-            self._links.send(peer.node, NotDialled(number, error.kind))
+            self._links.send(peer.node, messages.NotDialled(number, error.kind))
         finally:
             self._dial_backs[peer.node] -= 1
             if not self._dial_backs[peer.node]:
                 del self._dial_backs[peer.node]
-
-
-def _dials_back(peer: PeerEntry) -> bool:
-    return any(link.hello is not None and link.hello.dials_back for link in peer.links if not link.is_closed)
 
 
 async def first_of(

@@ -109,7 +109,6 @@ class AttachRequests:
         return None if record.state.is_final else self._stdin.get(record.input)
 
     def resize(self, connection: Connection, request: control.Resize) -> None:
-        """Set the size of the window of a task's terminal."""
         record = self._record(request.task)
         if not self._is_terminal(record):
             raise BadRequest(f"{record.task} has no terminal", why="it was not run with --pty, or has ended")
@@ -257,7 +256,6 @@ class InsideCommands:
         return command
 
     def resize(self, connection: Connection, request: control.Resize) -> None:
-        """Set the size of the window of a command's terminal."""
         self.get(connection, request.command)
         self._launcher.resize(request.command, request.rows, request.columns)
         connection.ok(request.id, {})

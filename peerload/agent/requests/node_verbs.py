@@ -59,7 +59,6 @@ class NodeCommands:
         connection.ok(request.id, {"timed_out": timed_out})
 
     def undrain(self, connection: Connection, request: control.Undrain) -> None:
-        """Let this node take tasks again."""
         self._core.put(UndrainRequested(self._core.expect(connection, request.id)))
 
     def leave(self, connection: Connection, request: control.Leave) -> None:

@@ -112,7 +112,6 @@ class OutputSource:
         return [await asyncio.to_thread(tail_start, path, lines, size) for path, size in zip(paths, sizes, strict=True)]
 
     def cut_soon(self, key: str) -> None:
-        """Cut the output of an ended task to its limit."""
         self._output.cut_soon(key)
 
     async def send_remote(self, connection: Connection, request: control.ReadOutput, remote: RemoteTask) -> None:

@@ -16,18 +16,8 @@ from peerload.agent.runtime import now
 from peerload.agent.store.maintenance import RemovalCriteria
 from peerload.core.membership.peers import PeerState
 from peerload.core.tasks.eligibility import group_dict, own_part
+from peerload.model import events
 from peerload.model.errors import BadRequest, NoSuchTask
-from peerload.model.events import (
-    CancelledAttempt,
-    CancelRequested,
-    EndAsked,
-    GroupRequested,
-    HoldRequested,
-    PriorityRequested,
-    ReleaseRequested,
-    RemoteCancelRequested,
-    SignalRequested,
-)
 from peerload.model.task import TaskState, execution_key
 from peerload.text.format import counted
 from peerload.wire import control
@@ -52,7 +42,6 @@ EXIT_REPORT_S = 1.0
 REPORT_AFTER_S = 2.0
 """Time after which the client is told which nodes it waits for."""
 ATTEMPTS_AT_A_TIME = 250
-"""Attempts in one query."""
 LEFT_LISTED_MAX = 100
 
 
@@ -73,11 +62,11 @@ class TaskCommands:
         names = await self._task_ids.names(request.tasks)
         if not request.wait:
             number = self._core.expect(connection, request.id)
-            self._core.put(CancelRequested(number, names, request.signal, request.force))
+            self._core.put(events.CancelRequested(number, names, request.signal, request.force))
             return
         with self._cancel_waits.watched() as watch:
             number, answer = self._core.expect_future(lambda part: connection.more(request.id, part))
-            self._core.put(CancelRequested(number, names, request.signal, request.force))
+            self._core.put(events.CancelRequested(number, names, request.signal, request.force))
             connection.more(request.id, await answer)
             records = [record async for page in self._task_ids.all_pages(request.tasks) for record in page]
             await self._cancel_waits.wait(connection, request, watch, records)
@@ -90,13 +79,13 @@ class TaskCommands:
                 raise NoSuchTask(f"no task {name} of another home is here", hint="what is here:  peerload ls --remote")
         by = f"ended on {self._node.state.node} by {connection.caller.user or 'its user'}"
         number = self._core.expect(connection, request.id)
-        self._core.put(RemoteCancelRequested(number, request.guests, request.signal, request.force, by))
+        self._core.put(events.RemoteCancelRequested(number, request.guests, request.signal, request.force, by))
 
     async def signal(self, connection: Connection, request: control.SendSignal) -> None:
         await self._reads.durable()
         task = self._task_ids.first(request.task).task
         number = self._core.expect(connection, request.id)
-        self._core.put(SignalRequested(number, task, request.signal))
+        self._core.put(events.SignalRequested(number, task, request.signal))
 
     async def change(self, connection: Connection, request: control.Hold | control.Release | control.Prio) -> None:
         """Hold waiting tasks, release held ones, or change the priority of tasks."""
@@ -105,15 +94,17 @@ class TaskCommands:
         number = self._core.expect(connection, request.id)
         match request:
             case control.Hold():
-                self._core.put(HoldRequested(number, names))
+                self._core.put(events.HoldRequested(number, names))
             case control.Release():
-                self._core.put(ReleaseRequested(number, names))
+                self._core.put(events.ReleaseRequested(number, names))
             case control.Prio():
-                self._core.put(PriorityRequested(number, names, request.priority))
+                self._core.put(events.PriorityRequested(number, names, request.priority))
 
     def group(self, connection: Connection, request: control.Group) -> None:
         number = self._core.expect(connection, request.id)
-        self._core.put(GroupRequested(number, request.name, request.slots, request.paused, removed=request.removed))
+        self._core.put(
+            events.GroupRequested(number, request.name, request.slots, request.paused, removed=request.removed)
+        )
 
     def groups(self, connection: Connection, request: control.Groups) -> None:
         """List the groups; others than administrators see their own part."""
@@ -197,7 +188,6 @@ class CancelWaits:
         self._watches: set[CancelWatch] = set()
 
     def attempt_gone(self, key: str) -> None:
-        """Handle that no process of this attempt is left."""
         for watch in self._watches:
             watch.keys.add(key)
             watch.event.set()
@@ -238,7 +228,7 @@ class _Wait:
         node: Node,
         connection: Connection,
         number: int,
-        left: dict[str, CancelledAttempt],
+        left: dict[str, events.CancelledAttempt],
         cancelled_at: float,
     ) -> None:
         self._core = core
@@ -287,7 +277,7 @@ class _Wait:
                     del self._left[key]
         attempts = list(self._left.values())
         for first in range(0, len(attempts), ATTEMPTS_AT_A_TIME):
-            self._core.put(EndAsked(tuple(attempts[first : first + ATTEMPTS_AT_A_TIME]), query=query))
+            self._core.put(events.EndAsked(tuple(attempts[first : first + ATTEMPTS_AT_A_TIME]), query=query))
             await asyncio.sleep(0)
 
     def _report_nodes(self) -> None:
@@ -305,9 +295,9 @@ class _Wait:
             self._connection.more(self._number, {"waits_for": waits_for})
 
 
-def _attempts(record: TaskRecord) -> Iterator[tuple[str, CancelledAttempt]]:
+def _attempts(record: TaskRecord) -> Iterator[tuple[str, events.CancelledAttempt]]:
     """The attempt of a cancelled task that may have processes. Tasks that ended otherwise have none."""
     node = record.node or record.last_node
     if record.state is TaskState.CANCELLED and record.attempt and node:
         key = execution_key(record.uid, record.attempt)
-        yield key, CancelledAttempt(record.task, record.uid, record.attempt, node)
+        yield key, events.CancelledAttempt(record.task, record.uid, record.attempt, node)

@@ -63,7 +63,6 @@ PAGE_TASKS = 256
 SHOW_PAGE_TASKS = 50
 """Tasks in one page of `show`, with all details."""
 PAGE_TOKENS = 50
-"""Tokens of one page."""
 LISTED_HERE_MAX = 2000
 """Longer lists are queried in a thread."""
 LISTED_AS = 4
@@ -256,7 +255,6 @@ class TaskQueries:
         connection.ok(request.id, {"tasks": [], "truncated": truncated, "damaged": damaged})
 
     async def remote(self, connection: Connection, request: control.Remote) -> None:
-        """List tasks of other homes that are here."""
         await self._reads.readable(connection)
         found = remote_tasks_seen_by(self._node, self._access, connection.caller)
         shown = found[: request.limit]

@@ -145,6 +145,5 @@ def _work() -> None:
 
 
 def main() -> None:
-    """Measure and print; in a process of its own."""
     os.nice(LOWEST_PRIORITY)
     sys.stdout.write(f"{measured():.4f}\n")

@@ -28,18 +28,7 @@ from peerload.agent.sensors.power import (
     store_profile,
 )
 from peerload.agent.sensors.processes import read_text_of
-from peerload.energy.accounting import (
-    BUCKET_S,
-    JOULES_PER_WH,
-    Counter,
-    DomainEnergy,
-    Drift,
-    EnergyAccount,
-    EnergyDelta,
-    IdlePower,
-    Integral,
-    Totals,
-)
+from peerload.energy import accounting
 from peerload.energy.profile import BadProfile, Level, PowerProfile, decoded, fitted, levels_of
 from peerload.launcher.powercap import Powercap
 from peerload.launcher.protocol import USAGE_KEYS_MAX
@@ -103,10 +92,10 @@ class EnergyCheckpoint(msgspec.Struct):
     joules: float = 0.0
     """Read since then; gap_s alike."""
     gap_s: float = 0.0
-    account: EnergyAccount = msgspec.field(default_factory=EnergyAccount, name="book")
-    counters: dict[str, Counter] = {}
-    cards: dict[str, Counter] = {}
-    idle: dict[str, IdlePower] = {}
+    account: accounting.EnergyAccount = msgspec.field(default_factory=accounting.EnergyAccount, name="book")
+    counters: dict[str, accounting.Counter] = {}
+    cards: dict[str, accounting.Counter] = {}
+    idle: dict[str, accounting.IdlePower] = {}
 
 
 class EnergyStore:
@@ -151,7 +140,7 @@ class EnergyStore:
             log.warning("energy accounts of running tasks are lost: error=%s", error)
             return EnergyCheckpoint()
 
-    def write(self, kept: bytes, totals: Totals | None, keep_since: float = 0.0) -> None:
+    def write(self, kept: bytes, totals: accounting.Totals | None, keep_since: float = 0.0) -> None:
         """Write checkpoint and totals in one transaction. keep_since: totals that ended before are removed."""
         with self._database as database:  # rolled back where a step fails
             database.execute("BEGIN")
@@ -162,14 +151,14 @@ class EnergyStore:
             if keep_since:
                 database.execute("DELETE FROM totals WHERE until < ?", (keep_since,))
 
-    def totals(self, since: float, besides: float = -1.0) -> list[Totals]:
+    def totals(self, since: float, besides: float = -1.0) -> list[accounting.Totals]:
         """Totals that end later, in their order, one for each source. besides: without those that begin then."""
         rows = self._database.execute(
             "SELECT min(since), max(until), sum(joules), sum(tasks_joules), sum(other_joules), sum(idle_joules), sum(gap_s),"
             " quality, scope, source FROM totals WHERE until > ? AND since <> ? GROUP BY quality, scope, source ORDER BY 1",
             (since, besides),
         )
-        return [msgspec.convert(dict(zip(_COLUMNS.split(", "), row, strict=True)), Totals) for row in rows]
+        return [msgspec.convert(dict(zip(_COLUMNS.split(", "), row, strict=True)), accounting.Totals) for row in rows]
 
     def close(self) -> None:
         self._database.close()
@@ -206,17 +195,17 @@ class EnergySensors:
         self._model = PowerModel("node")
         self._sources: tuple[PowerSource, ...] = (self.command, self._hwmon, self._counters, self._model)
         self._active: PowerSource = self._model
-        self._integrals: dict[str, Integral] = {}
+        self._integrals: dict[str, accounting.Integral] = {}
         self._last_read_s: dict[str, float] = {}
-        self._drift = Drift()
+        self._drift = accounting.Drift()
         self.is_stale = False
         self._checkpoint = self._restored()
         self._sampled_s = self._checkpoint.at_s
         self._samples = 0
         self._joules, self._gap_s = self._checkpoint.joules, self._checkpoint.gap_s
         self._used_sources: dict[PowerSource, None] = {}
-        self._cards: dict[str, DomainEnergy] = {}
-        self._bucket: Totals | None = None
+        self._cards: dict[str, accounting.DomainEnergy] = {}
+        self._bucket: accounting.Totals | None = None
         self.watts: float | None = None
         self.quality = Quality.ESTIMATED
 
@@ -341,12 +330,12 @@ class EnergySensors:
                 continue
             delta, quality = counted
             held = holders.get(place, {})
-            idle = self._checkpoint.idle.setdefault(place, IdlePower())
+            idle = self._checkpoint.idle.setdefault(place, accounting.IdlePower())
             watts = _watts_of(read_s, reading, at_s)
             if not held and not reading.foreign and watts is not None:
                 idle.take(watts, 0.0, 1.0)
             cards_w += watts or 0.0
-            before = self._cards.get(place) or DomainEnergy(
+            before = self._cards.get(place) or accounting.DomainEnergy(
                 "gpu", self._source_of(place), quality, 0.0, 0.0, 0.0, {}, 0.0
             )
             self._cards[place] = before._replace(
@@ -365,22 +354,22 @@ class EnergySensors:
 
     def _card_counted(
         self, place: str, read_s: float, reading: DeviceReading, at_s: float
-    ) -> tuple[EnergyDelta, Quality] | None:
+    ) -> tuple[accounting.EnergyDelta, Quality] | None:
         """Joules of a card since the last sample; None if it was never measured."""
         if reading.energy_j is None and (reading.power_w is not None or place in self._integrals):
-            integral = self._integrals.setdefault(place, Integral())
+            integral = self._integrals.setdefault(place, accounting.Integral())
             if reading.power_w is not None:
                 integral.read(read_s, reading.power_w)
             return integral.take(at_s), Quality.DERIVED
         if reading.energy_j is None and place not in self._last_read_s:
             return None
-        delta = EnergyDelta()
+        delta = accounting.EnergyDelta()
         if reading.energy_j is not None:
             self._integrals.pop(place, None)
-            delta = self._checkpoint.cards.setdefault(place, Counter()).take(read_s, reading.energy_j)
+            delta = self._checkpoint.cards.setdefault(place, accounting.Counter()).take(read_s, reading.energy_j)
             self._last_read_s[place] = max(read_s, self._last_read_s.get(place, read_s))
         if at_s - self._last_read_s[place] > CARD_SILENT_S:  # its next reading starts from nothing
-            delta = EnergyDelta(gap_s=at_s - self._last_read_s[place])
+            delta = accounting.EnergyDelta(gap_s=at_s - self._last_read_s[place])
             self._last_read_s[place] = at_s
             self._checkpoint.cards.pop(place, None)
         return delta, Quality.MEASURED
@@ -401,7 +390,7 @@ class EnergySensors:
         scope = "+".join(dict.fromkeys(one.scope for one in sources))
         source = "+".join(dict.fromkeys(one.name for one in sources))
         used = checkpoint.account.used_since(cpu_s)
-        host = DomainEnergy(scope, source, quality, joules, self._gap_s, 0.0, used, busy_s)
+        host = accounting.DomainEnergy(scope, source, quality, joules, self._gap_s, 0.0, used, busy_s)
         host = host._replace(
             idle_w=self._idle_watts(joules, host.known_s(seconds), busy_s / seconds, cards_w, is_model=is_model)
         )
@@ -435,7 +424,7 @@ class EnergySensors:
                 )
                 self._inbox.put(PowerMeasured(msgspec.structs.replace(curve, quality=Quality.ESTIMATED)))
             return idle_w
-        idle = self._checkpoint.idle.setdefault(self._active.scope, IdlePower())
+        idle = self._checkpoint.idle.setdefault(self._active.scope, accounting.IdlePower())
         if known_s > 0 and joules > 0:
             share = min(busy / (os.cpu_count() or 1), 1.0)
             typical = curve.watts_at(share * curve.threads)
@@ -481,11 +470,10 @@ class EnergySensors:
         except sqlite3.Error as error:
             log.warning("energy accounts cannot be kept: error=%s", error)
         else:
-            if totals is not None and totals.until - totals.since >= BUCKET_S:
+            if totals is not None and totals.until - totals.since >= accounting.BUCKET_S:
                 self._bucket = None
 
     async def close(self) -> None:
-        """Keep what there is, and close the database."""
         await self._keep()
         self._store.close()
 
@@ -508,7 +496,7 @@ class EnergySensors:
             names = ("joules", "wh", "tasks_joules", "other_joules", "idle_joules", "quality", "scope", "source")
             return answer | dict.fromkeys(names) | {"gap_s": None}
         answer |= {name: getattr(total, name) for name in _COLUMNS.split(", ")}
-        return answer | {"wh": total.joules / JOULES_PER_WH, "quality": total.quality.value}
+        return answer | {"wh": total.joules / accounting.JOULES_PER_WH, "quality": total.quality.value}
 
     @property
     def measured_watts(self) -> float | None:
@@ -555,7 +543,6 @@ class EnergySensors:
         }
 
     def counters(self) -> dict[str, float]:
-        """Energy since the agent's start."""
         joules_by_label = {
             labelled(metrics.ENERGY, of=name, quality=quality.value): joules
             for (name, quality), joules in self._divided.items()
@@ -591,11 +578,10 @@ class EnergySensors:
             store_profile(Path(self._config.state), profile)
         except OSError as error:
             raise StoreError("the power profile cannot be kept", why=str(error.strerror)) from None
-        self.is_stale, self._drift = False, Drift()
+        self.is_stale, self._drift = False, accounting.Drift()
         self._inbox.put(PowerMeasured(profile.curve))
         return dict(msgspec.to_builtins(profile))
 
 
 def _watts_of(read_s: float, reading: DeviceReading, at_s: float) -> float | None:
-    """Power of a card now; None if it does not tell."""
     return reading.power_w if at_s - read_s <= CARD_SILENT_S else None

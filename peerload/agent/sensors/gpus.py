@@ -26,18 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.runtime import in_own_thread
-from peerload.agent.sensors.nvml import (
-    LIBRARY,
-    SLICES_FROM,
-    CardReading,
-    GpuAverages,
-    GpuFaults,
-    MigLayoutChanged,
-    Nvml,
-    SessionOver,
-    find_library,
-    memory_by_owner,
-)
+from peerload.agent.sensors import nvml
 from peerload.agent.sensors.processes import ProcessOwners
 from peerload.config.loader import configured_devices
 from peerload.core.resources.placement import matches_device
@@ -208,13 +197,13 @@ AWAY = "its driver has been unloaded"
 GONE = "its driver does not list it any more"
 UNREADABLE = "it cannot be read"
 NO_SLICES = "the only cards are meant for slices (MIG) and have none"
-NOT_INSTALLED = f"no {LIBRARY}: the driver is not installed"
+NOT_INSTALLED = f"no {nvml.LIBRARY}: the driver is not installed"
 """The reason on most machines without GPUs."""
 
 FAULTS_FILE = "gpus"
 """File of STATE that keeps the errors that GPUs have reported."""
 
-Read = list[tuple[CardReading, dict[int, str | None]]]
+Read = list[tuple[nvml.CardReading, dict[int, str | None]]]
 
 
 class Gpus:
@@ -234,7 +223,7 @@ class Gpus:
         library: Any = None,  # noqa: ANN401 -- a module without types
         others: tuple[Device, ...] = (),
         usable: Callable[[tuple[Device, ...]], tuple[Device, ...]] = lambda devices: devices,
-        faults: GpuFaults | None = None,
+        faults: nvml.GpuFaults | None = None,
         owners: ProcessOwners | None = None,
     ) -> None:
         self._inbox = inbox
@@ -244,13 +233,13 @@ class Gpus:
         self._faults = faults
         self._owners = owners or ProcessOwners()
         self._is_contained = self._owners.is_contained()
-        self._nvml: Nvml | None = None
+        self._nvml: nvml.Nvml | None = None
         self._thread: GpuThread | None = None
         self._wanted = asyncio.Event()
         self._look_until_s = 0.0
         self._wait_for_reading: list[asyncio.Future[None]] = []
         self._read_s = 0.0
-        self._gpus: dict[str, GpuAverages] = {}
+        self._gpus: dict[str, nvml.GpuAverages] = {}
         self._reported: dict[str, DeviceReading] = {}
         self.power: dict[str, tuple[float, DeviceReading]] = {}
         """Time (CLOCK_BOOTTIME) and value of the last reading, by the address of each card, or its id."""
@@ -333,16 +322,16 @@ class Gpus:
 
     def _find(self, *, is_anew: bool = False) -> tuple[tuple[Device, ...], str]:
         """The GPUs, or none and why. is_anew: also those that came after the first search."""
-        library = self._library or find_library()
+        library = self._library or nvml.find_library()
         if library is None:
             return (), NOT_INSTALLED
         if self._nvml is None:
-            self._nvml = Nvml(library, self._faults)
+            self._nvml = nvml.Nvml(library, self._faults)
         try:
             gpus = self._nvml.find_anew() if is_anew else self._nvml.find()
         except OSError as error:
             return (), str(error)
-        except SessionOver as error:
+        except nvml.SessionOver as error:
             self._nvml.close(is_over=True)
             return (), f"the driver went away: {error}"
         if not gpus:
@@ -355,7 +344,7 @@ class Gpus:
         assert self._nvml is not None
         try:
             cards = self._nvml.read()
-        except SessionOver as error:
+        except nvml.SessionOver as error:
             log.warning("GPU driver was unloaded: error=%s", error)
             self._nvml.close(is_over=True)
             return None
@@ -439,7 +428,7 @@ class Gpus:
             self._wanted.set()  # new cards are read at once
         self._is_away = False
         kept = {device.id: self._gpus[device.id] for device in self.devices if device in found}
-        self._gpus = {gpu.id: kept.get(gpu.id) or GpuAverages(gpu) for gpu in found}
+        self._gpus = {gpu.id: kept.get(gpu.id) or nvml.GpuAverages(gpu) for gpu in found}
         self.devices = (*found, *self._others)
         self._look_for_more_at_s = time.monotonic() + FIND_EVERY_S
 
@@ -463,7 +452,6 @@ class Gpus:
         self._why_none = why
 
     def _failed(self, what: str, error: Exception) -> None:
-        """Log a failure once."""
         if not self._has_failed:
             log.error("GPU driver call failed: call=%s", what, exc_info=error)
         self._has_failed = True
@@ -494,7 +482,7 @@ class Gpus:
             await self._thread.idle()
             log.warning("GPU driver answers again")
             return  # its answer is out of date
-        except MigLayoutChanged:
+        except nvml.MigLayoutChanged:
             log.info("slices of a GPU have changed, searching again")
             self._has_mig_layout_changed = True
             self._look_for_more_at_s = 0.0
@@ -527,7 +515,7 @@ class Gpus:
             if averaged is None:  # another agent's, or left alone
                 continue
             held = by_device.get(card.id, [])
-            tenants = memory_by_owner(
+            tenants = nvml.memory_by_owner(
                 card.mem_used_bytes, card.processes, owners, held, is_contained=self._is_contained
             )
             readings.append(averaged.reading(card, tenants, held, gap_s))
@@ -576,7 +564,7 @@ def _has_changed(last: DeviceReading | None, now: DeviceReading) -> bool:
 
 def _is_or_is_of(device: Device, name: str) -> bool:
     """True if a selector of GPUs matches this device, or, by its number, the card that this slice is a part of."""
-    is_of = name.isdecimal() and device.index // SLICES_FROM == int(name) + 1
+    is_of = name.isdecimal() and device.index // nvml.SLICES_FROM == int(name) + 1
     return is_of or matches_device(device, name)
 
 
@@ -595,5 +583,5 @@ def node_gpus(
         left = tuple(device for device in devices if not any(map(functools.partial(_is_or_is_of, device), excluded)))
         return claims.claim(left) if library is None else left
 
-    faults = GpuFaults(machine_boot_id(), Path(config.state) / FAULTS_FILE)
+    faults = nvml.GpuFaults(machine_boot_id(), Path(config.state) / FAULTS_FILE)
     return Gpus(inbox, library, configured_devices(config.device), usable, faults)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from peerload.agent.runtime import next_tick
-from peerload.agent.sensors.processes import read_text_of
+from peerload.agent.sensors.processes import KernelFile, read_text_of
 from peerload.model.events import LoadSampled
 
 if TYPE_CHECKING:
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 SAMPLE_S = 2.0
+QUIET_SAMPLE_S = 4.0
+"""Interval while no task runs and the last sample was like those before."""
 AVERAGE_S = 5.0
 """Time constant of the exponential average of utilization."""
 FOREIGN_AVERAGE_S = 15.0
 """Time constant for foreign programs: a short burst of them moves no task."""
-FOREIGN_EVERY_S = 4.0
-"""Interval at which the use of this node's own tasks is read."""
+FOREIGN_EVERY_S = 3.0
+"""The use of this node's own tasks is read after so long: every two samples, or every one while it is quiet."""
 CPUS_MIN = 0.01
-READ_BYTES_MAX = 1 << 18
 TICKS = os.sysconf("SC_CLK_TCK")
 IOWAIT = 4
 """Place of this time in a line of /proc/stat; idle time stands before it."""
@@ -43,35 +44,12 @@ REPORT_MEMORY_SHARE = 1 / 32
 """Smaller changes of the memory in use, as a share of all, are not reported."""
 
 
-class KernelFile:
-    """A file of the kernel that is read again and again, over one descriptor."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd = -1
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-
-    def read(self) -> bytes:
-        """First READ_BYTES_MAX bytes of the file; empty if it is absent. After an error it is opened anew: a file system that
-        was started again, as lxcfs in a container, no longer knows the descriptor."""
-        if self._fd < 0:
-            try:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return b""
-        try:
-            return os.pread(self._fd, READ_BYTES_MAX, 0)
-        except OSError:
-            os.close(self._fd)
-            self._fd = -1
-            raise
-
-
 class OwnTime(Protocol):
     """The processor time of this node's own work."""
+
+    @property
+    def has_tasks(self) -> bool:
+        """True while a task runs."""
 
     def seconds(self) -> float | None:
         """Processor seconds so far, None if unknown."""
@@ -106,11 +84,12 @@ class HostSensors:
         self._before = own_use.seconds()
         self._busy_s = self._passed_s = 0.0
         self._reported = LoadSampled(-1.0, 0.0, 0)
+        self._is_steady = False
         self._unreadable: set[str] = set()
 
     async def run(self) -> None:
         while True:
-            await next_tick(SAMPLE_S)
+            await next_tick(QUIET_SAMPLE_S if self._is_steady and not self._own_use.has_tasks else SAMPLE_S)
             with self._reading("load"):
                 self.sample()
             if self._energy is not None:
@@ -151,7 +130,8 @@ class HostSensors:
             cpus=self._cores.cpus,
             watts=self._energy.measured_watts if self._energy is not None else None,
         )
-        if self._has_changed(sampled, mem_bytes):
+        self._is_steady = not self._has_changed(sampled, mem_bytes)
+        if not self._is_steady:
             self._reported = sampled
             self._inbox.put(sampled)
 
@@ -221,17 +201,17 @@ class Cores:
         busy = total = 0
         lines = self._stat.read().split(b"\n", self._lines_max)
         if len(together := lines[0].split()[1:9]) > IOWAIT:
-            busy_ticks = [int(field) for number, field in enumerate(together) if number not in (IOWAIT - 1, IOWAIT)]
-            self.machine_s = sum(busy_ticks) / TICKS
+            times = list(map(int, together))
+            self.machine_s = (sum(times) - times[IOWAIT - 1] - times[IOWAIT]) / TICKS
         for line in lines[1 : self._lines_max]:
             name, *fields = line.split(maxsplit=9)
             if not name.startswith(b"cpu"):
                 break
             if int(name[3:]) in self._mask:
-                _, _, _, idle, iowait, *_ = times = [int(field) for field in fields[:8]]
-                # guest time is counted in user time already
-                total += sum(times)
-                busy += sum(times) - idle - iowait
+                times = list(map(int, fields[:8]))  # guest time is counted in user time already
+                all_ticks = sum(times)
+                total += all_ticks
+                busy += all_ticks - times[IOWAIT - 1] - times[IOWAIT]
         return busy / TICKS, total / TICKS, self._usage() if self._usage is not None else 0.0
 
 

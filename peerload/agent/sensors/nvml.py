@@ -118,7 +118,6 @@ def text(value: bytes | str | None) -> str:
 log = logging.getLogger("peerload.gpus")
 
 XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors (XIDs) that are caused by programs."""
 XID_TEXTS = {
     48: "uncorrectable memory error",
     62: "its controller has stopped",
@@ -144,7 +143,6 @@ WAS_LOST = "it was lost: its driver has to be loaded anew before it is used agai
 
 
 def xid_text(number: int) -> str:
-    """Description of an error that a card reports."""
     return f"error {number}" + (f": {XID_TEXTS[number]}" if number in XID_TEXTS else " (XID)")
 
 

@@ -117,7 +117,6 @@ class PowerCommand(_OfReadings):
         self._command = command
 
     async def run(self) -> None:
-        """Run the command periodically, until cancelled."""
         while self._command:
             await self.ask()
             await next_tick(COMMAND_EVERY_S)
@@ -329,5 +328,4 @@ def own_curve(config: AgentConfig, threads: int) -> PowerCurve:
 
 
 def store_profile(state: Path, profile: PowerProfile) -> None:
-    """Keep a profile for the next start. Raises OSError."""
     write_private(state / PROFILE_FILE, msgspec.json.encode(profile), is_durable=False)

@@ -141,7 +141,9 @@ def _numbers(file: Path) -> list[int]:
         return []
 
 
+_USAGE = re.compile(rb"^usage_usec ([0-9]+)$", re.MULTILINE)
 _TICKS = os.sysconf("SC_CLK_TCK")
+READ_BYTES_MAX = 1 << 18
 _PARENT, _USED, _USED_WITH_CHILDREN = 1, slice(11, 13), slice(11, 15)
 """Fields of /proc/PID/stat, counted from the third, the state."""
 
@@ -170,6 +172,13 @@ class OwnUse:
         self._launcher = launcher
         self._ledger = ledger
         self._root = root
+        self._counter: tuple[tuple[int, str], KernelFile] | None = None
+        """The file in which the kernel counts all tasks of a run of the launcher."""
+
+    @property
+    def has_tasks(self) -> bool:
+        """True while a task runs here."""
+        return bool(self._ledger.running)
 
     def seconds(self) -> float | None:
         """Processor seconds so far, None if unknown. May decrease: after another launcher was started, or after a
@@ -188,22 +197,25 @@ class OwnUse:
 
     def _counted_s(self, pid: int, run: str) -> float | None:
         """Use of all tasks of this run of the launcher, ended ones too, as the kernel counts it."""
-        path = self._cgroup(pid)
-        if path is None:
-            return None
-        homes = [self._root / mount / path for mount in CGROUP_MOUNTS]
-        # Beside the launcher's cgroup where a service keeps the agent in one by itself.
-        places = (home / f"{ROOT_PREFIX}{run}/cpu.stat" for one in homes for home in (one, one.parent))
-        stat = next(filter(None, map(read_text_of, places)), "")
-        found = dict(words for words in map(str.split, stat.splitlines()) if len(words) == 2)  # noqa: PLR2004 -- name and number
-        usage = found.get("usage_usec", "")
-        return int(usage) / 1e6 if usage.isdecimal() else None
+        if self._counter is None or self._counter[0] != (pid, run):
+            file = self._found(pid, run)
+            self._counter = None if file is None else ((pid, run), file)
+        found = None
+        if self._counter is not None:
+            try:
+                found = _USAGE.search(self._counter[1].read())
+            except OSError:  # the cgroup was removed
+                self._counter = None
+        return int(found[1]) / 1e6 if found is not None else None
 
-    def _cgroup(self, pid: int) -> str | None:
+    def _found(self, pid: int, run: str) -> KernelFile | None:
         for line in read_text_of(self._root / f"proc/{pid}/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
-                return path.strip("/")
+                homes = [self._root / mount / path.strip("/") for mount in CGROUP_MOUNTS]
+                # Beside the launcher's cgroup where a service keeps the agent in one by itself.
+                places = (home / f"{ROOT_PREFIX}{run}/cpu.stat" for one in homes for home in (one, one.parent))
+                return next((KernelFile(place) for place in places if place.exists()), None)
         return None
 
     def _processes(self, launcher: int) -> list[list[bytes]]:
@@ -222,6 +234,33 @@ class OwnUse:
                 found.add(pid)
                 left += children.get(pid, [])
         return [table[pid][1] for pid in found - {launcher} if pid in table]
+
+
+class KernelFile:
+    """A file of the kernel that is read again and again, over one descriptor."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def read(self) -> bytes:
+        """First READ_BYTES_MAX bytes of the file; empty if it is absent. After an error it is opened anew: a file system that
+        was started again, as lxcfs in a container, no longer knows the descriptor."""
+        if self._fd < 0:
+            try:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return b""
+        try:
+            return os.pread(self._fd, READ_BYTES_MAX, 0)
+        except OSError:
+            os.close(self._fd)
+            self._fd = -1
+            raise
 
 
 def _sum_s(used: Iterable[list[bytes]]) -> float:

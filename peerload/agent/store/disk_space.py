@@ -49,7 +49,7 @@ TASK_ROW_BYTES = 1024
 """Greatest size of a queued task on disk: its row in the log, then in the database."""
 START_BYTES = 2 << 20
 """An agent that starts wants this much for its own files."""
-LOOK_EVERY_S = 2.0
+LOOK_EVERY_S = 4.0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 SYNC_FAILED = frozenset((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC))
 
@@ -114,7 +114,6 @@ class DiskSpace:
 
     @property
     def low_bytes(self) -> int:
-        """The bound below which the disk is low."""
         return min(int(self.total_bytes * LOW_SHARE), LOW_BYTES_MAX)
 
     def free_bytes(self) -> int:
@@ -124,7 +123,6 @@ class DiskSpace:
 
     @property
     def low_files(self) -> int:
-        """The number of inodes below which the disk is low."""
         return min(int(self.total_files * LOW_SHARE), LOW_FILES_MAX)
 
     def free_files(self) -> int:

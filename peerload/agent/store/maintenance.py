@@ -256,7 +256,6 @@ class RemovalSearch:
         self._reader.execute("PRAGMA query_only = 1")
 
     def close(self) -> None:
-        """Let go of the database."""
         self._reader.close()
 
     def page(
@@ -334,6 +333,17 @@ class RemovalSearch:
             {"kept": json.dumps(kept), **values},
         )
         return [_ended(row) for row in rows if isinstance(row[0], int) and isinstance(row[1], int)]
+
+    def exceeds(self, before: float, remembered: float, tasks_max: int, output_bytes_max: int) -> bool:
+        """True if there is anything from ``before`` that moment, a submission without tasks from before ``remembered``, more ended
+        tasks or bytes of output than that, or a file that is to go."""
+        return (
+            bool(self.doomed(1) or self.page(RemovalCriteria(before=before), (), None, 1))
+            or self.ended() > tasks_max
+            or self.output_bytes() > output_bytes_max
+            or bool(self.empty_submissions(remembered, 1))
+            or self.has_events_before(before)
+        )
 
     def ended(self) -> int:
         return int(self._reader.execute("SELECT count(*) FROM tasks WHERE ended_at > 0").fetchone()[0])

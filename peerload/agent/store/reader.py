@@ -21,29 +21,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.store import schema
-from peerload.agent.store.schema import (
-    COLUMNS,
-    ENDED_AT,
-    MEMBER_MAX,
-    Damage,
-    Each,
-    Found,
-    Place,
-    RecordedEvent,
-    TaskPage,
-    TaskSelection,
-    apart,
-    decoded_each,
-    decoded_event,
-    decoded_exit,
-    decoded_record,
-    decoded_spec,
-    decoded_terms,
-    place_of,
-    spans_text,
-    spec_of_member,
-    state_gone,
-)
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskFound
 from peerload.model.task import (
@@ -72,7 +49,6 @@ PAST_RUNS_MAX = 2000
 REF_CHARS_MAX = 4000
 """A reference with more characters of ranges is made several."""
 SUBMISSIONS_AT_A_TIME = 500
-"""Submissions asked for in one query."""
 TOGETHER = (TaskState.HELD, TaskState.QUEUED, TaskState.DONE, TaskState.CANCELLED)
 """The members of an array in one of these states are one row."""
 TOGETHER_IF_MANY = (TaskState.FAILED, TaskState.UNKNOWN)
@@ -80,6 +56,7 @@ TOGETHER_IF_MANY = (TaskState.FAILED, TaskState.UNKNOWN)
 SINGLE_MAX = 20
 SPANS_LISTED_MAX = 4
 FIRSTS_AT_A_TIME = 250
+_PAGE = "t.counter = ? AND t.member > ? AND t.member <= ? ORDER BY t.member LIMIT ?"
 _GROUPS = (
     "t.counter, t.state, count(*), min(t.member), max(t.member), count(DISTINCT nullif(t.node, '')),"
     " min(t.node) = max(t.node),"
@@ -96,7 +73,7 @@ class StoreReader:
         self._who = ""
         self._only = ""
         """A condition on each task that is found, with AND behind it."""
-        self._damaged: dict[str, Damage] = {}
+        self._damaged: dict[str, schema.Damage] = {}
         """Unfinished tasks, by id, that could not be read when the agent started: nothing serves them."""
         self.unreadable: tuple[str, ...] = ()
         """Other rows that could not be read then, a sentence for each."""
@@ -110,45 +87,44 @@ class StoreReader:
         return narrowed
 
     def owners_of(self, counters: Iterable[int]) -> dict[int, str]:
-        """The owners of these submissions, as far as they have one."""
         wanted = list(dict.fromkeys(counters))
         owners: dict[int, str] = {}
         for first in range(0, len(wanted), SUBMISSIONS_AT_A_TIME):
             some = wanted[first : first + SUBMISSIONS_AT_A_TIME]
-            owners.update(self._execute(schema.OWNERS_OF.format(marks=marks(some)), tuple(some)))
+            owners.update(self.rows(schema.OWNERS_OF.format(marks=marks(some)), tuple(some)))
         return owners
 
     def last_counter_of(self, who: str) -> int | None:
         """The number of the last submission of an owner, None if there is none."""
-        highest: int | None = self._execute(schema.LAST_OF, (who,))[0][0]
+        highest: int | None = self.rows(schema.LAST_OF, (who,))[0][0]
         return highest
 
     def unfinished_of(self, who: str) -> int:
         """The number of unfinished tasks of an owner; ``node:``: of all users of that node that have no account
         here."""
-        return int(self._execute(schema.UNFINISHED_OF_OWNER, _from_to(who))[0][0])
+        return int(self.rows(schema.UNFINISHED_OF_OWNER, _from_to(who))[0][0])
 
     def output_bytes_of_owner(self, who: str) -> int:
         """Greatest disk use of the outputs of an owner's ended tasks; ``node:`` as above."""
-        return int(self._execute(schema.OUTPUT_BYTES_OF_OWNER, _from_to(who))[0][0] or 0)
+        return int(self.rows(schema.OUTPUT_BYTES_OF_OWNER, _from_to(who))[0][0] or 0)
 
     def past_runs(self) -> tuple[PastRun, ...]:
         """Last ended tasks with a known usage, the oldest first; unreadable rows are skipped."""
         specs: dict[int, TaskSpec] = {}
-        each: dict[int, Each] = {}
+        each: dict[int, schema.Each] = {}
         runs = []
-        for counter, exit_, spec, member, is_each in self._execute(schema.PAST_RUNS, (PAST_RUNS_MAX,)):
+        for counter, exit_, spec, member, is_each in self.rows(schema.PAST_RUNS, (PAST_RUNS_MAX,)):
             with contextlib.suppress(StoreError):
                 if counter not in specs:
-                    specs[counter] = decoded_spec(spec, counter)
+                    specs[counter] = schema.decoded_spec(spec, counter)
                     each[counter] = self.each(counter) if is_each else ()
-                one = spec_of_member(specs[counter], each[counter], member, f"{self._node}/{counter}")
-                runs.append(PastRun(one, decoded_exit(exit_, counter)))
+                one = schema.spec_of_member(specs[counter], each[counter], member, f"{self._node}/{counter}")
+                runs.append(PastRun(one, schema.decoded_exit(exit_, counter)))
         return tuple(reversed(runs))
 
     def last_counter(self) -> int | None:
         """The number of the last submission, None if there is none."""
-        highest = self._execute(
+        highest = self.rows(
             "SELECT max(counter) FROM (SELECT max(counter) AS counter FROM submissions"
             " UNION SELECT value FROM meta WHERE key = 'removed')"
         )[0][0]
@@ -160,29 +136,23 @@ class StoreReader:
         """The number of the submission that was made ``back`` before this one, of those that are kept; None if there is none.
         ``who``: of this owner's alone."""
         table, only, values = ("submissions", "", ()) if who is None else ("owners", " AND who = ?", (who,))
-        rows = self._execute(
+        rows = self.rows(
             f"SELECT counter FROM {table} WHERE counter < ?{only} ORDER BY counter DESC LIMIT 1 OFFSET ?",  # noqa: S608 -- constants
             (counter, *values, back - 1),
         )
         return int(rows[0][0]) if rows else None
 
     def has(self, counter: int, index: int | None) -> bool:
-        """True if there is such a task, or such an array."""
         where, values = _where(counter, index)
-        return bool(self._execute(f"SELECT 1 FROM tasks t WHERE t.{schema.WHOLE} AND {where} LIMIT 1", values))  # noqa: S608 -- constants
+        return bool(self.rows(f"SELECT 1 FROM tasks t WHERE t.{schema.WHOLE} AND {where} LIMIT 1", values))  # noqa: S608 -- constants
 
     def records(self, counter: int, index: int | None) -> list[TaskRecord]:
         """The records of one task, or of all members of an array (index None)."""
-        where, values = _where(counter, index)
-        found = self._found(where, values)
-        for row in found:
-            if (name := self._name(row[0], row[1])) in self._damaged:
-                raise self._unreadable(self._damaged[name])
-        return [decoded_record(row, self._node) for row in found]
+        return self._records(*_where(counter, index))
 
     def output_gone(self, task: str) -> tuple[float, str] | None:
         """The time at which the output of an ended task was removed (Unix s), and why; None if it was not."""
-        rows = self._execute(
+        rows = self.rows(
             "SELECT output_gone_at, output_gone_why FROM tasks WHERE counter = ? AND member = ? AND output_gone_at > 0",
             order_of(task),
         )
@@ -190,19 +160,17 @@ class StoreReader:
 
     def was_removed(self, counter: int) -> bool:
         """True if tasks of this number may have been removed after their end."""
-        rows = self._execute("SELECT value FROM meta WHERE key = 'removed'")
+        rows = self.rows("SELECT value FROM meta WHERE key = 'removed'")
         return bool(rows) and counter <= rows[0][0]
 
     def spec(self, counter: int) -> TaskSpec:
-        """The spec that the tasks of a submission share."""
         return SubmissionRows(self.rows, {counter}).shared_spec(counter)
 
     def terms(self, counter: int) -> SubmitOptions:
-        """The options with which a submission was made."""
-        rows = self._execute("SELECT terms FROM submissions WHERE counter = ?", (counter,))
+        rows = self.rows("SELECT terms FROM submissions WHERE counter = ?", (counter,))
         if not rows or rows[0][0] is None:
             return NO_TERMS
-        return decoded_terms(rows[0][0], counter)
+        return schema.decoded_terms(rows[0][0], counter)
 
     def found(self, task: str) -> TaskFound:
         """The state of a task or an array of this home, for nodes whose tasks wait for it: whether it exists, has
@@ -211,10 +179,10 @@ class StoreReader:
         index = None if member == SINGLE else member
         if not self.has(counter, index):
             return TaskFound(task, is_known=False)
-        first, last = (SINGLE, MEMBER_MAX) if index is None else (index, index)
+        first, last = (SINGLE, schema.MEMBER_MAX) if index is None else (index, index)
         # before the failures, so that none of them is missed
-        is_over = not self._execute(schema.UNFINISHED_OF, (counter, first, last))
-        rows = self._execute(schema.FAILED_OF, (counter, first, last))
+        is_over = not self.rows(schema.UNFINISHED_OF, (counter, first, last))
+        rows = self.rows(schema.FAILED_OF, (counter, first, last))
         if not rows:
             return TaskFound(task, is_known=True, is_over=is_over)
         failed, state, reason = rows[0]
@@ -223,53 +191,60 @@ class StoreReader:
         words = failure_text(name, is_cancelled=state == "cancelled", reason=how)
         return TaskFound(task, is_known=True, failed=words, is_over=is_over)
 
-    def each(self, counter: int) -> Each:
+    def each(self, counter: int) -> schema.Each:
         """The command of each member of an array, from member 1; () if all run the same."""
-        rows = self._execute("SELECT commands FROM submissions WHERE counter = ?", (counter,))
+        rows = self.rows("SELECT commands FROM submissions WHERE counter = ?", (counter,))
         if not rows or rows[0][0] is None:
             return ()
-        return decoded_each(rows[0][0], counter)
+        return schema.decoded_each(rows[0][0], counter)
 
     def page(self, counter: int, after: int, last: int, limit: int) -> list[TaskRecord]:
         """The first records of a submission whose member's number is greater than ``after`` and at most ``last``; the first page
         of all is after BEFORE_FIRST, the next after the member that was last."""
-        found = self._found(
-            "t.counter = ? AND t.member > ? AND t.member <= ? ORDER BY t.member LIMIT ?", (counter, after, last, limit)
-        )
+        return self._records(_PAGE, (counter, after, last, limit))
+
+    def _records(self, where: str, values: tuple[object, ...]) -> list[TaskRecord]:
+        found = self._found(where, values)
         for row in found:
-            if (name := self._name(row[0], row[1])) in self._damaged:
-                raise self._unreadable(self._damaged[name])
-        return [decoded_record(row, self._node) for row in found]
+            self._check_damage(row[0], row[1])
+        return [schema.decoded_record(row, self._node) for row in found]
+
+    def _check_damage(self, counter: object, member: object) -> None:
+        if self._damaged and (name := self._name(counter, member)) in self._damaged:
+            raise StoreError(
+                f"{name} is damaged: it cannot be read from the database",
+                why=self._damaged[name].why,
+                hint=f"it stays as it is, and nothing runs it; what happened to it:  peerload events {name}"
+                "        submit it again, or, with the agent stopped, repair its row in peerload.db",
+            )
 
     def members(self, counter: int, after: int, last: int, limit: int) -> list[int]:
         """The numbers of the members whose records `page` would read. Raises StoreError if one of them is damaged."""
-        where = "t.counter = ? AND t.member > ? AND t.member <= ? ORDER BY t.member LIMIT ?"
-        found = [row[0] for row in self.each_found("t.member", where, (counter, after, last, limit))]
+        found = [row[0] for row in self.each_found("t.member", _PAGE, (counter, after, last, limit))]
         for member in found if self._damaged else ():
-            if (name := self._name(counter, member)) in self._damaged:
-                raise self._unreadable(self._damaged[name])
+            self._check_damage(counter, member)
         return found
 
     def counts(self) -> dict[str, int]:
         """The number of unfinished tasks in each state, where there are any."""
         where, values = self._narrowed("counter")
-        counts = self._execute(
+        counts = self.rows(
             f"SELECT state, count(*) FROM tasks WHERE {schema.WHOLE} AND ended_at = 0{where} GROUP BY state",  # noqa: S608 -- constants
             values,
         )
         return {state: number for state, number in counts if state in tuple(TaskState)}
 
-    def list_tasks(self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "") -> TaskPage:
-        """The rows of `listed`, decoded."""
+    def list_tasks(
+        self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = ""
+    ) -> schema.TaskPage:
         found, truncated = self.listed(ended_after, limit, states=states, node=node)
         read, damaged = self._readable([row.first for row in found])
         if not states and not node:
             damaged += self.damaged_besides(damaged, limit)
-        return TaskPage(read, damaged, truncated)
+        return schema.TaskPage(read, damaged, truncated)
 
     @property
-    def damaged(self) -> tuple[Damage, ...]:
-        """Unfinished tasks that cannot be read."""
+    def damaged(self) -> tuple[schema.Damage, ...]:
         return tuple(self._damaged.values())
 
     @property
@@ -277,14 +252,14 @@ class StoreReader:
         """True if there are unfinished tasks that cannot be read, which the core does not know."""
         return bool(self._damaged)
 
-    def damaged_besides(self, named: Sequence[Damage], limit: int) -> list[Damage]:
+    def damaged_besides(self, named: Sequence[schema.Damage], limit: int) -> list[schema.Damage]:
         """Unfinished tasks that cannot be read, besides those that were named already."""
         names = {damage.task for damage in named}
         return [damage for damage in self._damaged.values() if damage.task not in names][:limit]
 
-    def read(self, found: Sequence[Found]) -> TaskPage:
+    def read(self, found: Sequence[schema.Found]) -> schema.TaskPage:
         """Decode some rows of `listed`."""
-        return TaskPage(*self._readable(found))
+        return schema.TaskPage(*self._readable(found))
 
     def listed(
         self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "", gathered: bool = False
@@ -327,7 +302,7 @@ class StoreReader:
         found: list[ArrayRow] = []
         for row in damaged:
             counter, member, state = row.first[0], row.first[1], row.first[3]
-            rest = Criteria(meant=(TaskSelection(counter, ((member + 1, MEMBER_MAX),)),))
+            rest = Criteria(meant=(schema.TaskSelection(counter, ((member + 1, schema.MEMBER_MAX),)),))
             with self.snapshot(path, rest) as reader:
                 found += rows(reader, "1", (), [TaskState(state)], SINGLE_MAX, gathered=True)
         return found
@@ -358,10 +333,10 @@ class StoreReader:
                 yield reader
         except sqlite3.Error as error:
             if not path.parent.exists():
-                raise state_gone(path.parent) from None
+                raise schema.state_gone(path.parent) from None
             raise StoreError("the database cannot be read", why=str(error)) from None
 
-    def ended(self, since: float, after: Place | None, limit: int, *, oldest_first: bool) -> TaskPage:
+    def ended(self, since: float, after: schema.Place | None, limit: int, *, oldest_first: bool) -> schema.TaskPage:
         """Page of the tasks that ended at ``since`` (Unix s) or later: those that follow ``after`` (None: the
         first). The last ended first; or, with ``oldest_first``, in the order of submission."""
         if oldest_first:
@@ -369,32 +344,32 @@ class StoreReader:
         else:
             place = after if after is not None else (float("inf"), 0, 0)
         found = self._found(schema.ENDED_OLDEST if oldest_first else schema.ENDED_NEWEST, (since, *place, limit))
-        return TaskPage(*self._readable(found), last=place_of(found[-1]) if found else None)
+        return schema.TaskPage(*self._readable(found), last=schema.place_of(found[-1]) if found else None)
 
-    def before_the_last(self, since: float, number: int) -> Place | None:
+    def before_the_last(self, since: float, number: int) -> schema.Place | None:
         """The place of the ended task that ``number`` more were submitted after, of those that ended at ``since`` or
         later; None if there are no more than these."""
         found = self._found(schema.ENDED_BEFORE_LAST, (since, number))
-        return place_of(found[0]) if found else None
+        return schema.place_of(found[0]) if found else None
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def history(self, task: str) -> list[RecordedEvent]:
+    def history(self, task: str) -> list[schema.RecordedEvent]:
         """The events of a task of this home, in order; the submission of an array counts for all its members."""
         counter, member = order_of(task)
-        rows = self._execute(
+        rows = self.rows(
             f"SELECT {schema.EVENT_COLUMNS} FROM events WHERE counter = ? AND member IN (?, ?) ORDER BY number",  # noqa: S608 -- constants
             (counter, SINGLE, member),
         )
-        return [decoded_event(row, self._node) for row in rows]
+        return [schema.decoded_event(row, self._node) for row in rows]
 
     def last_event(self) -> int:
         """The number of the newest event, 0 if there is none."""
-        return int(self._execute("SELECT max(number) FROM events")[0][0] or 0)
+        return int(self.rows("SELECT max(number) FROM events")[0][0] or 0)
 
     def events(
         self, after: int, limit: int, *, newest: bool = False, what: Sequence[str] = (), tasks: Sequence[str] = ()
-    ) -> list[RecordedEvent]:
+    ) -> list[schema.RecordedEvent]:
         """Events with greater numbers than ``after``, in order: the first ``limit``, or the ``newest``. ``what`` (none:
         all kinds) narrows it; so do ``tasks``: ids, that of an array for all its members."""
         where = ["number > ?"]
@@ -413,11 +388,11 @@ class StoreReader:
             where.append(f"({' OR '.join(text for text, _ in each)})")
             values += [value for _, more in each for value in more]
         order = "DESC" if newest else "ASC"
-        rows = self._execute(
+        rows = self.rows(
             f"SELECT {schema.EVENT_COLUMNS} FROM events WHERE {' AND '.join(where)} ORDER BY number {order} LIMIT ?",  # noqa: S608 -- constants
             (*values, limit),
         )
-        return [decoded_event(row, self._node) for row in (reversed(rows) if newest else rows)]
+        return [schema.decoded_event(row, self._node) for row in (reversed(rows) if newest else rows)]
 
     def _about(self, task: str) -> tuple[str, tuple[object, ...]]:
         counter, member = order_of(task)
@@ -428,20 +403,12 @@ class StoreReader:
         return "(counter = ? AND member IN (?, ?))", (counter, SINGLE, member)
 
     def rows(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
-        """The rows that a query finds. Raises StoreError."""
-        return self._execute(sql, values)
+        return list(self.each_row(sql, values))
 
-    def _execute(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
-        assert self._reader is not None
-        try:
-            return self._reader.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
-            raise StoreError("the database cannot be read", why=str(error)) from None
+    def _found(self, where: str, values: tuple[object, ...]) -> list[schema.Found]:
+        return list(self.each_found(schema.COLUMNS, where, values))
 
-    def _found(self, where: str, values: tuple[object, ...]) -> list[Found]:
-        return list(self.each_found(COLUMNS, where, values))
-
-    def each_found(self, columns: str, where: str, values: tuple[object, ...]) -> Iterator[Found]:
+    def each_found(self, columns: str, where: str, values: tuple[object, ...]) -> Iterator[schema.Found]:
         """Yield these columns of each task that a condition finds, within this reader's criteria."""
         only, who = self._narrowed("t.counter")
         return self.each_row(
@@ -449,7 +416,7 @@ class StoreReader:
             (*who, *values),
         )
 
-    def each_row(self, sql: str, values: tuple[object, ...] = ()) -> Iterator[Found]:
+    def each_row(self, sql: str, values: tuple[object, ...] = ()) -> Iterator[schema.Found]:
         """Rows that a query finds, one by one: there may be a million. Raises StoreError."""
         assert self._reader is not None
         try:
@@ -463,29 +430,18 @@ class StoreReader:
             return "", ()
         return f" AND {column} IN (SELECT counter FROM owners WHERE who = ?)", (self._who,)  # noqa: S608 -- constants
 
-    def _unreadable(self, damage: Damage) -> StoreError:
-        unserved = damage.task in self._damaged
-        return StoreError(
-            f"{damage.task} is damaged: it cannot be read from the database",
-            why=damage.why,
-            hint="it stays as it is, and nothing runs it; what happened to it:  peerload events "
-            f"{damage.task}        submit it again, or, with the agent stopped, repair its row in peerload.db"
-            if unserved
-            else f"what happened to it:  peerload events {damage.task}",
-        )
-
-    def _readable(self, found: Sequence[Found]) -> tuple[list[tuple[TaskRecord, TaskSpec]], list[Damage]]:
+    def _readable(self, found: Sequence[schema.Found]) -> tuple[list[tuple[TaskRecord, TaskSpec]], list[schema.Damage]]:
         submissions = SubmissionRows(self.rows, {row[0] for row in found})
         rows: list[tuple[TaskRecord, TaskSpec]] = []
-        damaged: list[Damage] = []
+        damaged: list[schema.Damage] = []
         for row in found:
             if self._damaged and (name := self._name(row[0], row[1])) in self._damaged:
                 damaged.append(self._damaged[name])
                 continue
             try:
-                rows.append((decoded_record(row, self._node), submissions.spec_of(row[0], row[1], self._node)))
+                rows.append((schema.decoded_record(row, self._node), submissions.spec_of(row[0], row[1], self._node)))
             except StoreError as error:
-                damaged.append(Damage(self._name(row[0], row[1]), str(error)))
+                damaged.append(schema.Damage(self._name(row[0], row[1]), str(error)))
         return rows, damaged
 
     def _name(self, counter: object, member: object) -> str:
@@ -510,10 +466,10 @@ class Criteria(msgspec.Struct, frozen=True):
     name: str = ""
     group: str = ""
     tags: tuple[str, ...] = ()
-    meant: tuple[TaskSelection, ...] = ()
+    meant: tuple[schema.TaskSelection, ...] = ()
 
     @classmethod
-    def of(cls, request: control.TasksRequest | control.Select, meant: Iterable[TaskSelection]) -> Criteria:
+    def of(cls, request: control.TasksRequest | control.Select, meant: Iterable[schema.TaskSelection]) -> Criteria:
         """The criteria of a request. A task that is shown as running is leased in the database."""
         states = tuple(dict.fromkeys("leased" if state == "running" else state for state in request.states))
         return cls(states, request.node, request.name, request.group, request.tags, tuple(meant))
@@ -550,7 +506,9 @@ _marked = msgspec.msgpack.Decoder(_Marked)
 def is_wanted_by(criteria: Criteria, reader: StoreReader) -> Callable[[object, object], bool]:
     """A function that decides whether a task (number of its submission, of its member) matches."""
     spans: dict[object, tuple[list[int], list[int]]] = {}
-    for counter, first, last in apart((meant.counter, *span) for meant in criteria.meant for span in meant.ranges):
+    for counter, first, last in schema.apart(
+        (meant.counter, *span) for meant in criteria.meant for span in meant.ranges
+    ):
         starts, ends = spans.setdefault(counter, ([], []))
         starts.append(first)
         ends.append(last)
@@ -638,7 +596,7 @@ def references(node: str, members: dict[int, list[int]], sizes: dict[int, int]) 
         if chosen == [SINGLE] or len(chosen) == sizes.get(counter):
             names.append(f"{node}/{counter}")
             continue
-        spans = [(first, last) for _, first, last in apart((0, member, member) for member in chosen)]
+        spans = [(first, last) for _, first, last in schema.apart((0, member, member) for member in chosen)]
         names += [f"{node}/{counter}.{part}" for part in _references(spans)]
     return names
 
@@ -647,7 +605,7 @@ def _references(spans: list[tuple[int, int]]) -> Iterator[str]:
     """The spans as text, so many at a time as fit into a reference."""
     text = ""
     for span in spans:
-        more = spans_text((span,))
+        more = schema.spans_text((span,))
         if text and len(text) + 1 + len(more) > REF_CHARS_MAX:
             yield text
             text = more
@@ -665,7 +623,7 @@ class ArrayRow(msgspec.Struct, frozen=True):
     ranges; nodes: on how many they are or were; started_at: of the first that was, 0.0 = none; has_reason, has_node: it is that of
     all."""
 
-    first: Found
+    first: schema.Found
     spans: tuple[tuple[int, int], ...] = ()
     count: int = 1
     nodes: int = 0
@@ -699,7 +657,7 @@ def rows(
         "+t.counter" if newest else "t.counter"
     )  # with the sign, those are looked at that ended lately, not all there are
 
-    def groups(of: list[TaskState], having: str = "") -> list[Found]:
+    def groups(of: list[TaskState], having: str = "") -> list[schema.Found]:
         if not of:
             return []
         among = f"{where} AND t.state IN ({marks(of)}) GROUP BY {by}, t.state{having} ORDER BY {order} LIMIT ?"
@@ -714,20 +672,22 @@ def rows(
             among += " AND (t.counter, t.state) NOT IN (SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))"
             besides = (json.dumps([group[:2] for group in many]),)
         order = "t.ended_at DESC" if newest else "t.counter, t.member"
-        found = reader.each_found(COLUMNS, f"{among} ORDER BY {order} LIMIT ?", (*values, *single, *besides, limit))
-        made += [ArrayRow(row, ended_at=_number(row[ENDED_AT])) for row in found]
+        found = reader.each_found(
+            schema.COLUMNS, f"{among} ORDER BY {order} LIMIT ?", (*values, *single, *besides, limit)
+        )
+        made += [ArrayRow(row, ended_at=_number(row[schema.ENDED_AT])) for row in found]
     made.sort(key=(lambda row: -row.ended_at) if newest else (lambda row: row.place))
     return made[:limit]
 
 
-def _made(reader: StoreReader, where: str, values: tuple[object, ...], groups: list[Found]) -> list[ArrayRow]:
+def _made(reader: StoreReader, where: str, values: tuple[object, ...], groups: list[schema.Found]) -> list[ArrayRow]:
     made: list[ArrayRow] = []
     for at in range(0, len(groups), FIRSTS_AT_A_TIME):
         some = groups[at : at + FIRSTS_AT_A_TIME]
         places = [(group[0], group[3]) for group in some]
         marked = ", ".join(["(?, ?)"] * len(places))
         found = reader.each_found(
-            COLUMNS,
+            schema.COLUMNS,
             f"(t.counter, t.member) IN (VALUES {marked})",
             tuple(value for place in places for value in place),
         )
@@ -782,7 +742,7 @@ class SubmissionRows:
         self._query = query
         self._rows: dict[object, tuple[Any, ...]] = {}
         self._specs: dict[tuple[object, object], TaskSpec] = {}
-        self._each: dict[object, Each] = {}
+        self._each: dict[object, schema.Each] = {}
         self._environments: dict[object, bytes] = {}
         wanted = list(counters)
         for first in range(0, len(wanted), SUBMISSIONS_AT_A_TIME):
@@ -797,8 +757,8 @@ class SubmissionRows:
         if commands is None:
             return spec
         if counter not in self._each:
-            self._each[counter] = decoded_each(commands, counter)
-        return spec_of_member(spec, self._each[counter], member, f"{node}/{counter}.{member}")
+            self._each[counter] = schema.decoded_each(commands, counter)
+        return schema.spec_of_member(spec, self._each[counter], member, f"{node}/{counter}.{member}")
 
     def shared_spec(self, counter: object) -> TaskSpec:
         """The spec that all tasks of a submission share. Raises StoreError."""
@@ -809,7 +769,7 @@ class SubmissionRows:
         spec = self._specs.get((packed, digest))
         if spec is None:
             spec = msgspec.structs.replace(
-                decoded_spec(packed, counter), environment=self._environment(digest, counter)
+                schema.decoded_spec(packed, counter), environment=self._environment(digest, counter)
             )
             self._specs[packed, digest] = spec
         return spec

@@ -59,7 +59,7 @@ class StoreRecovery(StoreReader):
         tasks, members = self._unfinished(self._uniform())
         unreadable: list[str] = []
         executions, floors = self._promises(unreadable)
-        drained = self._execute("SELECT value FROM meta WHERE key = 'drained'")
+        drained = self.rows("SELECT value FROM meta WHERE key = 'drained'")
         reason = drained[0][0] if drained else None
         if drained and not isinstance(reason, str):
             reason = "why it was drained cannot be read"
@@ -83,7 +83,7 @@ class StoreRecovery(StoreReader):
 
     def _attempts(self) -> tuple[int, int]:
         """The first attempt number after a loss of commits, and the last submission that it applies to."""
-        match self._execute(schema.ATTEMPTS):
+        match self.rows(schema.ATTEMPTS):
             case [(int(attempts_from),), (int(attempts_up_to),)]:
                 return min(max(attempts_from, 1), ATTEMPT_MAX // 2), attempts_up_to
         return 1, 0
@@ -92,8 +92,8 @@ class StoreRecovery(StoreReader):
         """The uniform arrays of which a member waits."""
         arrays = {}
         terms = self._terms()
-        for counter, key in self._execute(schema.UNIFORM, (UNIFORM_MAX,)):
-            first = self._execute(schema.FIRST_MEMBER, (counter,))
+        for counter, key in self.rows(schema.UNIFORM, (UNIFORM_MAX,)):
+            first = self.rows(schema.FIRST_MEMBER, (counter,))
             with contextlib.suppress(StoreError):
                 self.spec(counter)
                 is_sound = isinstance(key, bytes) and [tuple(map(type, row)) for row in first] == [(float, str)]
@@ -102,7 +102,7 @@ class StoreRecovery(StoreReader):
         return arrays
 
     def _terms(self) -> _Terms:
-        return _Terms(dict(self._execute("SELECT counter, terms FROM submissions WHERE terms IS NOT NULL")))
+        return _Terms(dict(self.rows("SELECT counter, terms FROM submissions WHERE terms IS NOT NULL")))
 
     def _unfinished(self, arrays: Mapping[int, _Uniform]) -> tuple[list[TaskRow], list[MembersRow]]:
         """The unfinished tasks that can be read, and apart from these the untouched members of these arrays; the others are
@@ -197,7 +197,7 @@ class StoreRecovery(StoreReader):
     def _promises(self, unreadable: list[str]) -> tuple[list[ExecutionRecord], dict[bytes, tuple[int, FenceKind, str]]]:
         """Attempts of other homes, and floors; for what cannot be read of either the highest floor its row allows."""
         floors: dict[bytes, tuple[int, FenceKind, str]] = {}
-        for uid, floor, kind, home in self._execute("SELECT uid, floor, kind, home FROM floors ORDER BY at, uid"):
+        for uid, floor, kind, home in self.rows("SELECT uid, floor, kind, home FROM floors ORDER BY at, uid"):
             if not isinstance(uid, bytes):
                 unreadable.append(
                     f"a floor cannot be read, and not for which task it is: {(uid, floor, kind, home)!r}"[:200]
@@ -208,7 +208,7 @@ class StoreRecovery(StoreReader):
             else:
                 floors[uid] = floor, _floor_kind(kind), home if isinstance(home, str) else ""
         executions = []
-        for uid, attempt, raw in self._execute("SELECT uid, attempt, record FROM executions ORDER BY uid, attempt"):
+        for uid, attempt, raw in self.rows("SELECT uid, attempt, record FROM executions ORDER BY uid, attempt"):
             what = f"execution {uid.hex() if isinstance(uid, bytes) else repr(uid)[:80]}-{attempt!r:.40}"
             try:
                 record: ExecutionRecord = decoded_execution(raw, what)
@@ -248,9 +248,9 @@ class StoreRecovery(StoreReader):
 
     def _counter(self) -> int:
         """Highest known number of a submission, from any remaining row of it."""
-        numbers = [row[0] for row in self._execute("SELECT value FROM meta WHERE key IN ('counter', 'removed')")]
+        numbers = [row[0] for row in self.rows("SELECT value FROM meta WHERE key IN ('counter', 'removed')")]
         for table in ("submissions", "tasks", "events"):
-            numbers += [row[0] for row in self._execute(schema.HIGHEST.format(table=table), (COUNTER_MAX,))]
+            numbers += [row[0] for row in self.rows(schema.HIGHEST.format(table=table), (COUNTER_MAX,))]
         return max((number for number in numbers if isinstance(number, int)), default=0)
 
     def _sound(
@@ -258,7 +258,7 @@ class StoreRecovery(StoreReader):
     ) -> list[Any]:
         """Rows whose columns hold these; the others are named."""
         rows = []
-        for row in self._execute(sql, values):
+        for row in self.rows(sql, values):
             if tuple(map(type, row)) == types:
                 rows.append(row)
             else:

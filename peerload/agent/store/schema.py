@@ -414,7 +414,6 @@ def decoded_spec(raw: object, counter: object) -> TaskSpec:
 
 
 def decoded_each(raw: object, counter: object) -> Each:
-    """The commands of the members of an array. Raises StoreError."""
     return _decoded(_each, raw, f"the commands of submission {counter}")
 
 
@@ -425,7 +424,6 @@ def more_with_usage(raw: object, usage: Usage, name: object) -> bytes | None:
 
 
 def decoded_exit(raw: object, name: object) -> Exit:
-    """The exit of a task. Raises StoreError."""
     return _decoded(_exit, raw, f"the exit of {name}")
 
 

@@ -39,25 +39,7 @@ from peerload.agent.store.maintenance import OUTPUT_BYTES_MAX, MaintenanceRow, o
 from peerload.agent.store.maintenance import apply as apply_upkeep
 from peerload.agent.store.recovery import StoreRecovery
 from peerload.agent.store.schema import KEPT_S, NO_MORE, ExtraColumns, encode, extra_of
-from peerload.model.actions import (
-    DropExecution,
-    DropFates,
-    DropFloors,
-    DropGroup,
-    PutChores,
-    PutDrain,
-    PutEvent,
-    PutExecution,
-    PutFate,
-    PutFloor,
-    PutGroup,
-    PutMaking,
-    PutMembers,
-    PutRun,
-    PutSubmission,
-    PutTask,
-    PutUsage,
-)
+from peerload.model import actions
 from peerload.model.errors import StoreError
 from peerload.model.task import ATTEMPT_MAX, NO_TERMS, SINGLE, TaskState, member_uid, order_of, owner_key, submission_of
 from peerload.security.private_files import machine_boot_id, sync
@@ -68,7 +50,6 @@ if TYPE_CHECKING:
 
     from peerload.agent.runtime import RunState
     from peerload.agent.store.disk_space import DiskReserve
-    from peerload.model.actions import Row
     from peerload.model.events import AgentStarted
     from peerload.model.task import TaskRecord
 
@@ -99,7 +80,7 @@ FULL_RETRY_S = 0.5
 NOTES_ASIDE_MAX = 1000
 """Events that found no room on a full disk, kept for a later commit; of more the oldest go."""
 MEMORY_PAGES_KIB = 2048
-APPLIED_APART = frozenset((PutTask, PutUsage, PutEvent, PutChores))
+APPLIED_APART = frozenset((actions.PutTask, actions.PutUsage, actions.PutEvent, actions.PutChores))
 
 
 # -- the high-water mark -----------------------------------------------------------------------------------------------
@@ -165,7 +146,6 @@ class HighWaterFile:
             os.pwrite(self._fd, line.encode("ascii"), 0)
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -278,7 +258,7 @@ class Store(StoreRecovery):
         self.commits = Histogram(COMMIT_SECONDS)
         """Times of commits, written by the writer's thread."""
         self._thread: threading.Thread | None = None
-        self._queue: queue.SimpleQueue[tuple[Sequence[Row | MaintenanceRow], Callable[[], None]] | None] = (
+        self._queue: queue.SimpleQueue[tuple[Sequence[actions.Row | MaintenanceRow], Callable[[], None]] | None] = (
             queue.SimpleQueue()
         )
         self._failed = False
@@ -286,7 +266,7 @@ class Store(StoreRecovery):
         self._closing = threading.Event()
         self._new_events = 0
         self._making: set[int] = set()
-        self._aside: list[Row | MaintenanceRow] = []
+        self._aside: list[actions.Row | MaintenanceRow] = []
         self._high_water = HighWaterFile(path.parent)
         self._counter_reached = self._event_reached = 0
         self.found_mark: HighWaterMark | None = None
@@ -346,7 +326,6 @@ class Store(StoreRecovery):
             raise
 
     def recover(self) -> AgentStarted:
-        """See `StoreRecovery`."""
         try:
             return super().recover()
         except StoreError as error:
@@ -518,17 +497,12 @@ class Store(StoreRecovery):
 
     def submission_of(self, token: str) -> tuple[bytes, str, int] | None:
         """(digest, id, members; 0 = a single task) of the newest submission with this token, if it is remembered."""
-        assert self._reader is not None
-        try:
-            row = self._reader.execute(schema.SUBMISSION_OF, (token, self.date.now() - KEPT_S)).fetchone()
-        except sqlite3.Error as error:
-            raise StoreError("the database cannot be read", why=str(error)) from None
-        return (row[0], f"{self._node}/{row[1]}", row[2]) if row else None
+        rows = self.rows(schema.SUBMISSION_OF, (token, self.date.now() - KEPT_S))
+        return (rows[0][0], f"{self._node}/{rows[0][1]}", rows[0][2]) if rows else None
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def start_writer(self, owner: WriterOwner) -> None:
-        """Start the writer thread."""
         self._owner = owner
         self._start_thread()
 
@@ -545,7 +519,7 @@ class Store(StoreRecovery):
             self._thread = thread
         return True
 
-    def persist(self, rows: Sequence[Row | MaintenanceRow], done: Callable[[], None]) -> None:
+    def persist(self, rows: Sequence[actions.Row | MaintenanceRow], done: Callable[[], None]) -> None:
         """Make rows durable, all or none; ``done`` goes to `WriterOwner.committed` afterwards, in order."""
         if self._queue.qsize() > BATCHES_WAITING_MAX:
             raise StoreError("the disk does not keep up", why=f"{BATCHES_WAITING_MAX} commits are waiting")
@@ -580,7 +554,7 @@ class Store(StoreRecovery):
                 self._owner.committed([done for _, done in batches])
         return None not in waiting
 
-    def _commit_with_room(self, rows: list[Row | MaintenanceRow]) -> None:
+    def _commit_with_room(self, rows: list[actions.Row | MaintenanceRow]) -> None:
         """Commit; on a full disk take room from the reserve, or wait for some: but nothing waits for events alone, they are
         put aside and go with a later commit that has room for them, too. Raises what the database raised, if it was
         something else, or if the store is being closed and there is still no room."""
@@ -593,7 +567,7 @@ class Store(StoreRecovery):
                     raise
                 if self._reserve is not None and self._reserve.give():
                     continue
-                if all(type(row) is PutEvent for row in rows):
+                if all(type(row) is actions.PutEvent for row in rows):
                     self._aside = [*aside, *rows][-NOTES_ASIDE_MAX:]
                     return
                 if aside:  # what is decided may need less room
@@ -608,13 +582,13 @@ class Store(StoreRecovery):
                     self._aside = []
                 return
 
-    def _commit(self, rows: list[Row | MaintenanceRow]) -> None:
+    def _commit(self, rows: list[actions.Row | MaintenanceRow]) -> None:
         assert self._writer is not None
         writer, began_s = self._writer, time.monotonic()
         writer.execute("BEGIN IMMEDIATE")
         try:
             # Rows of one task must be applied in order; different kinds touch different tables.
-            tasks = [row for row in rows if type(row) is PutTask]
+            tasks = [row for row in rows if type(row) is actions.PutTask]
             for row in rows:
                 if type(row) not in APPLIED_APART and not isinstance(row, MaintenanceRow):
                     self._apply(writer, row)
@@ -624,9 +598,9 @@ class Store(StoreRecovery):
             for row in rows:
                 if isinstance(row, MaintenanceRow):
                     apply_upkeep(writer, row, self.date.now() - KEPT_S)
-                elif type(row) is PutChores:
+                elif type(row) is actions.PutChores:
                     put_jobs(writer, row, order_of(row.task))
-            _put_usages(writer, [row for row in rows if type(row) is PutUsage])
+            _put_usages(writer, [row for row in rows if type(row) is actions.PutUsage])
             events = self._events(rows)
             last_event = self._event_reached
             for first in range(0, len(events), schema.EVENTS_AT_ONCE):
@@ -637,30 +611,31 @@ class Store(StoreRecovery):
             writer.execute("COMMIT")
             self.commits.observe(time.monotonic() - began_s)
             self._event_reached = last_event
-            self.store_id = next((row.store for row in reversed(rows) if type(row) is PutRun), self.store_id)
-            self._making |= {row.counter for row in rows if type(row) is PutMaking}
-            self._making -= {row.submission.counter for row in rows if type(row) is PutSubmission}
+            self.store_id = next((row.store for row in reversed(rows) if type(row) is actions.PutRun), self.store_id)
+            self._making |= {row.counter for row in rows if type(row) is actions.PutMaking}
+            self._making -= {row.submission.counter for row in rows if type(row) is actions.PutSubmission}
             self._counter_reached = max(
-                (row.submission.counter for row in rows if type(row) is PutSubmission), default=self._counter_reached
+                (row.submission.counter for row in rows if type(row) is actions.PutSubmission),
+                default=self._counter_reached,
             )
         except BaseException:
             if writer.in_transaction:
                 writer.execute("ROLLBACK")
             raise
 
-    def _events(self, rows: list[Row | MaintenanceRow]) -> list[tuple[object, ...]]:
+    def _events(self, rows: list[actions.Row | MaintenanceRow]) -> list[tuple[object, ...]]:
         """The events of these rows, in order. The submission of an array is one event, reported with its last
         members."""
         arrays = {
             row.submission.counter: len(row.submission.indices)
             for row in rows
-            if type(row) is PutSubmission and row.submission.indices
+            if type(row) is actions.PutSubmission and row.submission.indices
         }
-        making = {*self._making, *arrays, *(row.counter for row in rows if type(row) is PutMaking)}
+        making = {*self._making, *arrays, *(row.counter for row in rows if type(row) is actions.PutMaking)}
         events: list[tuple[object, ...]] = []
         told: set[int] = set()
         for row in rows:
-            if type(row) is PutTask:
+            if type(row) is actions.PutTask:
                 record = row.record
                 counter, member = order_of(record.task)
                 state, reason = record.state.value, row.reason
@@ -670,7 +645,7 @@ class Store(StoreRecovery):
                     told.add(counter)
                     member, reason = SINGLE, f"{reason}: {arrays[counter]} task{'s' * (arrays[counter] != 1)}"
                 events.append((row.at, "task", state, counter, member, None, record.attempt, record.node, reason))
-            elif type(row) is PutMembers:
+            elif type(row) is actions.PutMembers:
                 record, counter = row.record, submission_of(row.record.task)
                 if record.state.is_final:
                     events += [
@@ -681,7 +656,7 @@ class Store(StoreRecovery):
                     told.add(counter)
                     words = f"{row.reason}: {arrays[counter]} tasks"
                     events.append((row.at, "task", record.state.value, counter, SINGLE, None, 0, "", words))
-            elif type(row) is PutEvent:
+            elif type(row) is actions.PutEvent:
                 is_own = row.task.startswith(f"{self._node}/")
                 place = order_of(row.task) if is_own else (None, None)
                 task = None if is_own else row.task or None
@@ -698,40 +673,40 @@ class Store(StoreRecovery):
         exit_ = record.exit
         return _values_of(record, 0 if exit_ is None else output_bytes(exit_, self._output_bytes_max))
 
-    def _apply(self, writer: sqlite3.Connection, row: Row) -> None:  # noqa: C901 PLR0912 -- one line a row
+    def _apply(self, writer: sqlite3.Connection, row: actions.Row) -> None:  # noqa: C901 PLR0912 -- one line a row
         match row:
-            case PutFloor():
+            case actions.PutFloor():
                 writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at, int(row.kind), row.home))
-            case DropFloors():
+            case actions.DropFloors():
                 writer.executemany(schema.DROP_FLOOR, [(uid,) for uid in row.uids])
-            case PutDrain():
+            case actions.PutDrain():
                 if row.reason is None:
                     writer.execute(schema.DROP_DRAIN)
                 else:
                     writer.execute(schema.PUT_DRAIN, (row.reason,))
-            case PutExecution():
+            case actions.PutExecution():
                 record = row.record
                 writer.execute(schema.PUT_EXECUTION, (record.uid, record.attempt, encode(record)))
-            case PutFate():
+            case actions.PutFate():
                 fate = row.fate
                 writer.execute(schema.PUT_FATE, (fate.task, int(fate.is_over), fate.failed, fate.lost))
-            case DropFates():
+            case actions.DropFates():
                 writer.executemany(schema.DROP_FATE, [(task,) for task in row.tasks])
-            case PutGroup():
+            case actions.PutGroup():
                 group = row.group
                 writer.execute(schema.PUT_GROUP, (group.name, group.slots, int(group.is_paused)))
-            case DropGroup():
+            case actions.DropGroup():
                 writer.execute(schema.DROP_GROUP, (row.name,))
-            case DropExecution():
+            case actions.DropExecution():
                 writer.execute(schema.DROP_EXECUTION, (row.uid, row.attempt))
-            case PutRun():
+            case actions.PutRun():
                 writer.execute(schema.KEEP_INCARNATION, (row.incarnation,))
                 writer.execute(schema.KEEP_ID, (row.store,))
-            case PutMaking():
+            case actions.PutMaking():
                 writer.execute(schema.PUT_MAKING, (row.counter,))
-            case PutMembers():
+            case actions.PutMembers():
                 _put_members(writer, row)
-            case PutSubmission():
+            case actions.PutSubmission():
                 kept = row.submission
                 writer.execute(schema.DROP_MAKING, (kept.counter,))
                 digest = hashlib.sha256(kept.spec.environment).digest()
@@ -755,11 +730,11 @@ class Store(StoreRecovery):
                 )
                 if who := owner_key(kept.terms.owner, kept.spec.user):
                     writer.execute(schema.PUT_OWNER, (kept.counter, who))
-            case PutTask() | PutUsage() | PutEvent() | PutChores():
+            case actions.PutTask() | actions.PutUsage() | actions.PutEvent() | actions.PutChores():
                 raise AssertionError("applied apart")
 
 
-def _put_members(writer: sqlite3.Connection, row: PutMembers) -> None:
+def _put_members(writer: sqlite3.Connection, row: actions.PutMembers) -> None:
     """Members of a uniform array that are new, or that end without ever having been touched."""
     record, key, counter = row.record, row.key, submission_of(row.record.task)
     if record.state is TaskState.QUEUED:
@@ -770,7 +745,7 @@ def _put_members(writer: sqlite3.Connection, row: PutMembers) -> None:
         writer.execute(schema.END_MEMBERS, (*ends, counter, row.first, row.last, row.first, row.step))
 
 
-def _put_usages(writer: sqlite3.Connection, rows: list[PutUsage]) -> None:
+def _put_usages(writer: sqlite3.Connection, rows: list[actions.PutUsage]) -> None:
     """Used by cancelled tasks of which that is not known yet. A record that cannot be read stays as it is."""
     places: dict[bytes, tuple[int, int]] = {row.uid: order_of(row.task) for row in rows if row.task}
     if nameless := [row.uid.hex().upper() for row in rows if not row.task]:
@@ -784,7 +759,7 @@ def _put_usages(writer: sqlite3.Connection, rows: list[PutUsage]) -> None:
                 writer.execute(schema.PUT_MORE, (more, *place))
 
 
-def _is_new(row: PutTask) -> bool:
+def _is_new(row: actions.PutTask) -> bool:
     record = row.record
     return record.state in (TaskState.QUEUED, TaskState.HELD) and not record.attempt and row.at == record.submitted_at
 

@@ -80,7 +80,6 @@ class Outbox:
         self._listeners: list[Callable[[], None]] = []
 
     def on_commit(self, call: Callable[[], None]) -> None:
-        """Call when rows have become durable, from now on."""
         self._listeners.append(call)
 
     def keep(self, rows: tuple[Row, ...]) -> None:

@@ -60,7 +60,6 @@ REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
 DAMAGED_LISTED_MAX = 100
 FROZEN_LISTED_MAX = 100
 GPUS_LISTED_MAX = 8
-"""GPUs of a node that are told of."""
 LABEL_VALUES_MAX = 8
 """Label values of one counter that are told of; the others, the rarest, are added up as `other`."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -197,10 +196,10 @@ class PeerLinksView:
             "met_s": now_s - fact.met_s if fact is not None else None,
             "datagram_age_s": now_s - heard_s if heard_s is not None else None,
             "revoked": self._cluster.is_peer_revoked(peer),
+            "issuer": peer.profile.issuer,
             "clock_ahead_s": fact.clock_ahead_s() if fact is not None else None,
             "way": route,
             "way_why": route_reason or None,
-            "dials_back": self._links.reachability.dials_back(name),
         }
 
 

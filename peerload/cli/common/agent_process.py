@@ -97,7 +97,6 @@ def located(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def configured(given: dict[str, Any]) -> AgentConfig:
-    """The settings that an agent started here would have."""
     return configured_with_origins(given)[0]
 
 
@@ -199,8 +198,6 @@ STARTS_WITHIN_S = 60.0
 READS_BYTES_S = 2 << 20
 """Bytes of its database for which an agent gets one more second to start, since it reads them first: a million tasks have 400 MiB."""
 STOPS_WITHIN_S = 30.0
-BACK_WITHIN_S = 60.0
-"""Patience with an agent that restarts."""
 LOOK_EVERY_S = 0.02
 LAUNCHER_ANSWERS_WITHIN_S = 5.0
 LOG_LINES_SHOWN = 10
@@ -233,7 +230,7 @@ def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, An
     finally:
         os.close(log)
     pause = threading.Event()
-    within_s = STARTS_WITHIN_S + _database_bytes(settings["state"]) / READS_BYTES_S
+    within_s = _starts_within_s(settings["state"])
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         info = _starting(settings["socket"], within_s)
@@ -248,10 +245,14 @@ def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, An
     raise _failed(f"it did not answer within {within_s:.0f} s and was stopped", log_path, log_start)
 
 
-def _database_bytes(state: str) -> int:
-    """The size of an agent's database, with its write-ahead log."""
-    with os.scandir(state) as files:
-        return sum(file.stat().st_size for file in files if file.name in ("peerload.db", "peerload.db-wal"))
+def _starts_within_s(state: str) -> float:
+    """The time in which an agent with this state directory starts: a minute, and what reading its database takes."""
+    try:
+        with os.scandir(state) as files:
+            size = sum(file.stat().st_size for file in files if file.name in ("peerload.db", "peerload.db-wal"))
+    except OSError:
+        size = 0  # of another user
+    return STARTS_WITHIN_S + size / READS_BYTES_S
 
 
 def program_words() -> list[str]:
@@ -295,6 +296,9 @@ def ended_at_once(reason: str, log_path: str, log_start: int) -> PeerloadError:
 def _failed(reason: str, log_path: str, log_start: int) -> PeerloadError:
     for line in _last_lines(log_path, log_start):
         sys.stderr.write(f"  {printable(line)}\n")
+    state = os.path.dirname(log_path)
+    if os.statvfs(state).f_bavail == 0:
+        reason += f", and the disk of {state} is full"
     return PeerloadError("the agent did not start", why=reason, hint=f"its log:  {log_path}")
 
 
@@ -315,7 +319,7 @@ def restart(socket_path: str | None, reason: str) -> dict[str, Any]:
     with AgentConnection(socket_path) as client:
         before = client.call("info")
         client.call("restart", reason=reason)
-    pause, deadline = threading.Event(), time.monotonic() + BACK_WITHIN_S
+    pause, deadline = threading.Event(), time.monotonic() + _starts_within_s(str(before.get("state")))
     while time.monotonic() < deadline:
         pause.wait(LOOK_EVERY_S)
         try:

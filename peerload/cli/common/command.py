@@ -10,16 +10,6 @@ import os
 import sys
 
 from peerload.cli.common import options
-from peerload.cli.common.options import (
-    GROUP_CHARACTERS,
-    GROUP_LENGTH_MAX,
-    GROUP_SAYS,
-    NODE_NAME_SAYS,
-    Options,
-    group_name,
-    is_node_name,
-    whole,
-)
 from peerload.client import submission
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, SnapshotWanted, UsageError
 from peerload.model.text import printable
@@ -224,7 +214,6 @@ def new_token() -> str:
 
 
 def repeat_hint(token: str) -> str:
-    """Hint for a submission that may not have arrived."""
     return f"the same again is queued only once with:  peerload submit --token {token} ...        or look:  peerload ls"
 
 
@@ -270,7 +259,6 @@ PLACEMENT_ROUNDS = 9
 PLACEMENT_ROUND_S = 0.1
 """Time for a task to find a node that has its directory."""
 NODES_NAMED_MAX = 4
-"""Nodes named on one line."""
 
 
 def say_left_out(secret: list[str]) -> None:
@@ -387,7 +375,7 @@ TAGS_MAX = 16
 TAG_VALUE_LENGTH_MAX = 128
 
 
-def add_flags(reader: Options, *, is_map: bool = False) -> None:
+def add_flags(reader: options.Options, *, is_map: bool = False) -> None:
     """The flags about its home: group, dependencies, tags and retries. is_map: `--tag` has another meaning there, as in GNU parallel."""
     reader.flag("--after ID …", help="start after this task has ended (repeatable; an array: all of it)")
     reader.flag("--after-ok ID …", help="start after this task has succeeded; cancelled if it does not (repeatable)")
@@ -399,7 +387,7 @@ def add_flags(reader: Options, *, is_map: bool = False) -> None:
     reader.flag(
         "--retries N",
         help="run it again up to N times if it fails (PEERLOAD_ATTEMPT counts)",
-        type=whole(0, RETRIES_MAX),
+        type=options.whole(0, RETRIES_MAX),
         default=0,
     )
     add_completion_flags(reader)
@@ -413,7 +401,7 @@ def terms(flags: Namespace, verb: str) -> dict[str, object]:
             hint="--once: never started twice        --retries N: started again when it has failed",
         )
     if flags.group is not None:
-        flags.group = group_name(flags.group, verb)
+        flags.group = options.group_name(flags.group, verb)
     after, after_ok = _listed(flags.after), _listed(flags.after_ok)
     for flag, names in (("--after", after), ("--after-ok", after_ok)):
         if len(names) > AFTER_MAX:
@@ -437,11 +425,15 @@ def _tags(flags: Namespace, verb: str) -> list[str]:
     tags: dict[str, str] = {}
     for word in flags.tags:
         key, equals, value = word.partition("=")
-        is_key = 0 < len(key) <= GROUP_LENGTH_MAX and GROUP_CHARACTERS.issuperset(key) and key[0] not in "._-"
+        is_key = (
+            0 < len(key) <= options.GROUP_LENGTH_MAX
+            and options.GROUP_CHARACTERS.issuperset(key)
+            and key[0] not in "._-"
+        )
         if not is_key or not equals or len(value) > TAG_VALUE_LENGTH_MAX or not (value.isprintable() or not value):
             raise UsageError(
                 f"{verb}: {printable(word[:60])!r} is not a tag",
-                hint=f"such as:  --tag project=mnist        the key has {GROUP_SAYS}",
+                hint=f"such as:  --tag project=mnist        the key has {options.GROUP_SAYS}",
             )
         tags[key] = value
     if len(tags) > TAGS_MAX:
@@ -457,7 +449,7 @@ PATH_BYTES_MAX = 4096
 NOTIFY_BYTES_MAX = 64 << 10
 
 
-def add_completion_flags(reader: Options) -> None:
+def add_completion_flags(reader: options.Options) -> None:
     """The flags about files and notices at a task's end: `-o`, `-e` and `--notify`."""
     reader.flag(
         "-o, --output FILE",
@@ -512,7 +504,7 @@ GPUS_MAX = 1024
 OOM_RETRIES_MAX = 16
 
 
-def add_device_flags(reader: Options) -> None:
+def add_device_flags(reader: options.Options) -> None:
     reader.flag("-G, --gpus N", help="GPUs, all on one node; 0.25: a fraction of one", type=gpus)
     reader.flag("--gpu-mem 12G", help="memory of each GPU", type=size)
     reader.flag(
@@ -532,7 +524,7 @@ def add_device_flags(reader: Options) -> None:
     reader.flag(
         "--gpu-oom-retries N",
         help="retries with more GPU memory after it ran out of that (default 2, 0: never)",
-        type=whole(0, OOM_RETRIES_MAX),
+        type=options.whole(0, OOM_RETRIES_MAX),
     )
     reader.flag("-l, --device KIND=N …", help="other devices (repeatable)", type=device)
 
@@ -612,13 +604,13 @@ SHELL_OPERATORS = ("|", "||", "&&", ">", ">>", "2>", "2>&1")
 
 
 def check_node_names(verb: str, names: list[str]) -> None:
-    """Raise UsageError if one of them cannot be the name of a node."""
     for name in names:
-        if not is_node_name(name):
+        if not options.is_node_name(name):
             lower = name.lower()
-            also = f"did you mean {lower} ?        " if is_node_name(lower) else ""
+            also = f"did you mean {lower} ?        " if options.is_node_name(lower) else ""
             raise UsageError(
-                f"{verb}: {name!r} is not a valid node name: {NODE_NAME_SAYS}", hint=f"{also}there are:  peerload nodes"
+                f"{verb}: {name!r} is not a valid node name: {options.NODE_NAME_SAYS}",
+                hint=f"{also}there are:  peerload nodes",
             )
 
 
@@ -642,7 +634,6 @@ def say_if_quoted(words: list[str], verb: str) -> None:
 
 
 def quoted(line: str) -> str:
-    """The line quoted as one word for a shell."""
     return "'" + line.replace("'", "'\\''") + "'"
 
 
@@ -677,7 +668,7 @@ PROGRESS_BYTES = 64 << 20
 """Files larger than this are sent with a line about the progress, on a terminal."""
 
 
-def add_file_flags(reader: Options) -> None:
+def add_file_flags(reader: options.Options) -> None:
     reader.flag(
         "--in PATH …",
         dest="inputs",

@@ -47,7 +47,6 @@ def report(error: PeerloadError, debug_hint: list[str] | None = None, verb: str 
 
 
 def mistake_as_json(mistake: ConfigError) -> dict[str, object]:
-    """A mistake in a file, for ``--json``."""
     return {
         "file": mistake.file or None,
         "line": mistake.line or None,

@@ -22,7 +22,6 @@ NODE_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 NODE_NAME_LENGTH_MAX = 40
 NODE_NAME_SAYS = "only a-z, 0-9 and -, at most 40 characters"
 LEASE_AUTO = -1.0
-"""The value of `lease` for ``auto``."""
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
 
 
@@ -113,7 +112,6 @@ class Options:
         return names, " ".join(words[len(names) :])
 
     def at(self) -> None:
-        """Add `--at`, which names the node that answers."""
         self.flag("--at NODE", type=node_name, default="", help="ask this node of the cluster, not this one")
 
     def read(self, words: list[str]) -> argparse.Namespace:

@@ -134,7 +134,7 @@ def measured(
 ) -> list[tuple[int, float, float, float]]:
     """(threads, watts, standard deviation, work a second) of each level: the mean of both loads. Raises PeerloadError if other
     programs keep the machine busy, or the sensor tells nothing."""
-    _check_quiet(bench, 0, threads, LOOK_S)
+    _check_quiet(bench, threads)
     found: dict[int, list[tuple[float, float, float]]] = {}
     for load in LOADS:
         for level in levels:
@@ -175,10 +175,10 @@ def _window(bench: Any, level: int, threads: int, window_s: float) -> tuple[floa
     return mean, deviation, (bench.work() - work) / seconds
 
 
-def _check_quiet(bench: Any, level: int, threads: int, seconds: float) -> None:  # noqa: ANN401 -- as above
+def _check_quiet(bench: Any, threads: int) -> None:  # noqa: ANN401 -- as above
     before = bench.read().busy_s
-    bench.wait(seconds)
-    others = (bench.read().busy_s - before) / seconds - level
+    bench.wait(LOOK_S)
+    others = (bench.read().busy_s - before) / LOOK_S
     if others > FOREIGN_MAX * threads:
         raise _busy(others, threads)
 

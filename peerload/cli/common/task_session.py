@@ -211,11 +211,9 @@ class StdinReader:
         self.at += len(data)
 
     def sent(self, request: int) -> None:
-        """Note that the first unsent piece was sent with this request."""
         self._unanswered[request] = self.unsent.pop(0)
 
     def claimed(self, request: int) -> None:
-        """Note the request that claims the input without sending any."""
         self._claim = request
 
     def answered(self, request: int, kind: str, body: dict[str, Any]) -> str:

@@ -80,7 +80,6 @@ class BrokerProcess:
 
     @property
     def url(self) -> str:
-        """Address of the broker, as `peerload agent --mqtt` takes it."""
         return f"mqtt://127.0.0.1:{self.port}"
 
     @property

@@ -96,7 +96,7 @@ def _read(number: int) -> DemoCommand:
     parts = READ_PARTS[number % len(READ_PARTS)]
     numbers = " ".join(map(str, range(parts)))
     line = f"for part in {numbers}; do sleep {READ_PAUSE_S}; seq {READ_LINES}; done | sha256sum"
-    return DemoCommand(f"read-{parts}-parts", _shell(line), lambda: f"{_digest_of_numbers(READ_LINES, parts)}  -")
+    return DemoCommand(f"read-{parts}-parts", _shell(line), lambda: f"{_digest_of_numbers(parts)}  -")
 
 
 def _sleep(number: int) -> DemoCommand:
@@ -115,8 +115,8 @@ def _digest_of_repeats(size: int) -> str:
 
 
 @functools.cache
-def _digest_of_numbers(lines: int, times: int) -> str:
-    text = "".join(f"{number}\n" for number in range(1, lines + 1))
+def _digest_of_numbers(times: int) -> str:
+    text = "".join(f"{number}\n" for number in range(1, READ_LINES + 1))
     return hashlib.sha256(text.encode() * times).hexdigest()
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 
 REJOIN = "on a node with the CA's key:  peerload invite        then here:  peerload join TOKEN"
+NO_ISSUER = "start the machine that has it again; if it is lost, make a new cluster:  docs/security.md"
+PEERS_FOR_SECOND_ISSUER = 2
+"""Peers from which on a cluster with one node that can invite is told so."""
 EXPIRES_WITHIN_S = 30 * 86_400.0
 DATAGRAM_AGE_S_MAX = 120.0
 """Age of the newest datagram of any peer from which on UDP is taken to be blocked."""
@@ -62,7 +65,22 @@ def cluster(facts: DoctorInput) -> Finding:
         says = f"the CA of {found.name} " + (f"expires in {duration_text(left_s)}" if left_s > 0 else "has expired")
         return Finding(WARN if left_s > 0 else FAIL, says, "make a new cluster:  peerload cluster init DIR")
     where = "this machine only" if found.is_local else f"until {found.valid_until:%Y-%m-%d}"
-    return _certificate(facts) or Finding(OK, f"{found.name} in {found.directory}, {where}")
+    return _certificate(facts) or _issuers(facts, f"{found.name} in {found.directory}, {where}")
+
+
+def _issuers(facts: DoctorInput, says: str) -> Finding:
+    """A warning if no member with the CA's key is there; else OK, which names the member if it is the only one."""
+    peers = [peer for peer in facts.checkup.get("peers", ()) if not peer.get("revoked")]
+    issuers = {peer["node"]: peer["state"] for peer in peers if peer.get("issuer")}
+    if facts.checkup.get("issuer"):
+        issuers["this node"] = "alive"
+    if peers and not any(state in ("alive", "suspect", "asleep") for state in issuers.values()):
+        absent = ", ".join(f"{node} is {state}" for node, state in sorted(issuers.items())[:NAMED_MAX])
+        says = "no member with the CA's key is there" + (f" ({absent})" if absent else "")
+        return Finding(WARN, f"{says}: nobody can invite, and certificates are not renewed", NO_ISSUER)
+    if len(issuers) == 1 and len(peers) >= PEERS_FOR_SECOND_ISSUER:
+        says += f"; only {next(iter(issuers))} can invite (a second one: peerload invite --issuer)"
+    return Finding(OK, says)
 
 
 def _certificate(facts: DoctorInput) -> Finding | None:
@@ -198,10 +216,6 @@ def ways(facts: DoctorInput) -> Finding:
         says = f"neither can dial the other: {'; '.join(each)}{more}; they exchange no tasks or requests"
         return Finding(WARN, says, fix)
     theirs = [peer for peer in alive if peer["way"] == "theirs"]
-    old = [str(peer["node"]) for peer in theirs if not peer["dials_back"]]
-    if old:
-        says = f"{', '.join(old[:NAMED_MAX])} cannot be dialled from here, and runs a version that does not dial back: its output does not arrive"
-        return Finding(WARN, says, "upgrade peerload there, or " + fix)
     ours = [peer for peer in alive if peer["way"] == "ours"]
     says = "; ".join(
         f"{counted(len(group), 'peer')} {words} ({group[0]['node']}: {group[0]['way_why']})"

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 
 AGENT_S_MAX = 5.0
-"""Time that the agent may take to answer."""
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
 AS_SERVICE = (
     f"sudo peerload service install        or one of your own, with Delegate=yes:  {deployed('peerload-user.service')}"

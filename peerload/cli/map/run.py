@@ -20,16 +20,8 @@ from peerload.cli.common import command
 from peerload.cli.common.command import say_declining
 from peerload.cli.common.messages import say_unknown
 from peerload.cli.common.output import write_all
-from peerload.cli.map.template import BadInput, shown
-from peerload.client.connection import (
-    RECONNECT_EVERY_S,
-    RECONNECT_S_MAX,
-    AgentConnection,
-    OutputGaps,
-    beyond,
-    is_worth_another_try,
-    refusal,
-)
+from peerload.cli.map.template import WORD_BYTES, BadInput, shown
+from peerload.client import connection
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, say, size_text
@@ -167,8 +159,6 @@ def _number(value: object) -> float:
 
 ARGV_BYTES_MAX = 1 << 20
 """The bound of peerload.model.task."""
-WORD_BYTES = 5
-"""Overhead of each word."""
 
 
 class MapTask(NamedTuple):
@@ -258,7 +248,6 @@ class MapView:
 
     @property
     def is_full(self) -> bool:
-        """True if no more tasks should be submitted for now."""
         return False
 
     def ended(self, task: MapResult) -> None:
@@ -302,7 +291,7 @@ class Mapping:
         at_a_time: int | None = None,
     ) -> None:
         self._socket_path = socket_path
-        self._client = AgentConnection(socket_path)
+        self._client = connection.AgentConnection(socket_path)
         self._fields = fields
         terms = fields.get("terms", {})
         self._has_files = bool(terms.get("output_file") or terms.get("error_file"))
@@ -541,11 +530,11 @@ class Mapping:
             else:
                 self._retry_at_s = 0.0
             if code == SnapshotWanted.code and self._fields.pop("freezes", False):
-                with AgentConnection(self._socket_path) as client:
+                with connection.AgentConnection(self._socket_path) as client:
                     command.freeze_directory(client, self._fields["spec"], self._fields["terms"])
             return
         self._number -= len(batch.left) if self._number == len(batch.left) else 0
-        self._give_up(refusal(body))
+        self._give_up(connection.refusal(body))
 
     def _slow_down(self, batch: MapBatch, body: dict[str, Any]) -> None:
         """Try again with half as many tasks; say once that not even one is taken while none of this map runs."""
@@ -627,7 +616,7 @@ class Mapping:
             try:
                 names = self._kept_back(names)
             except BadRequest as error:
-                if is_worth_another_try(error):
+                if connection.is_worth_another_try(error):
                     return
                 raise
         self._to_stop = []
@@ -637,7 +626,7 @@ class Mapping:
         """Hold the waiting tasks of these arrays → the tasks that are held now."""
         if not names:
             return []
-        with AgentConnection(self._socket_path) as client:
+        with connection.AgentConnection(self._socket_path) as client:
             client.call("hold", tasks=names)
             held = {"tasks": names, "states": ["held"], "limit": SUBMITTED_MAX, "ended_within_s": 0.0}
             return [task["id"] for task in client.call("tasks", **held)["tasks"]]
@@ -662,7 +651,7 @@ class Mapping:
             signal.signal(number, signal.SIG_IGN)
         if names:
             try:
-                with AgentConnection(self._socket_path) as client:
+                with connection.AgentConnection(self._socket_path) as client:
                     client.call("cancel", tasks=names, force=True)
             except PeerloadError as error:
                 say(f"not cancelled: {error}", f"peerload cancel {' '.join(names[:5])}")
@@ -677,18 +666,18 @@ class Mapping:
         going_on = f"; {counted(self._unfinished, 'task')} go on without it" if self._unfinished else ""
         say(
             f"lost the agent{going_on}",
-            f"waiting for it to come back, {RECONNECT_S_MAX:g} s at most        start it:  peerload up",
+            f"waiting for it to come back, {connection.RECONNECT_S_MAX:g} s at most        start it:  peerload up",
         )
-        until_s = time.monotonic() + RECONNECT_S_MAX
+        until_s = time.monotonic() + connection.RECONNECT_S_MAX
         while True:
             try:
-                self._client = AgentConnection(self._socket_path)
+                self._client = connection.AgentConnection(self._socket_path)
                 self._client.call("info")
                 break
             except PeerloadError as still:
-                if not is_worth_another_try(still) or time.monotonic() > until_s or self._signals:
+                if not connection.is_worth_another_try(still) or time.monotonic() > until_s or self._signals:
                     raise self._gone(still) from None
-                select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
+                select.select([self._wake_read], [], [], connection.RECONNECT_EVERY_S)
         self._asked.clear()
         for batch in list(self._batches.values()):
             if batch.id:
@@ -711,27 +700,27 @@ class Mapping:
     def output(self, task: str) -> Iterator[dict[str, Any]]:
         """The whole output of an ended task, over a connection of its own; it resumes if the agent goes away meanwhile. Missing output is
         noted."""
-        gaps = OutputGaps()
+        gaps = connection.OutputGaps()
         end: dict[str, Any] = {}
         came = {1: 0, 2: 0}
         until_s = 0.0
         while True:
             try:
-                with AgentConnection(self._socket_path) as client:
+                with connection.AgentConnection(self._socket_path) as client:
                     for piece in client.stream("output", task=task, done_with=True):
                         until_s = 0.0
-                        if "data" in piece and (new := beyond(piece, came)):
+                        if "data" in piece and (new := connection.beyond(piece, came)):
                             gaps.add(new)
                             yield new
                     end = client.last
                 break
             except PeerloadError as error:
-                until_s = until_s or time.monotonic() + RECONNECT_S_MAX
-                if not is_worth_another_try(error) or time.monotonic() > until_s or self._signals:
+                until_s = until_s or time.monotonic() + connection.RECONNECT_S_MAX
+                if not connection.is_worth_another_try(error) or time.monotonic() > until_s or self._signals:
                     self.note_incomplete(task, error.what)
                     self._not_fetched.add(task)
                     return
-                select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
+                select.select([self._wake_read], [], [], connection.RECONNECT_EVERY_S)
         gaps.end(end)
         if gone := end.get("output_gone_why"):
             self.note_incomplete(task, f"its output was removed ({gone})")

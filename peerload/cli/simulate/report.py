@@ -275,7 +275,6 @@ def as_csv(results: Sequence[Told]) -> str:
 
 
 def write_csv(path: str, results: Sequence[Told]) -> None:
-    """Write the file of `as_csv`. Raises OSError."""
     Path(path).write_text(as_csv(results), encoding="utf-8")
 
 

@@ -11,24 +11,7 @@ import threading
 import time
 from typing import Any
 
-from peerload.cli.common.agent_process import (
-    STARTS_WITHIN_S,
-    agent_info,
-    agent_options,
-    as_words,
-    await_end,
-    default_places,
-    default_state,
-    end_launcher,
-    ended_at_once,
-    given_settings,
-    given_to,
-    is_worked_in,
-    located,
-    settings_of_file,
-    start,
-    watch,
-)
+from peerload.cli.common import agent_process
 from peerload.cli.common.messages import CANNOT
 from peerload.cli.common.options import Options
 from peerload.client.connection import ANSWERS_WITHIN_S, START_HINT, AgentConnection, default_socket_path
@@ -39,13 +22,13 @@ from peerload.text.format import counted, number_text, print_result, say, size_t
 
 def agent(words: list[str]) -> int:
     """Run the agent until SIGTERM, Ctrl-C or `peerload down`."""
-    flags = agent_options(
+    flags = agent_process.agent_options(
         "agent", "Run the agent in the foreground; it logs to stderr. `peerload up` starts one in the background."
     ).read(words)
     from peerload.agent.main import run
 
-    settings = given_settings(flags)
-    code: int = run(settings, default_places(settings))
+    settings = agent_process.given_settings(flags)
+    code: int = run(settings, agent_process.default_places(settings))
     return code
 
 
@@ -91,26 +74,28 @@ JSON_KEYS = ("pid", "launcher_pid", "socket", "listen", "node")
 
 
 def up(words: list[str]) -> int:
-    flags = agent_options(
+    flags = agent_process.agent_options(
         "up", "Start an agent for me on this machine, in the background. It needs no configuration file."
     ).read(words)
-    settings = located(given_settings(flags))
-    info = _staying(agent_info(settings["socket"], ANSWERS_WITHIN_S)) or _running(settings, SOCKET_WITHIN_S)
+    settings = agent_process.located(agent_process.given_settings(flags))
+    info = _staying(agent_process.agent_info(settings["socket"], ANSWERS_WITHIN_S)) or _running(
+        settings, SOCKET_WITHIN_S
+    )
     already = info is not None
     if info is None:
         log_start = _log_size(settings)
-        is_in_use = is_worked_in(settings["state"])  # by an agent that did not answer at this socket
+        is_in_use = agent_process.is_worked_in(settings["state"])  # by an agent that did not answer at this socket
         try:
-            info = start(settings)
+            info = agent_process.start(settings)
         except PeerloadError:
             # Perhaps another `up` was first, and its agent is still on its way.
-            info = _running(settings, SOCKET_WITHIN_S if is_in_use else STARTS_WITHIN_S)
+            info = _running(settings, SOCKET_WITHIN_S if is_in_use else agent_process.STARTS_WITHIN_S)
             if info is None:
                 raise
             already = True
         if not already and (settings.get("peer") or info.get("sought")):
             info = _joined(settings, info, log_start)
-    ignored = _not_in_force(given_settings(flags), settings, info) if already else []
+    ignored = _not_in_force(agent_process.given_settings(flags), settings, info) if already else []
     if ignored:
         said = " ".join(f"--{key.replace('_', '-')}" for key in ignored)
         hint = f"stop it first:  peerload down --socket {settings['socket']}"
@@ -141,8 +126,8 @@ def _staying(info: dict[str, Any] | None) -> dict[str, Any] | None:
         os.stat(os.path.join(state, "peerload.db"))  # noqa: PTH116 -- as at the top
     except FileNotFoundError:
         try:
-            if (ends := watch(info.get("pid"))) is not None:
-                await_end(ends, "the agent", GONE_WITHIN_S)
+            if (ends := agent_process.watch(info.get("pid"))) is not None:
+                agent_process.await_end(ends, "the agent", GONE_WITHIN_S)
         except PeerloadError:
             return info  # it sees another directory of this name: that of a container
         tasks = f"to end the tasks that still run:  kill {info['launcher_pid']}" if info.get("launcher_pid") else ""
@@ -157,9 +142,9 @@ def _running(settings: dict[str, Any], within_s: float) -> dict[str, Any] | None
     """The answer to `info` of the agent that uses this state directory, once it has recreated its socket: the runtime directory may have
     been removed at logout. None if there is no such agent, or it listens elsewhere."""
     pause, deadline = threading.Event(), time.monotonic() + within_s
-    while is_worked_in(settings["state"]) and time.monotonic() < deadline:
+    while agent_process.is_worked_in(settings["state"]) and time.monotonic() < deadline:
         pause.wait(LOOK_EVERY_S)
-        if (info := agent_info(settings["socket"], ANSWERS_WITHIN_S)) is not None:
+        if (info := agent_process.agent_info(settings["socket"], ANSWERS_WITHIN_S)) is not None:
             return info
     return None
 
@@ -175,7 +160,7 @@ def _not_in_force(given: dict[str, Any], settings: dict[str, Any], info: dict[st
     asked.pop("config", None)
     ignored = [key for key, value in asked.items() if _as_text(value) != _as_text(in_force.get(key))]
     if "config" in given:
-        found = settings_of_file(given)
+        found = agent_process.settings_of_file(given)
         if any(_as_text(value) != _as_text(in_force.get(key)) for key, value in found.items()):
             ignored.append("config")
     return sorted(ignored)
@@ -198,7 +183,7 @@ def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> d
     Raises PeerloadError if it ended meanwhile: a peer knows another node of its name."""
     pause = threading.Event()
     deadline = time.monotonic() + PEER_WITHIN_S
-    ends = watch(info.get("pid"))
+    ends = agent_process.watch(info.get("pid"))
     try:
         with AgentConnection(settings["socket"]) as client:
             while not info.get("peers") and time.monotonic() < deadline:
@@ -209,9 +194,9 @@ def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> d
                 info = client.call("info")
     except AgentUnavailable:
         if ends is not None:
-            await_end(ends, "the agent")  # its error is the last thing it logs
+            agent_process.await_end(ends, "the agent")  # its error is the last thing it logs
         log_path = os.path.join(settings["state"], "agent.log")
-        raise ended_at_once("it stopped when it connected to a peer", log_path, log_start) from None
+        raise agent_process.ended_at_once("it stopped when it connected to a peer", log_path, log_start) from None
     sought = info.get("sought") or {}
     if not info.get("peers") and sought:
         said = "; ".join(f"{address} ({_why(address, why)})" for address, why in sought.items())
@@ -298,7 +283,9 @@ def down(words: list[str]) -> int:
     with client:
         info = client.call("info")
         back = "" if flags.all or flags.json else _back_again(client)
-        watched = {key: watch(info.get(key)) for key in (("pid", "launcher_pid") if flags.all else ("pid",))}
+        watched = {
+            key: agent_process.watch(info.get(key)) for key in (("pid", "launcher_pid") if flags.all else ("pid",))
+        }
         running = None
         try:
             running = client.call("stop", all=flags.all).get("running")
@@ -307,7 +294,7 @@ def down(words: list[str]) -> int:
                 raise  # without its process nothing shows whether it stops
     for key, descriptor in watched.items():
         if descriptor is not None:
-            await_end(descriptor, f"{'the agent' if key == 'pid' else 'the launcher'} (pid {info[key]})")
+            agent_process.await_end(descriptor, f"{'the agent' if key == 'pid' else 'the launcher'} (pid {info[key]})")
     again = "" if flags.all else f".  Start it again:  {back}"
     text = f"agent of {printable(info.get('node', ''))} stopped; {_left_text(running, ends_tasks=flags.all)}{again}"
     told = {"pid": info.get("pid"), "node": info.get("node"), "all": flags.all, "running": running}
@@ -341,21 +328,21 @@ def _back_again(client: AgentConnection) -> str:
         settings = client.call("settings")["settings"]
     except BadRequest:  # an agent of an earlier version
         settings = []
-    own_places = {"state": default_state(), "socket": default_socket_path()}
+    own_places = {"state": agent_process.default_state(), "socket": default_socket_path()}
     flags = {one["key"]: one["value"] for one in settings if one["origin"] == FLAG}
-    flags |= given_to(settings, default_state(), dict(os.environ))
+    flags |= agent_process.given_to(settings, agent_process.default_state(), dict(os.environ))
     given = {key: value for key, value in flags.items() if value != own_places.get(key)}
-    return printable(shlex.join(["peerload", "up", *as_words(given)]))
+    return printable(shlex.join(["peerload", "up", *agent_process.as_words(given)]))
 
 
 def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool) -> bool:
     """End the launcher of an agent that is gone, with its tasks. False if there is none."""
     if socket_path is not None and state is None:
         return False  # another agent than the user's own: its state directory is not known
-    found = end_launcher(located({"state": state} if state else {})["state"])
+    found = agent_process.end_launcher(agent_process.located({"state": state} if state else {})["state"])
     if found is None:
         return False
-    await_end(found, "the launcher")
+    agent_process.await_end(found, "the launcher")
     print_result(
         {"pid": None, "node": None, "all": True},
         ["the agent was gone; the tasks that still ran were ended"],

@@ -130,7 +130,6 @@ def _cancelled_lines(cancelled: list[str], already: list[str]) -> list[str]:
 
 RUNNING = ("running",)
 SENT_MAX = 64
-"""Bound of unanswered requests."""
 RUNNING_MAX = 100_000
 """Bound of tasks in one answer, from peerload.wire.control."""
 
@@ -165,7 +164,6 @@ def signal(words: list[str]) -> int:
 
 
 def _number(word: str | None) -> int:
-    """The number of the signal. Raises UsageError."""
     hint = "peerload signal USR1 42"
     if word is None:
         raise UsageError("signal: the signal is missing", hint=hint)

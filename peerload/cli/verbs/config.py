@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from peerload.model.errors import ConfigError
 
 AGENT_S_MAX = 2.0
-"""Patience with the agent."""
 VALUE_CHARACTERS_MAX = 60
 
 

@@ -17,15 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peerload.cli.common.agent_process import (
-    agent_info,
-    configured_with_origins,
-    located,
-    make_private,
-    node_of,
-    restart,
-    start,
-)
+from peerload.cli.common import agent_process
 from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, is_node_name, whole
 from peerload.client.connection import ANSWERS_WITHIN_S, AgentConnection, default_socket_path
 from peerload.model.errors import BadRequest, PeerloadError, UsageError
@@ -92,7 +84,7 @@ def join(words: list[str]) -> int:
     admitted = _ask_to_join(token, node, place, flags, str((running or {}).get("listen") or ""))
     info = _as_member(running, place)
     _await_peer(place["socket"])
-    info = agent_info(place["socket"], ANSWERS_WITHIN_S) or info
+    info = agent_process.agent_info(place["socket"], ANSWERS_WITHIN_S) or info
     print_result(
         {key: info.get(key) for key in JOIN_JSON_KEYS}, _joined_lines(info, admitted, place), as_json=flags.json
     )
@@ -111,7 +103,7 @@ def token_words(given: list[str]) -> list[str]:
 
 def _running(flags: Namespace) -> dict[str, Any] | None:
     """The answer of the agent that runs here to `info`; None if no agent runs."""
-    info = agent_info(flags.socket or default_socket_path(), ANSWERS_WITHIN_S)
+    info = agent_process.agent_info(flags.socket or default_socket_path(), ANSWERS_WITHIN_S)
     if info is not None and not info.get("cluster_local") and not flags.cluster:
         from peerload.wire.token import parse
 
@@ -138,28 +130,28 @@ def _sees_peer(client: AgentConnection) -> bool:
 def _place(flags: Namespace, running: dict[str, Any] | None) -> dict[str, str]:
     """The places of this node: state, socket, cluster directory; and its name."""
     given = {key: value for key in ("state", "socket", "cluster") if (value := getattr(flags, key))}
-    settings = located({key: value for key, value in given.items() if key != "cluster"})
+    settings = agent_process.located({key: value for key, value in given.items() if key != "cluster"})
     if running is not None:
         settings |= {"state": str(running["state"]), "socket": str(running["socket"])}
-    found, origins = configured_with_origins({key: settings[key] for key in ("state", "socket")})
+    found, origins = agent_process.configured_with_origins({key: settings[key] for key in ("state", "socket")})
     directory = cluster_directory(flags.cluster or found.cluster or None)
     if running is not None:
         node = str(running["node"])
     else:
-        node = (origins["node"] == BUILT_IN and node_of(settings["state"])) or found.node
+        node = (origins["node"] == BUILT_IN and agent_process.node_of(settings["state"])) or found.node
     return {"state": settings["state"], "socket": settings["socket"], "cluster": str(directory), "node": node}
 
 
 def _check_start(state: str, socket_path: str, wanted: dict[str, str | None]) -> None:
     """Raise BadRequest if the agent would start with another name or address than it joins with, and fail: the token
     could not be used again."""
-    config, origins = configured_with_origins({"state": state, "socket": socket_path})
+    config, origins = agent_process.configured_with_origins({"state": state, "socket": socket_path})
     for key, value in wanted.items():
         found, origin = getattr(config, key), origins[key]
         if value and value != found and origin != BUILT_IN and os.path.dirname(origin) != state:  # noqa: PTH120 -- as above
             hint = f"leave out --{key}, or change it there"
             raise BadRequest(f"{key} is {found} here ({origin})", why=f"and {value} is to join", hint=hint)
-    kept = node_of(state)
+    kept = agent_process.node_of(state)
     if kept not in ("", wanted["node"]):
         hint = f"go on as that node:  peerload join --node {kept} …        a new node:  --state DIR"
         raise BadRequest(
@@ -182,7 +174,7 @@ def _ask_to_join(
     if flags.listen:
         _check_listen(flags.listen)
     state, directory = Path(place["state"]), Path(place["cluster"])
-    make_private(place["state"])
+    agent_process.make_private(place["state"])
     private_files.private_directory(state)
     _check_free(directory, token)
     got = invitations.join_cluster(token, node, state)
@@ -215,8 +207,8 @@ def _check_free(directory: Path, token: Any) -> None:  # noqa: ANN401 -- as abov
 
 def _as_member(running: dict[str, Any] | None, place: dict[str, str]) -> dict[str, Any]:
     if running is not None:
-        return restart(place["socket"], "joined a cluster")
-    return start({key: place[key] for key in ("state", "socket")})
+        return agent_process.restart(place["socket"], "joined a cluster")
+    return agent_process.start({key: place[key] for key in ("state", "socket")})
 
 
 def _await_peer(socket_path: str) -> None:
@@ -475,7 +467,7 @@ def _make_cluster(flags: Namespace, info: dict[str, Any]) -> None:
         Path(str(info["state"])), node_identity_file.NodeIdentityFile(str(directory), node, listen)
     )
     say(f"made the cluster {made.name} in {directory}; the agent restarts as its first member, tasks go on")
-    after = restart(flags.socket, "the first member of a cluster")
+    after = agent_process.restart(flags.socket, "the first member of a cluster")
     if after.get("cluster_local"):
         raise BadRequest(
             "the agent here still has no cluster of several machines",

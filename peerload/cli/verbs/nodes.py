@@ -309,7 +309,6 @@ def top(words: list[str]) -> int:
 
 
 def _again(socket_path: str | None, at: str, lacks: str, *, wide: bool) -> list[str]:
-    """The current text."""
     with AgentConnection(socket_path) as client:
         return [*top_lines(top_sample(client, at), time.time(), wide=wide), "", coloured(lacks, "dim", sys.stdout)]
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from peerload.sim.rehearsal import Rehearsal
 
 AGENT_S_MAX = 2.0
-"""Patience with the agent."""
 WORDS = {"ls": 0, "show": 1, "check": 1}
 """The words after the verb, and how many names each takes."""
 

@@ -7,21 +7,10 @@ import os
 import signal
 import sys
 
-from peerload.cli.common import command, messages
+from peerload.cli.common import command, messages, task_session
 from peerload.cli.common.messages import CANNOT, exit_code_of, report_end, report_missing, say_detached, say_unsaved
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
-from peerload.cli.common.task_session import (
-    Detached,
-    StdinReader,
-    TaskSession,
-    is_ours,
-    say_if_it_needs_a_terminal,
-    takes_input,
-    window,
-    with_colours,
-    with_term,
-)
 from peerload.client.connection import AgentConnection
 from peerload.client.submission import packed_variables
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, UsageError
@@ -47,13 +36,13 @@ def run(words: list[str]) -> int:
     reader.switch("--keep", help="let the task run on when this command ends")
     flags, rest = reader.read_command(words)
     if flags.pty:
-        flags.env = with_term(flags.env)
-    flags.env = with_colours(flags.env, has_terminal=flags.pty)
+        flags.env = task_session.with_term(flags.env)
+    flags.env = task_session.with_colours(flags.env, has_terminal=flags.pty)
     spec, secret = command.specification(flags, rest, "run")
     terms = command.terms(flags, "run")
-    stdin = StdinReader() if takes_input() else None
+    stdin = task_session.StdinReader() if task_session.takes_input() else None
     if flags.pty:
-        rows, columns = window()
+        rows, columns = task_session.window()
         spec["terminal"] = {"rows": rows, "columns": columns}
     if stdin is not None or flags.pty:
         spec["takes_input"] = True
@@ -63,10 +52,10 @@ def run(words: list[str]) -> int:
         return command.print_dry_run(spec, secret, flags, **(command.described_files(found, spec) | terms))
     unsaved = 0
     if not flags.pty:
-        say_if_it_needs_a_terminal(spec["argv"])
+        task_session.say_if_it_needs_a_terminal(spec["argv"])
     with AgentConnection(flags.socket) as client:
         writer = OutputWriter(is_json=flags.json)
-        following = TaskSession(
+        following = task_session.TaskSession(
             client, writer.write, attends=not flags.keep, stdin=stdin, has_terminal=flags.pty, is_source=True
         )
         with following:
@@ -82,7 +71,7 @@ def run(words: list[str]) -> int:
             command.warn_if_stranded(client, reply, spec)
             try:
                 ended = following.follow(reply["id"])
-            except Detached:
+            except task_session.Detached:
                 return say_detached(reply["id"])
         if "output_file" in terms or "error_file" in terms:
             unsaved = _unsaved(following.client, reply["id"])
@@ -162,16 +151,18 @@ def attach(words: list[str]) -> int:
     with AgentConnection(flags.socket) as client:
         shown = _single(client, flags.task)
         task = str(shown["id"])
-        is_raw = flags.raw or is_ours(shown, client.call("info"))
+        is_raw = flags.raw or task_session.is_ours(shown, client.call("info"))
         has_terminal = bool(shown.get("terminal")) and is_raw
-        stdin = _input(client, task) if takes_input() else None
+        stdin = _input(client, task) if task_session.takes_input() else None
         tail = None if has_terminal else flags.tail
         writer = OutputWriter(raw=is_raw, is_whole=tail is None, is_json=flags.json)
-        following = TaskSession(client, writer.write, stdin=stdin, has_terminal=has_terminal, tail_lines=tail)
+        following = task_session.TaskSession(
+            client, writer.write, stdin=stdin, has_terminal=has_terminal, tail_lines=tail
+        )
         with following:
             try:
                 ended = following.follow(task)
-            except Detached:
+            except task_session.Detached:
                 return say_detached(task)
             finally:
                 writer.close()
@@ -195,7 +186,7 @@ def _single(client: AgentConnection, name: str) -> dict[str, Any]:
     return shown[0]
 
 
-def _input(client: AgentConnection, task: str) -> StdinReader | None:
+def _input(client: AgentConnection, task: str) -> task_session.StdinReader | None:
     """The stdin of this process for the task, if the task takes input and no other client sends it."""
     try:
         reply = client.call("input", task=task)
@@ -205,7 +196,7 @@ def _input(client: AgentConnection, task: str) -> StdinReader | None:
         return None
     if reply.get("ended") or not reply.get("wanted", True):
         return None
-    stdin = StdinReader()
+    stdin = task_session.StdinReader()
     stdin.at = int(reply.get("offset") or 0)
     return stdin
 
@@ -225,15 +216,15 @@ def exec(words: list[str]) -> int:  # noqa: A001 -- the name of the verb
     reader.switch("-T, --no-pty", help="give it none: stdout and stderr stay apart")
     flags, (ref, *argv) = _split(reader, words)
     command.say_if_quoted(argv, f"exec {printable(ref)}")
-    stdin = StdinReader() if takes_input() else None
+    stdin = task_session.StdinReader() if task_session.takes_input() else None
     with AgentConnection(flags.socket) as client:
         task = _running_task(client, ref)
-        is_raw = flags.pty or is_ours(task, client.call("info"))
+        is_raw = flags.pty or task_session.is_ours(task, client.call("info"))
         is_interactive = stdin is not None and stdin.is_terminal and stdin.is_foreground and os.isatty(1)
         has_terminal = flags.pty or (is_interactive and is_raw and not flags.no_pty and not flags.json)
         asked: dict[str, object] = {"at": task["node"], "task": ref, "argv": [os.fsencode(word) for word in argv]}
         if has_terminal:
-            rows, columns = window()
+            rows, columns = task_session.window()
             asked |= {"terminal": {"rows": rows, "columns": columns}, "environment": _environment()}
         asked["takes_input"] = stdin is not None or has_terminal
         writer = OutputWriter(raw=is_raw, is_json=flags.json)
@@ -254,7 +245,7 @@ def exec(words: list[str]) -> int:  # noqa: A001 -- the name of the verb
     return code
 
 
-class ExecSession(TaskSession):
+class ExecSession(task_session.TaskSession):
     """A session of one command inside a task. The command ends with us: one cannot detach from it or reconnect to it.
 
     ``asked``: the fields of the request that starts it."""
@@ -267,7 +258,7 @@ class ExecSession(TaskSession):
         write: Callable[[dict[str, Any]], None],
         asked: dict[str, object],
         *,
-        stdin: StdinReader | None,
+        stdin: task_session.StdinReader | None,
         has_terminal: bool,
     ) -> None:
         super().__init__(client, write, stdin=stdin, has_terminal=has_terminal)
@@ -312,7 +303,7 @@ class ExecSession(TaskSession):
 
 def _environment() -> bytes:
     """The variables that describe our terminal to the command."""
-    pairs = (word.partition("=") for word in with_colours(with_term([]), has_terminal=True))
+    pairs = (word.partition("=") for word in task_session.with_colours(task_session.with_term([]), has_terminal=True))
     return packed_variables({os.fsencode(name): os.fsencode(value) for name, _, value in pairs})
 
 

@@ -26,7 +26,6 @@ TAKES = {
     "upgrade": ("--from", "--wheels", "--prefix", "--root", "--no-start"),
     "uninstall": ("--prefix", "--root", "--purge"),
 }
-"""The flags of each script."""
 SYSTEMD = Path("/run/systemd/system")
 """Directory that exists if systemd runs the machine."""
 HINT = "peerload service install|upgrade|uninstall        usage:  peerload service --help"

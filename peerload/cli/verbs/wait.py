@@ -6,16 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common import selection
-from peerload.cli.common.messages import (
-    CANNOT,
-    TIMED_OUT,
-    exit_code_of,
-    say_conflicts,
-    say_missing,
-    say_unknown,
-    say_unsaved,
-)
+from peerload.cli.common import messages, selection
 from peerload.cli.common.options import Options
 from peerload.cli.common.output import Bar, followed
 from peerload.client.connection import AgentConnection
@@ -31,7 +22,6 @@ if TYPE_CHECKING:
 NAMES_TASKS = frozenset(("name", "group", "tags"))
 """Flags that select ended tasks, too: the exit code must not depend on whether one failed before the wait began."""
 FAILED_NAMED_MAX = 100
-"""Bound of failed tasks that the summary names."""
 UNKNOWN_SAID_MAX = 3
 """Bound of messages about unknown outcomes."""
 
@@ -56,7 +46,7 @@ def main(words: list[str]) -> int:
             takes_ended = not chosen.states and bool(chosen.narrowing.keys() & NAMES_TASKS)
             refs = chosen.references(client, () if takes_ended else selection.UNFINISHED) or []
             if takes_ended and not refs:
-                return CANNOT
+                return messages.CANNOT
         progress = WaitProgress(client, refs, flags)
         until_s = float("inf") if flags.timeout is None else time.monotonic() + flags.timeout
         for part in selection.batches(selection.pinned(client, refs)):
@@ -70,7 +60,7 @@ def main(words: list[str]) -> int:
     progress.finish()
     if timed_out:
         say(f"not ended within {flags.timeout:g} s", "they go on; see:  peerload ls")
-        return TIMED_OUT
+        return messages.TIMED_OUT
     return progress.code
 
 
@@ -117,7 +107,7 @@ class WaitProgress:
             self._handled.add(what)
         if "files" in task:
             self._clear()
-            unsaved = say_unsaved(task["files"])
+            unsaved = messages.say_unsaved(task["files"])
             self.code = self.code or unsaved
             return
         is_single = self._lines or self._is_single(_short(name))
@@ -126,9 +116,9 @@ class WaitProgress:
             self._unknown.add(name)
             if is_new and (is_single or len(self._unknown) <= UNKNOWN_SAID_MAX):
                 self._clear()
-                say_unknown(task)
+                messages.say_unknown(task)
             return
-        failed = exit_code_of(task) or say_missing(task)
+        failed = messages.exit_code_of(task) or messages.say_missing(task)
         self.code = self.code or failed
         self._unknown.discard(name)
         state = str(task.get("state", ""))
@@ -139,7 +129,7 @@ class WaitProgress:
             self._clear()
             sys.stdout.write(_line(task))
             sys.stdout.flush()
-            say_conflicts(task)
+            messages.say_conflicts(task)
             self._states[state] -= 1
             self._total = None if self._total is None else self._total - 1
         else:

@@ -126,7 +126,6 @@ class ClientRequests:
         return {name: stopped[name] for name in later}
 
     def signal(self, event: events.SignalRequested) -> None:
-        """Pass a signal on to a running task."""
         task = None if self._home.is_being_made(event.task) else self._home.by_id.get(event.task)
         error: BadRequest | None = None
         if task is None:
@@ -377,7 +376,6 @@ class ClientBinding:
                 self._state.set_timer_in(self._state.config.attended_s, timers.ClientTimeout(task.uid.hex()))
 
     def timed_out(self, task: HomeTask) -> None:
-        """End a task whose client has not come back in time."""
         if self._is_awaited(task):
             del self._expected[task.uid]
             self._end(task, NOT_BACK)

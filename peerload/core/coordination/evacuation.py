@@ -115,7 +115,6 @@ class NodeDrain:
     _awaiting: dict[int, None] = field(default_factory=dict, init=False)
 
     def restore(self, reason: str) -> None:
-        """Restore the drain that was on before the agent's start."""
         self._set(is_on=True, reason=reason)
 
     def begin(self, reason: str) -> tuple[int, int]:

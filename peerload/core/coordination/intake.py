@@ -395,7 +395,6 @@ class TaskDispatch:
     _eligibility: Eligibility
 
     def adopt(self, task: HomeTask, *, directory_here: bool) -> None:
-        """Add a task of this home, new or from the store."""
         self._home.adopt(task)
         if task.terms.is_conditional:
             self._eligibility.adopt(task)
@@ -661,7 +660,6 @@ class Intake:
 
 
 def submission_order(work: HomeTask | UntouchedMembers) -> tuple[int, int]:
-    """Sort key: order of submission."""
     member = work.members[0] if isinstance(work, UntouchedMembers) else member_of(work.task)
     return submission_of(work.task), member
 

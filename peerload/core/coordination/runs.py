@@ -429,7 +429,6 @@ class RunningTasks:
         self._state.note("launcher", "lost", reason=reason)
 
     def launcher_silent(self, *, is_silent: bool) -> None:
-        """Start nothing while the launcher does not answer."""
         self._launcher_away = is_silent
         self._state.note("launcher", "silent" if is_silent else "answers", reason=SILENT if is_silent else "")
 
@@ -526,14 +525,12 @@ class Frozen:
             self.froze(key)
 
     def froze(self, key: str) -> None:
-        """Record that the launcher has frozen this attempt."""
         if key in self._executor.remote_tasks:
             self.is_needed = True
             self._since_s[key] = self._state.now.boot_s
             self._state.set_timer_in(self._state.config.frozen_kept_s, timers.FrozenTimeout(key))
 
     def thawed(self, key: str) -> None:
-        """Record that an attempt runs again."""
         if self._since_s.pop(key, None) is not None:
             self._state.clear_timer(timers.FrozenTimeout(key))
 
@@ -674,7 +671,6 @@ class ResourceShortage:
 
     @property
     def may_start(self) -> bool:
-        """True if an attempt may be started now."""
         return not self._is_open and not self._trial
 
     @property

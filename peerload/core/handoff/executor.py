@@ -25,37 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.core.resources.admission import why_never
 from peerload.core.work import RemotePhase, RemoteTask
-from peerload.model import metrics, rules, timers
-from peerload.model.actions import (
-    Answer,
-    DropExecution,
-    DropFloors,
-    ForgetTask,
-    PutExecution,
-    PutFloor,
-    SendResult,
-    SetLease,
-    SignalTask,
-    SpawnTask,
-    StageFiles,
-)
-from peerload.model.messages import (
-    RENEWALS_MAX,
-    WHY_LENGTH_MAX,
-    Accept,
-    Commit,
-    Decline,
-    Died,
-    NotStarted,
-    Offer,
-    Query,
-    Renew,
-    Renewal,
-    ResultAck,
-    Return,
-    Revoke,
-    Signal,
-)
+from peerload.model import actions, messages, metrics, rules, timers
 from peerload.model.task import (
     ExecutionRecord,
     ExecutionState,
@@ -74,7 +44,6 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.model.events import RemoteCancelRequested
-    from peerload.model.messages import LeaseExtension, Park, RenewOk
     from peerload.model.task import Exit
 
 
@@ -103,7 +72,7 @@ class ExecutorHandoff:
     # -- offer and commit ----------------------------------------------------------------------------------------------
 
     def offer_received(
-        self, src: str, offer: Offer, *, directory_here: bool, refused: str = "", stalled: str = ""
+        self, src: str, offer: messages.Offer, *, directory_here: bool, refused: str = "", stalled: str = ""
     ) -> None:
         """Reserve room, or decline with the reason."""
         objection = self._objection(src, offer.task, offer.uid)
@@ -136,7 +105,9 @@ class ExecutorHandoff:
                 remote.is_staging = True
                 others = tuple(node for node in offer.sources if node not in (self._state.node, src))
                 self._state.actions.append(
-                    StageFiles(remote.key, remote.task, remote.uid, remote.attempt, remote.home, remote.spec, others)
+                    actions.StageFiles(
+                        remote.key, remote.task, remote.uid, remote.attempt, remote.home, remote.spec, others
+                    )
                 )
         remote.nonce = self._state.rng.getrandbits(62)  # a new one each time: an older ACCEPT cannot be committed
         remote.ts = self._state.now.boot_s
@@ -148,10 +119,10 @@ class ExecutorHandoff:
         remote.repeat_s = self._state.config.repeat_s
         self._accept(remote)
 
-    def _decline(self, home: str, offered: Offer | RemoteTask, code: str, reason: str) -> None:
+    def _decline(self, home: str, offered: messages.Offer | RemoteTask, code: str, reason: str) -> None:
         self._state.count(metrics.labelled(metrics.OFFERS_DECLINED_HERE, code=code))
         report = self._mediator.own_report()
-        self._state.send(home, Decline(offered.task, offered.uid, offered.attempt, code, reason, report))
+        self._state.send(home, messages.Decline(offered.task, offered.uid, offered.attempt, code, reason, report))
 
     def _objection(self, src: str, task: str, uid: bytes) -> str:
         """The reason why src may not send messages about this task; "" if it may. Launcher, spool and queue know an attempt by its task's uid, so
@@ -186,7 +157,7 @@ class ExecutorHandoff:
         While its files are on their way nothing is sent: then the lease begins with the ACCEPT."""
         if remote.is_staging:
             return
-        accept = Accept(
+        accept = messages.Accept(
             remote.task,
             remote.uid,
             remote.attempt,
@@ -194,7 +165,6 @@ class ExecutorHandoff:
             remote.ts,
             self._state.identity.machine_boot,
             self._state.store,
-            remote.spec.needs_feeding,
             remote.spec.is_staged,
         )
         self._state.send(remote.home, accept)
@@ -203,7 +173,7 @@ class ExecutorHandoff:
         remote.repeat_s *= 2
 
     def _refusal(  # noqa: C901 -- one line a reason
-        self, src: str, offer: Offer, *, directory_here: bool, refused: str, stalled: str
+        self, src: str, offer: messages.Offer, *, directory_here: bool, refused: str, stalled: str
     ) -> tuple[str, str] | None:
         profile = self._state.profile
         known = self.by_uid.get(offer.uid)
@@ -229,7 +199,10 @@ class ExecutorHandoff:
         if stalled:
             return "stalled", stalled
         if not directory_here:
-            return "directory", f"no directory {offer.spec.directory.decode(errors='replace')[:WHY_LENGTH_MAX]} there"
+            return (
+                "directory",
+                f"no directory {offer.spec.directory.decode(errors='replace')[: messages.WHY_LENGTH_MAX]} there",
+            )
         if known is None and (too_many := self._too_many(src)):
             return "busy", too_many
         if (
@@ -250,7 +223,7 @@ class ExecutorHandoff:
             return f"{len(self.remote_tasks)} tasks of other homes are here already"
         return ""
 
-    def _is_promised(self, offer: Offer) -> bool:
+    def _is_promised(self, offer: messages.Offer) -> bool:
         """True if this node has asked for it, and keeps room. What devices a promised task would take was not known when
         it was promised: that is looked at now."""
         is_expected = offer.uid in self._ledger.inbound
@@ -259,7 +232,7 @@ class ExecutorHandoff:
             return False
         return is_expected
 
-    def commit_received(self, src: str, commit: Commit) -> None:
+    def commit_received(self, src: str, commit: messages.Commit) -> None:
         """Queue an attempt, if the COMMIT answers its live reservation; else refuse it for good."""
         if self._is_unauthorized(src, commit.task, commit.uid):
             return
@@ -295,19 +268,19 @@ class ExecutorHandoff:
             self._state.note("attempt", "refused", task=task, attempt=attempt, node=src, reason=reason)
         store = self._state.store
         if self.fences.was_refused(uid, attempt):
-            self._state.send(src, NotStarted(task, uid, attempt, reason, store))
+            self._state.send(src, messages.NotStarted(task, uid, attempt, reason, store))
         else:
-            self._state.send(src, Died(task, uid, attempt, "nothing is left of it there", store))
+            self._state.send(src, messages.Died(task, uid, attempt, "nothing is left of it there", store))
 
     def files_staged(self, key: str, code: str, why: str) -> None:
         """Accept an offer whose files are here by now, or decline it with this code."""
         remote = self.remote_tasks.get(key)
         if remote is None or not remote.is_staging:
-            self._state.actions.append(ForgetTask(key, output=False))  # the offer is not wanted any more
+            self._state.actions.append(actions.ForgetTask(key, output=False))  # the offer is not wanted any more
             return
         remote.is_staging = False
         if code:
-            self._decline(remote.home, remote, code, why[:WHY_LENGTH_MAX])
+            self._decline(remote.home, remote, code, why[: messages.WHY_LENGTH_MAX])
             self._drop(remote)
             return
         remote.ts = self._state.now.boot_s
@@ -335,14 +308,14 @@ class ExecutorHandoff:
         remote.enter(RemotePhase.HERE)
         is_once = remote.spec.guarantee is Guarantee.ONCE
         self._state.persist(
-            PutExecution(remote.record(ExecutionState.START)),
+            actions.PutExecution(remote.record(ExecutionState.START)),
             self.fences.row(
                 remote.uid, remote.attempt, FenceKind.STARTED_ONCE if is_once else FenceKind.STARTED, remote.home
             ),
         )
         self._state.note_remote(remote, "started", "room here")
         self._state.actions.append(
-            SpawnTask(
+            actions.SpawnTask(
                 remote.key,
                 remote.task,
                 remote.attempt,
@@ -367,8 +340,7 @@ class ExecutorHandoff:
         if not is_over or remote.devices:
             self._report(remote)
 
-    def ack_received(self, src: str, ack: ResultAck) -> None:
-        """Handle RESULT_ACK: the result is recorded at home."""
+    def ack_received(self, src: str, ack: messages.ResultAck) -> None:
         remote = self._guest_of(src, ack.uid)
         if ack.uid not in self.by_uid and not self._is_unauthorized(src, ack.task, ack.uid):
             self.fences.noted(ack.uid, ack.attempt)  # that it died
@@ -390,7 +362,7 @@ class ExecutorHandoff:
             self.give_back(remote, "its lease ran out while it waited")
         self.leases.renew()
 
-    def renewed(self, src: str, message: RenewOk) -> None:
+    def renewed(self, src: str, message: messages.RenewOk) -> None:
         """Take more time for attempts of a home. A home that had parked one learns at once that it has a deadline again,
         since it waits for that."""
         for extension in message.extensions:
@@ -402,8 +374,7 @@ class ExecutorHandoff:
             if self.leases.extend(remote, extension):
                 self._report(remote)
 
-    def park_received(self, src: str, message: Park) -> None:
-        """Park attempts of a home that goes away."""
+    def park_received(self, src: str, message: messages.Park) -> None:
         for parking in message.parkings:
             remote = self._guest_of(src, parking.uid)
             if remote is not None and remote.attempt == parking.attempt:
@@ -411,7 +382,7 @@ class ExecutorHandoff:
 
     # -- what home asks ------------------------------------------------------------------------------------------------
 
-    def query_received(self, src: str, query: Query) -> None:
+    def query_received(self, src: str, query: messages.Query) -> None:
         """Always answered: with what is here, or with a promise that it never will be. Who asks about a reservation has
         granted it, and its COMMIT was lost. To its home alone: a promise raises the floor for good."""
         if self._is_unauthorized(src, query.task, query.uid):
@@ -425,7 +396,7 @@ class ExecutorHandoff:
             return
         self._refuse(src, query.task, query.uid, query.attempt, "it was never started there")
 
-    def revoke_received(self, src: str, revoke: Revoke) -> None:
+    def revoke_received(self, src: str, revoke: messages.Revoke) -> None:
         """End this attempt. One that has not started is refused for good; a running one gets the signal, then SIGKILL."""
         remote = self._guest_of(src, revoke.uid)
         if remote is None or remote.attempt != revoke.attempt:
@@ -441,7 +412,6 @@ class ExecutorHandoff:
         self._home_gone(home, REVOKED, until)
 
     def is_home(self, node: str) -> bool:
-        """True if any attempt here is of this node's tasks."""
         return any(remote.home == node for remote in self.remote_tasks.values())
 
     def home_forgotten(self, home: str) -> int:
@@ -458,7 +428,7 @@ class ExecutorHandoff:
             self._let_go(remote, reason)
             if remote.phase is RemotePhase.HERE and remote.running_at <= until:
                 remote.unwanted_because = reason
-                self._state.persist(DropExecution(remote.uid, remote.attempt))
+                self._state.persist(actions.DropExecution(remote.uid, remote.attempt))
                 self._state.note_remote(remote, "revoked", reason)
                 self._end(remote, SIGKILL)
                 ended += 1
@@ -481,20 +451,19 @@ class ExecutorHandoff:
                 remote.killed_because = event.reason
                 self._state.note_remote(remote, "cancelled", event.reason)
                 self._end(remote, SIGKILL if event.force else event.signal)
-        self._state.actions.append(Answer(event.request, {"cancelled": cancelled, "already_ended": ended}))
+        self._state.actions.append(actions.Answer(event.request, {"cancelled": cancelled, "already_ended": ended}))
 
     def _end(self, remote: RemoteTask, signal: int) -> None:
         """Send a signal to the processes of an attempt, and later SIGKILL."""
-        self._state.actions.append(SignalTask(remote.key, signal))
+        self._state.actions.append(actions.SignalTask(remote.key, signal))
         self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(remote.key))
 
-    def signal_received(self, src: str, message: Signal) -> None:
-        """Pass a signal on to a running attempt."""
+    def signal_received(self, src: str, message: messages.Signal) -> None:
         remote = self._guest_of(src, message.uid)
         if remote is None or remote.attempt != message.attempt:
             return
         if remote.phase is RemotePhase.HERE:
-            self._state.actions.append(SignalTask(remote.key, message.signal))
+            self._state.actions.append(actions.SignalTask(remote.key, message.signal))
 
     def prioritize(self, remote: RemoteTask, priority: int) -> None:
         """Change the priority of an attempt that has not started: it moves in the queue."""
@@ -511,7 +480,7 @@ class ExecutorHandoff:
         self.fences.raise_to(remote.uid, remote.attempt, FenceKind.REFUSED, remote.home)
         self._state.note_remote(remote, "returned", reason)
         store = self._state.store
-        self._state.send(remote.home, Return(remote.task, remote.uid, remote.attempt, to, reason, store))
+        self._state.send(remote.home, messages.Return(remote.task, remote.uid, remote.attempt, to, reason, store))
 
     def give_all_back(self, reason: str) -> int:
         """Return all waiting attempts to their homes and drop all reservations → how many went home."""
@@ -577,7 +546,7 @@ class ExecutorHandoff:
     def _remove(self, remote: RemoteTask) -> None:
         """Remove an attempt that was not started, and its staged files."""
         if remote.spec.is_staged:
-            self._state.actions.append(ForgetTask(remote.key, output=False))
+            self._state.actions.append(actions.ForgetTask(remote.key, output=False))
         self._table.remove(remote)
 
 
@@ -594,14 +563,12 @@ class RemoteTaskTable:
         self.reserved: dict[str, set[str]] = {}
 
     def add(self, remote: RemoteTask) -> None:
-        """Add an attempt, a reservation or one that was committed."""
         self.remote_tasks[remote.key] = remote
         self.by_uid[remote.uid] = remote
         if remote.phase is RemotePhase.RESERVED:
             self.reserved.setdefault(remote.home, set()).add(remote.key)
 
     def committed(self, remote: RemoteTask) -> None:
-        """Record that an attempt is no longer a reservation."""
         reserved = self.reserved.get(remote.home)
         if reserved is not None:
             reserved.discard(remote.key)
@@ -642,33 +609,33 @@ class ExecutorLeases:
     def renew(self) -> None:
         """Send one RENEW to each home for all its attempts here, every quarter of the shortest lease."""
         self._renew_at_s = math.inf
-        batches: dict[str, list[Renewal]] = {}
+        batches: dict[str, list[messages.Renewal]] = {}
         shortest_s = math.inf
         for remote in self._remote_tasks.values():
             if remote.phase in (RemotePhase.WAITING, RemotePhase.HERE):
                 shortest_s = min(shortest_s, remote.lease_s)
                 batches.setdefault(remote.home, []).append(self._renewal(remote))
         for home, batch in batches.items():
-            for first in range(0, len(batch), RENEWALS_MAX):
-                self._state.send(home, Renew(tuple(batch[first : first + RENEWALS_MAX])))
+            for first in range(0, len(batch), messages.RENEWALS_MAX):
+                self._state.send(home, messages.Renew(tuple(batch[first : first + messages.RENEWALS_MAX])))
         if shortest_s < math.inf:
             self._renew_within(shortest_s / RENEWALS_PER_LEASE)
 
     def renew_one(self, remote: RemoteTask) -> None:
         """Send one renewal out of turn: its home has asked, or should know."""
         devices = remote.devices if remote.phase is RemotePhase.HERE else ()
-        self._state.send(remote.home, Renew((self._renewal(remote, devices),)))
+        self._state.send(remote.home, messages.Renew((self._renewal(remote, devices),)))
 
-    def _renewal(self, remote: RemoteTask, devices: tuple[str, ...] = ()) -> Renewal:
+    def _renewal(self, remote: RemoteTask, devices: tuple[str, ...] = ()) -> messages.Renewal:
         now_s = self._state.now.boot_s
         ran_s = max(now_s - remote.started_s, 0.0) if remote.spec.lease_auto and remote.running_at else 0.0
         deadline_ts = 0.0 if remote.is_parked else remote.ts
-        waits = remote.output_waits_because[:WHY_LENGTH_MAX]
-        return Renewal(
+        waits = remote.output_waits_because[: messages.WHY_LENGTH_MAX]
+        return messages.Renewal(
             remote.task, remote.uid, remote.attempt, now_s, remote.running_at, deadline_ts, ran_s, devices, waits
         )
 
-    def extend(self, remote: RemoteTask, extension: LeaseExtension) -> bool:
+    def extend(self, remote: RemoteTask, extension: messages.LeaseExtension) -> bool:
         """Give an attempt more time, counted from when this node asked for it. True if its home had parked it."""
         if extension.ts <= remote.ts:
             return False
@@ -680,7 +647,7 @@ class ExecutorLeases:
             self._renew_within(extension.lease_s / RENEWALS_PER_LEASE)
         remote.lease_s = extension.lease_s
         if remote.phase is RemotePhase.HERE:
-            self._state.actions.append(SetLease(remote.key, remote.deadline_s, remote.ts))
+            self._state.actions.append(actions.SetLease(remote.key, remote.deadline_s, remote.ts))
         return was_parked
 
     def park(self, remote: RemoteTask, ts: float) -> None:
@@ -693,7 +660,7 @@ class ExecutorLeases:
         remote.deadline_s = math.inf
         remote.is_parked = True
         if remote.phase is RemotePhase.HERE:
-            self._state.actions.append(SetLease(remote.key, 0.0, remote.ts))
+            self._state.actions.append(actions.SetLease(remote.key, 0.0, remote.ts))
 
 
 class ExecutorResults:
@@ -711,7 +678,7 @@ class ExecutorResults:
             return
         if remote.unwanted_because:  # that it was killed is nobody's result
             self.died(remote, f"it was ended there: {remote.unwanted_because}")
-            self._state.actions.append(ForgetTask(remote.key, output=True))
+            self._state.actions.append(actions.ForgetTask(remote.key, output=True))
             return
         remote.enter(RemotePhase.ENDED)
         remote.exit = exit_
@@ -719,14 +686,16 @@ class ExecutorResults:
         remote.repeat_s = self._state.config.repeat_s
         if remote.spec.time_limit_s:
             self._state.clear_timer(timers.TimeLimit(remote.key))
-        self._state.persist(PutExecution(remote.record(ExecutionState.RESULT)))
+        self._state.persist(actions.PutExecution(remote.record(ExecutionState.RESULT)))
         self._state.note_remote(remote, "ended", how_it_ended(exit_))
         self.send(remote)
 
     def send(self, remote: RemoteTask) -> None:
         """Send a result, and again after a while."""
         if remote.exit is not None:
-            self._state.actions.append(SendResult(remote.home, remote.task, remote.uid, remote.attempt, remote.exit))
+            self._state.actions.append(
+                actions.SendResult(remote.home, remote.task, remote.uid, remote.attempt, remote.exit)
+            )
             self._state.set_timer_in(remote.repeat_s, timers.ResultTimeout(remote.key))
 
     def repeat(self, key: str) -> None:
@@ -747,28 +716,28 @@ class ExecutorResults:
 
     def _forget(self, remote: RemoteTask, state: str, reason: str) -> None:
         self._state.clear_timer(timers.ResultTimeout(remote.key))
-        self._state.persist(DropExecution(remote.uid, remote.attempt))
+        self._state.persist(actions.DropExecution(remote.uid, remote.attempt))
         self._state.note_remote(remote, state, reason)
-        self._state.actions.append(ForgetTask(remote.key, output=True))
+        self._state.actions.append(actions.ForgetTask(remote.key, output=True))
         self._table.remove(remote)
 
     def died(self, remote: RemoteTask, reason: str) -> None:
         """Report an attempt that was started, left no result, and whose processes are gone."""
         self._ledger.end(remote.key)
-        self._state.persist(DropExecution(remote.uid, remote.attempt))
+        self._state.persist(actions.DropExecution(remote.uid, remote.attempt))
         self._state.note_remote(remote, "lost", reason)
         store = self._state.store
-        self._state.send(remote.home, Died(remote.task, remote.uid, remote.attempt, reason, store))
+        self._state.send(remote.home, messages.Died(remote.task, remote.uid, remote.attempt, reason, store))
         self._table.remove(remote)
 
     def never_started(self, remote: RemoteTask, reason: str) -> None:
         """Refuse an attempt whose START is durable: the launcher has confirmed that it never had a process, and will have none (D6)."""
         self._ledger.end(remote.key)
         refused = self._fences.row(remote.uid, remote.attempt, FenceKind.REFUSED, remote.home)
-        self._state.persist(DropExecution(remote.uid, remote.attempt), refused)
+        self._state.persist(actions.DropExecution(remote.uid, remote.attempt), refused)
         self._state.note_remote(remote, "refused", reason)
         store = self._state.store
-        self._state.send(remote.home, NotStarted(remote.task, remote.uid, remote.attempt, reason, store))
+        self._state.send(remote.home, messages.NotStarted(remote.task, remote.uid, remote.attempt, reason, store))
         self._table.remove(remote)
 
 
@@ -821,13 +790,13 @@ class AttemptFences:
         fence = self._fences.get(uid)
         return fence is not None and fence.attempt == attempt and fence.kind is FenceKind.REFUSED
 
-    def row(self, uid: bytes, attempt: int, kind: FenceKind, home: str) -> PutFloor:
+    def row(self, uid: bytes, attempt: int, kind: FenceKind, home: str) -> actions.PutFloor:
         """Raise a fence, or change its reason → the row to persist. Above the bound, the oldest fences are dropped."""
         now = self._state.now
         self._fences.pop(uid, None)  # so that it comes last
         self._bound()
         self._fences[uid] = AttemptFence(attempt, kind, now.boot_s, home)
-        return PutFloor(uid, attempt, now.wall_s, kind, home)
+        return actions.PutFloor(uid, attempt, now.wall_s, kind, home)
 
     def raise_to(self, uid: bytes, attempt: int, kind: FenceKind, home: str) -> None:
         """Raise the fence durably; it never sinks."""
@@ -872,4 +841,4 @@ class AttemptFences:
             else:
                 gone.append(uid)
         if gone:
-            self._state.persist(DropFloors(tuple(gone)))
+            self._state.persist(actions.DropFloors(tuple(gone)))

@@ -23,32 +23,9 @@ import msgspec
 from peerload.core.resources.admission import asked_of, claims_room, why_never
 from peerload.core.tasks.retries import LostAttempts, Retries
 from peerload.core.work import Collection, GrantedLease, HomePhase, Offering, story
-from peerload.model import metrics, rules, timers
-from peerload.model.actions import FetchOutput, KeepOutput
+from peerload.model import actions, messages, metrics, rules, timers
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import InvariantBroken
-from peerload.model.messages import (
-    RENEWALS_MAX,
-    SOURCES_MAX,
-    Accept,
-    Commit,
-    Decline,
-    Died,
-    LeaseExtension,
-    Need,
-    NotStarted,
-    Offer,
-    Park,
-    Query,
-    Renew,
-    RenewOk,
-    Result,
-    ResultAck,
-    Return,
-    Revoke,
-    Staging,
-)
-from peerload.model.messages import Parking as Parked
 from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState, without_files, without_missing
 
 if TYPE_CHECKING:
@@ -60,7 +37,6 @@ if TYPE_CHECKING:
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import HomeTask
     from peerload.model.events import OutputArrived, OutputComing
-    from peerload.model.messages import Identity, Renewal
     from peerload.model.task import Exit, Staged, TaskSpec
 
 
@@ -109,7 +85,7 @@ class HomeHandoff:
         self._state.count(metrics.OFFERS_SENT)
         self._state.send(
             node,
-            Offer(
+            messages.Offer(
                 task.task,
                 task.uid,
                 self._home.next_attempt(task),
@@ -124,7 +100,7 @@ class HomeHandoff:
         )
         self._state.set_timer_in(self._state.config.offer_timeout_s, timers.OfferTimeout(task.uid.hex()))
 
-    def accept_received(self, src: str, message: Accept) -> None:
+    def accept_received(self, src: str, message: messages.Accept) -> None:
         """Grant the attempt durably, then send COMMIT: room is reserved there. An ACCEPT that is repeated has had no COMMIT yet."""
         task, offering = self._answered(src, message)
         if task is None or offering is None:
@@ -133,11 +109,8 @@ class HomeHandoff:
             else:
                 self._state.count(metrics.OFFERS_ACCEPTED_LATE)  # that reservation ends by itself
             return
-        if task.spec.needs_feeding and not message.input:  # the reservation there ends by itself
-            self._declined(task, offering, f"{src} is of an earlier version, and passes no standard input on")
-            return
-        if task.spec.is_staged and not message.files:  # as above
-            self._declined(task, offering, f"{src} is of an earlier version, and takes no files")
+        if task.spec.is_staged and not message.files:  # the reservation there ends by itself
+            self._declined(task, offering, f"{src} has reserved room without the files")
             return
         self._membership.circuit_breaker.accepted(src)
         self.holders.has(src, task)
@@ -145,8 +118,6 @@ class HomeHandoff:
         self._queue.remove(task)
         task.enter(HomePhase.AWAY)
         task.lease = GrantedLease(self._state.config.repeat_s, message.ts)
-        peer = None if message.machine_boot else self._membership.get(src)
-        known_boot = peer.identity.machine_boot if peer is not None else ""
         self._home.become(
             task,
             f"accepted by {src}",
@@ -154,7 +125,7 @@ class HomeHandoff:
             attempt=message.attempt,
             node=src,
             nonce=message.nonce,
-            machine_boot=message.machine_boot or known_boot,
+            machine_boot=message.machine_boot,
             store=message.store,
             lease_s=self.leases.first_s(task.spec),
             migrations=task.record.migrations + offering.is_voluntary,
@@ -167,7 +138,7 @@ class HomeHandoff:
         self._mediator.task_placed(task, src)
         self._commit(task, message.ts)
 
-    def staging_received(self, src: str, message: Staging) -> None:
+    def staging_received(self, src: str, message: messages.Staging) -> None:
         """A node brings the files of a task that it was offered to itself: the offer stands meanwhile. It is told to stop if
         nobody waits for that any more."""
         task, offering = self._answered(src, message)
@@ -178,15 +149,17 @@ class HomeHandoff:
         self._state.count(metrics.MESSAGES_FROM_NON_EXECUTOR)
         if task is None or message.attempt > task.record.attempt:
             reason = "its offer is not wanted any more"
-            self._state.send(src, Revoke(message.task, message.uid, message.attempt, SIGKILL, reason))
+            self._state.send(src, messages.Revoke(message.task, message.uid, message.attempt, SIGKILL, reason))
 
-    def _answered(self, src: str, message: Accept | Staging | Decline) -> tuple[HomeTask | None, Offering | None]:
+    def _answered(
+        self, src: str, message: messages.Accept | messages.Staging | messages.Decline
+    ) -> tuple[HomeTask | None, Offering | None]:
         """The task that a message is about, and the offer that is out for it, if the message answers that."""
         task = self._home.tasks.get(message.uid)
         is_answer = task is not None and (src, message.attempt) == (task.offered_to, self._home.next_attempt(task))
         return task, task.offering if task is not None and is_answer else None
 
-    def _waits_for_commit(self, task: HomeTask, src: str, message: Accept) -> bool:
+    def _waits_for_commit(self, task: HomeTask, src: str, message: messages.Accept) -> bool:
         record = task.record
         granted = (record.node, record.attempt, record.nonce)
         return task.phase is HomePhase.AWAY and (src, message.attempt, message.nonce) == granted
@@ -198,10 +171,10 @@ class HomeHandoff:
         lease = granted(task)
         lease.commits += 1
         record = task.record
-        self._state.send(record.node, Commit(task.task, task.uid, record.attempt, record.nonce, ts, lease_s))
+        self._state.send(record.node, messages.Commit(task.task, task.uid, record.attempt, record.nonce, ts, lease_s))
         self._state.set_timer_in(lease.repeat_s, timers.QueryDue(task.uid.hex()))
 
-    def decline_received(self, src: str, message: Decline) -> None:
+    def decline_received(self, src: str, message: messages.Decline) -> None:
         """Handle DECLINE: no room there after all, or never."""
         task, offering = self._answered(src, message)
         if task is None or offering is None:
@@ -230,7 +203,7 @@ class HomeHandoff:
         spec, here = task.spec, self._state.node
         if not task.cannot_here and not why_never(self._state.profile, spec.request, spec.placement, here):
             return True
-        nodes = self._membership.could_run(Need(spec.request, spec.placement), here)
+        nodes = self._membership.could_run(messages.Need(spec.request, spec.placement), here)
         return any(not self._membership.declined_code(node, spec) for node in nodes)
 
     def _declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
@@ -249,18 +222,18 @@ class HomeHandoff:
 
     # -- what its node says of it ---------------------------------------------------------------------------------------
 
-    def not_started_received(self, src: str, message: NotStarted | Return) -> str | None:
+    def not_started_received(self, src: str, message: messages.NotStarted | messages.Return) -> str | None:
         """A durable promise that the attempt never started: back to the queue, where the caller decides about it.
         → the node a RETURN suggests ("" for none), None if it was not about a current attempt."""
         task = self._home.tasks.get(message.uid)
         if task is None or not self._may_report(task, src, message):
             return None
         reason = message.reason or f"{src} has not started it"
-        rests_s = 0.0 if isinstance(message, Return) else self.lost_attempts.refused(task)
+        rests_s = 0.0 if isinstance(message, messages.Return) else self.lost_attempts.refused(task)
         self._home.requeue(task, reason, arrives=False, rests_s=rests_s, grants=self._other_grants(task))
-        return message.to if isinstance(message, Return) else ""
+        return message.to if isinstance(message, messages.Return) else ""
 
-    def died_received(self, src: str, message: Died) -> None:
+    def died_received(self, src: str, message: messages.Died) -> None:
         """Handle DIED: the attempt started, its processes are gone, and there is no result."""
         task = self._home.tasks.get(message.uid)
         if task is not None and self._may_report(task, src, message):
@@ -269,9 +242,13 @@ class HomeHandoff:
         elif task is not None and (task.record.attempt, task.record.node) == (message.attempt, src):
             return
         if task is None or task.spec.guarantee is Guarantee.ONCE:
-            self._state.send(src, ResultAck(message.task, message.uid, message.attempt))  # its word is kept until then
+            self._state.send(
+                src, messages.ResultAck(message.task, message.uid, message.attempt)
+            )  # its word is kept until then
 
-    def _may_report(self, task: HomeTask, src: str, message: NotStarted | Return | Died) -> bool:
+    def _may_report(
+        self, task: HomeTask, src: str, message: messages.NotStarted | messages.Return | messages.Died
+    ) -> bool:
         """True if src holds this attempt and can report on it. With a new database, src knows nothing of the promises
         of the old one (R6); the attempt then ends only with its lease or a reboot of the machine."""
         record = task.record
@@ -321,14 +298,14 @@ class HomeHandoff:
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    def _ended_there(self, task: HomeTask, src: str, message: Result) -> None:
+    def _ended_there(self, task: HomeTask, src: str, message: messages.Result) -> None:
         is_repeated = task.collection is not None and task.collection.attempt == message.attempt
         if not is_repeated:
             self._membership.task_ended(src, task.spec, message.exit)
         self._home.started_elsewhere(task, src, message.exit.started_at)
         task.output_waits_because = ""
 
-    def result_received(self, src: str, message: Result) -> None:
+    def result_received(self, src: str, message: messages.Result) -> None:
         """The first result of any attempt that was granted counts (R9), from the node that it was granted to; its output
         comes home before it is recorded.
 
@@ -338,12 +315,12 @@ class HomeHandoff:
         if task is None or task.phase is HomePhase.OVER or message.attempt > task.record.attempt:
             self._state.count(metrics.RESULTS_UNRECORDED)
             self._home.used(message.task, message.uid, message.attempt, src, message.exit.usage)
-            self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+            self._state.send(src, messages.ResultAck(message.task, message.uid, message.attempt))
             return
         if not self._was_granted(task, src, message.attempt):
             if self._home.may_be_lost(task, message.attempt):
                 self._state.count(metrics.RESULTS_UNRECORDED)
-                self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+                self._state.send(src, messages.ResultAck(message.task, message.uid, message.attempt))
                 return
             self._state.count(metrics.RESULTS_OF_UNGRANTED_ATTEMPTS)
             self._state.broken(
@@ -352,13 +329,13 @@ class HomeHandoff:
             return
         if message.exit.signal and not self._may_have(task, src, message.attempt):
             # It was given up, and revoked: that it was killed there is no result.
-            self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+            self._state.send(src, messages.ResultAck(message.task, message.uid, message.attempt))
             return
         if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
             self._ended_there(task, src, message)
         why = self._why_over(task, message)
         if why is None:
-            self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+            self._state.send(src, messages.ResultAck(message.task, message.uid, message.attempt))
             return
         if task.phase is HomePhase.COLLECTING or task.phase is HomePhase.HERE:
             return  # it will be repeated
@@ -373,11 +350,13 @@ class HomeHandoff:
             missing = max(short[0], 0), max(short[1], 0)
             exit_ = without_missing(exit_, missing, f"{src} has not sent its output")
             self._state.actions.append(
-                KeepOutput(task.key, task.task, task.uid, message.attempt, message.stdout, message.stderr, src, files)
+                actions.KeepOutput(
+                    task.key, task.task, task.uid, message.attempt, message.stdout, message.stderr, src, files
+                )
             )
         else:
             self._state.actions.append(
-                FetchOutput(
+                actions.FetchOutput(
                     task.key,
                     task.task,
                     task.uid,
@@ -392,7 +371,7 @@ class HomeHandoff:
         collection = Collection(message.attempt, src, exit_, why, failed_because)
         task.enter(HomePhase.COLLECTING, collection=collection)
 
-    def _why_over(self, task: HomeTask, message: Result) -> str | None:
+    def _why_over(self, task: HomeTask, message: messages.Result) -> str | None:
         """Reason why the task is not tried again; "" if there was no reason to. None: the result does not end
         the task, since the task is (or was by now) queued again: with more GPU memory, or as a retry after a
         failure. That is durable before the result is acknowledged. A result that is repeated after that, or
@@ -439,8 +418,8 @@ class HomeHandoff:
         self._home.finish(task, exit_, why=collection.why, node=collection.node)
         if task.record.attempt != attempt and other:
             reason = "another attempt has ended"
-            self._state.send(other, Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))
-        self._state.send(collection.node, ResultAck(task.task, uid, attempt))
+            self._state.send(other, messages.Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))
+        self._state.send(collection.node, messages.ResultAck(task.task, uid, attempt))
 
 
 DRIFT_MAX = 1 / 12
@@ -464,7 +443,7 @@ class HomeLeases:
     def first_s(self, spec: TaskSpec) -> float:
         return spec.lease_s or self._state.config.lease_s
 
-    def _renewal_s(self, task: HomeTask, renewal: Renewal) -> float:
+    def _renewal_s(self, task: HomeTask, renewal: messages.Renewal) -> float:
         """The lease that a renewal grants: no more than is durable with the attempt, since a restarted home has to assume that it
         was granted (R4). For a lease that grows that is doubled when it is reached."""
         longest_s = task.record.lease_s
@@ -522,7 +501,7 @@ class HomeLeases:
         lease = granted(task)
         lease.repeat_s = min(lease.repeat_s * 2, longest_s) or config.repeat_s
         if not self._parking.is_away:
-            self._state.send(task.record.node, Query(task.task, task.uid, task.record.attempt))
+            self._state.send(task.record.node, messages.Query(task.task, task.uid, task.record.attempt))
         self._state.set_timer_in(lease.repeat_s, timers.QueryDue(task.uid.hex()))
 
     def resumed(self, task: HomeTask) -> None:
@@ -545,11 +524,11 @@ class HomeLeases:
 
     # -- renewals ------------------------------------------------------------------------------------------------------
 
-    def renew_received(self, src: str, message: Renew) -> None:
+    def renew_received(self, src: str, message: messages.Renew) -> None:
         """Handle RENEW: renew leases in one answer, and revoke attempts that are no longer current."""
         if self._parking.is_away:
             return
-        extensions: list[LeaseExtension] = []
+        extensions: list[messages.LeaseExtension] = []
         for renewal in message.renewals:
             task = self._home.tasks.get(renewal.uid)
             if task is not None and self._is_current(task, src, renewal.attempt):
@@ -560,11 +539,11 @@ class HomeLeases:
             elif task is None or task.phase is not HomePhase.COLLECTING:
                 self._state.count(metrics.RENEWALS_FROM_NON_EXECUTOR)
                 reason = "no longer this attempt's turn"
-                self._state.send(src, Revoke(renewal.task, renewal.uid, renewal.attempt, SIGKILL, reason))
+                self._state.send(src, messages.Revoke(renewal.task, renewal.uid, renewal.attempt, SIGKILL, reason))
         if extensions:
-            self._state.send(src, RenewOk(tuple(extensions)))
+            self._state.send(src, messages.RenewOk(tuple(extensions)))
 
-    def _renewed(self, task: HomeTask, src: str, renewal: Renewal) -> LeaseExtension:
+    def _renewed(self, task: HomeTask, src: str, renewal: messages.Renewal) -> messages.LeaseExtension:
         lease = granted(task)
         lease.heard_ts = max(lease.heard_ts, renewal.ts)
         lease_s = self._renewal_s(task, renewal)
@@ -574,7 +553,7 @@ class HomeLeases:
         task.output_waits_because = renewal.output_waits_because
         self._home.started_elsewhere(task, src, renewal.started_at)
         priority = None if task.running_at else task.record.priority
-        return LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s, priority)
+        return messages.LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s, priority)
 
     def send_priority(self, task: HomeTask) -> bool:
         """Send the priority of a task to the node that has it and has not started it; with each renewal it is sent
@@ -582,8 +561,8 @@ class HomeLeases:
         if task.phase is not HomePhase.AWAY or task.running_at:
             return False
         record = task.record
-        extension = LeaseExtension(task.uid, record.attempt, 0.0, record.lease_s, record.priority)
-        self._state.send(record.node, RenewOk((extension,)))
+        extension = messages.LeaseExtension(task.uid, record.attempt, 0.0, record.lease_s, record.priority)
+        self._state.send(record.node, messages.RenewOk((extension,)))
         return True
 
     def _is_current(self, task: HomeTask, src: str, attempt: int) -> bool:
@@ -625,7 +604,7 @@ class HomeLeases:
         else:
             self._lost_attempts.expired(task)
 
-    def machine_changed(self, identity: Identity) -> None:
+    def machine_changed(self, identity: messages.Identity) -> None:
         """A node came back with another machine boot id: nothing that ran on it before can be alive (R6)."""
         for task in self._home.at(identity.node):
             boot = task.record.machine_boot
@@ -681,7 +660,7 @@ class TaskParking:
         """Park the tasks on other nodes that were heard of since this home's start. Leases at nodes that a user
         declared gone simply expire."""
         self.is_away = True
-        parked: dict[str, list[Parked]] = {}
+        parked: dict[str, list[messages.Parking]] = {}
         for node in list(self._home.elsewhere):
             if self._membership.get(node) is None:
                 continue
@@ -692,15 +671,15 @@ class TaskParking:
                 if has_lease and heard_ts > record.parked_ts:
                     self._home.become(task, f"parked: {why}", parked_ts=heard_ts)
                     self._state.clear_timer(timers.Lease(task.uid.hex()))
-                    parked.setdefault(node, []).append(Parked(task.task, task.uid, record.attempt, heard_ts))
+                    parked.setdefault(node, []).append(messages.Parking(task.task, task.uid, record.attempt, heard_ts))
         for node, parkings in parked.items():
-            for first in range(0, len(parkings), RENEWALS_MAX):
-                self._state.send(node, Park(tuple(parkings[first : first + RENEWALS_MAX])))
+            for first in range(0, len(parkings), messages.RENEWALS_MAX):
+                self._state.send(node, messages.Park(tuple(parkings[first : first + messages.RENEWALS_MAX])))
 
     def resume(self) -> None:
         self.is_away = False
 
-    def is_answered(self, task: HomeTask, src: str, renewal: Renewal) -> bool:
+    def is_answered(self, task: HomeTask, src: str, renewal: messages.Renewal) -> bool:
         """True if a renewal of the current attempt is answered; it may be what ends PARKED."""
         parked_ts = task.record.parked_ts
         if not parked_ts:
@@ -755,7 +734,7 @@ class FileHolders:
 
     def sources(self, task: HomeTask, node: str) -> tuple[str, ...]:
         """Nodes from which this node may fetch the files, besides their home."""
-        return tuple([other for other in self.nodes(task) if other != node][:SOURCES_MAX])
+        return tuple([other for other in self.nodes(task) if other != node][: messages.SOURCES_MAX])
 
     def saved_at(self, node: str, task: HomeTask) -> float:
         """The seconds that this node saves, since it has the files of this task; 0 if it does not, or they are not worth it."""

@@ -195,7 +195,6 @@ class ReportTable:
         self.changes += 1
 
     def drop(self, node: str) -> None:
-        """Remove the report of a peer, if there is one."""
         self.by_name.pop(node, None)
         self.accepting.discard(node)
         self.giving.discard(node)
@@ -365,7 +364,6 @@ class CircuitBreaker:
             self.unanswered(node)
 
     def unanswered(self, node: str) -> None:
-        """Record an offer without an answer."""
         count = self._refusals[node] = self._refusals.get(node, 0) + 1
         if count >= self._state.config.refusals_max:
             self._refusals[node] = count - 1  # when it is asked again, one more is enough
@@ -419,7 +417,6 @@ class OwnProfile:
         self._troubles: dict[str, str] = {}
 
     def change(self, **changes: object) -> None:
-        """Set fields of this node's profile."""
         profile = self._state.profile
         if isinstance(power := changes.get("power"), PowerCurve):
             changes["power"] = self._state.config.limited(power)
@@ -428,7 +425,6 @@ class OwnProfile:
         self._ledger.set_profile(profile)
 
     def set_devices(self, devices: tuple[Device, ...]) -> None:
-        """Set the devices that were found on this node."""
         self._ledger.devices.set_devices(devices)
         self.change(devices=self._ledger.devices.advertised(), gpus=sum(device.kind == GPU for device in devices))
 
@@ -694,7 +690,6 @@ class Membership:
             self._mediator.peer_came_back_older(identity.node)
 
     def heard_from(self, node: str) -> None:
-        """Record that a peer has sent something over its link."""
         peer = self._peers.get(node)
         if peer is not None:
             peer.heard_s = self._state.now.boot_s
@@ -732,7 +727,6 @@ class Membership:
         self.gossip.unreachable(node)
 
     def left(self, node: str) -> None:
-        """Record that a peer has left on purpose."""
         member = self.gossip.shared.members.get(node)
         if member is not None:
             rumour = msgspec.structs.replace(member.rumour, standing=MemberStatus.LEFT, by=())

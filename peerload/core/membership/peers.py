@@ -93,7 +93,6 @@ REPEAT_S = 1.0
 REPEAT_S_MAX = 60.0
 """A profile that was not told is asked for again after this, doubling up to the next."""
 PROFILE_NODES_MAX = 16
-"""Nodes asked at a time."""
 
 
 class _Wanted(msgspec.Struct, eq=False):

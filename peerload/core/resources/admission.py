@@ -393,7 +393,6 @@ class Ledger:
         self.cpus_requested = 0.0
         """Cores asked for by all of them, but for those that wait for devices."""
         self.foreign_slots = 0
-        """Slots that foreign programs occupy (`foreign_slots`)."""
         self.load_tasks = 0
         """n: running + waiting + inbound, in slots, and the foreign slots."""
         self.version = 0
@@ -427,7 +426,6 @@ class Ledger:
         return self._in_slots(self._count - 1, self.cpus_requested - self.cores_of(request)) + self.foreign_slots
 
     def set_profile(self, profile: Profile) -> None:
-        """Replace this node's profile."""
         self.profile = profile
         self.load_version += 1
 

@@ -190,7 +190,6 @@ class DeviceGrant:
         self.stable = 0
 
     def saw(self, used_bytes: int) -> None:
-        """Record a reading of memory."""
         self.stable = self.stable + 1 if used_bytes == self.now_bytes and used_bytes else 0
         self.now_bytes = used_bytes
         self.peak_bytes = max(self.peak_bytes, used_bytes)
@@ -435,7 +434,6 @@ class DeviceLedger:
         self._mps_faults: BoundedDict[tuple[bytes, ...], int] = BoundedDict(STRAYS_MAX)
         """Number of attempts under which MPS has failed, by command."""
         self.models: tuple[str, ...] = ()
-        """Models of the GPUs of this node."""
         self._told: tuple[tuple[int, int, tuple[str, ...]], tuple[DeviceLoad, ...]] = (-1, 0, ()), ()
         self.set_devices(
             profile.devices or tuple(Device(f"gpu:{number}", index=number) for number in range(profile.gpus))
@@ -474,7 +472,6 @@ class DeviceLedger:
         return [state for state in held if state.device.kind == GPU]
 
     def of_kind(self, kind: str) -> list[DeviceState]:
-        """The devices of one kind, in order."""
         return [state for state in self.states.values() if state.device.kind == kind]
 
     def read(self, readings: Iterable[DeviceReading], read_s: float) -> list[tuple[str, str]]:

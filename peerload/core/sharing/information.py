@@ -13,8 +13,7 @@ or once for all if they are steady.
 from __future__ import annotations
 
 from itertools import chain, islice
-from math import inf
-from statistics import fmean
+from math import fsum, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -227,7 +226,8 @@ class View:
     def load_mean(self) -> float:
         if self.for_request is None:
             return self._membership.load_mean(self.load, self.peers)
-        return fmean([self.load, *(report.load for _, report in self.reports())])
+        loads = [self.load, *(report.load for _, report in self.reports())]
+        return fsum(loads) / len(loads)  # `statistics.fmean`, whose module takes memory
 
     @property
     def load_unit(self) -> float:
@@ -885,7 +885,6 @@ class RemoteAdmission:
         return wait_s + expected_s / view.speed
 
     def accepts_offer(self, offer: Offer) -> bool:
-        """True if this node accepts the task of an offer."""
         home, need = task_home(offer.task), Need(offer.spec.request, offer.spec.placement)
         return self.would_accept(home, need, offer.load_tasks_max)
 

@@ -118,7 +118,6 @@ class Searches:
         return [node for node in step.nodes if node in peers and node not in asked][: max(room, 0)]
 
     def asked(self, search: Search, node: str) -> None:
-        """A question is on its way to this node."""
         search.pending[node] = search.asked_s = self._state.now.boot_s
         if self.hints.take_idle(node) if search.task is not None else self.hints.take_busy(node):
             search.remembered.add(node)
@@ -162,7 +161,6 @@ class Searches:
         return search
 
     def decide(self, search: Search, choice: str, reason: str) -> None:
-        """Record the outcome of a search, and the reason."""
         task = search.task
         kind = "location.receiver" if task is None else "location.sender"
         policy = self._state.policies.names[kind]
@@ -699,7 +697,6 @@ class Sender:
             self.place_next()
 
     def drop_search(self, task: HomeTask) -> None:
-        """Stop the search for a node for this task."""
         search = self._searches.of(task)
         if search is not None:
             self._end(search)

@@ -31,22 +31,9 @@ from peerload.core.sharing.information import (
 )
 from peerload.core.sharing.sender import STEPS_MAX, Searches, Sender
 from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask
-from peerload.model import metrics, timers
+from peerload.model import messages, metrics, timers
 from peerload.model.actions import Announce, Decided
 from peerload.model.bounded import BoundedDict
-from peerload.model.messages import (
-    PAIR_MOVES_MAX,
-    UNASKED,
-    Enough,
-    GiveReply,
-    GiveRequest,
-    Need,
-    PairReply,
-    PairRequest,
-    StateAnswer,
-    StateRequest,
-    Unpair,
-)
 from peerload.model.resources import LOAD_MAX
 from peerload.model.task import task_home
 from peerload.policy.api import Probe, valid_answer, valid_partner, valid_step
@@ -64,7 +51,6 @@ if TYPE_CHECKING:
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work
     from peerload.model.events import Instant
-    from peerload.model.messages import Footprint
     from peerload.model.resources import LoadReport, Profile, ResourceRequest
 
 
@@ -217,7 +203,7 @@ class TaskDonor:
             uid not in executor.by_uid and uid not in executor.fences if task is None else task.phase is HomePhase.AWAY
         )
         if is_away:
-            self._ledger.expect(uid, Need().request)
+            self._ledger.expect(uid, messages.Need().request)
             self._state.set_timer_in(self._state.config.inbound_s, timers.Inbound(uid.hex()))
 
     def taken_home(self, uid: bytes) -> None:
@@ -226,7 +212,6 @@ class TaskDonor:
             self._state.clear_timer(timers.Inbound(uid.hex()))
 
     def inbound_timed_out(self, uid: bytes) -> None:
-        """Stop counting a promised task that did not come."""
         remote = self._executor.by_uid.get(uid)
         if remote is None or remote.phase is not RemotePhase.RESERVED:
             self._ledger.expect_no_more(uid)
@@ -400,10 +385,10 @@ class Receiver:
         self._searches.asked(search, node)
         self._state.count(metrics.RECEIVER_PROBES)
         report, profile = self._information.report(), self._state.profile
-        self._state.send(node, GiveRequest(search.id, report, profile, ahead=self._information.asks_ahead()))
+        self._state.send(node, messages.GiveRequest(search.id, report, profile, ahead=self._information.asks_ahead()))
         self._searches.wait(search)
 
-    def give_replied(self, src: str, reply: GiveReply) -> None:
+    def give_replied(self, src: str, reply: messages.GiveReply) -> None:
         """Handle a GiveReply: PROMISED counts as load until the offer comes; after NONE, ask the next node."""
         self._membership.report_received(src, reply.report)
         search = self._searches.answered(reply.search, src)
@@ -458,18 +443,18 @@ class Receiver:
 
     # -- giving work ---------------------------------------------------------------------------------------------------
 
-    def give_requested(self, src: str, request: GiveRequest) -> None:
+    def give_requested(self, src: str, request: messages.GiveRequest) -> None:
         """A node has room: promise one task that it can run, and offer it (or have its home offer it)."""
         self._membership.report_received(src, request.report)
         work = self._choose(src, request)
         if work is None:
             self._searches.hints.refused_work(src)
-            self._state.send(src, GiveReply(request.search, self._information.report()))
+            self._state.send(src, messages.GiveReply(request.search, self._information.report()))
             return
-        self._state.send(src, GiveReply(request.search, self._information.report(), work.task, work.uid))
+        self._state.send(src, messages.GiveReply(request.search, self._information.report(), work.task, work.uid))
         self._donor.give(work, src, f"{src} has room")
 
-    def _choose(self, src: str, request: GiveRequest) -> Work | None:
+    def _choose(self, src: str, request: messages.GiveRequest) -> Work | None:
         if not self._membership.is_usable(src) or getattr(self._state.policies.sender, "places_all", False):
             return None
         stranded = self._donor.stranded_for(request.profile)
@@ -573,9 +558,9 @@ class PairProtocol:
         self._last += 1
         self._pair_with(node, self._last, self._state.config.probe_timeout_s)
         self._state.count(metrics.PAIR_REQUESTS)
-        self._state.send(node, PairRequest(self._last, self._information.report()))
+        self._state.send(node, messages.PairRequest(self._last, self._information.report()))
 
-    def reply_received(self, src: str, reply: PairReply) -> None:
+    def reply_received(self, src: str, reply: messages.PairReply) -> None:
         """Handle the partner's answer: it refuses, loads are even, it gives, or this node gives."""
         self._membership.report_received(src, reply.report)
         for uid in reply.promised:
@@ -589,26 +574,26 @@ class PairProtocol:
             self._ask_next()
         elif not reply.promised:
             chosen = self._choose(src, self._information.report(), reply.report)
-            self._state.send(src, Unpair(reply.pairing, tuple(work.uid for work in chosen)))
+            self._state.send(src, messages.Unpair(reply.pairing, tuple(work.uid for work in chosen)))
             self._give(chosen, src)
 
     # -- being asked ---------------------------------------------------------------------------------------------------
 
-    def request_received(self, src: str, request: PairRequest) -> None:
+    def request_received(self, src: str, request: messages.PairRequest) -> None:
         """Pair, unless this node is paired already."""
         self._membership.report_received(src, request.report)
         own = self._information.report()
         if self._partner or self._state.profile.drained or not self._membership.is_usable(src):
-            self._state.send(src, PairReply(request.pairing, accepts=False, report=own))
+            self._state.send(src, messages.PairReply(request.pairing, accepts=False, report=own))
             return
         chosen = self._choose(src, own, request.report)
         if not chosen and self._moves(request.report, own):
             self._pair_with(src, request.pairing, self._state.config.inbound_s)
         promised = tuple(work.uid for work in chosen)
-        self._state.send(src, PairReply(request.pairing, accepts=True, report=own, promised=promised))
+        self._state.send(src, messages.PairReply(request.pairing, accepts=True, report=own, promised=promised))
         self._give(chosen, src)
 
-    def unpair_received(self, src: str, message: Unpair) -> None:
+    def unpair_received(self, src: str, message: messages.Unpair) -> None:
         """Handle the richer partner's decision what it gives."""
         for uid in message.promised:
             self._donor.expect(uid)
@@ -638,7 +623,7 @@ class PairProtocol:
         """The tasks that go there, while the policy lets one more move."""
         peer = self._membership.get(to)
         chosen: dict[bytes, Work] = {}
-        while peer is not None and len(chosen) < PAIR_MOVES_MAX and self._moves(own, theirs):
+        while peer is not None and len(chosen) < messages.PAIR_MOVES_MAX and self._moves(own, theirs):
             work = self._donor.choose(peer.profile, theirs, chosen, load_tasks=own.load_tasks)
             if work is None:
                 break
@@ -693,7 +678,7 @@ class StateRequests:
         self._receiver = receiver
         self._asked = 0
         self._answers_left = 0
-        self._to_answer: dict[str, tuple[str, StateRequest]] = {}
+        self._to_answer: dict[str, tuple[str, messages.StateRequest]] = {}
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -702,22 +687,22 @@ class StateRequests:
         self._asked = self._searches.next_id()
         self._answers_left = self._state.config.answers_enough
         self._state.count(metrics.REQUESTS_BROADCAST)
-        self._state.actions.append(Announce(StateRequest(self._asked, report)))
+        self._state.actions.append(Announce(messages.StateRequest(self._asked, report)))
 
-    def answer_received(self, answer: StateAnswer) -> None:
+    def answer_received(self, answer: messages.StateAnswer) -> None:
         """A useful node has answered: there is enough once so many have, or this node needs no more."""
-        if answer.request == UNASKED or answer.request != self._asked or not self._answers_left:
+        if answer.request == messages.UNASKED or answer.request != self._asked or not self._answers_left:
             return
         self._answers_left -= 1
         # More nodes like this one help: busy ones while there is room here, idle ones while there is none.
         helps = self._receiver.wants_more() if answer.report.gives else not self._information.shown().accepts
         if not self._answers_left or not helps:
             self._answers_left = 0
-            self._state.actions.append(Announce(Enough(answer.request)))
+            self._state.actions.append(Announce(messages.Enough(answer.request)))
 
     # -- being asked ---------------------------------------------------------------------------------------------------
 
-    def request_received(self, src: str, request: StateRequest) -> None:
+    def request_received(self, src: str, request: messages.StateRequest) -> None:
         """Answer after a pause, if this node is useful to the asker."""
         self._membership.report_received(src, request.report)
         if not self._membership.is_usable(src) or not self._is_useful(src, request):
@@ -736,15 +721,14 @@ class StateRequests:
         if request is not None and self._is_useful(src, request):
             self._state.count(metrics.REQUESTS_ANSWERED)
             price_s = self._admission.price_s(request.expected_s)
-            self._state.send(src, StateAnswer(request.request, self._information.report(), price_s))
+            self._state.send(src, messages.StateAnswer(request.request, self._information.report(), price_s))
 
-    def enough_received(self, src: str, message: Enough) -> None:
-        """Handle Enough: the asker wants no more answers."""
+    def enough_received(self, src: str, message: messages.Enough) -> None:
         key = f"{src} {message.request}"
         if self._to_answer.pop(key, None) is not None:
             self._state.clear_timer(timers.AnswerDue(key))
 
-    def _is_useful(self, src: str, request: StateRequest) -> bool:
+    def _is_useful(self, src: str, request: messages.StateRequest) -> bool:
         if request.need is not None:
             return self._admission.would_accept(src, request.need)
         own = self._information.shown()
@@ -819,7 +803,6 @@ class Sharing:
         return self.information.shown()
 
     def arrived(self, remote: RemoteTask) -> None:
-        """Note that a task of another home is queued here."""
         self.receiver.arrived(remote)
 
     def completed(self) -> None:
@@ -859,7 +842,7 @@ class Sharing:
         else:
             self.sender.timed_out(search, search.task)
 
-    def footprint_received(self, src: str, footprint: Footprint) -> None:
+    def footprint_received(self, src: str, footprint: messages.Footprint) -> None:
         """Handle Footprint: a search of that node found nothing, here and elsewhere."""
         if footprint.has_room:
             self._hints.is_idle(src)
@@ -910,7 +893,7 @@ class Sharing:
             return self._has_receiver and self.receiver.answers(src, report)
         return src in self._hints.busy
 
-    def answer_received(self, src: str, answer: StateAnswer) -> None:
+    def answer_received(self, src: str, answer: messages.StateAnswer) -> None:
         """A useful node: for a search, or for whoever has room here. Its report was told to this node alone."""
         self._membership.report_received(src, answer.report)
         if self.sender.answer_received(src, answer):

@@ -168,7 +168,6 @@ class Dependencies:
         return rows
 
     def get(self, name: str) -> Awaited | None:
-        """The known state of a task that others wait for."""
         return self._awaited.get(name)
 
     # -- whether a task may go on --------------------------------------------------------------------------------------
@@ -327,7 +326,6 @@ class Dependencies:
 
 
 def names_of(terms: SubmitOptions) -> Iterator[str]:
-    """Names of the awaited tasks, each once."""
     return iter(dict.fromkeys((*terms.after, *terms.after_ok)))
 
 
@@ -453,7 +451,6 @@ class RemoteStatusQueries:
                 raise _silent(name, home, f"it is {peer.state}")
 
     def status_received(self, src: str, message: TasksTold) -> None:
-        """Take in the state of tasks of another home."""
         for told in message.tasks:
             if self._dependencies.status_received(src, told):
                 self._outcome_known(told.task)

@@ -15,17 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.core.work import GrantedLease, HomePhase, HomeTask
-from peerload.model import metrics, timers
-from peerload.model.actions import (
-    MembersCancelled,
-    PutChores,
-    PutMembers,
-    PutTask,
-    PutUsage,
-    SignalTask,
-    SpawnTask,
-    TaskChanged,
-)
+from peerload.model import actions, metrics, timers
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Revoke, Signal
@@ -101,7 +91,6 @@ class Home:
     # -- the tasks -----------------------------------------------------------------------------------------------------
 
     def adopt(self, task: HomeTask) -> None:
-        """Add a task, new or read from the store."""
         self.states[task.record.state] += 1
         self._index(task)
 
@@ -186,9 +175,9 @@ class Home:
         self.states[TaskState.QUEUED] -= len(members)
         ended_at = self._state.now.wall_s
         record = msgspec.structs.replace(block.record, state=TaskState.CANCELLED, reason=reason, ended_at=ended_at)
-        kept = PutMembers(record, block.uid_key, members[0], members[-1], members.step, ended_at, reason)
+        kept = actions.PutMembers(record, block.uid_key, members[0], members[-1], members.step, ended_at, reason)
         self._state.persist(kept)
-        self._state.actions.append(MembersCancelled(kept))
+        self._state.actions.append(actions.MembersCancelled(kept))
 
     def _divided(self, block: UntouchedMembers, rest: UntouchedMembers | None, member: int) -> None:
         """Keep the blocks of an array in order: one has lost members from this one on, and ``rest`` are those behind."""
@@ -219,7 +208,6 @@ class Home:
         self._being_made[array] = None
 
     def mark_durable(self, array: str) -> None:
-        """Record that the members of this array are durable."""
         self._being_made.pop(array, None)
 
     def is_being_made(self, name: str) -> bool:
@@ -276,15 +264,15 @@ class Home:
         if now.node != record.node:
             self._moved(task, record.node)
         ends = after is not before and now.state.is_final
-        kept = PutTask(now, state.now.wall_s, reason)
+        kept = actions.PutTask(now, state.now.wall_s, reason)
         if ends:
             owed = task.terms.completion_jobs()
-            chores = (PutChores(record.task, owed),) if owed else ()
+            chores = (actions.PutChores(record.task, owed),) if owed else ()
             state.persist(kept, *self.mediator.rows_at_end(now), *chores)
         else:
             state.persist(kept)
         runs = bool(task.running_at) and after is TaskState.LEASED
-        state.actions.append(TaskChanged(now, runs, reason))
+        state.actions.append(actions.TaskChanged(now, runs, reason))
         if ends:
             self.mediator.task_ended(now)
         return now
@@ -461,15 +449,18 @@ class Home:
         )
         self._state.count(PLACED_HERE)
         record, node = task.record, self._state.node
-        spawn = SpawnTask(task.key, task.task, record.attempt, node, task.spec, devices=record.devices, after=after)
+        spawn = actions.SpawnTask(
+            task.key, task.task, record.attempt, node, task.spec, devices=record.devices, after=after
+        )
         self._state.actions.append(spawn)
 
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
-        """Record that the launcher has started the process of a task."""
         task.running_at = started_at
         self._state.set_time_limit(task.key, task.spec.time_limit_s, started_at)
         self._state.actions.append(
-            TaskChanged(msgspec.structs.replace(task.record, started_at=started_at), running=True, reason="started")
+            actions.TaskChanged(
+                msgspec.structs.replace(task.record, started_at=started_at), running=True, reason="started"
+            )
         )
         self.seen_running(task, reason)
 
@@ -479,7 +470,7 @@ class Home:
         if started_at and not task.running_at:
             task.running_at = self.by_own_clock(task, started_at)
             record = msgspec.structs.replace(task.record, started_at=task.running_at)
-            self._state.actions.append(TaskChanged(record, running=True, reason=f"started on {node}"))
+            self._state.actions.append(actions.TaskChanged(record, running=True, reason=f"started on {node}"))
             self.seen_running(task, f"started on {node}")
 
     def seen_running(self, task: HomeTask, reason: str) -> None:
@@ -517,7 +508,7 @@ class Home:
         """Record the usage of an attempt that ended at this node after its task was over. A cancelled task's
         record gets it; other records stay unchanged. task: "" = not known."""
         if usage != NOTHING_USED and task_home(task) in ("", self._state.node):
-            self._state.persist(PutUsage(task, uid, attempt, node, usage))
+            self._state.persist(actions.PutUsage(task, uid, attempt, node, usage))
 
     def by_own_clock(self, task: HomeTask, at: float, *, ran_s: float = 0.0) -> float:
         """An instant (Unix s) by the clock of another node, which may be wrong: neither in the future, nor before the task was
@@ -552,7 +543,7 @@ class Home:
         """Durable before it is confirmed (D7); False if it has ended already."""
         if task.phase is HomePhase.OVER:
             if force:  # cancelled before, and its process has not obeyed yet
-                self._state.actions.append(SignalTask(task.key, SIGKILL))
+                self._state.actions.append(actions.SignalTask(task.key, SIGKILL))
             return False
         was = task.phase
         key, node = task.key, task.record.node
@@ -567,7 +558,7 @@ class Home:
         )
         first = SIGKILL if force else signal
         if was is HomePhase.HERE:
-            self._state.actions.append(SignalTask(key, first))
+            self._state.actions.append(actions.SignalTask(key, first))
             self._state.set_timer_in(self._state.config.kill_after_s, timers.Kill(key))
             self._clear_timers(task)
             return True  # kept until its process is gone
@@ -595,7 +586,7 @@ class Home:
         """Pass a signal of a user on to the running task; False if it does not run, or has ended elsewhere and its output
         waits. Its end by that is its result."""
         if task.phase is HomePhase.HERE:
-            self._state.actions.append(SignalTask(task.key, signal))
+            self._state.actions.append(actions.SignalTask(task.key, signal))
         elif task.phase is HomePhase.AWAY and task.running_at and not task.has_ended_elsewhere:
             self._state.send(task.record.node, Signal(task.task, task.uid, task.record.attempt, signal))
         else:

@@ -13,24 +13,8 @@ import time
 
 import msgpack
 
+from peerload.launcher import protocol
 from peerload.launcher.process import RequestPending, SpawnRefused
-from peerload.launcher.protocol import (
-    REQUEST_FAILURES,
-    DirectoryCheck,
-    FileAppend,
-    FileCheck,
-    FilesJob,
-    LauncherProtocolError,
-    LeaseRequest,
-    ListenRequest,
-    ListRequest,
-    PingRequest,
-    RetireRequest,
-    SignalRequest,
-    SpawnRequest,
-    StopRequest,
-    UsageRequest,
-)
 from peerload.launcher.record_log import log_line
 from peerload.launcher.system.accounts import Entry, LauncherAccount, is_unassigned, look_up
 from peerload.launcher.system.settings_rules import UID_MAX
@@ -40,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from peerload.launcher.protocol import Request
     from peerload.launcher.system.fork_server import UserHelpers
 
 
@@ -54,9 +37,7 @@ QUEUED_MAX = 1024
 KEPT_S = 1.0
 """An answer about an account is cached for this time, so that a burst of tasks costs one question."""
 UNASSIGNED_KEPT_S = 60.0
-"""Time for which unassigned uids are cached."""
 UNASSIGNED_AT_ONCE = 64
-"""Uids in one query."""
 ANSWERS_KEPT_MAX = 8192
 ANSWER_BYTES_MAX = 1 << 15
 """Half the capacity of a pipe, so that the child does not wait for a reader."""
@@ -245,10 +226,10 @@ WAITING_MAX = 4096
 class _Waiting:
     __slots__ = ("later", "question", "request")
 
-    def __init__(self, request: Request, question: Question) -> None:
+    def __init__(self, request: protocol.Request, question: Question) -> None:
         self.request = request
         self.question = question
-        self.later: dict[tuple[type, int], Request] = {}
+        self.later: dict[tuple[type, int], protocol.Request] = {}
 
 
 class DeferredRequests:
@@ -259,36 +240,36 @@ class DeferredRequests:
     requests are dropped then.
     """
 
-    def __init__(self, carry_out: Callable[[Request], None]) -> None:
+    def __init__(self, carry_out: Callable[[protocol.Request], None]) -> None:
         self._carry_out = carry_out
         self._waiting: dict[Key, _Waiting] = {}
 
-    def __call__(self, request: Request) -> None:
+    def __call__(self, request: protocol.Request) -> None:
         """Carry it out, now or later. Raises what ``carry_out`` does."""
         key = _key(request)
         waiting = self._waiting.get(key) if key is not None else None
         match request:
-            case ListRequest():
+            case protocol.ListRequest():
                 self._waiting.clear()
                 self._try(request)
             case _ if waiting is None:
                 self._try(request)
-            case LeaseRequest(_, deadline_s, ts) if isinstance(waiting.request, SpawnRequest):
+            case protocol.LeaseRequest(_, deadline_s, ts) if isinstance(waiting.request, protocol.SpawnRequest):
                 waiting.request = waiting.request.replace(deadline_s=deadline_s, ts=ts)
-            case SpawnRequest():  # it waits already
+            case protocol.SpawnRequest():  # it waits already
                 pass
             case _:  # of each kind the newest, of signals each
-                which = type(request), request.signal if isinstance(request, SignalRequest) else 0
+                which = type(request), request.signal if isinstance(request, protocol.SignalRequest) else 0
                 waiting.later.pop(which, None)
                 waiting.later[which] = request
 
-    def _try(self, request: Request) -> None:
+    def _try(self, request: protocol.Request) -> None:
         try:
             self._carry_out(request)
         except AccountPending as wait:
             key = _key(request)
             if key is None or len(self._waiting) >= WAITING_MAX:
-                raise LauncherProtocolError("too many requests wait for the account database") from None
+                raise protocol.LauncherProtocolError("too many requests wait for the account database") from None
             self._waiting[key] = _Waiting(request, wait.question)
 
     def resume(self, answered: set[Question]) -> None:
@@ -300,16 +281,23 @@ class DeferredRequests:
             for request in (waiting.request, *waiting.later.values()):
                 try:
                     self(request)
-                except REQUEST_FAILURES as error:
+                except protocol.REQUEST_FAILURES as error:
                     log_line(f"deferred request failed: key={key[1]} error={error}")
 
 
-def _key(request: Request) -> Key | None:
+def _key(request: protocol.Request) -> Key | None:
     """Requests with the same key wait together; None for requests that never wait."""
     match request:
-        case DirectoryCheck() | FileCheck() | FileAppend() | FilesJob():
+        case protocol.DirectoryCheck() | protocol.FileCheck() | protocol.FileAppend() | protocol.FilesJob():
             return "user", request.id
-        case ListRequest() | PingRequest() | UsageRequest() | ListenRequest() | StopRequest() | RetireRequest():
+        case (
+            protocol.ListRequest()
+            | protocol.PingRequest()
+            | protocol.UsageRequest()
+            | protocol.ListenRequest()
+            | protocol.StopRequest()
+            | protocol.RetireRequest()
+        ):
             return None
         case _:
             return "attempt", request.key

@@ -234,7 +234,6 @@ class GuestIds:
         self._taken[key] = uid
 
     def give_back(self, key: str) -> None:
-        """Release the uid of an attempt."""
         self._taken.pop(key, None)
 
 

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 FAILED_BEFORE = 126
 """Exit code of a child that failed before the command; its report says why."""
 DESCRIPTORS_MAX = 1 << 16
-"""Bound on the launcher's descriptors."""
 REASON_BYTES_MAX = 1024
 """Reports are written at once, and do not mix."""
 _CAPTURE = os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

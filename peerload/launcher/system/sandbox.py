@@ -103,16 +103,13 @@ class Syscalls:
         self._check(self._libc.close_range(least, 0xFFFFFFFF, CLOSE_RANGE_CLOEXEC), "close_range")
 
     def unshare(self, flags: int) -> None:
-        """Unshare namespaces. Raises OSError."""
         self._check(self._libc.unshare(flags), "unshare")
 
     def mount(self, source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-        """Mount a file system. Raises OSError."""
         raw = [os.fsencode(text) if text else None for text in (source, target, kind, options)]
         self._check(self._libc.mount(raw[0], raw[1], raw[2], flags, raw[3]), f"mount {target}")
 
     def unmount(self, path: str) -> None:
-        """Unmount what is mounted here, if anything is. Raises OSError."""
         if self._libc.umount2(os.fsencode(path), MNT_DETACH) < 0 and ctypes.get_errno() not in {
             errno.EINVAL,
             errno.EPERM,

@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 
+from peerload.launcher import protocol
 from peerload.launcher.cgroup_limits import CgroupLimits
 from peerload.launcher.powercap import PLACE, Powercap
 from peerload.launcher.process import (
@@ -24,14 +25,6 @@ from peerload.launcher.process import (
     SpawnRefused,
     find_program,
     raise_shortage,
-)
-from peerload.launcher.protocol import (
-    MPS_CONTROL,
-    DirectoryCheck,
-    FileAppend,
-    FileCheck,
-    FilesJob,
-    LauncherProtocolError,
 )
 from peerload.launcher.record_log import log_line
 from peerload.launcher.server import Launcher, ignore_signals, lock
@@ -67,7 +60,6 @@ if TYPE_CHECKING:
 
     from peerload.launcher.containment import Units
     from peerload.launcher.powercap import Reading
-    from peerload.launcher.protocol import LauncherEvent, Request, SpawnRequest, UserRequest
 
 SCRATCH = b"-"
 """Working directory of a task that wants a fresh one."""
@@ -135,7 +127,7 @@ class MultiUserService(SingleUser):
     def open(
         self,
         epoll: select.epoll,
-        events: list[LauncherEvent],
+        events: list[protocol.LauncherEvent],
         units: Units,
         root_name: str,
         own_children: set[int],
@@ -207,12 +199,12 @@ class MultiUserService(SingleUser):
 
     # -- who -----------------------------------------------------------------------------------------------------------
 
-    def account(self, request: SpawnRequest | UserRequest, key: str) -> LauncherAccount:
+    def account(self, request: protocol.SpawnRequest | protocol.UserRequest, key: str) -> LauncherAccount:
         """The account of a request. key: an attempt or a helper, to which a guest's uid is assigned until it is
         released. Raises SpawnRefused, AccountPending, LauncherProtocolError."""
         node, home, user, uid = request.node, request.home, request.user, request.uid
         if not node or not home:
-            raise LauncherProtocolError("node or home is missing")
+            raise protocol.LauncherProtocolError("node or home is missing")
         policy = self._policies.current()
         name = policy.name_for(node, home, user, uid)
         if not name and key in self._staged:
@@ -231,10 +223,10 @@ class MultiUserService(SingleUser):
             raise SpawnRefused("guests must have no network here, and this machine cannot make network namespaces")
         return self._guests.take(key, policy.guest_uids, self._resolver.is_unassigned)
 
-    def carry_out(self, request: UserRequest) -> None:
+    def carry_out(self, request: protocol.UserRequest) -> None:
         number = request.id
         origin, holder = HelperRequest(number, _quota_key(request)), f"helper {number}"
-        if isinstance(request, FilesJob) and request.directory == SCRATCH:
+        if isinstance(request, protocol.FilesJob) and request.directory == SCRATCH:
             holder = request.key
         try:
             account = self.account(request, holder)
@@ -245,21 +237,21 @@ class MultiUserService(SingleUser):
             self.helpers.reply(number, f"policy: {refusal}")
             return
         match request:
-            case DirectoryCheck(directory):
+            case protocol.DirectoryCheck(directory):
                 self._check_directory(origin, account, directory, holder)
-            case FilesJob(_, _, directory) if directory == SCRATCH:
+            case protocol.FilesJob(_, _, directory) if directory == SCRATCH:
                 self._work_in_scratch(origin, account, request)
-            case FileCheck() | FileAppend() | FilesJob() if account.is_guest:
+            case protocol.FileCheck() | protocol.FileAppend() | protocol.FilesJob() if account.is_guest:
                 self._guests.give_back(holder)
                 self.helpers.reply(number, "policy: guests have no files here")
-            case FileCheck(patterns):
+            case protocol.FileCheck(patterns):
                 self.helpers.check_files(origin, account, patterns)
-            case FileAppend():
+            case protocol.FileAppend():
                 self.helpers.append(origin, account, request)
-            case FilesJob():
+            case protocol.FilesJob():
                 self.helpers.work_with_files(origin, account, request.socket, request.directory, lambda: None)
 
-    def _work_in_scratch(self, origin: HelperRequest, account: LauncherAccount, request: FilesJob) -> None:
+    def _work_in_scratch(self, origin: HelperRequest, account: LauncherAccount, request: protocol.FilesJob) -> None:
         key, why = request.key, ""
         if key not in self._staged and request.makes:
             try:
@@ -296,7 +288,7 @@ class MultiUserService(SingleUser):
         hidden = self._hidden_paths if account.is_guest and self._has_sandbox else None
         self.helpers.check_directory(origin, account, directory, hidden, lambda: self._guests.give_back(holder))
 
-    def deferring(self, carry_out: Callable[[Request], None]) -> DeferredRequests:
+    def deferring(self, carry_out: Callable[[protocol.Request], None]) -> DeferredRequests:
         self._deferred = DeferredRequests(carry_out)
         return self._deferred
 
@@ -312,7 +304,7 @@ class MultiUserService(SingleUser):
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def admit(self, request: SpawnRequest) -> SpawnRequest:
+    def admit(self, request: protocol.SpawnRequest) -> protocol.SpawnRequest:
         """See `SingleUser`. Raises AccountPending, too."""
         account = self.account(request, request.key)
         least, most = self._policies.current().guest_uids
@@ -332,7 +324,7 @@ class MultiUserService(SingleUser):
 
     def spawn(
         self,
-        request: SpawnRequest,
+        request: protocol.SpawnRequest,
         reads: int | str,
         fork: Callable[[], int] | None = None,  # noqa: ARG002 -- for one user
         joins: Sequence[str] = (),
@@ -423,7 +415,7 @@ class MultiUserService(SingleUser):
 
 
 def _environment(
-    given: dict[bytes, bytes], request: SpawnRequest, account: LauncherAccount, home: str
+    given: dict[bytes, bytes], request: protocol.SpawnRequest, account: LauncherAccount, home: str
 ) -> dict[bytes, bytes]:
     """The environment of a task: all captured variables if it runs as its submitter, else the basic ones and those that its submitter
     has named."""
@@ -438,22 +430,22 @@ def _environment(
     return {b"PATH": PATH_DEFAULT, b"LANG": b"C.UTF-8", **own, **temporary, **kept}
 
 
-def _is_foreign(request: SpawnRequest | UserRequest) -> bool:
+def _is_foreign(request: protocol.SpawnRequest | protocol.UserRequest) -> bool:
     """True if it is a task of another node, or of another node's user who has submitted it here."""
     return request.home != request.node or (request.uid < 0 and ":" in request.user)
 
 
-def _is_mps_keeper(request: SpawnRequest) -> bool:
+def _is_mps_keeper(request: protocol.SpawnRequest) -> bool:
     """True if the command is the keeper of an MPS daemon, for the control program that the launcher itself finds: with any
     other program it could run whatever it likes."""
     command, rest = tuple(request.argv[: len(MPS_KEEPER)]), request.argv[len(MPS_KEEPER) :]
     try:
-        return command == MPS_KEEPER and rest[0] == find_program(MPS_CONTROL.encode(), dict(os.environb))
+        return command == MPS_KEEPER and rest[0] == find_program(protocol.MPS_CONTROL.encode(), dict(os.environb))
     except (CannotStart, IndexError):
         return False
 
 
-def _quota_key(request: UserRequest) -> str:
+def _quota_key(request: protocol.UserRequest) -> str:
     """The quota that a request counts for: a user of this node, or all users that another node names."""
     if _is_foreign(request):
         return (request.user.partition(":")[0] if request.home == request.node else request.home) + ":"

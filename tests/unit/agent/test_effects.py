@@ -275,17 +275,19 @@ def test_a_timer_that_expires_early_is_set_again() -> None:
     asyncio.run(story())
 
 
-def test_periodic_timers_of_gossip_come_at_a_tick_and_all_that_wait_for_an_answer_are_exact() -> None:
+def test_periodic_timers_and_retries_come_at_a_tick_and_all_that_wait_for_an_answer_are_exact() -> None:
     async def story() -> None:
         loop = asyncio.get_running_loop()
         made = Timers(cast("Any", None), cast("Any", None), lambda: Instant(5.0, 0.0))
         for kind in timers.GossipTimerKind:
             made.set(actions.SetTimer(timers.GossipDue(kind), 6.3))
         made.set(actions.SetTimer(timers.Lease("00"), 6.3))
+        made.set(actions.SetTimer(timers.RetryDue(), 6.3))
         now_s = loop.time()
         exact = [
             timer for timer, handle in made._timers.items() if handle.when() - now_s == pytest.approx(1.3, abs=1e-9)
         ]
+        assert timers.RetryDue() not in exact
         at_ticks = {handle.when() for timer, handle in made._timers.items() if timer not in exact}
         assert len(exact) == 1 + len(timers.GossipTimerKind) - len(COALESCED)
         assert len(at_ticks) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from peerload.agent.sensors import host as sensors
 from peerload.agent.sensors.host import HostSensors, machine_facts
-from peerload.agent.sensors.processes import OwnUse
+from peerload.agent.sensors.processes import KernelFile, OwnUse
 from peerload.launcher.containment import SUBGROUP
 from tests.support import PutEvents
 
@@ -91,6 +92,7 @@ class Clock:
         self.root = root
         self.told = PutEvents()
         self.own_s: float | None = 0.0
+        self.has_tasks = False
         self.ticks = [[0] * 8 for _ in range(cpus)]
         self.used_s = 0.0
         _write(root / "proc/self/cgroup", f"{group}\n")
@@ -108,13 +110,16 @@ class Clock:
         _write(self.root / "sys/fs/cgroup/a/cpu.stat", f"usage_usec {int(self.used_s * 1e6)}\nuser_usec 0\n")
 
     def second(self, *busy: float, own: float | None = 0.0, kind: int = 0, used: float = 0.0) -> None:
+        self.advance(*busy, kind=kind, used=used)
+        self.own_s = None if own is None else (self.own_s or 0.0) + own
+        self.sensors.sample()
+
+    def advance(self, *busy: float, kind: int = 0, used: float = 0.0) -> None:
         for ticks, share in zip(self.ticks, busy, strict=True):
             ticks[kind] += round(share * sensors.TICKS)
             ticks[IDLE] += sensors.TICKS - round(share * sensors.TICKS)
-        self.own_s = None if own is None else (self.own_s or 0.0) + own
         self.used_s += used
         self._write()
-        self.sensors.sample()
 
     @property
     def foreign(self) -> float:
@@ -151,7 +156,7 @@ def test_utilization_is_averaged_and_told_when_it_changes(tmp_path: Path) -> Non
 def test_a_file_whose_descriptor_fails_is_opened_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "stat"
     path.write_text("old")
-    file = sensors.KernelFile(path)
+    file = KernelFile(path)
     assert file.read() == b"old"
     path.rename(tmp_path / "gone")
     path.write_text("new")
@@ -269,6 +274,43 @@ def test_what_the_kernel_counts_of_all_tasks_together(tmp_path: Path, mount: str
     assert before_s > 2000.0
     assert own_use(0, "ab12", tmp_path, runs=True).seconds() is None, "there is no launcher"
     assert own_use(me, "", tmp_path, runs=True).seconds() is None
+
+
+def test_the_file_of_a_run_is_looked_for_once(tmp_path: Path) -> None:
+    me = os.getpid()
+    _write(tmp_path / f"proc/{me}/cgroup", "0::/me\n")
+    files = {run: tmp_path / f"sys/fs/cgroup/me/peerload.{run}/cpu.stat" for run in ("ab12", "cd34")}
+    _write(files["cd34"], "usage_usec 7000000000\n")
+    use = own_use(me, "ab12", tmp_path, runs=False)
+    assert (use.seconds() or 0.0) < 1000.0, "its cgroup is not there yet"
+    _write(files["ab12"], "usage_usec 2000000000\n")
+    assert (use.seconds() or 0.0) > 2000.0
+    _write(files["ab12"], "usage_usec 3000000000\nuser_usec 5\n")
+    (tmp_path / f"proc/{me}/cgroup").rename(tmp_path / "cgroup")
+    assert (use.seconds() or 0.0) > 3000.0
+    (tmp_path / "cgroup").rename(tmp_path / f"proc/{me}/cgroup")
+    vars(use)["_launcher"].run = "cd34"
+    assert (use.seconds() or 0.0) > 7000.0, "another launcher"
+
+
+@pytest.mark.usefixtures("quiet", "two_cores")
+def test_while_nothing_changes_and_no_task_runs_samples_are_rarer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(tmp_path)
+    pauses: list[float] = []
+    busy = iter([0.0, 0.0, 0.0, 1.0, 1.0])
+
+    async def next_tick(every_s: float) -> None:
+        pauses.append(every_s)
+        clock.has_tasks = len(pauses) == 3
+        share = next(busy)
+        clock.advance(share, share)
+
+    monkeypatch.setattr(sensors, "next_tick", next_tick)
+    with pytest.raises(RuntimeError):  # of the end of what is played
+        asyncio.run(clock.sensors.run())
+    assert pauses == [2.0, 2.0, 4.0, 2.0, 2.0, 2.0]
 
 
 BUSY = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from peerload.agent.launcher import heartbeat
 from peerload.agent.launcher.heartbeat import Heartbeat
@@ -85,3 +88,24 @@ def test_an_agent_that_did_not_run_itself_waits_again() -> None:
         assert launcher.changes == []
 
     run(story)
+
+
+def test_an_answered_ping_has_one_timer_which_is_that_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[Any] = []
+
+    def call_later(seconds: float, call: Callable[[], None]) -> Any:
+        timers.append(SimpleNamespace(seconds=seconds, call=call, is_set=True))
+        timers[-1].cancel = lambda timer=timers[-1]: setattr(timer, "is_set", False)
+        return timers[-1]
+
+    loop = SimpleNamespace(call_later=call_later, time=lambda: 0.0)
+    monkeypatch.setattr(heartbeat, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
+    monkeypatch.setattr(heartbeat, "coalesced_s", lambda seconds: seconds)
+    owner: Any = SimpleNamespace(ping=lambda: None, silence_changed=lambda **_: None)
+    made = Heartbeat(owner, 10.0, 5.0)
+    made.start()
+    timers[0].call()
+    assert timers[-1].seconds == 5.0, "the check"
+    made.received()
+    made.received()
+    assert [timer.seconds for timer in timers[1:] if timer.is_set] == [10.0]

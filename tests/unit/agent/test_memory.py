@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -70,3 +72,25 @@ def _all() -> list[object]:
     """Every object that the collector knows of, frozen ones too."""
     gc.unfreeze()
     return gc.get_objects()
+
+
+THREADS_ALLOCATE = """
+import threading
+from peerload.agent.runtime import share_heap
+share_heap()
+barrier = threading.Barrier(8)
+def allocate():
+    kept = [bytes(2000) for _ in range(100)]
+    barrier.wait()
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+heaps = (line.split() for line in open("/proc/self/maps"))
+print(sum(words[1] == "rw-p" and int(words[0].partition("-")[0], 16) % (64 << 20) == 0 for words in heaps))
+"""
+"""Prints the number of heaps of threads: glibc aligns them to 64 MiB."""
+
+
+def test_threads_share_one_heap() -> None:
+    done = subprocess.run([sys.executable, "-c", THREADS_ALLOCATE], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"

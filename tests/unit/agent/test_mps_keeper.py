@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.launcher.mps import MpsDaemons, _Daemon
+from peerload.agent.launcher import mps
+from peerload.agent.launcher.mps import KeeperState, MpsDaemons, _Daemon
 from peerload.launcher.mps_keeper import DaemonFailed, Keeper
 from peerload.model.config import AgentConfig
 from peerload.model.resources import DeviceMode
@@ -90,4 +91,31 @@ def test_a_daemon_is_ended_when_no_task_has_needed_it_for_a_while(tmp_path: Path
         daemons._check(daemon)
         assert (signals, daemons._by_device) == ([("mps0x1-0", signal.SIGTERM)], {})
 
+    asyncio.run(story())
+
+
+def test_while_there_is_no_daemon_nothing_looks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look wakes the agent."""
+    looks: list[float] = []
+
+    async def next_tick(every_s: float) -> None:
+        looks.append(every_s)
+        daemons._by_device.clear()
+
+    config = AgentConfig(node="n1", state=str(tmp_path), socket="s")
+    monkeypatch.setattr(mps, "next_tick", next_tick)
+
+    async def story() -> None:
+        work = asyncio.get_running_loop().create_task(daemons.run())
+        await asyncio.sleep(0)
+        assert looks == []
+        launcher_has = {"mps0x1-0"}
+        daemons.listed(launcher_has, {})  # of an agent before
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert looks == [mps.POLL_S]
+        work.cancel()
+
+    monkeypatch.setattr(MpsDaemons, "_read_status", lambda *_: KeeperState("nvidia:GPU-0"))
+    daemons = MpsDaemons(config, NOBODY, NOBODY, NOBODY, NOBODY)
     asyncio.run(story())

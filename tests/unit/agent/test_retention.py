@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from peerload.agent.completion import retention as retention_module
 from peerload.agent.completion.retention import DATE_KEPT_EVERY_S, Retention, TaskRemover
 from peerload.agent.runtime import RunState
 from peerload.agent.store import schema
@@ -89,6 +90,25 @@ def _end(opened: Opened, counter: int, ended_at: float, members: int = 0, size_b
         exit_ = Exit(0, stdout_bytes=size_bytes)
         rows.append(put(counter, TaskState.DONE, member, ended_at=ended_at + number, attempt=1, exit=exit_))
     opened.keep(*rows)
+
+
+def test_where_nothing_is_beyond_a_limit_the_database_is_opened_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Opened(tmp_path / "db") as opened:
+        _end(opened, 1, time.time() - DAY_S, members=5, size_bytes=10)
+        retention = retention_of(opened)
+        opens: list[Path] = []
+
+        class Search(RemovalSearch):
+            def __init__(self, path: Path) -> None:
+                opens.append(path)
+                super().__init__(path)
+
+        monkeypatch.setattr(retention_module, "RemovalSearch", Search)
+        asyncio.run(retention.enforce())
+        assert opens == [tmp_path / "db"]
+        assert len(left(opened)) == 5
 
 
 def test_a_large_array_does_not_push_out_what_others_have(tmp_path: Path) -> None:

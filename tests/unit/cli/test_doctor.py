@@ -156,6 +156,33 @@ def test_a_node_that_cannot_renew_its_certificate_or_was_shut_out(facts: DoctorI
     assert "peerload invite" in shut_out.fix
 
 
+@each(
+    ("own", "peers", "result", "says"),
+    [
+        (True, {"ws2": ("alive", False), "ws3": ("alive", False)}, "ok", "only this node can invite"),
+        (True, {"ws2": ("alive", False)}, "ok", ""),
+        (True, {"ws2": ("alive", True), "ws3": ("alive", False)}, "ok", ""),
+        (False, {"ws2": ("alive", True), "ws3": ("alive", False)}, "ok", "only ws2 can invite"),
+        (False, {"ws2": ("asleep", True)}, "ok", ""),
+        (False, {"ws2": ("dead", True), "ws3": ("alive", False)}, "warn", "ws2 is dead"),
+        (False, {"ws2": ("left", True), "ws3": ("alive", True)}, "ok", ""),
+        (False, {"ws3": ("alive", False)}, "warn", "nobody can invite"),
+        (False, {}, "ok", ""),
+    ],
+)
+def test_members_that_can_invite(
+    facts: DoctorInput, own: bool, peers: dict[str, tuple[str, bool]], result: str, says: str
+) -> None:
+    facts.cluster = cluster_of()
+    seen = [{"node": node, "state": state, "issuer": issuer} for node, (state, issuer) in peers.items()]
+    with_agent(facts, certificate_until=facts.now + 60 * 86_400, issuer=own, peers=seen)
+    facts.info["cluster_id"] = cluster_of().id
+    found = cluster.cluster(facts)
+    assert found.result == result
+    assert says in found.says
+    assert ("invite" in found.says) is bool(says)
+
+
 def test_a_loopback_address_in_a_cluster_of_machines(facts: DoctorInput) -> None:
     with_agent(facts).info["cluster_local"] = False
     assert cluster.listen(facts).result == "warn"
@@ -201,14 +228,12 @@ def test_two_that_cannot_dial_each_other(facts: DoctorInput) -> None:
     def ways(*peers: dict[str, Any]) -> Finding:
         return cluster.ways(with_agent(facts, peers=list(peers)))
 
-    def one(way: str, node: str = "p", *, dials_back: bool = True) -> dict[str, Any]:
-        return peer(node=node, way=way, way_why="10.0.0.2:7117 does not answer", dials_back=dials_back)
+    def one(way: str, node: str = "p") -> dict[str, Any]:
+        return peer(node=node, way=way, way_why="10.0.0.2:7117 does not answer")
 
     assert (ways(one("both")).result, ways(one("both")).fix) == ("ok", "")
     assert ways(one("ours")).result == "ok"
     assert ways(one("theirs")).result == "ok"
-    found = ways(one("theirs", dials_back=False))
-    assert found.result == "warn"
     found = ways(one("both"), one("none", "far"))
     assert found.result == "warn"
     assert all(fact in found.says for fact in ("ws1", "far", "10.0.0.2:7117"))

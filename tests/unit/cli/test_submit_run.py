@@ -415,6 +415,9 @@ def test_run_looks_for_an_agent_that_goes_away_until_it_is_interrupted(agent: Fa
     agent.answer("attend", attended=True)
     process = start_run(agent, "x")
     wait_until(lambda: len(agent.asked(control.Attend)) > 1, what="it comes back, and again")
+    agent.handlers["attend"] = lambda _request, reply: reply.hang_up()
+    asked = len(agent.asked(control.Attend))
+    wait_until(lambda: len(agent.asked(control.Attend)) > asked + 1, what="the agent to be away at each attempt")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 125

@@ -1,4 +1,4 @@
-"""`Node.validate`: a node whose machines contradict each other is found, with the facts."""
+"""`validate`: a node whose machines contradict each other is found, with the facts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from peerload.core.work import HomePhase
 from peerload.model import events
 from peerload.model.errors import InvariantBroken
 from tests.core.given import Given, offer
+from tests.core.invariants import validate
 from tests.core.test_executor import KEY, commit
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def busy() -> Given:
     x.submit()
     x.submit()
     x.hear("h", offer(only=True))
-    x.node.validate()
+    validate(x.node)
     return x
 
 
@@ -84,36 +85,34 @@ def test_a_contradiction_is_found(corrupt: Callable[[Given], None]) -> None:
     x = busy()
     corrupt(x)
     with pytest.raises(InvariantBroken):
-        x.node.validate()
+        validate(x.node)
 
 
 def test_the_task_is_told_with_its_story() -> None:
     x = busy()
     _wrong_phase(x)
     with pytest.raises(InvariantBroken, match="x/2: ") as raised:
-        x.node.validate()
+        validate(x.node)
     assert "TaskRecord(task='x/2'" in raised.value.story
 
 
-@pytest.mark.parametrize("validates", [True, False])
-def test_the_agent_ends_over_a_contradiction_if_it_is_set_to_validate(validates: bool) -> None:
-    x = busy()
-    _is_miscounted(x)
+def test_the_agent_ends_over_a_broken_invariant() -> None:
     failed: list[str] = []
+
+    class Broken:
+        def handle(self, *_: object) -> None:
+            raise InvariantBroken("x/1: WAITING → AWAY", story="submitted")
 
     class Run:
         has_failed = False
         fail = staticmethod(failed.append)
 
     class Nothing:
-        def perform(self, *_: object) -> None:
-            pass
+        perform = None
 
         def flush(self) -> None:
             pass
 
-    consumer = Consumer(
-        x.node, cast("Any", Nothing()), cast("Any", Nothing()), cast("Any", Run()), None, validates=validates
-    )
-    consumer.consume([events.ClientGone(7)])
-    assert bool(failed) is validates
+    node, run, nothing = cast("Any", Broken()), cast("Any", Run()), cast("Any", Nothing())
+    Consumer(node, nothing, nothing, run, None).consume([events.ClientGone(7)])
+    assert failed == ["a rule of its own was broken"]

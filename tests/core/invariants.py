@@ -1,7 +1,6 @@
 """Invariants of a live node: what its machines know of a task agrees with what all others know of it.
 
-`Node.validate` checks them between two events. That takes time in proportion to the number of tasks: it is for tests, and
-for the setting `debug_validate`.
+`validate` checks them between two events, in time in proportion to the number of tasks.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from peerload.core.coordination.runs import RunningTasks
     from peerload.core.handoff.executor import ExecutorHandoff
+    from peerload.core.node import Node
     from peerload.core.resources.admission import Ledger
     from peerload.core.tasks.eligibility import TaskGroups
     from peerload.core.tasks.home import Home
@@ -41,7 +41,15 @@ CPUS_ERROR_MAX = 1e-6
 """Sums of cores differ by their rounding."""
 
 
-def validate_tasks(home: Home, runs: RunningTasks, node: str) -> None:
+def validate(node: Node) -> None:
+    """Check the invariants of a node. Raises InvariantBroken with the facts."""
+    _validate_tasks(node.home, node.runs, node.state.node)
+    _validate_groups(node.eligibility.groups, node.home)
+    _validate_attempts(node.executor, node.ledger, node.runs)
+    _validate_room(node.ledger, node.queue, node.runs)
+
+
+def _validate_tasks(home: Home, runs: RunningTasks, node: str) -> None:
     """The tasks of this home. Raises InvariantBroken, with the story of the task."""
     for uid, task in home.tasks.items():
         record = task.record
@@ -77,7 +85,7 @@ def validate_tasks(home: Home, runs: RunningTasks, node: str) -> None:
             _hold(task, home.tasks.get(task.uid) is task, "it is over, and a table still has it")
 
 
-def validate_groups(groups: TaskGroups, home: Home) -> None:
+def _validate_groups(groups: TaskGroups, home: Home) -> None:
     for group in groups:
         for task in group.members.values():
             _hold(task, home.tasks.get(task.uid) is task, "it is over, and its group still has it")
@@ -87,7 +95,7 @@ def validate_groups(groups: TaskGroups, home: Home) -> None:
             raise InvariantBroken(f"group {group.settings.name} knows of tasks that are no members of it")
 
 
-def validate_attempts(executor: ExecutorHandoff, ledger: Ledger, runs: RunningTasks) -> None:
+def _validate_attempts(executor: ExecutorHandoff, ledger: Ledger, runs: RunningTasks) -> None:
     """The attempts of other homes that are on this node."""
     for key, remote in executor.remote_tasks.items():
         _hold(remote, key == remote.key and remote.uid in executor.by_uid, "it is not found by its key and its uid")
@@ -105,7 +113,7 @@ def validate_attempts(executor: ExecutorHandoff, ledger: Ledger, runs: RunningTa
         _hold(remote, executor.remote_tasks.get(remote.key) is remote, "it is gone, and is still found by its uid")
 
 
-def validate_room(ledger: Ledger, queue: WaitingQueue, runs: RunningTasks) -> None:
+def _validate_room(ledger: Ledger, queue: WaitingQueue, runs: RunningTasks) -> None:
     """The books of what runs and waits here."""
     works = {work.key: work for work in runs.works()}
     if works.keys() != ledger.running.keys():
