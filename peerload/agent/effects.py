@@ -68,6 +68,7 @@ class Consumer:
     _outbox: Outbox
     _run: RunState
     _recorder: Recorder | None
+    _has_failing_policy: bool = field(default=False, init=False)
 
     async def run(self, inbox: Inbox) -> None:
         """Handle events as they come, until cancelled."""
@@ -100,6 +101,9 @@ class Consumer:
             raise
         if self._recorder is not None:
             self._recorder.handled(moment, event, actions)
+        if (failure := self._node.state.policy_failure) and not self._has_failing_policy:
+            log.warning("policy failed, tasks stay where it decides nothing: error=%s", failure)
+            self._has_failing_policy = True
         return actions
 
     def _flush(self) -> None:

@@ -190,6 +190,10 @@ class DurationEstimates:
         runs = self.past(keys)
         return runs.mean_s if runs is not None else 0.0
 
+    def expected_of(self, work: Work) -> float:
+        """Expected duration of work on the reference machine, 0 = not known: what its user says, else by its command."""
+        return work.spec.est_s or self.expected_s(self.keys_of(work))
+
     @property
     def mean_s(self) -> float:
         """The mean of the last ``durations_kept_max`` runs of all commands, DURATION_S_AT_FIRST before the first."""
@@ -233,29 +237,32 @@ def _key(level: bytes, words: Sequence[bytes]) -> bytes:
 class BacklogEstimate:
     """Expected duration of all waiting work together, on the reference machine.
 
-    It is kept by command line, so that every change costs the same however much waits. What is expected of a command is
-    looked up again whenever one of it joins and whenever one of it has ended; one not known counts as the mean of all.
+    It is kept by command line and by what users say, so that every change costs the same however much waits. What is expected
+    of a command is looked up again whenever one of it joins and whenever one of it has ended; one not known counts as the mean of all.
     """
 
     def __init__(self, history: DurationEstimates) -> None:
         self._history = history
-        self._commands: dict[bytes, _Waiting] = {}
+        self._commands: dict[tuple[bytes, float], _Waiting] = {}
         self._known_s = 0.0
         self._unknown = 0
 
     def add(self, work: Work) -> None:
-        keys = self._history.keys_of(work)
-        command = self._commands.get(keys[0])
+        key = self._key(work)
+        command = self._commands.get(key)
         if command is None:
-            command = self._commands[keys[0]] = _Waiting()
+            command = self._commands[key] = _Waiting()
         self._take_out(command)
         command.count += work.count
-        command.expected_s = self._history.expected_s(keys)
+        command.expected_s = self._history.expected_of(work)
         self._put_in(command)
+
+    def _key(self, work: Work) -> tuple[bytes, float]:
+        return self._history.keys_of(work)[0], work.spec.est_s
 
     def remove(self, work: Work, number: int = 1) -> None:
         """Remove so many tasks that wait no longer."""
-        key = self._history.keys_of(work)[0]
+        key = self._key(work)
         command = self._commands[key]
         self._take_out(command)
         command.count -= number
@@ -273,7 +280,7 @@ class BacklogEstimate:
 
     def learned(self, keys: Keys) -> None:
         """A run of this command was learned."""
-        command = self._commands.get(keys[0])
+        command = self._commands.get((keys[0], 0.0))
         if command is not None:
             self._take_out(command)
             command.expected_s = self._history.expected_s(keys)
@@ -291,7 +298,7 @@ class BacklogEstimate:
 
 
 class _Waiting(msgspec.Struct):
-    """Waiting tasks of one command line, and their expected duration (0 = not known)."""
+    """Waiting tasks of one command line and one duration said, and their expected duration (0 = not known)."""
 
     count: int = 0
     expected_s: float = 0.0

@@ -3,8 +3,8 @@
 For every node known it is said whether the node could ever run the task, whether it has room now, and why. Of this node
 that is what admission says at this moment: the ledger, `placement.py` and the reservations are asked, not copied. Of
 the others it is what follows from their profile and their newest report; where these do not tell, that is said
-(`EligibilityVerdict.now` None): reports do not include the promised memory, nor the devices that waiting tasks there
-need. A device that is kept there for one that waits is told as taken, also where a small task could start on it
+(`EligibilityVerdict.now` None): reports do not include the devices that waiting tasks there need. A node with room to
+which the policies of this one send nothing now has none for the task. A device that is kept there for one that waits is told as taken, also where a small task could start on it
 meanwhile.
 
 Suggestions are single changes that are sure to help. Those that cost the user nothing come first (wait for any GPU, state the
@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.membership.peers import NOT_MET, PeerState
-from peerload.core.resources.admission import lacks, under_cap_text, why_never
+from peerload.core.resources.admission import cpus_free_there, has_memory, lacks, under_cap_text, why_never
 from peerload.core.resources.devices import EPSILON, DeviceRequest
 from peerload.core.resources.placement import Scope, matches_device, place
 from peerload.core.work import HomePhase
 from peerload.model.config import GpuConfig
 from peerload.model.resources import GPU, MIB, DeviceMode, GpuShare, GpuWait, Region
+from peerload.model.task import PRIORITY_MAX
 from peerload.model.text import times_text
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ STEP = 10
 
 
 class EligibilityVerdict(msgspec.Struct, frozen=True, gc=False):
-    """Verdict on one node and one task. can_ever: whether it could ever run it; now: whether it would be admitted
-    there now; either None where nobody here can tell. age_s: how old the facts are, None for this node's own."""
+    """Verdict on one node and one task. can_ever: whether it could ever run it; now: whether it would go there and
+    be admitted now; either None where nobody here can tell. age_s: how old the facts are, None for this node's own."""
 
     node: str
     can_ever: bool | None
@@ -119,7 +120,9 @@ class WaitReasons:
 
     @cached_property
     def _reachable(self) -> list[tuple[PeerInfo, LoadReport]]:
-        """The peers to which the task could be given now, if they had room, with what they told."""
+        """The peers to which such a task could be given now, if they had room, with what they told."""
+        if not self._task.stranded_because and not self._node.sharing.would_leave(self._task):
+            return []
         believed_s = self._node.state.config.report_age_s_max
         found = []
         for peer in self._peers:
@@ -205,6 +208,8 @@ class WaitReasons:
         now, reason = reported_room(peer.profile, last.report, request)
         if request.takes_devices and not now:
             reason += self._own_there(node)
+        if now and (kept := self._node.sharing.stays_because(task)):
+            now, reason = False, f"{reason}; {kept}"
         if now and task.phase is HomePhase.AWAY and task.record.node == node and request == task.spec.request:
             reason = f"it is to start there: {reason}"
         return EligibilityVerdict(node, can_ever=True, now=now, reason=reason, age_s=age_s)
@@ -479,9 +484,9 @@ def _cores_there(profile: Profile, report: LoadReport, request: ResourceRequest)
         return False, f"full: {stands}" + ("; it would let more wait there" if report.accepts else "")
     if not report.accepts:
         return False, f"it takes no more of others: {stands}"
-    if request.mem_bytes and profile.mem_bytes and n:
-        return None, f"{stands}; its promised memory is not known here"
-    least, most = _cpus_free(profile, report)
+    if scarce := _memory_there(profile, report, request):
+        return False, scarce
+    least, most = cpus_free_there(profile, report)
     if request.cpus <= least + EPSILON:
         return True, f"room: {stands}"
     if request.cpus > most + EPSILON:
@@ -489,13 +494,12 @@ def _cores_there(profile: Profile, report: LoadReport, request: ResourceRequest)
     return None, f"{least:g} to {most:g} of {profile.cpus:g} cpus free, asked {request.cpus:g}"
 
 
-def _cpus_free(profile: Profile, report: LoadReport) -> tuple[float, float]:
-    """Bounds of the number of free cores: n is reported in slots, rounded up."""
-    each = profile.cpus / max(profile.slots, 1)
-    least = max(profile.cpus - report.load_tasks * each, 0.0)
-    if profile.slots_fixed or report.load_tasks <= 1:
-        return least, profile.cpus
-    return least, min(least + each, profile.cpus)
+def _memory_there(profile: Profile, report: LoadReport, request: ResourceRequest) -> str:
+    """The reason why its memory is not free beside what all tasks there asked for; "" if it is."""
+    if has_memory(request, profile, report.mem_requested_bytes):
+        return ""
+    requested = f"{report.mem_requested_bytes / GIB:.1f} of {profile.mem_bytes / GIB:.1f} GiB of memory requested"
+    return f"{requested}, asked {request.mem_bytes / GIB:.1f}"
 
 
 def _cores_beside_devices(profile: Profile, report: LoadReport, request: ResourceRequest, stands: str) -> Known:
@@ -503,9 +507,9 @@ def _cores_beside_devices(profile: Profile, report: LoadReport, request: Resourc
     running tasks count."""
     if profile.slots_fixed and report.running >= profile.slots:
         return False, f"full: {stands}"
-    if request.mem_bytes and profile.mem_bytes and (report.load_tasks or report.waiting):
-        return None, "its promised memory is not known here"
-    least, _ = _cpus_free(profile, report)
+    if scarce := _memory_there(profile, report, request):
+        return (None if report.waiting else False), scarce
+    least, _ = cpus_free_there(profile, report)
     is_sure = report.load_tasks < profile.slots and request.cpus <= least + EPSILON and not report.waiting
     return (True if is_sure else None), stands
 
@@ -617,7 +621,7 @@ def smallest_change(node: Node, reasons: WaitReasons, spec: TaskSpec) -> Suggest
         if name := reasons.has_room(changed):
             return Suggestion(words, name)
     highest = max((work.spec.priority for work in islice(node.queue.oldest_first(), 1)), default=spec.priority)
-    name = reasons.has_room_here(spec, ignores_turn=True)
+    name = reasons.has_room_here(spec, ignores_turn=True) if highest < PRIORITY_MAX else ""
     return Suggestion(f"with --prio {highest + 1}", name) if name else None
 
 
@@ -688,7 +692,10 @@ def _fewer_cores(node: Node, asked: float) -> list[float]:
 
 
 def _less_memory(node: Node, asked: int) -> list[int]:
-    """Smaller amounts of memory to try, from this node; those of other nodes are not known."""
-    ledger = node.ledger
-    free = (ledger.profile.mem_bytes - ledger.mem_promised_bytes) / GIB
-    return [int(amount * GIB) for amount in _largest([free], asked / GIB)] if ledger.profile.mem_bytes else []
+    """Smaller amounts of memory to try."""
+    free = [node.ledger.profile.mem_bytes - node.ledger.mem_promised_bytes]
+    for peer in node.membership:
+        last = node.membership.last_report(peer.identity.node)
+        if last is not None:
+            free.append(peer.profile.mem_bytes - last.report.mem_requested_bytes)
+    return [int(amount * GIB) for amount in _largest((size / GIB for size in free), asked / GIB)]

@@ -53,6 +53,7 @@ class CoreState:
     ) -> None:
         self.config = config
         self.policies = policies
+        self.reports_guide_probing = policies.information.reports_guide_probing
         self.identity = identity
         self.node = identity.node
         self.store = identity.store

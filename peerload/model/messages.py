@@ -26,7 +26,18 @@ from peerload.model.resources import (
     Profile,
     ResourceRequest,
 )
-from peerload.model.task import LEASE_S_MIN, Attempt, Digest, Exit, Nonce, TaskId, TaskSpec, Uid, WorkingDirectory
+from peerload.model.task import (
+    LEASE_S_MIN,
+    Attempt,
+    Digest,
+    Exit,
+    Nonce,
+    Priority,
+    TaskId,
+    TaskSpec,
+    Uid,
+    WorkingDirectory,
+)
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
@@ -400,7 +411,7 @@ class LeaseExtension(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     attempt: Attempt
     ts: Seconds
     lease_s: LeaseSeconds
-    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] | None = None
+    priority: Priority | None = None
 
 
 class RenewOk(_Message, frozen=True, tag="renew-ok"):

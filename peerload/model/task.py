@@ -25,6 +25,8 @@ ARGV_ITEMS_MAX = 32_768
 ARGV_BYTES_MAX = 1 << 20
 ENVIRONMENT_BYTES_MAX = 256 << 10
 ARRAY_MEMBERS_MAX = 1_000_000
+PRIORITY_MAX = 1_000_000
+Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 PATH_BYTES_MAX = 4096
 TIME_LIMIT_EXIT_CODE = 124
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
@@ -181,7 +183,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     request: ResourceRequest = ResourceRequest()
     placement: Placement = Placement()
     time_limit_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
-    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
+    priority: Priority = 0
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     lease_s: Annotated[float, Meta(ge=0.0, le=LEASE_S_MAX)] = 0.0
     lease_auto: bool = False

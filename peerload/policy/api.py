@@ -10,6 +10,7 @@ Sources are named as in docs/references.md.
 
 from __future__ import annotations
 
+import typing
 from bisect import bisect_right
 from itertools import filterfalse
 from math import inf, isfinite
@@ -22,7 +23,7 @@ from peerload.model.resources import LOAD_MAX, LoadReport, Placement, Profile, R
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 
 # -- what a policy sees ----------------------------------------------------------------------------------------------
@@ -72,8 +73,8 @@ class RunningView(Protocol):
 
     @property
     def durations(self) -> Sequence[float]:
-        """Durations of the last runs of its command, in seconds of this node, ascending; of all commands if nothing
-        is known of its own; empty if nothing has ended yet."""
+        """The duration that its user said, else those of the last runs of its command, in seconds of this node, ascending; of
+        all commands if nothing is known of its own; empty if nothing has ended yet."""
 
 
 class LoadView(Protocol):
@@ -106,8 +107,8 @@ class LoadView(Protocol):
 
     @property
     def waiting_s(self) -> float:
-        """Sum of the expected durations of all waiting and inbound tasks: each that of its command as learned, or
-        ``mean_s`` if nothing is known of it. Costs the same however many wait."""
+        """Sum of the expected durations of all waiting and inbound tasks: each as its user said, else that of its command as
+        learned, or ``mean_s`` if nothing is known of it. Costs the same however many wait."""
 
     @property
     def running(self) -> Sequence[RunningView]:
@@ -272,6 +273,11 @@ class Broadcast(msgspec.Struct, frozen=True, gc=False):
 
 
 # -- the kinds ---------------------------------------------------------------------------------------------------------
+#
+# Properties are read once, when a node starts: only methods can change their answers.
+
+Rate = Annotated[float, Meta(ge=0.0, le=1000.0)]
+"""Repetitions per mean service time."""
 
 
 @runtime_checkable
@@ -342,7 +348,7 @@ class InformationPolicy(Protocol):
         """True if reports steer whom to probe."""
 
     @property
-    def period_s(self) -> float:
+    def period_s(self) -> Annotated[float, Meta(ge=0.0, le=86_400.0)]:
         """Seconds between periodic broadcasts, 0 = none."""
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
@@ -381,11 +387,11 @@ class ReceiverPolicy(Protocol):
     """
 
     @property
-    def retry_rate(self) -> float:
+    def retry_rate(self) -> Rate:
         """Extra searches per mean service time."""
 
     @property
-    def retry_probes(self) -> int:
+    def retry_probes(self) -> Annotated[int, Meta(ge=1, le=64)]:
         """Probes of such a search."""
 
     def locate(
@@ -400,7 +406,7 @@ class PairingPolicy(Protocol):
     none)."""
 
     @property
-    def rate(self) -> float:
+    def rate(self) -> Rate:
         """Initiations per mean service time."""
 
     def partner(self, view: NodeView, rng: random.Random) -> str | None:
@@ -412,6 +418,7 @@ class PairingPolicy(Protocol):
 
 
 PriorityClass = Literal["local", "remote", "first"]
+PRIORITY_CLASSES = typing.get_args(PriorityClass)
 
 
 @runtime_checkable
@@ -428,7 +435,7 @@ class MigrationPolicy(Protocol):
     """Limit on how often a task may be placed away from its home by choice."""
 
     @property
-    def migrations_max(self) -> int | None:
+    def migrations_max(self) -> Annotated[int, Meta(ge=0, le=1000)] | None:
         """The limit, None = no limit."""
 
 
@@ -506,6 +513,13 @@ def valid_partner(answer: object) -> str | None:
     return answer
 
 
+def valid_class(answer: object) -> str:
+    """Validate the class of tasks that goes first."""
+    if answer not in PRIORITY_CLASSES:
+        raise ValueError(f"a {type(answer).__name__} is none of {', '.join(PRIORITY_CLASSES)}")
+    return str(answer)
+
+
 def valid_answer(answer: object) -> bool:
     if not isinstance(answer, bool):
         raise TypeError(f"a {type(answer).__name__} is neither yes nor no")
@@ -523,8 +537,8 @@ def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None
     return answer
 
 
-def valid_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
-    """Validate a step of a search: names and reasons are texts."""
+def valid_step(answer: object, asleep: Container[str] = ()) -> Probe | Broadcast | Transfer | Keep:
+    """Validate a step of a search: names and reasons are texts, and a node that is to wake is one of those asleep."""
     if isinstance(answer, Probe):  # as most are
         nodes: object = answer.nodes
         if isinstance(nodes, tuple) and set(map(type, nodes)) <= {str}:
@@ -532,8 +546,8 @@ def valid_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
     compared = answer.compared if isinstance(answer, Transfer | Keep) else ()
     if compared != () and not all(isinstance(cost, TaskCost) for cost in compared):
         raise TypeError("the compared costs have the wrong type")
-    if isinstance(answer, Keep) and not isinstance(answer.wakes, str):
-        raise TypeError("the node to wake has no name")
+    if isinstance(answer, Keep) and answer.wakes != "" and answer.wakes not in asleep:
+        raise ValueError("the node to wake is not asleep")
     match answer:
         case Broadcast(otherwise=None):
             return answer

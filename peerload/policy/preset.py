@@ -15,9 +15,10 @@ import json
 import math
 import tomllib
 import typing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta
 from msgspec import inspect as kinds_of
 
 from peerload.model.errors import ConfigError
@@ -398,6 +399,10 @@ def protocol_members(kind: str) -> dict[str, Any]:
     return {name: member for name, member in vars(KINDS[kind]).items() if not name.startswith("_")}
 
 
+OPTIONAL_VALUES = {"information": {"believed_s": Annotated[float, Meta(gt=0.0, le=86_400.0)]}}
+"""Values that policies of a kind may have, which no Protocol asks for."""
+
+
 def why_not_fulfilled(kind: str, policy: object) -> str:
     """Reason why an object cannot be a policy of this kind; "" if it can."""
     for name, member in protocol_members(kind).items():
@@ -408,9 +413,15 @@ def why_not_fulfilled(kind: str, policy: object) -> str:
             return f"it has no {name}{takes}"
         except Exception as error:  # noqa: BLE001 -- a user's property may fail in any way
             return f"its {name} fails: {_says(error)}"
-        reason = _why_no_value(member, have) if isinstance(member, property) else _why_no_method(member, have)
+        if isinstance(member, property):
+            reason = _why_no_value(typing.get_type_hints(member.fget, include_extras=True)["return"], have)
+        else:
+            reason = _why_no_method(member, have)
         if reason:
             return f"its {name}{takes} {reason}"
+    for name, declared in OPTIONAL_VALUES.get(kind, {}).items():
+        if hasattr(policy, name) and (reason := _why_no_value(declared, getattr(policy, name))):
+            return f"its {name} {reason}"
     return ""
 
 
@@ -427,12 +438,11 @@ def _why_no_method(asked: Any, have: Any) -> str:  # noqa: ANN401 -- whatever th
     return ""
 
 
-def _why_no_value(asked: property, have: object) -> str:
-    declared = typing.get_type_hints(asked.fget)["return"]
+def _why_no_value(declared: Any, have: object) -> str:  # noqa: ANN401 -- any type there is
     try:
         msgspec.convert(have, declared)
     except msgspec.ValidationError:
-        return f"is {shown(have)}, which is not a {getattr(declared, '__name__', declared)}"
+        return f"is {shown(have)}, which is not {_allowed(kinds_of.type_info(declared))}"
     return ""
 
 

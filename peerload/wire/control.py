@@ -21,6 +21,7 @@ from peerload.model.task import (
     TAGS_MAX,
     Digest,
     GroupName,
+    Priority,
     SubmitOptions,
     TaskSpec,
     TerminalSize,
@@ -248,7 +249,7 @@ class Prio(_Request, frozen=True, tag="prio"):
     (they run already: it counts only if they are queued again), ended: lists of names."""
 
     tasks: TaskRefs
-    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
+    priority: Priority
 
 
 class Groups(_Request, frozen=True, tag="groups"):

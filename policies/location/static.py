@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from bisect import bisect_left
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -30,6 +31,12 @@ def _step(view: NodeView, replies: Sequence[Reply], to: str) -> Transfer | Keep:
 
 def _nodes(view: NodeView) -> list[str]:
     return sorted({*view.peers, view.node})
+
+
+def _slots(view: NodeView, node: str) -> int:
+    """Slots of a node; one of which nothing is known has one."""
+    profile = view.profile(node)
+    return profile.slots if profile is not None else 1
 
 
 class Fixed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,9 +73,11 @@ class RoundRobin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:
         """Name the next node."""
         del rng
-        nodes = _nodes(view)
+        nodes = [node for node in _nodes(view) if _slots(view, node)]
         turn = sum(map(int, re.findall(r"\d+", task.task.rpartition("/")[2]))) - 1  # of an array: ws1/7.2
-        return _step(view, replies, nodes[(nodes.index(view.node) + turn) % len(nodes)])
+        if not nodes:
+            return Keep("no node to name")
+        return _step(view, replies, nodes[(bisect_left(nodes, view.node) + turn) % len(nodes)])
 
 
 class _Known:
@@ -108,13 +117,13 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:
         """Draw a node."""
         del task
-        if replies:
-            return Keep(f"{replies[-1].node} has declined")
+        if replies or not view.peers:
+            return Keep(f"{replies[-1].node} has declined" if replies else "no other node")
         known = self._known
         if known.peers != view.peers:
             known.peers, known.nodes = view.peers, _nodes(view)
             profiles = [view.profile(node) for node in known.nodes]
-            rates = tuple(max(one.slots, 1) * one.speed if one is not None else 1.0 for one in profiles)
+            rates = tuple(one.slots * one.speed if one is not None else 1.0 for one in profiles)
             each = self.load * sum(rates) / len(rates)
             works = tuple(known.works.get(node, 0.0) if known.works else each for node in known.nodes)
             shares = SHARES[self.by](rates, works, known.transfer)[known.nodes.index(view.node)]

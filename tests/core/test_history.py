@@ -168,23 +168,36 @@ def test_the_backlog_is_the_sum_of_what_is_expected() -> None:
     assert waiting.expected_s == 0.0
 
 
+def test_what_its_user_says_of_a_task_counts_in_bids_and_in_what_runs_and_waits() -> None:
+    x = Given(policies={**ALONE, "location": {"sender": {"policy": "bidding"}}})
+    x.when(events.SpeedMeasured(2.0))
+    x.submit(given_spec(est_s=60.0))
+    x.submit(given_spec(est_s=100.0))
+    assert x.sent(messages.ProbeRequest).expected_s == 100.0
+    view = x.node.sharing.information.view()
+    assert ([list(task.durations) for task in view.running], view.waiting_s) == ([[30.0]], 50.0)
+    x.end(x.task().key)
+    assert view.waiting_s == 0.0
+
+
 def test_a_queue_keeps_the_sum_whatever_happens() -> None:
     """Against a sum over all that waits, for commands known by their very line."""
     given = Given(policies={**ALONE, "load": {"policy": "past-repeats"}}, peers=())
     lines = [spec("a", str(number)) for number in range(4)]
+    said = [msgspec.structs.replace(line, est_s=number + 0.5) for number, line in enumerate(lines)]
     for line in [*lines, *lines, *lines]:
         given.node.state.history.learn(line, exit_of(len(line.argv[1]) + 1.0))
     chance = random.Random(1)
     queue, known, waited = given.node.queue, given.node.state.history, 0
     for number in range(300):
         if chance.random() < 0.5:
-            given.submit(chance.choice(lines))
+            given.submit(chance.choice([*lines, *said]))
         elif chance.random() < 0.3 and given.node.home.by_id:
             given.when(events.CancelRequested(number, (chance.choice(list(given.node.home.by_id)),)))
         elif running := list(given.node.ledger.running):
             given.after(1.0).when(events.TaskEnded(running[0], exit_of(chance.expovariate(1.0))))
         waited = max(waited, len(queue))
-        expected = [expected_s(known, waits.spec) for waits in queue.oldest_first()]
+        expected = [waits.spec.est_s or expected_s(known, waits.spec) for waits in queue.oldest_first()]
         assert queue.expected_s == pytest.approx(sum(expected), abs=1e-9)
     assert waited > 10
 

@@ -10,11 +10,14 @@ import msgspec
 import pytest
 
 from peerload.core.state import FOREVER_S
+from peerload.core.work import HomePhase
 from peerload.model import events, messages, metrics
 from peerload.model.actions import Announce, TaskChanged
 from peerload.model.config import CoreConfig
 from peerload.model.resources import LoadReport, Region, Thresholds
 from peerload.model.task import Exit, TaskRecord, TaskState
+from peerload.policy.api import Keep
+from peerload.policy.registry import build_preset
 from tests.core.given import ACCEPTS, RECEIVER, SENDER, WALL_S, Given, identity, spec
 
 
@@ -102,6 +105,36 @@ def test_a_policy_that_fails_costs_only_performance(kind: str) -> None:
         x.end(next(iter(x.node.ledger.running)))
     assert x.node.state.counts[metrics.POLICY_ERRORS] > 0
     assert len(x.node.queue) == 0
+
+
+def test_a_policy_that_wakes_a_node_that_is_not_asleep_costs_only_performance() -> None:
+    class Wakes:
+        places_all = True
+
+        def locate(self, *_: object) -> Keep:
+            return Keep("another node is better", wakes="y")
+
+    x = Given(policies=msgspec.structs.replace(build_preset("given", SENDER), sender=Wakes()))
+    x.submit()
+    assert x.task().phase is HomePhase.HERE
+    assert x.node.state.counts[metrics.POLICY_ERRORS] == 1
+
+
+def test_a_priority_policy_that_prefers_neither_class_is_counted_and_the_first_goes_first() -> None:
+    class Neither:
+        def prefer(self, *_: object) -> str:
+            return "neither"
+
+    x = Given(peers=("h",))
+    x.node.state.policies = msgspec.structs.replace(x.node.state.policies, priority=Neither())
+    x.submit()
+    x.submit()
+    x.hear("h", messages.Offer("h/1", bytes(16), 1, spec(), 60.0, only=True))
+    accept = x.sent(messages.Accept)
+    x.hear("h", messages.Commit("h/1", bytes(16), 1, accept.nonce, accept.ts, 60.0))
+    x.end(next(iter(x.node.ledger.running)))
+    assert x.task(2).phase is HomePhase.HERE
+    assert x.node.state.counts[metrics.POLICY_ERRORS] > 0
 
 
 def _raising(policy: object) -> object:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from peerload.core.explain import EligibilityVerdict, WaitReasons, smallest_change
+from peerload.core.explain import EligibilityVerdict, WaitReasons, smallest_change, turn_reason
 from peerload.core.work import HomePhase
-from peerload.model import events, messages
+from peerload.model import actions, events, messages
 from peerload.model.gossip import MemberStatus
 from peerload.model.messages import Need
 from peerload.model.resources import (
@@ -23,12 +23,13 @@ from peerload.model.resources import (
     Health,
     LoadReport,
     Placement,
+    PowerCurve,
     Profile,
     Region,
     ResourceRequest,
 )
-from peerload.model.task import Exit, TaskSpec
-from tests.core.given import WALL_S, Given, identity, spec
+from peerload.model.task import PRIORITY_MAX, Exit, TaskSpec
+from tests.core.given import ALONE, RECEIVER, SENDER, WALL_S, Given, identity, spec
 from tests.wording import Says
 
 GIB = 1 << 30
@@ -215,8 +216,8 @@ def says(x: Given, sequence: int = 1, **report: Any) -> None:
 
 
 def waiting(**more: Any) -> Given:
-    """A home with a task that it has no room for, and a peer y."""
-    x = Given(slots=1, peers=(), **more)
+    """A home with a task that it has no room for, and would give to a node that asks, and a peer y."""
+    x = Given(slots=1, peers=(), **{"policies": RECEIVER, **more})
     x.submit()
     x.submit(asks(cpus=1))
     return x
@@ -270,15 +271,62 @@ def test_how_old_the_facts_are() -> None:
     assert verdicts(x, 2)["x"].age_s is None
 
 
-def test_what_a_peer_does_not_tell_is_not_guessed() -> None:
-    y = node(node="y", slots=16, facts={"mem_bytes": 64 * GIB})
-    y.submit(asks(mem_bytes=GIB))
-    x = waiting()
-    report = msgspec.structs.replace(y.node.sharing.shown(), incarnation=1, sequence=9)
-    x.when(events.PeerMet(identity("y"), y.node.state.profile, report))
-    verdict = list(WaitReasons(x.node, x.task(2), x.at_s).verdicts(asks(mem_bytes=GIB)))[1]
-    assert (verdict.can_ever, verdict.now) == (True, None)
-    assert verdict.reason == f"{Says.SLOTS_TAKEN(1, 16)}; {Says.MEMORY_UNTOLD()}"
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_task_that_waits_for_memory_is_told_which_nodes_have_it(gpus: int) -> None:
+    x = node(gpus, peers=(), slots=16, policies=RECEIVER, facts={"mem_bytes": 16 * GIB})
+    x.submit(asks(mem_bytes=16 * GIB))
+    x.submit(asks(gpus, mem_bytes=8 * GIB))
+    assert change(x, 2) == ""
+    for name, taken in (("z", 60), ("y", 50)):
+        y = node(gpus, node=name, slots=16, facts={"mem_bytes": 64 * GIB})
+        y.submit(asks(mem_bytes=taken * GIB))
+        report = msgspec.structs.replace(y.node.sharing.shown(), incarnation=1, sequence=9)
+        x.when(events.PeerMet(identity(name), y.node.state.profile, report))
+        assert name == "y" or change(x, 2) == "with --mem 4G on z"
+    found = verdicts(x, 2)
+    assert {name: verdict.now for name, verdict in found.items()} == {"x": False, "y": True, "z": False}
+    assert found["z"].reason == "room: 1 of 1 GPU; " * gpus + Says.MEMORY_REQUESTED("60.0", "64.0", "8.0")
+
+
+# -- what the policies send --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policies", "kept"),
+    [
+        (ALONE, Says.SENDS_NONE("x", "given")),
+        (SENDER, Says.LOOKS_NO_MORE("x", "given")),
+        ({**RECEIVER, "transfer": {"threshold": 2.0}}, Says.KEEPS("x", 2, 2)),
+        (RECEIVER, ""),
+        ({"location": {"pairing": {"policy": "pairing"}}}, ""),
+    ],
+    ids=["none", "sender", "below its threshold", "receiver", "pairing"],
+)
+def test_a_task_that_its_policies_keep_at_home_is_not_said_to_go_to_a_node_with_room(
+    policies: dict[str, Any], kept: str
+) -> None:
+    x = waiting(policies=policies)
+    says(x)
+    room = f"room: {Says.SLOTS_TAKEN(0, 4)}"
+    assert told(x, 2) == (True, not kept, f"{room}; {kept}" if kept else room)
+
+
+def test_another_node_is_only_proposed_if_such_a_task_would_get_there() -> None:
+    bound = asks(placement={"exclude": ("y",)})
+    for policies, words in ((ALONE, ""), (SENDER, "without -x y on y"), (RECEIVER, "without -x y on y")):
+        x = Given(slots=1, peers=(), policies=policies)
+        says(x)
+        x.submit(bound)
+        x.submit(bound)
+        assert change(x, 2).replace("with --prio 1 on x", "") == words
+
+
+def test_no_priority_above_the_highest_is_proposed() -> None:
+    x = node(slots=4)
+    for cpus, priority in ((3, 0), (2, PRIORITY_MAX), (1, PRIORITY_MAX)):
+        x.submit(asks(cpus=cpus, priority=priority))
+    assert here(x, 3) == Says.FIRST_IN_LINE("x/2")
+    assert change(x, 3) == ""
 
 
 # -- what is said is so ------------------------------------------------------------------------------------------------
@@ -303,7 +351,14 @@ def drawn(rng: random.Random) -> ResourceRequest:
 
 def somewhere(rng: random.Random, name: str) -> Given:
     """A node with or without GPUs, fixed slots, memory."""
-    facts = rng.choice([{}, {"slots_fixed": False}, {"slots_fixed": False, "mem_bytes": 32 * GIB}])
+    capped = PowerCurve((0.0, 80.0), 8, 8, cap_w=rng.choice([10.0, 20.0]))
+    room: list[dict[str, Any]] = [
+        {},
+        {"mem_bytes": 32 * GIB},
+        {"power": capped},
+        {"mem_bytes": 32 * GIB, "power": capped},
+    ]
+    facts = {"slots_fixed": rng.random() < 0.3, **rng.choice(room)}
     return node(rng.choice([0, 2, 3, 3]), node=name, slots=rng.choice([2, 4, 8]), facts=facts)
 
 
@@ -322,6 +377,49 @@ def happens(x: Given, rng: random.Random, submits: float) -> None:
 
 
 SEEDS = st.integers(0, 1 << 32)
+
+
+def comes(x: Given, number: int, rng: random.Random) -> None:
+    """A task of x, or of h, that asks for one core or two."""
+    task = asks(cpus=rng.choice([1, 2]), priority=rng.choice([0, 0, 1]))
+    if rng.random() < 0.5:
+        x.submit(task)
+        return
+    uid = number.to_bytes(16)
+    x.hear("h", messages.Offer(f"h/{number}", uid, 1, task, 60.0, only=True))
+    accept = x.sent(messages.Accept)
+    x.hear("h", messages.Commit(f"h/{number}", uid, 1, accept.nonce, accept.ts, 60.0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.sampled_from(["fcfs", "selfish", "altruistic"]))
+def test_tasks_start_in_the_order_that_is_told(seed: int, priority: str) -> None:
+    rng = random.Random(seed)
+    x = Given(slots=4, peers=("h",), policies={**ALONE, "priority": {"policy": priority}}, facts={"slots_fixed": False})
+    x.submit(asks(cpus=3, priority=1))
+    for number in range(rng.randint(3, 14)):
+        comes(x, number, rng)
+    waits = [task for task in x.node.home.tasks.values() if task.phase is HomePhase.WAITING]
+    said = {task.task: turn_reason(x.node.queue, task) for task in waits}
+    started: list[TaskSpec] = []
+    names: list[str] = []
+    while x.node.ledger.running:
+        x.end(next(iter(x.node.ledger.running)))
+        spawned = [action for action in x.last if isinstance(action, actions.SpawnTask)]
+        started += [action.spec for action in spawned]
+        names += [action.task for action in spawned]
+    for task in waits:
+        place = names.index(task.task)
+        same = [name for name, one in zip(names, started, strict=True) if one.priority == task.spec.priority]
+        urgent = [name for name, one in zip(names, started, strict=True) if one.priority > task.spec.priority]
+        before = same.index(task.task)
+        if urgent:
+            expected = Says.OVERTAKEN(urgent[0], 1)
+        elif before > 1:
+            expected = Says.SEVERAL_IN_LINE(before, same[0])
+        else:
+            expected = Says.FIRST_IN_LINE(same[0]) if before else ""
+        assert said[task.task] == expected, (place, names)
 
 
 @settings(max_examples=60, deadline=None)

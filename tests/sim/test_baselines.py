@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from peerload.model.actions import Send
 from peerload.policy.flows import bargaining, best_reply, nash, optimal, proportional
 from peerload.policy.registry import load_preset
 from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, CompletedTask, Delays, QueueingModel, profiles_of
@@ -18,6 +20,7 @@ from peerload.sim.recorded import read_trace
 from peerload.sim.replication import Replication, Setup
 from peerload.sim.scenario import Scenario
 from peerload.sim.service import read_class, read_service
+from tests.core.given import Given
 
 IDEAL = Delays()
 
@@ -282,3 +285,16 @@ def test_a_policy_with_knowledge_is_told_the_work_of_tasks_of_several_cpus() -> 
     works, transfer = told(asked)
     assert sum(works.values()) == pytest.approx(0.5 * asked.capacity)
     assert transfer == pytest.approx(0.5 / 2.5)
+
+
+@pytest.mark.parametrize(
+    "preset", ["static-probabilistic", "static-optimal", "non-cooperative", "cooperative", "round-robin"]
+)
+def test_a_home_without_slots_splits_its_tasks_among_the_others(preset: str) -> None:
+    x = Given(slots=0, peers=("y", "z"), policies=load_preset(preset), facts={"cpus": 1.0})
+    offered = Counter[str]()
+    for _ in range(x.node.state.config.searches_in_flight_max):
+        x.submit()
+        offered.update(action.dst for action in x.last if isinstance(action, Send))
+    assert offered.total() == 8
+    assert min(offered["y"], offered["z"]) >= (4 if preset == "round-robin" else 2)

@@ -461,7 +461,7 @@ class TaskDispatch:
 
     def _duration_s(self, task: HomeTask) -> float:
         history = self._state.history
-        return task.spec.est_s or history.expected_s(history.keys(task.spec)) or history.mean_s
+        return history.expected_of(task) or history.mean_s
 
     def deferral(self, task: HomeTask) -> tuple[float, float, float | None] | None:
         """Start (Unix s) of a task that is deferred for its price, the mean price of a kWh then, and the price now;

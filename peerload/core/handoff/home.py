@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.resources.admission import asked_of, why_never
+from peerload.core.resources.admission import asked_of, claims_room, why_never
 from peerload.core.tasks.retries import LostAttempts, Retries
 from peerload.core.work import Collection, GrantedLease, HomePhase, Offering, story
 from peerload.model import actions, messages, metrics, rules, timers
@@ -183,7 +183,9 @@ class HomeHandoff:
         if message.code == "staging" or (message.code == "environment" and not self._may_be_built(task)):
             self._home.fail(task, f"{message.code}: {message.reason}")
             return
-        self._membership.circuit_breaker.declined(src, message.code, accepts=message.report.accepts)
+        peer = self._membership.get(src)
+        has_room = peer is not None and claims_room(task.spec.request, peer.profile, message.report)
+        self._membership.circuit_breaker.declined(src, message.code, accepts=has_room)
         self._declined(task, offering, message.reason)
 
     def run_again(self, task: HomeTask, exit_: Exit) -> str:

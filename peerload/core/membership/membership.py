@@ -314,7 +314,7 @@ class CircuitBreaker:
     """Circuit breaker of one home for all peers that draw tasks and do nothing with them: they refuse what they said they
     would take, or fail all that they are given (P4).
 
-    A node that has not answered, or refused though it says that it takes tasks, refusals_max offers of this home in a row is
+    A node that has not answered, or refused though it says that it takes such tasks, refusals_max offers of this home in a row is
     not asked again for skip_s (one that refuses and says that it is full is only late: others were faster). Nor is one on
     which fast_failures_max tasks in a row have failed within fast_failure_s. That many fail of one command may be the
     command's fault: as soon as it fails so on a second node, what it did on the first counts no more. Where nobody else could
@@ -359,7 +359,7 @@ class CircuitBreaker:
             self._eligible.clear()
 
     def declined(self, node: str, code: str, *, accepts: bool) -> None:
-        """Record a declined offer. ``accepts``: the node advertises that it takes tasks."""
+        """Record a declined offer. ``accepts``: the node advertises that it takes such tasks."""
         if accepts and code in TRANSIENT:
             self.unanswered(node)
 

@@ -24,7 +24,17 @@ from peerload.core.resources.devices import (
 from peerload.core.resources.placement import Backfill, matches_device, place, waits_for_preferred
 from peerload.core.work import RemoteTask
 from peerload.model.config import GpuConfig
-from peerload.model.resources import BUILDERS, GPU, MIB, OVERCOMMIT_SHARE, Device, GpuShare, GpuWait, Placement
+from peerload.model.resources import (
+    BUILDERS,
+    GPU,
+    LOAD_MAX,
+    MIB,
+    OVERCOMMIT_SHARE,
+    Device,
+    GpuShare,
+    GpuWait,
+    Placement,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -237,6 +247,33 @@ def has_memory(request: ResourceRequest, profile: Profile, requested_bytes: int)
     return not (profile.mem_bytes and request.mem_bytes) or requested_bytes + request.mem_bytes <= profile.mem_bytes
 
 
+def cpus_free_there(profile: Profile, report: LoadReport) -> tuple[float, float]:
+    """Bounds of the cores that no task of a node asks for, by its report: n is told in slots, rounded up."""
+    cpus = profile.cpus if profile.power is None else profile.power.threads_under_cap(profile.cpus)
+    each = profile.cpus / max(profile.slots, 1)
+    least = max(cpus - report.load_tasks * each, 0.0)
+    if report.cpus_free < LOAD_MAX and not report.waiting:
+        least = max(report.cpus_free - (profile.cpus - cpus) - report.slots_foreign * each, least)
+    if profile.slots_fixed or report.load_tasks <= 1:
+        return least, cpus
+    return least, min(least + each, cpus)
+
+
+def claims_room(request: ResourceRequest, profile: Profile, report: LoadReport) -> bool:
+    """True if a node says by its report that it would take such a task: it has room, or lets tasks wait."""
+    if request.takes_devices:
+        return request.gpus > 0 and has_room(request, report)
+    if not report.accepts or report.load_tasks >= profile.slots:
+        return report.accepts
+    has_cores = request.cpus <= cpus_free_there(profile, report)[0] + EPSILON
+    return has_cores and has_memory(request, profile, report.mem_requested_bytes)
+
+
+def slots_of(request: ResourceRequest, profile: Profile) -> int:
+    """Slots of a node that a task is worth, at least one."""
+    return max(ceil(request.cpus * profile.slots / profile.cpus - EPSILON), 1) if profile.cpus > 0 else 1
+
+
 def offers_good_gpus(request: ResourceRequest, profile: Profile, report: LoadReport | None) -> bool:
     """True if another node has room on GPUs that are not crowded, and that are of those that the task prefers, if it prefers
     any. A number is a preference among the GPUs of its home. ``report``: the node's load, None = not known: then it may."""
@@ -372,12 +409,21 @@ class Ledger:
         self.version += 1
         self.load_version += 1
         self.cpus_requested = cpus = self.cpus_running + self._cpus_waiting + self.cpus_inbound
-        profile, count = self.profile, len(self.running) + self.waiting - self._device_waiters + len(self.inbound)
-        cpus_here = profile.cpus
-        if cpus_here > 0:
-            demand = ceil(cpus * profile.slots / cpus_here - EPSILON)
-            count = max(count if profile.slots_fixed else min(count, 1), demand)
-        self.load_tasks = count + self.foreign_slots
+        count = len(self.running) + self.waiting - self._device_waiters + len(self.inbound)
+        self.load_tasks = self._in_slots(count, cpus) + self.foreign_slots
+
+    def _in_slots(self, count: int, cpus: float) -> int:
+        profile = self.profile
+        if profile.cpus <= 0:
+            return count
+        demand = ceil(cpus * profile.slots / profile.cpus - EPSILON)
+        return max(count if profile.slots_fixed else min(count, 1), demand)
+
+    def load_tasks_without(self, request: ResourceRequest) -> int:
+        """n if one such task, which waits here, did not."""
+        if request.takes_devices:
+            return self.load_tasks
+        return self._in_slots(self._count - 1, self.cpus_requested - self.cores_of(request)) + self.foreign_slots
 
     def set_profile(self, profile: Profile) -> None:
         self.profile = profile

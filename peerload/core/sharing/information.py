@@ -203,7 +203,7 @@ class View:
 
     @property
     def reports_guide_probing(self) -> bool:
-        return self._state.policies.information.reports_guide_probing
+        return self._state.reports_guide_probing
 
     @property
     def load(self) -> float:
@@ -266,8 +266,8 @@ class View:
         if self.for_request is not None:
             own = self.for_request.gpus if self._uncounted is not None else 0
             return max(self.gpu_tasks - own, 0)
-        n = self._ledger.load_tasks
-        return n if self._uncounted is None else max(n - 1, 0)
+        ledger = self._ledger
+        return ledger.load_tasks if self._uncounted is None else ledger.load_tasks_without(self._uncounted.spec.request)
 
     @property
     def slots(self) -> int:
@@ -308,7 +308,7 @@ class View:
         history = self._state.history
         work_s = self._queue.expected_s + len(self._ledger.inbound) * history.mean_s
         if self._uncounted is not None:
-            work_s = max(work_s - (history.expected_s(history.keys_of(self._uncounted)) or history.mean_s), 0.0)
+            work_s = max(work_s - (history.expected_of(self._uncounted) or history.mean_s), 0.0)
         return work_s / self.speed
 
     @property
@@ -380,7 +380,9 @@ class RunningTasksView:
 
     @property
     def durations(self) -> Sequence[float]:
-        history = self._state.history
+        history, said_s = self._state.history, self._work.spec.est_s
+        if said_s:
+            return (said_s / self._state.profile.speed,)
         past = history.past(history.keys_of(self._work)) or history.all
         return past.ascending(self._state.profile.speed)
 
@@ -421,7 +423,7 @@ def task_view(work: Work, state: CoreState) -> TaskView:
         spec.placement,
         work.moves(),
         state.now.boot_s - work.arrived_s,
-        (spec.est_s or history.expected_s(history.keys(spec))) / state.profile.speed,
+        history.expected_of(work) / state.profile.speed,
         sum(map(len, spec.argv)) + len(spec.environment) + len(spec.directory),
         SLACK.get(spec.prefer),
     )
@@ -471,6 +473,7 @@ class Information:
         self._seen_tasks = 0
         self._is_quiet = False
         self._watches = state.policies.information.watches
+        self._period_s = state.policies.information.period_s
         self._mediator = mediator
         self._due: Standing | None = None
         self._thresholds = THRESHOLDS_AT_FIRST
@@ -716,7 +719,7 @@ class Information:
         """The part of a report that is announced when it has changed: the region and, where reports choose whom to ask, whether this node has a
         task to give. With a threshold of 1 a node is overloaded as soon as it runs one task, and stays so with ten. And
         whether it has a GPU that nobody uses: whoever waits for one elsewhere hears of it."""
-        guides = self._state.policies.information.reports_guide_probing
+        guides = self._state.reports_guide_probing
         return report.region, report.gives and guides, report.gpus_free > 0
 
     # -- told to everybody ---------------------------------------------------------------------------------------------
@@ -747,7 +750,7 @@ class Information:
         if version == self._settled_version and self._is_index_steady and self._steady is not None:
             return  # neither a task nor a reading nor a threshold has changed since
         self._settled_version = version
-        guides = self._state.policies.information.reports_guide_probing
+        guides = self._state.reports_guide_probing
         if ledger.load_version != self._compared_at:
             self._compare()
         standing = self._region, guides and self._has_to_give(), bool(devices.states and devices.gpus_free())
@@ -834,9 +837,8 @@ class Information:
         self._state.count(metrics.ANNOUNCEMENTS)
         self._membership.announce_load(report)
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
-        period_s = self._state.policies.information.period_s
-        if period_s:
-            self._state.set_timer_in(max(period_s, self._state.config.tell_s_min), timers.Period())
+        if self._period_s:
+            self._state.set_timer_in(max(self._period_s, self._state.config.tell_s_min), timers.Period())
 
 
 class RemoteAdmission:

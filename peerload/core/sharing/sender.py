@@ -222,7 +222,7 @@ class Sender:
         self._handoff = handoff
         self._information = information
         self._searches = searches
-        self._is_on = state.policies.names["location.sender"] != "none"
+        self.is_on = state.policies.names["location.sender"] != "none"
         self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
         self.places_all = bool(getattr(state.policies.sender, "places_all", False))
         """True if the policy looks for a place for each task."""
@@ -240,7 +240,7 @@ class Sender:
 
     def may_send(self, task: HomeTask | UntouchedMembers) -> bool:
         """True if a task may go elsewhere by choice."""
-        return self._is_on and self._home.may_migrate(task) and not task.spec.placement.local
+        return self.is_on and self._home.may_migrate(task) and not task.spec.placement.local
 
     def sends(self, task: HomeTask | UntouchedMembers) -> bool:
         """True if an arriving task (not counted itself), or the next of these members, should go elsewhere."""
@@ -530,7 +530,8 @@ class Sender:
         shown = task_view(task, self._state)
         search.steps += 1
         try:
-            step = valid_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
+            step = self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng)
+            step = valid_step(step, view.asleep)
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.policy_failed(error)
             return Keep(f"the policy failed: {error!r}")
@@ -633,7 +634,7 @@ class Sender:
     def _expected_s(self, task: HomeTask) -> float:
         """The expected duration of a task on the reference machine, which bidders get; 0 where no bids are wanted."""
         history = self._state.history
-        return (history.expected_s(history.keys_of(task)) or history.mean_s) if self._wants_bids else 0.0
+        return (history.expected_of(task) or history.mean_s) if self._wants_bids else 0.0
 
     def reply_received(self, src: str, reply: ProbeReply) -> None:
         """An answer to a probe; one that comes after its time is only a report."""

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from peerload.core.membership.membership import NamesThat
-from peerload.core.resources.admission import asked_of, has_memory, has_room, why_never
+from peerload.core.resources.admission import asked_of, cpus_free_there, has_memory, has_room, slots_of, why_never
+from peerload.core.resources.devices import EPSILON
 from peerload.core.sharing.information import (
     ANYTHING,
     WAITING_LOOKED_AT_MAX,
@@ -33,6 +34,7 @@ from peerload.core.work import HomePhase, HomeTask, RemotePhase, RemoteTask
 from peerload.model import messages, metrics, timers
 from peerload.model.actions import Announce, Decided
 from peerload.model.bounded import BoundedDict
+from peerload.model.resources import LOAD_MAX
 from peerload.model.task import task_home
 from peerload.policy.api import Probe, valid_answer, valid_partner, valid_step
 
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.core.work import Work
     from peerload.model.events import Instant
-    from peerload.model.resources import LoadReport, Profile
+    from peerload.model.resources import LoadReport, Profile, ResourceRequest
 
 
 LOOKED_AT_MAX = 64
@@ -104,14 +106,24 @@ class TaskDonor:
         return None
 
     def choose(
-        self, profile: Profile, report: LoadReport, besides: Container[bytes] = (), *, ahead: bool = False
+        self,
+        profile: Profile,
+        report: LoadReport,
+        besides: Container[bytes] = (),
+        *,
+        load_tasks: int | None = None,
+        ahead: bool = False,
     ) -> Work | None:
         """The waiting task that the selection policy lets go to the node of this report, if it can from those whose files are
-        there; not one of ``besides``, by uid, nor one that takes devices. ahead: it may wait there."""
+        there; not one of ``besides``, by uid, nor one that takes devices. ahead: it may wait there; load_tasks: n of this node, if
+        it is less by now."""
+        load = self._ledger.load_tasks if load_tasks is None else load_tasks
 
         def goes(work: Work) -> bool:
-            has_memory_there = self._has_memory(work, profile, report, ahead=ahead)
-            return has_memory_there and work.uid not in besides and self._may_go(work, profile)
+            has_room_there = self._has_memory(work, profile, report, ahead=ahead) and self._is_lighter(
+                work.spec.request, profile, report, load
+            )
+            return has_room_there and work.uid not in besides and self._may_go(work, profile)
 
         node, holders = profile.node, self._holders
         if holders.has_any(node):
@@ -155,6 +167,13 @@ class TaskDonor:
                 request.mem_bytes,
             )
         )
+
+    def _is_lighter(self, request: ResourceRequest, there: Profile, report: LoadReport, load: int) -> bool:
+        """True unless a task of several slots would have no cores there, and no fewer tasks before it than here."""
+        own, given = self._state.profile, slots_of(request, there)
+        if given == 1 or request.cpus <= cpus_free_there(there, report)[0] + EPSILON:
+            return True
+        return evens_out(load, max(own.slots, 1), report.load_tasks, max(there.slots, 1), slots_of(request, own), given)
 
     def _may_go(self, work: Work, profile: Profile) -> bool:
         spec, to = work.spec, profile.node
@@ -255,6 +274,8 @@ class Receiver:
         self._searches = searches
         self._donor = donor
         self._retry_rate = retry_rate
+        self._rate = state.policies.receiver.retry_rate
+        self._retry_probes = state.policies.receiver.retry_probes
         self._in_flight = 0
         self._retrying = self._asked_nobody = False
         self.is_paused = False
@@ -288,14 +309,14 @@ class Receiver:
         questions would grow with the number of nodes. So of the nodes that ask again by themselves only ASKERS ask, and
         only that node; and none asks where it would be refused because the task would only wait here instead."""
         if self.answers(node, report):
-            self.pull(first=node, asks_others=not self._state.policies.receiver.retry_rate)
+            self.pull(first=node, asks_others=not self._rate)
 
     def answers(self, node: str, report: LoadReport) -> bool:
         """True if this node asks the sender of this announced report for work: it wants more, and by the report would
         not be refused."""
         if not self.wants_more():
             return False
-        if not self._state.policies.receiver.retry_rate:
+        if not self._rate:
             return True
         is_ahead = self._information.asks_ahead()
         if is_ahead and not evens_out(report.load_tasks, report.slots, self._ledger.load_tasks, self._slots):
@@ -307,7 +328,7 @@ class Receiver:
         none."""
         if not self.wants_more():
             return math.inf
-        if not self._state.policies.receiver.retry_rate or not self._information.asks_ahead():
+        if not self._rate or not self._information.asks_ahead():
             return -math.inf
         return (self._ledger.load_tasks + 1) / self._slots
 
@@ -333,7 +354,7 @@ class Receiver:
     def step(self, search: Search) -> None:
         """Ask the policy whom to ask next, and do it."""
         peers = self._membership.eligible(ANYTHING, "")
-        if self._state.policies.information.reports_guide_probing and self._information.asks_ahead():
+        if self._state.reports_guide_probing and self._information.asks_ahead():
             peers = NamesThat(peers, self._may_even_out)
         view = self._information.view(peers)
         search.steps += 1
@@ -400,21 +421,20 @@ class Receiver:
     def settle(self) -> None:
         """Search again, at the policy's rate, while this node is below its mark; called after every event. After a search
         that asked nobody, only from the next event on: without one there is still nobody to ask."""
-        rate = self._state.policies.receiver.retry_rate
         self.is_paused, self._asked_nobody = self._asked_nobody, False
         if self.is_paused:
             return
-        if self._retrying or not rate or not self._information.wants():
+        if self._retrying or not self._rate or not self._information.wants():
             return
         if not self._state.takes_remote_tasks or not self._membership.has_any():
             return
         self._retrying = True
-        self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.RetryDue())
+        self._state.set_timer_in(self._retry_rate.pause_s(self._rate), timers.RetryDue())
 
     def retry(self) -> None:
         """An extra search, if this node is still below its mark."""
         self._retrying = False
-        self.pull(probes_max=self._state.policies.receiver.retry_probes)
+        self.pull(probes_max=self._retry_probes)
         self._asked_nobody = not self._in_flight
 
     def _end(self, search: Search) -> None:
@@ -456,10 +476,13 @@ class Receiver:
         return self._donor.choose(request.profile, there, ahead=request.ahead)
 
 
-def evens_out(load: int, size: int, load_there: int, size_there: int, given: int = 1) -> bool:
+def evens_out(
+    load: int, size: int, load_there: int, size_there: int, given: int = 1, given_there: int | None = None
+) -> bool:
     """True if a node with so many tasks in its slots, or so much memory requested of what it has, is loaded no less than the
-    asker even after it has given it so much: else the task would only wait there instead of here."""
-    return (load_there + given) * size <= (load - given) * size_there
+    asker even after it has given it so much: else the task would only wait there instead of here. given_there: what that is
+    there, if it differs."""
+    return (load_there + (given if given_there is None else given_there)) * size <= (load - given) * size_there
 
 
 @lru_cache(WEIGHTS_KEPT)
@@ -495,6 +518,7 @@ class PairProtocol:
         self._information = information
         self._donor = donor
         self._retry_rate = retry_rate
+        self.rate = state.policies.pairing.rate
         self._partner = ""
         self._pairing = 0
         self._last = 0
@@ -506,10 +530,9 @@ class PairProtocol:
 
     def settle(self) -> None:
         """Set the time of the next search; called after every event."""
-        rate = self._state.policies.pairing.rate
-        if rate and not self._is_armed and self._membership.has_any():
+        if self.rate and not self._is_armed and self._membership.has_any():
             self._is_armed = True
-            self._state.set_timer_in(self._retry_rate.pause_s(rate), timers.Pair())
+            self._state.set_timer_in(self._retry_rate.pause_s(self.rate), timers.Pair())
 
     def ask(self) -> None:
         """Begin a turn: ask the node that the policy names."""
@@ -601,15 +624,18 @@ class PairProtocol:
         peer = self._membership.get(to)
         chosen: dict[bytes, Work] = {}
         while peer is not None and len(chosen) < messages.PAIR_MOVES_MAX and self._moves(own, theirs):
-            work = self._donor.choose(peer.profile, theirs, chosen)
+            work = self._donor.choose(peer.profile, theirs, chosen, load_tasks=own.load_tasks)
             if work is None:
                 break
             chosen[work.uid] = work
-            own = msgspec.structs.replace(own, load_tasks=own.load_tasks - 1)
+            request = work.spec.request
+            given = slots_of(request, self._state.profile)
+            own = msgspec.structs.replace(own, load_tasks=max(own.load_tasks - given, 0))
             theirs = msgspec.structs.replace(
                 theirs,
-                load_tasks=theirs.load_tasks + 1,
-                mem_requested_bytes=theirs.mem_requested_bytes + work.spec.request.mem_bytes,
+                load_tasks=theirs.load_tasks + slots_of(request, peer.profile),
+                cpus_free=max(theirs.cpus_free - request.cpus, 0.0) if theirs.cpus_free < LOAD_MAX else LOAD_MAX,
+                mem_requested_bytes=theirs.mem_requested_bytes + request.mem_bytes,
             )
         return list(chosen.values())
 
@@ -738,8 +764,7 @@ class Sharing:
     ) -> None:
         self._state = state
         self._membership = membership
-        by_refusal = state.policies.information.reports_guide_probing
-        self._hints = hints = PeerHints(is_on=state.policies.memory, by_refusal=by_refusal)
+        self._hints = hints = PeerHints(is_on=state.policies.memory, by_refusal=state.reports_guide_probing)
         self._searches = searches = Searches(state, hints)
         self._has_receiver = state.policies.names["location.receiver"] != "none"
         transfer, load, sender = state.policies.transfer, state.policies.load, state.policies.sender
@@ -784,6 +809,28 @@ class Sharing:
         """Ask for another task, if wanted: one has ended here, and the next one has been started."""
         if self._has_receiver:
             self.receiver.pull()
+
+    def would_leave(self, task: HomeTask) -> bool:
+        """True if a task like this one of this home would get to a node with room: sent, or given to one that asks."""
+        is_sent = self.sender.is_on and self.sender.still_sends(task)
+        is_given = task.spec.request.takes_devices or self.information.gives()
+        return is_sent or bool(self.pairing.rate) or (self._has_receiver and is_given)
+
+    def stays_because(self, task: HomeTask) -> str:
+        """The reason why a waiting task of this home goes to no other node now, whatever room there is; "" if it may."""
+        if task.phase is not HomePhase.WAITING or task.stranded_because or task.search is not None:
+            return ""
+        if task.spec.request.takes_devices or self.sender.places_all or self.pairing.rate:
+            return ""
+        node, policies = self._state.node, self._state.policies
+        if not self._has_receiver:
+            return f"{node}'s preset {policies.name} " + (
+                "looks for a place only when a task comes" if self.sender.is_on else "sends no tasks"
+            )
+        if self.information.gives():
+            return ""
+        above = self.information.thresholds().give_above * self._ledger.profile.slots
+        return f"{node} keeps it: its load is {self.information.level():g}, and it gives tasks away above {above:g}"
 
     def probe_timed_out(self, search_id: int) -> None:
         """A search has waited long enough: it goes on with the answers it has."""
@@ -867,7 +914,7 @@ class Sharing:
 
     def _act_on(self, src: str, report: LoadReport, asks: Callable[[str, LoadReport], None]) -> None:
         """Act on a report: its node may have work for this one, or room for a stranded task."""
-        if not self._state.policies.information.reports_guide_probing:
+        if not self._state.reports_guide_probing:
             if report.is_overloaded:
                 self._hints.is_busy(src)
         elif not report.has_work:

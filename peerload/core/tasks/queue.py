@@ -15,6 +15,7 @@ import msgspec
 
 from peerload.core.resources.admission import DeviceQueue
 from peerload.core.work import UntouchedMembers
+from peerload.policy.api import valid_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -320,14 +321,25 @@ class WaitingQueue:
         return None
 
     def count_before(self, work: Work, at_most: int) -> int:
-        """Number of waiting tasks of its kind and priority that arrived before it; counted up to ``at_most``."""
+        """Number of waiting tasks of its kind and priority that start before it; counted up to ``at_most``."""
         level = self._levels.get(work.spec.priority)
         if level is None:
             return 0
-        lines = level[LOCAL_DEVICES:] if work.spec.request.takes_devices else level[:LOCAL_DEVICES]
-        everybody = heapq.merge(*(line.as_it_is() for line in lines), key=_order)
-        earlier = takewhile(lambda other: other.order < work.order, everybody)
-        return min(sum(other.count for other in islice(earlier, at_most)), at_most)
+        if work.spec.request.takes_devices:
+            local, remote = level[LOCAL_DEVICES : LOCAL_DEVICES + 1], level[REMOTE_DEVICES:]
+        else:
+            local, remote = level[:REMOTE], level[REMOTE : REMOTE + 1]
+        own, others = (local, remote) if work.is_local else (remote, local)
+        preferred = self._preferred()
+
+        def free(*lines: LinkedQueue) -> Iterator[Work]:
+            return _free(heapq.merge(*(line.as_it_is() for line in lines), key=_order))
+
+        lines = (*own, *others) if preferred == "first" else own
+        before: Iterator[Work] = takewhile(lambda other: other.order < work.order, free(*lines))
+        if preferred == ("remote" if work.is_local else "local"):
+            before = chain(before, free(*others))
+        return min(sum(other.count for other in islice(before, at_most)), at_most)
 
     def _has_urgent(self) -> bool:
         """True if work has come that takes devices and would have them before others that wait."""
@@ -416,9 +428,11 @@ class WaitingQueue:
         """Kind of task that the priority policy starts first when both kinds wait."""
         ledger = self.ledger
         try:
-            return self._state.policies.priority.prefer(
-                ledger.waiting_local + ledger.running_local,
-                ledger.waiting_remote + len(ledger.running) - ledger.running_local,
+            return valid_class(
+                self._state.policies.priority.prefer(
+                    ledger.waiting_local + ledger.running_local,
+                    ledger.waiting_remote + len(ledger.running) - ledger.running_local,
+                )
             )
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.policy_failed(error)

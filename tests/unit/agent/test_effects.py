@@ -12,6 +12,7 @@ import pytest
 from peerload.agent.effects import (
     COALESCED,
     FOUND_AT_A_TIME,
+    Consumer,
     PeerEffects,
     Performer,
     RecordEffects,
@@ -46,6 +47,16 @@ if TYPE_CHECKING:
 ADVICE = ProbeReply(1, accepts=True, report=LoadReport())
 
 STATE = State(identity("y"), Profile("y", 1, 1.0, slots_fixed=True), LoadReport())
+
+
+def test_the_first_failure_of_a_policy_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    x, nothing = Given(), cast("Any", SimpleNamespace(perform=lambda *_: None, flush=lambda: None))
+    consumer = Consumer(x.node, nothing, nothing, cast("Any", SimpleNamespace(has_failed=False)), None)
+    consumer.consume([events.ClientGone(7)])
+    assert caplog.messages == []
+    x.node.state.policy_failed(ValueError("a load index of nan"))
+    consumer.consume([events.ClientGone(7), events.ClientGone(8)])
+    assert [message.rpartition("error=")[2] for message in caplog.messages] == ["ValueError: a load index of nan"]
 
 
 class Routes:

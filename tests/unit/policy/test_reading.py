@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from peerload.model.errors import ConfigError
 from peerload.policy import describe
-from peerload.policy.preset import PRESET_BYTES_MAX
-from peerload.policy.registry import build_preset, load_preset
+from peerload.policy.preset import PRESET_BYTES_MAX, why_not_fulfilled
+from peerload.policy.registry import build_preset, class_from_file, load_preset
 from tests.each import each
 
 SOUND = """\
@@ -218,6 +219,32 @@ class Moody:
 
 class Strange(msgspec.Struct):
     what: NoSuchType = 3
+
+
+class Paced(msgspec.Struct):
+    rate: float = 0.0
+    retry_rate: float = 0.0
+    period_s: float = 0.0
+    believed_s: float = 2.0
+    migrations_max: int = 1
+    retry_probes = 1
+    watches = "nothing"
+    reports_guide_probing = False
+
+    def partner(self, view, rng):
+        return None
+
+    def moves(self, richer, poorer):
+        return False
+
+    def locate(self, view, probes_max, replies, rng):
+        return Keep("mine")
+
+    def tells(self, told, now):
+        return False
+
+    def asks(self, before, now):
+        return False
 '''
 
 
@@ -267,7 +294,7 @@ def test_ones_own_may_be_a_struct_a_dataclass_or_plain(own: Path) -> None:
         ("sender", "policy = 'own.py:Fails'", "policy", "RuntimeError: no mood"),
         ("sender", "policy = 'own.py:Strange'", "policy", "NoSuchType"),
         ("receiver", "policy = 'own.py:Plain'", "policy", "it has no retry_rate"),
-        ("receiver", "policy = 'own.py:Poll'", "policy", 'its retry_rate is "often", which is not a float'),
+        ("receiver", "policy = 'own.py:Poll'", "policy", 'its retry_rate is "often", which is not a number, 0 … 1000'),
         ("receiver", "policy = 'own.py:Moody'", "policy", "its retry_rate fails: ZeroDivisionError"),
     ],
 )
@@ -275,6 +302,24 @@ def test_a_class_that_does_not_do_is_told(own: Path, kind: str, table: str, key:
     error = mistake(own, kind, table)
     assert error.key == f"location.{kind}.{key}"
     assert says in str(error)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e9])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("location.receiver", "retry_rate"),
+        ("location.pairing", "rate"),
+        ("information", "period_s"),
+        ("information", "believed_s"),
+        ("migration", "migrations_max"),
+    ],
+)
+def test_a_value_that_is_out_of_bounds_is_told(own: Path, kind: str, name: str, value: float) -> None:
+    policy = class_from_file("own.py:Paced", own.parent)
+    assert why_not_fulfilled(kind, policy()) == ""
+    found = why_not_fulfilled(kind, policy(**{name: value}))
+    assert found.startswith(f"its {name} is "), found
 
 
 @pytest.mark.parametrize(
