@@ -122,6 +122,16 @@ def test_an_output_that_is_not_made_is_no_success_and_the_others_come_home(user:
     assert user.files() == {"made": "one\n", "src/a": "one\n"}
 
 
+@pytest.mark.parametrize("where", ["n1", "n2"])
+def test_only_the_last_attempt_of_a_retried_task_brings_outputs(user: User, where: str) -> None:
+    flags = ("--node", where, "--retries", "1", "--out", "out/*")
+    done = user.types("run", *flags, "-s", "touch out/$PEERLOAD_ATTEMPT; test $PEERLOAD_ATTEMPT = 2")
+    assert done.returncode == 0, done.stderr
+    assert user.files() == {"out/2": "", "src/a": "one\n"}
+    assert user.types("run", *flags, "-s", "touch out/failed-$PEERLOAD_ATTEMPT; exit 7").returncode == 7
+    assert user.files() == {"out/2": "", "out/failed-2": "", "src/a": "one\n"}
+
+
 def test_an_output_that_cannot_be_placed_is_no_success_and_is_named(user: User) -> None:
     refused = user.types("run", "--out", "src/a/*", "true")
     assert (refused.returncode, "src/a" in refused.stderr) == (125, True)

@@ -68,6 +68,18 @@ def test_a_command_waits_for_who_reads_it(agents: list[Agent], tmp_path: Path) -
         assert comes_whole(process, tmp_path)
 
 
+def test_a_command_elsewhere_waits_for_a_home_that_starts_anew(agents: list[Agent], tmp_path: Path) -> None:
+    with ended(start(agents[0], "n2", tmp_path)) as process:
+        stopped(tmp_path)
+        agents[0].kill()
+        wait_until(
+            lambda: agents[1].call("nodes")["nodes"][1]["state"] != "alive", WITHIN_S, "the other node to miss it"
+        )
+        stopped(tmp_path)
+        agents[0].start()
+        assert comes_whole(process, tmp_path)
+
+
 def test_a_reader_that_leaves_lets_its_command_go_on(agents: list[Agent], tmp_path: Path) -> None:
     with ended(start(agents[0], "n1", tmp_path)) as process:
         pid = stopped(tmp_path)

@@ -676,10 +676,10 @@ class AttemptFiles:
 
     async def settled(self, key: str, exit_: Exit) -> Exit:
         """Collect the outputs of an ended attempt, and place them if this is its home → its exit, which is a failure if an output
-        is missing. Raises NoRoom while a disk here has no room for them, OSError if this agent is short of descriptors or
-        memory: then it can be called again."""
+        is missing. Those of an attempt that is retried are left: they would be in the way of the next one's. Raises NoRoom while
+        a disk here has no room for them, OSError if this agent is short of descriptors or memory: then it can be called again."""
         note = self._notes.get(key)
-        if note is None:
+        if note is None or self._is_retried(key, note, exit_):
             return exit_
         began_s = time.monotonic()
         if note.result is None:
@@ -706,6 +706,11 @@ class AttemptFiles:
             self._event_log.record("files", "returned", task=note.task, reason=returned)
         exit_ = msgspec.structs.replace(exit_, staged=staged)
         return without_files(exit_, unplaced) if unplaced else exit_
+
+    def _is_retried(self, key: str, note: AttemptNote, exit_: Exit) -> bool:
+        """True if an attempt of this home has failed and the task is run again."""
+        task = self._node.home.by_id.get(note.task) if note.user.home == self._own_name else None
+        return task is not None and task.key == key and self._node.handoff.retries.repeats(task, exit_)
 
     async def _collected(self, key: str, note: AttemptNote, *, is_success: bool) -> tuple[Staged, str]:
         staged, unplaced = Staged(note.in_bytes, note.in_s), ""

@@ -30,7 +30,7 @@ from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
@@ -47,6 +47,8 @@ within the second. What the task writes before it is stopped comes on top; toget
 for a reader (FOLLOWED_BYTES_MAX, halved)."""
 LOOK_EVERY_S = 0.005
 """Shortest interval between two looks at the files while they grow."""
+RETURN_S_MAX = 90.0
+"""Longest time for which a task waits for a home that does not read any more: a `run` and its home have given up by then."""
 HARMLESS = frozenset((signal.SIGWINCH, signal.SIGCONT, signal.SIGURG, signal.SIGTSTP, signal.SIGSTOP))
 """Signals that do not ask a process to end."""
 
@@ -200,7 +202,7 @@ class TaskOutputs:
         self._ends: BoundedDict[str, tuple[int, int]] = BoundedDict(ENDS_KEPT_MAX)
         self.served: collections.Counter[str] = collections.Counter()
         """Attempts here whose outputs their homes read now: how often."""
-        self._cuts: set[asyncio.Task[None]] = set()
+        self._work: set[asyncio.Task[None]] = set()
 
     def adopt(self, running: Running) -> None:
         """Take over the attempts that ran before this agent was started."""
@@ -277,16 +279,18 @@ class TaskOutputs:
         if remote.exit is not None:
             self._ends.setdefault(key, (remote.exit.stdout_bytes, remote.exit.stderr_bytes))
         end = None if request.follow else self._spool.sizes(key)
+        sent, is_paced = [request.stdout_from, request.stderr_from], request.follow and request.paced
         self.served[key] += 1
         try:
             followed = (
                 self.follow_paced(key, request.stdout_from, request.stderr_from, runs_here=True)
-                if request.follow and request.paced
+                if is_paced
                 else self.follow(key, request.stdout_from, request.stderr_from, end=end)
             )
             async with contextlib.aclosing(followed) as pieces:
                 async for stream, offset, data in pieces:
                     yield OutputChunk(stream, offset, data)
+                    sent[stream - 1] = offset + len(data)
             yield OutputEnd(*(end or self._ends.get(key, (0, 0))))
         except OSError as error:
             log.warning("cannot serve output: task=%s error=%s", request.task, error)
@@ -294,6 +298,13 @@ class TaskOutputs:
             self.served[key] -= 1
             if not self.served[key]:
                 del self.served[key]
+            if is_paced and key not in self._ends:
+                self._start(self._wait_for_home(key, *sent))
+
+    async def _wait_for_home(self, key: str, stdout_from: int, stderr_from: int) -> None:
+        """Hold an attempt back for its home, which has read so far and is expected to go on."""
+        async with self.backpressure.reader(key, stdout_from, stderr_from, runs_here=True):
+            await asyncio.sleep(RETURN_S_MAX)
 
     # -- from elsewhere ------------------------------------------------------------------------------------------------
 
@@ -397,9 +408,12 @@ class TaskOutputs:
 
     def cut_soon(self, key: str) -> None:
         """Cut the output later, whatever becomes of the caller."""
-        work = asyncio.get_running_loop().create_task(self.cut(key))
-        self._cuts.add(work)
-        work.add_done_callback(self._cuts.discard)
+        self._start(self.cut(key))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
 
     async def cut_old(self, now_s: float) -> None:
         """Cut the output of all ended attempts that was kept in full for longer than FOLLOWED_S_MAX. now_s: the
@@ -413,7 +427,7 @@ class TaskOutputs:
         return key in self._followers or key in self._mirrors
 
     async def close(self) -> None:
-        work = [*self._mirrors.values(), *self._cuts]
+        work = [*self._mirrors.values(), *self._work]
         for one in work:
             one.cancel()
         await asyncio.gather(*work, return_exceptions=True)

@@ -195,6 +195,11 @@ class Retries:
         is_failure = exit_.exit_code != 0 and (task.terms.retries > 0 or bool(exit_.failed_device))
         return is_failure or _lacked_memory(task, exit_)
 
+    def repeats(self, task: HomeTask, exit_: Exit) -> bool:
+        """True if the end of its current attempt is a failure that leads to a retry of --retries, so that nothing of it is kept."""
+        is_over = task.phase is HomePhase.OVER or task.record.input_is_cut or _was_meant(task, exit_)
+        return exit_.exit_code != 0 and task.record.failures < task.terms.retries and not is_over
+
     def again(self, task: HomeTask, exit_: Exit) -> str:
         """Queue it again, durably, if its current attempt ended so and it may be tried again: → "". Else why this is its
         result, in words (" " where there is nothing to say)."""
