@@ -227,7 +227,8 @@ class HomeTask(Work):
 
     search: the search for a place for it, 0 = waits for its turn; stranded_because: why it has no place now; backoff_s: the
     pause of a stranded task before it is asked about again; cannot_here: why this home can never run it, though its profile
-    fits (no such directory); running_at: when its process started (Unix s), 0 = it has none, as far as is known;
+    fits (no such directory); not_built: why its environment could not be built here; running_at: when its process started
+    (Unix s), 0 = it has none, as far as is known;
     false_starts: how often nodes could not start it; signalled: (attempt, the signals that a user has sent it); terms: what
     only its home has to know.
     """
@@ -239,6 +240,7 @@ class HomeTask(Work):
     backoff_s = 0.0
     stranded_because = ""
     cannot_here = ""
+    not_built = ""
     running_at = 0.0
     false_starts = 0
     signalled: tuple[int, tuple[int, ...]] = (0, ())

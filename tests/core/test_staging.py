@@ -178,6 +178,17 @@ def test_a_task_whose_environment_cannot_be_built_at_home_goes_elsewhere() -> No
     assert x.done(actions.TaskChanged).record.reason == "environment: no wheel"
 
 
+def test_a_task_not_built_at_home_fails_when_the_only_other_node_lacks_its_directory() -> None:
+    x = Given(policies=SENDER, peers=(), facts={"builders": ("uv",)})
+    x.meet("y", builders=("uv",))
+    x.submit(BUILT)
+    x.when(events.TaskEnded(x.task().key, Exit(125, reason="environment: no wheel", not_built=True)))
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    x.hear("y", messages.Decline("x/1", x.task().uid, 2, "directory", "no such directory", ACCEPTS))
+    record = x.done(actions.TaskChanged).record
+    assert (record.state, record.reason) == (TaskState.FAILED, "environment: no wheel")
+
+
 def test_a_node_whose_cache_has_no_room_for_the_files_is_not_asked_for_a_while_and_named() -> None:
     x, _, _ = offering()
     told = messages.Decline("x/2", x.task(2).uid, 1, "cache", "the file cache is full", ACCEPTS)

@@ -180,8 +180,12 @@ class HomeHandoff:
         if task is None or offering is None:
             self._state.count(metrics.DECLINES_WITHOUT_OFFER)
             return
-        if message.code == "staging" or (message.code == "environment" and not self._may_be_built(task)):
-            self._home.fail(task, f"{message.code}: {message.reason}")
+        if message.code == "staging":
+            self._home.fail(task, f"staging: {message.reason}")
+            return
+        not_built = f"environment: {message.reason}" if message.code == "environment" else task.not_built
+        if not_built and not self._may_be_built(task):
+            self._home.fail(task, not_built)
             return
         peer = self._membership.get(src)
         has_room = peer is not None and claims_room(task.spec.request, peer.profile, message.report)
@@ -191,20 +195,20 @@ class HomeHandoff:
     def run_again(self, task: HomeTask, exit_: Exit) -> str:
         """Queue a task again whose attempt here has ended so, if it is to be tried again: → "". Else why this is its result."""
         if exit_.not_built and task.spec.guarantee is not Guarantee.ONCE:
-            task.cannot_here = exit_.reason
+            task.cannot_here = task.not_built = exit_.reason
             if self._may_be_built(task):
                 self._home.requeue(task, f"{exit_.reason}; another node may build it")
                 return ""
-            task.cannot_here = ""
+            task.cannot_here = task.not_built = ""
         return self.retries.again(task, exit_)
 
     def _may_be_built(self, task: HomeTask) -> bool:
-        """True if some node has not failed to build the environment of a task yet."""
+        """True if some node may run a task and has not failed to build its environment yet."""
         spec, here = task.spec, self._state.node
         if not task.cannot_here and not why_never(self._state.profile, spec.request, spec.placement, here):
             return True
         nodes = self._membership.could_run(messages.Need(spec.request, spec.placement), here)
-        return any(not self._membership.declined_code(node, spec) for node in nodes)
+        return any(self._membership.declined_code(node, spec) in ("", "stalled") for node in nodes)
 
     def _declined(self, task: HomeTask, offering: Offering, reason: str) -> None:
         self._home.withdraw(task)
