@@ -78,6 +78,15 @@ def test_what_nobody_could_ever_run_is_refused_with_the_reasons() -> None:
     assert error.why == Says.NEAREST("1 GPU", "x: no GPU; y: no GPU")
 
 
+def test_another_directory_is_suggested_only_if_it_would_help() -> None:
+    x = Given()
+    x.node.membership.remember_decline("y", "directory", messages.decline_subject("directory", spec(directory=b"/d")))
+    x.submit(spec(directory=b"/d", request=ResourceRequest(cpus=5.0)))
+    assert "--wait-for-node" in x.done(Answer).error.hint
+    x.submit(spec(directory=b"/d"), directory_here=False)
+    assert "-d DIR" in x.done(Answer).error.hint
+
+
 def test_a_node_that_was_shut_out_runs_nothing_ever_until_it_is_let_in_anew() -> None:
     x, pinned = Given(), spec(placement=Placement(node="y"))
     x.when(events.NodeRevoked("y"))

@@ -189,7 +189,7 @@ def test_a_command_in_quotes_is_told_at_once(agent: Agent) -> None:
     assert agent.cli("run", "sh", "-c", "echo a b").stdout == b"a b\n"
     for words in (["echo a | cat"], ["echo", "a", "|", "cat"], ["echo|cat"]):
         told = agent.cli("run", *words).stderr.decode()
-        assert f"peerload run sh -c '{' '.join(words)}'" in told
+        assert f"peerload run -s '{' '.join(words)}'" in told
         assert "without the quotes" not in told, "the pipe would be the shell's that it is typed in"
     found = agent.cli("run", "find", "/dev/null", "-name", "none", "-exec", "ls", "{}", ";")
     assert without_waits(found.stderr) == b""

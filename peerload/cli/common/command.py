@@ -623,13 +623,13 @@ def say_if_quoted(words: list[str], verb: str) -> None:
         by_words = "" if needs_shell else f"without the quotes:  peerload {verb} {shown}        "
         say(
             f"{shown!r} is one word: it is taken for the name of a program",
-            f"{by_words}as a line for a shell:  peerload {verb} sh -c {quoted(shown)}",
+            f"{by_words}as a line for a shell:  peerload {verb} -s {quoted(shown)}",
         )
     elif operators := [word for word in words[1:] if word in SHELL_OPERATORS]:
         shown = printable(" ".join(words))
         say(
             f"{operators[0]!r} is passed to {printable(words[0])} as an argument: no shell reads it",
-            f"as a line for a shell:  peerload {verb} sh -c {quoted(shown)}",
+            f"as a line for a shell:  peerload {verb} -s {quoted(shown)}",
         )
 
 
@@ -648,7 +648,8 @@ def mended(error: NeverRunnable, client: AgentConnection, spec: dict[str, Any]) 
     from difflib import get_close_matches
 
     reply = client.call("nodes")
-    names = [*(str(node["node"]) for node in reply["nodes"]), *map(str, reply.get("unmet", []))]
+    states = {str(node["node"]): node["state"] for node in reply["nodes"]}
+    names = [*(name for name in states if states[name] != "left"), *map(str, reply.get("unmet", []))]
     if wanted in names:
         return error
     near = get_close_matches(wanted, names, n=1)
@@ -656,7 +657,7 @@ def mended(error: NeverRunnable, client: AgentConnection, spec: dict[str, Any]) 
     more = f" and {len(names) - NODES_SUGGESTED_MAX} more" if len(names) > NODES_SUGGESTED_MAX else ""
     better = NeverRunnable(
         f"no node {wanted} is known here; nothing was submitted",
-        why=f"there are {', '.join(names[:NODES_SUGGESTED_MAX])}{more}",
+        why=("it has left; " if wanted in states else "") + f"there are {', '.join(names[:NODES_SUGGESTED_MAX])}{more}",
         hint=f"{also}peerload nodes        to wait for it:  --wait-for-node",
     )
     better.code = error.code

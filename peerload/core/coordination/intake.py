@@ -348,14 +348,14 @@ def _named(reasons: list[tuple[PeerInfo, str]]) -> list[str]:
 def _refuse_hopeless(
     state: CoreState, membership: Membership, spec: TaskSpec, here: str, *, directory_here: bool
 ) -> None:
-    reasons = []
+    reasons, lacks_there = [], False
     for peer in _members(membership):
         never = why_never(peer.profile, spec.request, spec.placement, state.node)
+        lacks_there = lacks_there or (not never and membership.declined_code(peer.identity.node, spec) == "directory")
         never = never or membership.why_declines(peer.identity.node, spec)
         gone = "shut out" if peer.is_shut_out else "" if peer.state is PeerState.ALIVE else peer.state.value
         reasons.append((peer, ", ".join(filter(None, (gone, never)))))
     lacks_here = not directory_here and not why_not_here(state, spec, directory_here=True)
-    lacks_there = any(membership.declined_code(peer.identity.node, spec) == "directory" for peer, _ in reasons)
     hint = (
         "another directory:  -d DIR        take this one along:  --snapshot        a fresh one:  -d -"
         if lacks_here or lacks_there

@@ -182,6 +182,17 @@ def test_the_nodes_that_decline_are_named_by_reason(agent: FakeAgent, verb: str)
     assert told.endswith(b"ws1/42 cannot run on gpu1: its policy runs no tasks of me\n")
 
 
+def test_a_task_for_a_node_that_has_left_is_refused_in_words(agent: FakeAgent) -> None:
+    agent.handlers["submit"] = lambda _request, reply: reply.error(
+        "never-runnable", "no node", "ws1: not ws2", "-d DIR"
+    )
+    agent.answer("nodes", nodes=[{"node": "ws1", "state": "alive"}, {"node": "ws2", "state": "left"}])
+    told = peerload("submit", "-w", "ws2", "x", agent=agent).stderr.decode()
+    assert "ws2" in told.splitlines()[0]
+    assert "it has left; there are ws1\n" in told
+    assert "-d DIR" not in told
+
+
 def test_dry_run_submits_nothing(agent: FakeAgent) -> None:
     done = peerload("submit", "--dry-run", "--json", "-c", "2", "x", agent=agent, MY_TOKEN="s")
     shown = json.loads(done.stdout)
