@@ -103,7 +103,8 @@ class Enrollment:
         """Make an invitation. addresses: where newcomers may dial this node, beside its own address. Raises BadRequest or
         StoreError."""
         if request.node and (why := self.name_objection(request.node, is_meant=True)):
-            raise BadRequest(f"{request.node} is not a valid node name", why=why, hint="name another:  --node NAME")
+            what = f"the name {request.node} cannot be given"
+            raise BadRequest(what, why=why, hint="name another:  --node NAME")
         try:
             token_id, secret = self._invites.make(
                 time.time(), life_s=request.ttl_s, uses=request.uses, node=request.node, issuer=request.issuer
@@ -134,7 +135,7 @@ class Enrollment:
         known = membership.get(node)
         is_awaited = time.time() - let_in_at < ARRIVES_WITHIN_S and let_in_at > self._trust.revoked_at(node)
         if is_awaited and not (known is not None and _has_gone_since(known, let_in_at)):
-            return "it was just given to another machine"
+            return "it was given to a machine less than a minute ago"
         is_free = self._trust.was_revoked(node) or is_meant
         meant = f"if this machine is to replace it:  peerload invite --node {node}"
         if known is None:

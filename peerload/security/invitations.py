@@ -170,7 +170,7 @@ class Invitations:
         uses = (one.at for other in self._invites.values() for one in other.used if one.node == request.node)
         if why_not := objection(request.node, max(uses, default=0.0), is_meant=bool(invite.node)):
             raise InvitationRefused(
-                "name", f"{request.node}: {why_not}", f"{request.node} is not a valid node name: {why_not}"
+                "name", f"{request.node}: {why_not}", f"the name {request.node} cannot be given: {why_not}"
             )
         self._save(msgspec.structs.replace(invite, uses=invite.uses - 1, used=(*invite.used, use)))
         return invite, key
@@ -255,7 +255,7 @@ def _ask_at(address: str, token: Token, node: str, key: bytes) -> Admission:
         proof = join.proof_key(token.id, token.secret).sign(transcript)
         answer = _exchange(link, join.JoinRequest(token.id, node, csr, proof), address)
     if isinstance(answer, join.JoinRefused):
-        raise _refusal(answer)
+        raise _refusal(answer, address)
     if not isinstance(answer, join.JoinWelcome):
         raise LinkUnavailable("", "no answer", why=f"{address}: unexpected message")
     _check(answer, ca, node, key)
@@ -331,7 +331,7 @@ def _connection(address: str, context: ssl.SSLContext):  # type: ignore[no-untyp
 def _identify(link: ssl.SSLSocket, address: str) -> join.JoinWho:
     answer = _exchange(link, join.JoinAsk(), address)
     if isinstance(answer, join.JoinRefused):
-        raise _refusal(answer)
+        raise _refusal(answer, address)
     if not isinstance(answer, join.JoinWho):
         raise LinkUnavailable("", "no answer", why=f"{address}: unexpected message")
     return answer
@@ -369,9 +369,12 @@ def _impostor(address: str) -> BadRequest:
     )
 
 
-def _refusal(answer: join.JoinRefused) -> BadRequest:
+def _refusal(answer: join.JoinRefused, address: str) -> BadRequest:
     if answer.code == "token":
         why = "the token was used before, has expired, is of another cluster, or was used by a node that is revoked"
         return BadRequest(_NOT_LET_IN, why=why, hint=_NEW)
-    hint = "the same token with another name:  peerload join --node NAME TOKEN" if answer.code == "name" else _NEW
+    hint = _NEW
+    if answer.code == "name":
+        hint = f"if this machine is that member:  peerload down ; peerload up --peer {address}"
+        hint += "        the same token with another name:  peerload join --node NAME TOKEN"
     return BadRequest(_NOT_LET_IN, why=answer.what or "it does not understand the request", hint=hint)

@@ -137,6 +137,19 @@ def test_names_that_are_taken_or_none() -> None:
         wait_until(lambda: one.sees("ws2", "ws3") and two.sees("ws1", "ws3"), what="all to know all")
 
 
+def test_a_machine_that_left_returns_by_the_command_that_leave_and_a_refused_join_print() -> None:
+    with Lab() as lab:
+        first, second = lab.cluster("ws1", "ws2")
+        wait_until(lambda: first.sees("ws2") and second.sees("ws1"), what="both to know both")
+        second.done("drain", "--wait")
+        again = second.done("leave").partition("Join again:  ")[2].strip()
+        wait_until(lambda: first.states()["ws2"] == "left", what="the other to know")
+        assert first.call("info")["peers"] == 0
+        assert again in refused(second, "join", *ON_LOOPBACK, first.token())
+        assert "peerload undrain" in second.done(*again.split()[1:])
+        wait_until(lambda: first.states()["ws2"] == "alive", what="it is back")
+
+
 def test_mistyped_tokens_are_told_without_asking_anybody() -> None:
     with Lab() as lab:
         machine = lab.machine("ws1")

@@ -57,6 +57,7 @@ NAMED_MAX = 8
 log = logging.getLogger("peerload.agent")
 
 REVOKED_NOTICE = "this node was revoked by its cluster: it works alone"
+DRAINED_NOTICE = "this node is drained: it takes no tasks until  peerload undrain"
 DAMAGED_LISTED_MAX = 100
 FROZEN_LISTED_MAX = 100
 GPUS_LISTED_MAX = 8
@@ -245,10 +246,14 @@ class AgentView:
             "mem_bytes": profile.mem_bytes,
             **self._cluster.info(),
             **self._links.info(),
-            "peers": len(list(self._node.membership)),
+            "peers": sum(peer.state is not PeerState.LEFT for peer in self._node.membership),
             "remembered": len(self._node.membership.gossip.anti_entropy.known),
             "started_at": info.started_at,
-            "notices": [*info.notices, *([REVOKED_NOTICE] if self._cluster.is_revoked() else [])],
+            "notices": [
+                *info.notices,
+                *([REVOKED_NOTICE] if self._cluster.is_revoked() else []),
+                *([DRAINED_NOTICE] if profile.drained else []),
+            ],
         }
 
     def settings(self) -> dict[str, object]:

@@ -221,6 +221,8 @@ def leave(words: list[str]) -> int:
     with AgentConnection(flags.socket) as client:
         info = client.call("info")
         process = watch(info.get("pid"))
+        peers = client.call("checkup")["peers"]
+        member = next((peer["address"] for peer in peers if peer["state"] == "alive"), "HOST:PORT")
         try:
             for what in client.call("leave", force=flags.force).get("left_behind", ()):
                 say(what)
@@ -229,7 +231,7 @@ def leave(words: list[str]) -> int:
                 raise  # without its process nothing shows whether it stops
     if process is not None:
         await_end(process, f"the agent (pid {info['pid']})")
-    text = f"{printable(info.get('node', ''))} has left; its agent stopped.  Join again:  peerload up --peer HOST:PORT"
+    text = f"{printable(info.get('node', ''))} has left; its agent stopped.  Join again:  peerload up --peer {printable(member)}"
     print_result({"node": info.get("node"), "pid": info.get("pid")}, [text], as_json=flags.json)
     return 0
 

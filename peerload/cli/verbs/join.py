@@ -231,6 +231,7 @@ def _joined_lines(info: dict[str, Any], admitted: Any, place: dict[str, str]) ->
     return [
         f"{node} has joined {printable(admitted.welcome.name)}: {count} nodes known. Others reach it at {printable(str(info.get('listen')))}.",
         *(["  It may invite others."] if admitted.welcome.ca_key else []),
+        *(f"Note:           {printable(notice)}" for notice in info.get("notices") or ()),
         f"Try:            peerload nodes{own}        peerload run{own} hostname",
         f"Leave it:       peerload leave{own}",
     ]

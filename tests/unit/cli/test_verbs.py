@@ -399,10 +399,11 @@ def test_leave_waits_until_the_agent_has_gone(agent: FakeAgent) -> None:
             process.wait()
 
         agent.answer("info", node="ws1", pid=process.pid)
+        agent.answer("checkup", peers=[{"state": "left", "address": "h:1"}, {"state": "alive", "address": "h:2"}])
         agent.handlers["leave"] = leave
         done = peerload("leave", "--force", agent=agent)
     assert (done.returncode, done.stdout.startswith(b"ws1 ")) == (0, True)
-    assert b"peerload up --peer" in done.stdout
+    assert b"peerload up --peer h:2\n" in done.stdout
 
 
 def test_logs(agent: FakeAgent) -> None:
