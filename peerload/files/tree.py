@@ -619,7 +619,7 @@ def changed(
         found = [item for item in found if item.status is not None or pattern.match(item.path)]
     for glob in globs if needs_all else ():
         if not any(map(matcher([glob]).match, (item.path for item in found))):
-            raise StagingFailed(f"the output {glob} is not there", why="the task has not made it")
+            raise StagingFailed(f"nothing matches --out {glob}")
     check_size(found)
     files = []
     with contextlib.closing(DirfdCache(base, makes=False)) as parents:

@@ -118,7 +118,7 @@ def test_an_output_that_is_not_made_is_no_success_and_the_others_come_home(user:
     assert (shown["state"], shown["exit_code"]) == ("failed", 125)
     assert shown["reason"].startswith("staging: ")
     for told in (shown["reason"], done.stderr, user.types("why", "@").stdout):
-        assert "x*" in told
+        assert "--out x*" in told
     assert user.files() == {"made": "one\n", "src/a": "one\n"}
 
 

@@ -175,7 +175,8 @@ def report_end(ended: dict[str, Any], *, interrupted: bool) -> int:
     if state == "cancelled" and interrupted:
         return code if ended.get("exit_code") is not None else INTERRUPTED
     if state == "unknown" or code == CANNOT:
-        say(f"{task} is {state}: {reason or 'it has no exit code'}", f"more:  peerload show {task}")
+        how = {"failed": "failed", "cancelled": "was cancelled"}.get(state, f"is {state}")
+        say(f"{task} {how}: {reason or 'it has no exit code'}", f"more:  peerload show {task}")
     elif _needs_explanation(ended, code, reason):
         say(f"{task}: {printable(reason)}", f"it ran on {ended['node']}" if ended.get("node") else "")
     elif (

@@ -718,13 +718,15 @@ def launcher(facts: DoctorInput) -> Finding:
 
 @needs_agent
 def containment(facts: DoctorInput) -> Finding:
-    """Check the containment of tasks, and list the limits that it does not enforce."""
+    """Check that tasks have cgroups, which also limit their memory; `--security` lists what is not enforced."""
     told = facts.checkup["launcher"]
-    kinds = f"tasks are contained by {told['units']}, their memory is limited by {told['memory'] or 'nothing'}"
-    says = kinds + (f". Not enforced: {'; '.join(told['unenforced'])}" if told["unenforced"] else "")
-    if told["units"] == "bare" or told["memory"] in (None, "rlimit"):
-        return Finding(WARN, says, AS_SERVICE)
-    return Finding(OK, says)
+    units, memory = told["units"], told["memory"]
+    if units == "bare" or memory in (None, "rlimit"):
+        lacks = "this agent has no cgroups for tasks" if units == "bare" else "its cgroups do not limit memory"
+        held = "holds for each process, not for a whole task" if memory else "is not enforced"
+        return Finding(WARN, f"{lacks}: --mem {held} (more:  peerload doctor --security)", AS_SERVICE)
+    limits = f"; not enforced: {'; '.join(told['unenforced'])}" if told["unenforced"] else ""
+    return Finding(OK, f"tasks are contained by {units}, their memory is limited by {memory}{limits}")
 
 
 def python(facts: DoctorInput) -> Finding:

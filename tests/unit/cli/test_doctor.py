@@ -111,12 +111,14 @@ def test_the_launcher(facts: DoctorInput, changed: dict[str, Any]) -> None:
     assert machine.launcher(with_agent(facts, launcher=LAUNCHER | changed)).result == "fail"
 
 
-@each("changed", [{"units": "bare", "unenforced": ["this"]}, {"memory": None}, {"memory": "rlimit"}])
+@each("changed", [{"units": "bare", "unenforced": ["a limit"]}, {"memory": None}, {"memory": "rlimit"}])
 def test_containment(facts: DoctorInput, changed: dict[str, Any]) -> None:
     assert machine.containment(with_agent(facts)).result == "ok"
     found = machine.containment(with_agent(facts, launcher=LAUNCHER | changed))
     assert found.result == "warn"
     assert "Delegate" in found.fix
+    assert "--security" in found.says
+    assert "a limit" not in found.says, "the list is that of --security"
 
 
 def test_another_event_loop(facts: DoctorInput) -> None:

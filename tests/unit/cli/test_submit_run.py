@@ -239,7 +239,7 @@ def test_run_passes_bytes_and_exit_code_through(agent: FakeAgent) -> None:
         ),
         ({"state": "failed", "exit_code": 127, "reason": "command not found: x"}, 127, b"command not found: x"),
         ({"state": "failed", "exit_code": 124, "reason": "time limit of 1 s"}, 124, b"time limit"),
-        ({"state": "failed", "exit_code": None, "reason": "lost 5 times"}, 125, b"lost 5 times"),
+        ({"state": "failed", "exit_code": None, "reason": "lost 5 times"}, 125, b"failed: lost 5 times"),
         ({"state": "cancelled", "exit_code": None, "reason": ""}, 125, b"cancelled"),
     ],
 )
