@@ -22,6 +22,7 @@ import select
 import sys
 import threading
 import time
+import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 from peerload.client import call, connection, operations, submission
@@ -453,6 +454,10 @@ class _Session:
         if kind == "error":
             self._set(made, error=refusal(body))
             return
+        if declining := body.get("declining"):
+            why = "; ".join(f"{node}: {reason}" for node, reason in declining.items())
+            # The same words are shown once.
+            warnings.warn(f"no call runs on {why} (Executor(snapshot=True) takes the directory along)", stacklevel=1)
         made.task = str(body["id"])
         made.sent = min(made.size, FIRST_INPUT_BYTES)
         if made.future.cancelled():

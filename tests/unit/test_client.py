@@ -14,6 +14,7 @@ import pytest
 
 from peerload.client import connection as client_module
 from peerload.client.connection import AgentConnection, default_socket_path, user_socket_path
+from peerload.client.executor import Executor
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
 from peerload.wire import control, frame
 from tests import frames
@@ -32,6 +33,14 @@ def test_call_returns_the_reply(agent: FakeAgent) -> None:
         assert client.call("info") == {"node": "ws1", "pid": 7}
         assert client.call("info")["pid"] == 7
     assert [request.id for request in agent.requests] == [1, 2]
+
+
+def test_an_executor_warns_of_the_nodes_that_will_run_none_of_its_calls(agent: FakeAgent) -> None:
+    agent.answer("info", node="ws1")
+    agent.answer("submit", id="ws1/1", declining={"ws2": "no directory /x there"})
+    agent.handlers["wait"] = lambda _request, reply: reply.error("bad-request", "no such task")
+    with Executor(agent.path) as executor, pytest.warns(UserWarning, match="ws2: no directory /x there"):
+        executor.submit(pow, 2, 3).exception()
 
 
 def test_stream_yields_parts_and_keeps_the_last(agent: FakeAgent) -> None:
