@@ -273,7 +273,8 @@ class Daemon:
         trust = TrustStore(cluster, state / "trust")
         life = timedelta(seconds=self.config.certificate_s)
         self.tls = Credentials(cluster, self.config.node, state / "tls", life, trust)
-        if self.tls.was_of_other_cluster:
+        joined = node_identity_file.read(state)  # `invite` and `join` change the cluster on purpose
+        if self.tls.was_of_other_cluster and (joined is None or joined.cluster != str(cluster.directory)):
             self.info.notices.append(
                 f"its state was last used in another cluster; now it is {cluster.name}"
                 " (another: peerload up --cluster DIR)"

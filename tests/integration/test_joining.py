@@ -50,7 +50,7 @@ def test_a_second_machine_joins_and_runs_a_task_with_three_commands() -> None:
         }, "the CA's key stays where it was"
         assert stat.S_IMODE((second.state / "tls" / "node.pem").stat().st_mode) == 0o600
         assert not (second.state / "joining.pem").exists()
-        assert second.call("info")["notices"] == []
+        assert first.call("info")["notices"] == second.call("info")["notices"] == []
         second.done("down")
         second.done("up")  # with no flag: a member again
         wait_until(lambda: first.sees("ws2") and second.sees("ws1"), what="both to be back")
@@ -148,6 +148,19 @@ def test_a_machine_that_left_returns_by_the_command_that_leave_and_a_refused_joi
         assert again in refused(second, "join", *ON_LOOPBACK, first.token())
         assert "peerload undrain" in second.done(*again.split()[1:])
         wait_until(lambda: first.states()["ws2"] == "alive", what="it is back")
+
+
+def test_invite_names_the_agents_of_this_machine_that_are_not_in_the_new_cluster_and_forgets_them() -> None:
+    with Lab() as lab:
+        first, socket = lab.machine("ws1"), str(lab.directory / "other.sock")
+        first.done("up")
+        place = ("--node", "ws2", "--state", str(lab.directory / "other"), "--socket", socket)
+        first.done("up", *place, "--peer", first.call("info")["listen"])
+        wait_until(lambda: first.sees("ws2"), what="both to know both")
+        assert "ws2" in first.type("invite", *ON_LOOPBACK).stderr
+        assert first.states() == {"ws1": "alive"}
+        assert "ws2" not in first.done("nodes")
+        first.done("down", "--socket", socket)
 
 
 def test_mistyped_tokens_are_told_without_asking_anybody() -> None:

@@ -121,7 +121,7 @@ class Members:
         self._trust = trust
         self._inbox = inbox
         self._security = security
-        self._file = AddressFile(Path(info.config.state) / ADDRESS_FILE)
+        self._file = AddressFile(Path(info.config.state) / ADDRESS_FILE, local.cluster.id)
         self._socket = GossipSocket(
             local.sealer("gossip"),
             wire.encode_datagram,
@@ -527,16 +527,21 @@ class _Content(msgspec.Struct, frozen=True):
     wake_s: dict[str, Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]] = {}
     asleep: tuple[Profile, ...] = ()
     gone: tuple[tuple[MembershipUpdate, float], ...] = ()
+    cluster: str = ""
 
 
 class AddressFile:
     """The file of addresses. ``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those with an
     address; ``wake_s``: how long those took to wake that were woken; ``asleep``: profiles of those that slept, which nobody else
-    may know; ``gone``: those that left or were forgotten, and when (Unix s)."""
+    may know; ``gone``: those that left or were forgotten, and when (Unix s). cluster: the id of the cluster that they are members
+    of; those of another one are not read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cluster: str = "") -> None:
         self._path = path
+        self._cluster = cluster
         content = _read_addresses(path)
+        if cluster and content.cluster not in ("", cluster):
+            content = _Content(content.listen)
         self.listen = content.listen
         self.peers = {identity.node: identity for identity in content.peers}
         self.wake_s = content.wake_s
@@ -585,7 +590,12 @@ class AddressFile:
     def _write(self) -> None:
         try:
             content = _Content(
-                self.listen, tuple(self.peers.values()), self.wake_s, self.asleep, tuple(self.gone.items())
+                self.listen,
+                tuple(self.peers.values()),
+                self.wake_s,
+                self.asleep,
+                tuple(self.gone.items()),
+                self._cluster,
             )
             write_private(self._path, msgspec.msgpack.encode(content), is_durable=False)
         except OSError as error:

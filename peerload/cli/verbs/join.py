@@ -467,7 +467,15 @@ def _make_cluster(flags: Namespace, info: dict[str, Any]) -> None:
     node_identity_file.write(
         Path(str(info["state"])), node_identity_file.NodeIdentityFile(str(directory), node, listen)
     )
+    with AgentConnection(flags.socket) as client:
+        nodes = client.call("nodes")["nodes"]
+    others = [str(one["node"]) for one in nodes if one["state"] == "alive" and not one["self"]]
     say(f"made the cluster {made.name} in {directory}; the agent restarts as its first member, tasks go on")
+    if others:
+        say(
+            f"no members of it yet: {printable(', '.join(others))}, on this machine",
+            f"for each:  peerload down --socket PATH ; peerload up --node NAME --state DIR --socket PATH --peer {listen}",
+        )
     after = agent_process.restart(flags.socket, "the first member of a cluster")
     if after.get("cluster_local"):
         raise BadRequest(

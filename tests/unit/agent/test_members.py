@@ -86,7 +86,7 @@ def made(directory: Path, listen: str = "127.0.0.1:0", taken: int = 0, node: str
         node=SimpleNamespace(membership=Membership(), state=SimpleNamespace(config=SimpleNamespace(gossip=LAN))),
     )
     sealer = Sealer(b"k" * KEY_BYTES, "c", node, "boot")
-    local: Any = SimpleNamespace(cluster=SimpleNamespace(is_local=True), sealer=lambda _purpose: sealer)
+    local: Any = SimpleNamespace(cluster=SimpleNamespace(is_local=True, id=""), sealer=lambda _purpose: sealer)
 
     def identity_of(name: str) -> Identity | None:
         peer = world.node.membership.get(name)
@@ -210,6 +210,9 @@ def test_kept_addresses_have_a_bound_and_survive_damage(tmp_path: Path) -> None:
     told = AddressFile(tmp_path / "addresses").gone_since(1e9 + 2000.0)
     assert [(one.node, one.age_s) for one in told[:2]] == [("n0005", 1995.0), ("n0006", 1994.0)]
     assert len(told) == GONE_KEPT_MAX
+    AddressFile(tmp_path / "addresses", "one").set_peers([identity("z")])
+    assert AddressFile(tmp_path / "addresses", "one").peers
+    assert AddressFile(tmp_path / "addresses", "another").peers == {}
     addresses.set_peers([])  # the node leaves its cluster
     assert AddressFile(tmp_path / "addresses").gone == {}
     (tmp_path / "addresses").write_bytes(b"\xc1 no such file")
