@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload import Executor
+from peerload.client.connection import AgentConnection
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.test_files import User
 from tests.support import wait_until
@@ -185,6 +186,11 @@ def test_a_builder_that_hangs_is_ended(tmp_path: Path) -> None:
         assert ran.returncode == 125
         assert "ended after 1 s" in user.task()["reason"]
         wait_until(lambda: not sleeping(user), what="the builder to be gone")
+        (user.directory / "uv.lock").write_text("hang = 2\n")
+        task = user.types("submit", "--env", "uv.lock", "tool").stdout.strip()
+        with AgentConnection(user.here.socket) as client:
+            told = list(client.stream("output", task=task, follow=True, tells_start=True))
+        assert not any("running" in piece for piece in told), "it never started"
 
 
 def sleeping(played: User) -> bool:

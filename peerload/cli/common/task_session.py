@@ -569,20 +569,25 @@ class TaskSession:
                     self._cancel(signal.SIGTERM)
             return
         if answered == self._why_request:
-            if kind == "ok" and body.get("staging") and os.isatty(2):
-                sys.stderr.write(f"\r{shortened(printable(body['says']), STAGING_WIDTH_MAX)}{CLEAR_TO_END}")
-                sys.stderr.flush()
-                self._shows_staging = True
-                self._why_due_s = time.monotonic() + STAGING_LOOK_S
-            elif kind == "ok" and body.get("summary") not in (None, "", SAID_AT_SUBMISSION):
-                why = shortened(printable(body["summary"]), WHY_WIDTH_MAX)
-                say(f"{self._task} waits: {why}", f"more:  peerload why {self._task}")
+            if kind == "ok":
+                self._say_why(body)
             return
         number = self._forwarded.pop(answered, None)
         if number is not None and kind == "error":
             self._cancel(number)
         elif answered in self._cancels and kind == "error":
             say(f"{self._task} was not cancelled: {body.get('what', '')} {body.get('why', '')}")
+
+    def _say_why(self, body: dict[str, Any]) -> None:
+        """Say why the task has not started: once, or on a terminal again and again while its files are put in place."""
+        why = str(body["says"] if body.get("staging") else body.get("summary") or "")
+        if body.get("staging") and os.isatty(2):
+            sys.stderr.write(f"\r{shortened(printable(why), STAGING_WIDTH_MAX)}{CLEAR_TO_END}")
+            sys.stderr.flush()
+            self._shows_staging = True
+            self._why_due_s = time.monotonic() + STAGING_LOOK_S
+        elif why not in ("", SAID_AT_SUBMISSION):
+            say(f"{self._task} waits: {shortened(printable(why), WHY_WIDTH_MAX)}", f"more:  peerload why {self._task}")
 
     # -- an agent that goes away ---------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import msgpack
 import pytest
 
-from peerload.cli.common import command
+from peerload.cli.common import command, task_session
 from peerload.model.errors import AgentSilent
 from peerload.wire import control
 from tests.each import each
@@ -180,6 +180,25 @@ def test_the_nodes_that_decline_are_named_by_reason(agent: FakeAgent, verb: str)
     assert b"ws1/42 cannot run on n0, n1, n2, n3 and 2 more: no directory /x there\n  another directory:" in told
     assert b"-d -" in told
     assert told.endswith(b"ws1/42 cannot run on gpu1: its policy runs no tasks of me\n")
+
+
+def test_run_says_in_a_pipe_too_that_its_environment_is_being_built(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(agent)
+    told = threading.Event()
+
+    def why(_request: control.ExplainTask, reply: Reply) -> None:
+        reply.ok(summary="", says="its environment is being built on n1", staging={"builds": True})
+        told.set()
+
+    def output(_request: control.ReadOutput, reply: Reply) -> None:
+        assert told.wait(60)
+        reply.ok(**ENDED)
+
+    agent.handlers |= {"why": why, "output": output}
+    monkeypatch.setattr(task_session, "WHY_AFTER_S", 0.0)
+    assert b"its environment is being built on n1\n" in peerload("run", "x", agent=agent).stderr
 
 
 def test_a_task_for_a_node_that_has_left_is_refused_in_words(agent: FakeAgent) -> None:
