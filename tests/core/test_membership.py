@@ -388,6 +388,22 @@ def test_a_profile_that_was_not_told_is_asked_of_the_node_itself() -> None:
     assert x.after(1.0).timer("gossip", "profiles") == ["ProfileRequest to z", "timer profiles 2"]
 
 
+def test_a_profile_of_a_node_that_cannot_be_reached_is_asked_of_others_until_it_is_the_newest() -> None:
+    x = given("y", "z")
+    says(x, "y", rumour("z", refutation=1, profile_version=7))
+    x.timer("gossip", "profiles")
+    for version in (0, 6):
+        older = messages.KnownProfile("z-boot-1", Profile("z", 1, 1.0, slots_fixed=True, version=version))
+        x.hear("y", messages.ProfileTold((older,)))
+    x.when(events.SendFailed("z", messages.Ping(1)))
+    x.node.membership.gossip.shared.members["z"].helper = "y"
+    assert x.after(1.0).timer("gossip", "profiles")[0] == "ProfileRequest to y"
+    drained = Profile("z", 1, 1.0, slots_fixed=True, drained=True, version=7)
+    x.hear("y", messages.ProfileTold((messages.KnownProfile("z-boot-1", drained),)))
+    assert not x.node.membership.is_usable("z")
+    assert x.after(60.0).timer("gossip", "profiles") == []
+
+
 def test_this_node_tells_the_profiles_that_it_knows() -> None:
     x = given("y")
     assert x.hear("z", messages.ProfileRequest(("x", "y", "nobody"))) == ["ProfileTold to z"]
