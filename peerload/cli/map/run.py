@@ -28,6 +28,7 @@ from peerload.client.connection import (
     OutputGaps,
     beyond,
     is_worth_another_try,
+    readable_within,
     refusal,
 )
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, SlowDown, SnapshotWanted, UsageError
@@ -688,7 +689,7 @@ class Mapping:
             except PeerloadError as still:
                 if not is_worth_another_try(still) or time.monotonic() > until_s or self._signals:
                     raise self._gone(still) from None
-                select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
+                readable_within(self._wake_read, RECONNECT_EVERY_S)
         self._asked.clear()
         for batch in list(self._batches.values()):
             if batch.id:
@@ -731,7 +732,7 @@ class Mapping:
                     self.note_incomplete(task, error.what)
                     self._not_fetched.add(task)
                     return
-                select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
+                readable_within(self._wake_read, RECONNECT_EVERY_S)
         gaps.end(end)
         if gone := end.get("output_gone_why"):
             self.note_incomplete(task, f"its output was removed ({gone})")
