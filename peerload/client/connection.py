@@ -387,6 +387,13 @@ class AgentConnection:
         return agent_silent(self._timeout_s, self._pid())
 
 
+def readable_within(descriptor: int, seconds: float) -> bool:
+    """Wait until a descriptor can be read, at most for so long. → True if it can."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
 def is_alive(pid: int) -> bool:
     """True if there is a process of this number, also one of another user."""
     try:

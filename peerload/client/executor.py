@@ -25,7 +25,7 @@ import time
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 from peerload.client import call, connection, operations, submission
-from peerload.client.connection import RECONNECT_EVERY_S, RECONNECT_S_MAX, refusal
+from peerload.client.connection import RECONNECT_EVERY_S, RECONNECT_S_MAX, readable_within, refusal
 from peerload.model.errors import (
     AgentUnavailable,
     BadRequest,
@@ -309,7 +309,7 @@ class ExecutorLink:
                     for made in self._new:
                         made.session = None
                 return session
-            if select.select([wake], [], [], RECONNECT_EVERY_S)[0]:
+            if readable_within(wake, RECONNECT_EVERY_S):
                 os.eventfd_read(wake)
 
     def _fail_all(self, error: BaseException) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypedDict, Typ
 
 from peerload.client import submission
 from peerload.client.connection import OutputGaps, joined
-from peerload.client.submission import captured_variables, packed_variables
+from peerload.client.submission import captured_variables, listed, packed_variables
 from peerload.model.errors import BadRequest
 from peerload.text.format import counted
 from peerload.text.units import size
@@ -25,6 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
+class Handle:
+    """The id of a task, and those of its members if it is an array."""
+
+    id: str
+    members: tuple[Handle, ...]
+
+    def __repr__(self) -> str:
+        return f"<peerload task {self.id}>"
+
+
+Named = Handle | str
 Word = str | bytes
 GPU_WAITS = ("schedule", "queue")
 GPU_SHARES = ("auto", "exclusive", "time", "mps")
@@ -37,7 +48,7 @@ class RunRequest(TypedDict, total=False):
     gpu_share (``"auto"``, ``"exclusive"``, ``"time"`` or ``"mps"``), gpu_pct (of the multiprocessors, under MPS),
     time_limit_s, name, node (only this one), exclude (not these nodes), labels (only nodes that have all of these),
     directory (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit` sends),
-    priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids),
+    priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (handles or ids),
     retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel),
     snapshot (the directory as it is now; without it: as the settings say), est_s (how long it will take), prefer
     (``"time"``, ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest); env (a
@@ -55,8 +66,8 @@ class RunRequest(TypedDict, total=False):
     time_limit_s: float
     name: str
     node: str
-    exclude: Sequence[str]
-    labels: Sequence[str]
+    exclude: str | Sequence[str]
+    labels: str | Sequence[str]
     directory: str | os.PathLike[str]
     environment: Mapping[str, str]
     priority: int
@@ -68,16 +79,16 @@ class RunRequest(TypedDict, total=False):
     wait_for_node: bool
     held: bool
     group: str
-    after: Sequence[str]
-    after_ok: Sequence[str]
+    after: Named | Sequence[Named]
+    after_ok: Named | Sequence[Named]
     retries: int
     tags: Mapping[str, str]
     est_s: float
     prefer: str
     defer_until: float
     overcommit: bool
-    in_: Sequence[str]
-    out: Sequence[str]
+    in_: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    out: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     snapshot: bool
     env: str | os.PathLike[str]
 
@@ -98,7 +109,10 @@ def command_words(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
 
 def submit_fields(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
     """The fields of a `submit` request, with a new token. Raises BadRequest."""
-    terms = _given(wanted, "group", "after", "after_ok", "retries")
+    terms = _given(wanted, "group", "retries")
+    for name in ("after", "after_ok"):
+        if wanted.get(name):
+            terms[name] = _names(wanted[name])
     if wanted.get("defer_until"):
         terms["start_by"] = wanted["defer_until"]
     if wanted.get("tags"):
@@ -122,7 +136,10 @@ def task_spec(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
         if wanted.get(name):
             request[field] = _size(wanted[name])  # type: ignore[literal-required]
     request |= _given(wanted, "overcommit")
-    placement = _given(wanted, "node", "exclude", "labels", "local", "migrations_max")
+    placement = _given(wanted, "node", "local", "migrations_max")
+    for name in ("exclude", "labels"):
+        if wanted.get(name):
+            placement[name] = listed(wanted[name])  # type: ignore[literal-required]
     made = {
         "argv": list(argv),
         "directory": here if here == b"-" else os.path.normpath(os.path.join(os.getcwdb(), here)),
@@ -147,13 +164,12 @@ def packed_environment(environment: Mapping[str, str] | None, *, moved: bool = F
 
 
 def array_ranges(indices: Iterable[int]) -> list[tuple[int, int, int]]:
-    """The ranges that contain these numbers."""
-    if isinstance(indices, range) and indices.step > 0 and indices:
-        return [(indices[0], indices[-1], indices.step)]
+    """The ranges (first, last, step) of these numbers: few, if they are evenly spaced."""
     ranges: list[tuple[int, int, int]] = []
     for number in sorted(set(indices)):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], number, 1)
+        first, last, step = ranges[-1] if ranges else (number, number, 0)
+        if ranges and (first == last or number == last + step):
+            ranges[-1] = (first, number, number - last)
         else:
             ranges.append((number, number, 1))
     return ranges
@@ -360,21 +376,12 @@ class Stream(NamedTuple, Generic[Item]):
     end: Callable[[Reply], Iterable[Item]]
 
 
-class Handle:
-    """The id of a task, and those of its members if it is an array."""
-
-    id: str
-    members: tuple[Handle, ...]
-
-    def __repr__(self) -> str:
-        return f"<peerload task {self.id}>"
-
-
-Named = Handle | str
-
-
 def _name(task: Named) -> str:
     return task if isinstance(task, str) else task.id
+
+
+def _names(tasks: Named | Iterable[Named]) -> list[str]:
+    return [_name(task) for task in ([tasks] if isinstance(tasks, Handle | str) else tasks)]
 
 
 # -- submit: each results in the id, followed by the ids of the members ------------------------------------------------
@@ -391,6 +398,8 @@ def submit_array(
 ) -> Call[list[str]]:
     """Queue it once for each number, which the task finds in PEERLOAD_ARRAY_INDEX."""
     numbers = sorted(set(indices))
+    if not all(isinstance(number, int) for number in numbers):
+        raise TypeError(f"the indices of an array are numbers, such as range(0, 10, 2), not {indices!r}")
     if not numbers:
         raise _no_members()
     fields = submit_fields(command_words(argv, shell=shell), wanted)
@@ -421,7 +430,7 @@ def _submit(fields: dict[str, Any], numbers: Sequence[int], wanted: RunRequest) 
 
 
 def wait(
-    tasks: Iterable[Named],
+    tasks: Named | Iterable[Named],
     *,
     timeout_s: float | None = None,
     any: bool = False,  # noqa: A002 -- the flag's name
@@ -435,7 +444,7 @@ def wait(
             raise TimeoutError(f"{counted(len(found), 'task')} had ended after {timeout_s:g} s, not all of them")
         return found
 
-    names = list(map(_name, tasks))
+    names = _names(tasks)
     return Call("wait" if names else "", {"tasks": names, "any": any, "timeout_s": timeout_s}, read)
 
 
@@ -447,9 +456,9 @@ def wait_one(task: Handle, timeout_s: float | None = None) -> Call[Ended]:
     return Call(verb, fields, lambda parts, reply: read(parts, reply)[0])
 
 
-def ended(tasks: Iterable[Named]) -> Stream[Ended]:
+def ended(tasks: Named | Iterable[Named]) -> Stream[Ended]:
     """Yield the end of each task as it arrives."""
-    return Stream("wait", {"tasks": list(map(_name, tasks))}, _ended, lambda _: ())
+    return Stream("wait", {"tasks": _names(tasks)}, _ended, lambda _: ())
 
 
 def _ended(part: Reply) -> list[Ended]:
@@ -490,9 +499,9 @@ def follow(task: Named) -> Stream[Piece]:
 # -- changes and facts -------------------------------------------------------------------------------------------------
 
 
-def cancel(tasks: Iterable[Named], *, signal: int = 15, force: bool = False) -> Call[list[str]]:
+def cancel(tasks: Named | Iterable[Named], *, signal: int = 15, force: bool = False) -> Call[list[str]]:
     """Stop tasks. → the ids of those that had not ended."""
-    fields: dict[str, object] = {"tasks": list(map(_name, tasks)), "signal": signal, "force": force}
+    fields: dict[str, object] = {"tasks": _names(tasks), "signal": signal, "force": force}
     return Call("cancel", fields, lambda parts, reply: list(joined(parts, reply)["cancelled"]))
 
 
@@ -507,9 +516,11 @@ def info(task: Named) -> Call[TaskInfo]:
     return Call("show", {"tasks": [_name(task)]}, lambda _, reply: TaskInfo.of(reply["tasks"][0]))
 
 
-def tasks(*, states: Sequence[str] = (), ended_within_s: float = 86_400.0, limit: int = 10_000) -> Call[list[TaskInfo]]:
+def tasks(
+    *, states: str | Sequence[str] = (), ended_within_s: float = 86_400.0, limit: int = 10_000
+) -> Call[list[TaskInfo]]:
     """My tasks: unfinished ones, and those that ended lately."""
-    fields: dict[str, object] = {"states": list(states), "ended_within_s": ended_within_s, "limit": limit}
+    fields: dict[str, object] = {"states": listed(states), "ended_within_s": ended_within_s, "limit": limit}
     return Call("tasks", fields, lambda parts, reply: list(map(TaskInfo.of, joined(parts, reply)["tasks"])))
 
 
@@ -523,11 +534,11 @@ def why(task: Named) -> Call[Why]:
     return Call("why", {"task": _name(task)}, lambda parts, reply: Why.of(joined(parts, reply)))
 
 
-def events(*, follow: bool = False, limit: int = 50, tasks: Iterable[Named] = ()) -> Stream[Event]:
+def events(*, follow: bool = False, limit: int = 50, tasks: Named | Iterable[Named] = ()) -> Stream[Event]:
     """Events: the newest ``limit``, oldest first; with ``follow`` also those that happen from now on."""
 
     def items(part: Reply) -> Iterator[Event]:
         return map(Event.of, part.get("events", ()))
 
-    fields: dict[str, object] = {"follow": follow, "limit": limit, "tasks": list(map(_name, tasks))}
+    fields: dict[str, object] = {"follow": follow, "limit": limit, "tasks": _names(tasks)}
     return Stream("events", fields, items, items)

@@ -14,6 +14,7 @@ import secrets
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -22,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import peerload
-from peerload import AsyncClient, Executor
+from peerload import AsyncClient, Client, Executor
 from peerload.client import call, executor, function, operations
 from peerload.client.operations import NodeInfo, TaskInfo
 from peerload.model.errors import AgentSilent, BadRequest, NoSuchTask, OutputIncomplete, SlowDown
@@ -94,6 +95,30 @@ def test_ranges_are_these_numbers(numbers: set[int]) -> None:
     ranges = operations.array_ranges(numbers)
     assert [number for low, high, step in ranges for number in range(low, high + 1, step)] == sorted(numbers)
     assert operations.array_ranges(range(3, 20, 4)) == [(3, 19, 4)]
+
+
+def test_an_array_with_a_step_is_one_range() -> None:
+    for indices in (range(0, 4000, 2), range(3998, -1, -2), set(range(0, 4000, 2))):
+        assert operations.submit_array("x", indices, shell=True).fields["array"] == [(0, 3998, 2)]
+    with pytest.raises(TypeError, match="numbers"):
+        operations.submit_array("x", "0-10:2", shell=True)  # type: ignore[arg-type]
+
+
+def test_one_stands_for_a_list_of_one(tmp_path: Path) -> None:
+    task = Client("/nowhere").task("n1/3")
+    for named in (task, "n1/3", [task], ("n1/3",)):
+        fields = operations.submit_fields([b"x"], {"after": named, "after_ok": named})
+        assert fields["terms"] == {"after": ["n1/3"], "after_ok": ["n1/3"]}
+        for asked in (operations.wait(named), operations.cancel(named), operations.ended(named)):
+            assert asked.fields["tasks"] == ["n1/3"]
+    assert operations.tasks(states="failed").fields["states"] == ["failed"]
+    assert operations.task_spec([b"x"], {"labels": "gpu", "exclude": "n2"})["placement"] == {
+        "labels": ["gpu"], "exclude": ["n2"]
+    }  # fmt: skip
+    (tmp_path / "data").write_text("x")
+    for path in ("data", Path("data"), [Path("data")]):
+        made = operations.submit(["x"], directory=tmp_path, in_=path, out=path)
+        assert made.fields["spec"]["files"]["outputs"] == ["data"]
 
 
 def test_what_is_asked_for_becomes_a_spec() -> None:

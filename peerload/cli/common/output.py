@@ -130,7 +130,9 @@ def write_all(descriptor: int, data: bytes) -> None:
         except BlockingIOError:
             import select
 
-            select.select([], [descriptor], [])
+            poll = select.poll()
+            poll.register(descriptor, select.POLLOUT)
+            poll.poll()
 
 
 BAR_EVERY_S = 0.2
