@@ -105,6 +105,38 @@ def test_the_progress_of_outputs_on_their_way_is_told(tmp_path: Path, monkeypatc
     assert recorded[0] == ("returning", "5 MiB on the way from y")
 
 
+def test_a_working_directory_is_made_from_what_came_just_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = {digest_of(content): content for content in (b"one", b"two", b"three", b"four")}
+    digests = list(contents)
+
+    async def story() -> None:
+        files = files_of(tmp_path, [])
+        cache = files.caches.of("")
+        read: list[bytes] = []
+        read_some = cache.store.read_some
+
+        def counted(wanted: Any, *more: Any) -> list[bytes]:
+            read.extend(wanted)
+            return read_some(wanted, *more)
+
+        monkeypatch.setattr(cache.store, "read_some", counted)
+        fetch = Fetch(bytes(32))
+        fetch.begin(digests)
+        blocks = attempts._WhileWanted(cache, lambda: True, fetch)
+        for digest, content in contents.items():
+            cache.store.put([content])
+            fetch.blocks_stored([digest], [memoryview(content)])
+        assert blocks.read_some(digests[2:], 1 << 20) == [b"three", b"four"]
+        assert not read
+        assert blocks.read_some(digests, 5) == [b"one", b"two"]  # too long ago
+        assert blocks.read_some(digests[3:], 1 << 20) == [b"four"]  # it was taken
+        assert read == [*digests, digests[3]]
+        fetch.over()
+        await files.close()
+
+    asyncio.run(story())
+
+
 def test_outputs_exceed_the_cache_and_wait_for_a_disk(tmp_path: Path) -> None:
     async def story() -> Exit:
         files = files_of(tmp_path, [], limit_bytes=2000)
