@@ -64,8 +64,8 @@ ROOM_EVERY_BYTES = 256 << 20
 """Outputs that exceed the cache look for room there again after so many bytes: each look reads its index."""
 SILENCE_S_MAX = 30.0
 """Longest time without progress; then the copy is given up."""
-RECENT_PIECES = 2
-"""The last pieces of a fetch, whose blocks stay in memory until they are in the working directory, too; others are read again."""
+RECENT_PIECES = 1
+"""Number of the last pieces of a fetch whose blocks stay in memory until the working directory has them; others are read again."""
 TRIM_AFTER_S = 1.0
 """Buffers are freed when blocks have come or gone; the C library keeps their memory for each thread until it is told so long after."""
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0

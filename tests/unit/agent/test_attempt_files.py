@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from peerload.agent.accounts import TaskUser
-from peerload.agent.files import attempts
+from peerload.agent.files import attempts, transfer
 from peerload.agent.files.attempts import AttemptFiles, AttemptNote
 from peerload.agent.files.transfer import Fetch, FileCacheSettings
 from peerload.agent.output.spool import Spool
@@ -106,6 +106,7 @@ def test_the_progress_of_outputs_on_their_way_is_told(tmp_path: Path, monkeypatc
 
 
 def test_a_working_directory_is_made_from_what_came_just_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "RECENT_PIECES", 2)
     contents = {digest_of(content): content for content in (b"one", b"two", b"three", b"four")}
     digests = list(contents)
 
