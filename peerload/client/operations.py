@@ -9,15 +9,17 @@ seconds; None means unknown or not applicable."""
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import secrets
+import time
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
 from peerload.client import submission
-from peerload.client.connection import OutputGaps, joined
+from peerload.client.connection import EVENTS_MAX, OutputGaps, OutputPosition, Reconnection, joined
 from peerload.client.submission import captured_variables, listed, packed_variables
-from peerload.model.errors import BadRequest
+from peerload.model.errors import AgentGone, BadRequest, PeerloadError, SnapshotWanted
 from peerload.text.format import counted
 from peerload.text.units import size
 
@@ -358,22 +360,55 @@ Item = TypeVar("Item")
 
 
 class Call(NamedTuple, Generic[Result]):
-    """A request whose answer is read when it is complete; without a verb nothing is asked."""
+    """A request whose answer is read when it is complete; without a verb nothing is asked. One whose connection broke is sent again if
+    it ``may_repeat``; of an answer that follows something (`connection.follows`) the parts that came before are read, too."""
 
     verb: str
     fields: dict[str, Any]
     read: Callable[[Parts, Reply], Result]
     before: Callable[[str], None] | None = None
     """Work before the request, which blocks: it is given the path of the agent's socket."""
+    may_repeat: bool = True
 
 
 class Stream(NamedTuple, Generic[Item]):
-    """A request whose answer is read as it comes: the items in one part, and those in the final reply."""
+    """A request whose answer is read as it comes: the items in one part, and those in the final reply. One whose connection broke is
+    sent again, with the ``fields`` as they are then: ``items`` leaves out what came before, or changes them so that it is not sent."""
 
     verb: str
-    fields: dict[str, object]
+    fields: dict[str, Any]
     items: Callable[[Reply], Iterable[Item]]
     end: Callable[[Reply], Iterable[Item]]
+
+
+class Attempts(Reconnection):
+    """The attempts of a client at one request: what the next one asks, and whether there is one after a failure."""
+
+    __slots__ = ("_request", "before")
+
+    def __init__(self, request: Call[Any] | Stream[Any], patience_s: float, *, was_there: bool) -> None:
+        timeout_s = request.fields.get("timeout_s")
+        until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        super().__init__(patience_s, until_s=until_s, was_there=was_there)
+        self._request = request
+        self.before = request.before if isinstance(request, Call) else None
+        """Work to be done before the next attempt."""
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the next attempt."""
+        fields = self._request.fields
+        if not self.is_lost or fields.get("timeout_s") is None:
+            return fields
+        return fields | {"timeout_s": max(self._until_s - time.monotonic(), 0.0)}
+
+    def continues(self, error: PeerloadError) -> bool:
+        """True if the request is to be sent again: at once if its working directory is to travel, otherwise in RECONNECT_EVERY_S."""
+        if isinstance(error, SnapshotWanted) and self._request.fields.get("freezes"):
+            self.before = functools.partial(submission.freeze_fields, fields=self._request.fields)
+            return True
+        if isinstance(error, AgentGone) and isinstance(self._request, Call) and not self._request.may_repeat:
+            return False
+        return super().continues(error)
 
 
 def _name(task: Named) -> str:
@@ -439,9 +474,11 @@ def wait(
     first first. Raises TimeoutError."""
 
     def read(parts: Parts, reply: Reply) -> list[Ended]:
-        found = [end for part in parts for end in _ended(part)]
+        new_ends = _new_ends()
+        found = [end for part in parts for end in new_ends(part)]
         if reply.get("timed_out"):
-            raise TimeoutError(f"{counted(len(found), 'task')} had ended after {timeout_s:g} s, not all of them")
+            away = f"; the agent is away: {reply['away']}" if "away" in reply else ""
+            raise TimeoutError(f"{counted(len(found), 'task')} had ended after {timeout_s:g} s, not all of them{away}")
         return found
 
     names = _names(tasks)
@@ -452,17 +489,26 @@ def wait_one(task: Handle, timeout_s: float | None = None) -> Call[Ended]:
     """Return when it has ended. Raises TimeoutError; ValueError for an array (the client's `wait` takes one)."""
     if task.members:
         raise ValueError(f"{task.id} is an array of {len(task.members)} tasks: client.wait(task.members)")
-    verb, fields, read, _ = wait([task], timeout_s=timeout_s)
+    verb, fields, read, *_ = wait([task], timeout_s=timeout_s)
     return Call(verb, fields, lambda parts, reply: read(parts, reply)[0])
 
 
 def ended(tasks: Named | Iterable[Named]) -> Stream[Ended]:
     """Yield the end of each task as it arrives."""
-    return Stream("wait", {"tasks": _names(tasks)}, _ended, lambda _: ())
+    return Stream("wait", {"tasks": _names(tasks)}, _new_ends(), lambda _: ())
 
 
-def _ended(part: Reply) -> list[Ended]:
-    return [Ended.of(part)] if part.get("state") != "unknown" else []
+def _new_ends() -> Callable[[Reply], list[Ended]]:
+    """A function that finds the end in a part of an answer, unless it was in an earlier part: after a reconnection all are sent again."""
+    known: set[str] = set()
+
+    def new(part: Reply) -> list[Ended]:
+        if part.get("state") == "unknown" or part["id"] in known:
+            return []
+        known.add(part["id"])
+        return [Ended.of(part)]
+
+    return new
 
 
 def output(task: Named) -> Call[Output]:
@@ -482,12 +528,12 @@ def output(task: Named) -> Call[Output]:
 
 def follow(task: Named) -> Stream[Piece]:
     """Follow a task's output until it has ended. Raises OutputIncomplete then if not all of it came."""
-    gaps = OutputGaps()
+    gaps, position = OutputGaps(), OutputPosition()
 
     def items(part: Reply) -> Iterator[Piece]:
-        if "data" in part:
-            gaps.add(part)
-            yield Piece(part["stream"], part["offset"], part["data"])
+        if "data" in part and (new := position.beyond(part)) is not None:
+            gaps.add(new)
+            yield Piece(new["stream"], new["offset"], new["data"])
 
     def end(reply: Reply) -> tuple[()]:
         gaps.require_all(reply)
@@ -502,13 +548,13 @@ def follow(task: Named) -> Stream[Piece]:
 def cancel(tasks: Named | Iterable[Named], *, signal: int = 15, force: bool = False) -> Call[list[str]]:
     """Stop tasks. → the ids of those that had not ended."""
     fields: dict[str, object] = {"tasks": _names(tasks), "signal": signal, "force": force}
-    return Call("cancel", fields, lambda parts, reply: list(joined(parts, reply)["cancelled"]))
+    return Call("cancel", fields, lambda parts, reply: list(joined(parts, reply)["cancelled"]), may_repeat=False)
 
 
 def cancel_one(task: Handle, *, signal: int = 15, force: bool = False) -> Call[bool]:
     """Stop it, or all members. → whether there was something to stop."""
-    verb, fields, read, _ = cancel([task], signal=signal, force=force)
-    return Call(verb, fields, lambda parts, reply: bool(read(parts, reply)))
+    verb, fields, read, *_ = cancel([task], signal=signal, force=force)
+    return Call(verb, fields, lambda parts, reply: bool(read(parts, reply)), may_repeat=False)
 
 
 def info(task: Named) -> Call[TaskInfo]:
@@ -538,7 +584,11 @@ def events(*, follow: bool = False, limit: int = 50, tasks: Named | Iterable[Nam
     """Events: the newest ``limit``, oldest first; with ``follow`` also those that happen from now on."""
 
     def items(part: Reply) -> Iterator[Event]:
-        return map(Event.of, part.get("events", ()))
+        if "begins" in part:  # after a reconnection, those that were yielded are not sent
+            fields.update(after=part["begins"], limit=EVENTS_MAX)
+        for event in map(Event.of, part.get("events", ())):
+            fields["after"] = event.number
+            yield event
 
-    fields: dict[str, object] = {"follow": follow, "limit": limit, "tasks": _names(tasks)}
+    fields: dict[str, Any] = {"follow": follow, "limit": limit, "tasks": _names(tasks)}
     return Stream("events", fields, items, items)

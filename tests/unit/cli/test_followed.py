@@ -8,11 +8,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from peerload.wire import control
-from tests.unit.cli.fake_agent import fixture_agent, peerload
+from tests.unit.cli.fake_agent import fixture_agent, goes_away_once, peerload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pytest
 
     from tests.unit.cli.fake_agent import FakeAgent, Reply
@@ -20,21 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["fixture_agent"]
 
 TIMEOUT_S = 1000.0
-
-
-def goes_away_once(
-    agent: FakeAgent, kind: type, before: Callable[[Reply], None], after: Callable[[Reply], None]
-) -> Any:
-    """A handler that answers ``before`` and closes the connection, and ``after`` to whoever asks again."""
-
-    def handler(_request: control.Request, reply: Reply) -> None:
-        if len(agent.asked(kind)) == 1:
-            before(reply)
-            reply.hang_up()
-        else:
-            after(reply)
-
-    return handler
 
 
 def ended(reply: Reply, *numbers: int) -> None:
