@@ -54,7 +54,8 @@ class RunRequest(TypedDict, total=False):
     retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel),
     snapshot (the directory as it is now; without it: as the settings say), est_s (how long it will take), prefer
     (``"time"``, ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest); env (a
-    lock file: the environment that it finds in PATH), overcommit (0.8 of its cores are enough).
+    lock file: the environment that it finds in PATH), overcommit (0.8 of its cores are enough), token (8 to 64 characters that name
+    this submission: it is queued only once, however often it is sent within 7 days).
     """
 
     cpus: float
@@ -93,6 +94,7 @@ class RunRequest(TypedDict, total=False):
     out: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     snapshot: bool
     env: str | os.PathLike[str]
+    token: str
 
 
 def command_words(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
@@ -110,7 +112,7 @@ def command_words(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
 
 
 def submit_fields(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
-    """The fields of a `submit` request, with a new token. Raises BadRequest."""
+    """The fields of a `submit` request, with a new token if none was given. Raises BadRequest."""
     terms = _given(wanted, "group", "retries")
     for name in ("after", "after_ok"):
         if wanted.get(name):
@@ -119,7 +121,7 @@ def submit_fields(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
         terms["start_by"] = wanted["defer_until"]
     if wanted.get("tags"):
         terms["tags"] = [f"{key}={value}" for key, value in wanted["tags"].items()]
-    fields = {"token": secrets.token_hex(16), "spec": task_spec(argv, wanted)}
+    fields = {"token": wanted.get("token") or secrets.token_hex(16), "spec": task_spec(argv, wanted)}
     fields |= _given(wanted, "held", "wait_for_node")
     return fields | ({"terms": terms} if terms else {})
 

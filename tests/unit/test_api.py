@@ -366,6 +366,12 @@ def test_a_client_too_many_waits_for_room(agent: FakeAgent, asks: Asks, monkeypa
     assert next(clock) >= 1000.0 + connection.RECONNECT_S_MAX
 
 
+def test_a_token_of_ones_own_names_a_submission() -> None:
+    assert operations.submit_fields([b"x"], {"token": "nightly-1"})["token"] == "nightly-1"
+    with pytest.raises(TypeError):
+        Executor("/nowhere", token="nightly-1")
+
+
 # -- the thread of an executor -----------------------------------------------------------------------------------------
 
 
