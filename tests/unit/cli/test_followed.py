@@ -45,6 +45,25 @@ def test_wait_goes_on_after_a_restart_of_the_agent(agent: FakeAgent, monkeypatch
     )  # one connection is refused between
 
 
+def test_a_wait_whose_time_passes_while_the_agent_is_away_has_timed_out(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    monkeypatch.setattr("peerload.cli.verbs.wait.time", clock)
+    monkeypatch.setattr("peerload.client.connection.time", clock)
+
+    def stay_away(_request: control.Wait, reply: Reply) -> None:
+        agent.remove()
+        now_s[0] += 40.0
+        reply.hang_up()
+
+    agent.handlers["wait"] = stay_away
+    done = peerload("wait", "1", "--timeout", "30s", agent=agent)
+    assert done.returncode == 124
+    assert b"30 s, and the agent is away: " in done.stderr
+
+
 def test_events_go_on_with_the_next_number(agent: FakeAgent) -> None:
     def event(number: int) -> dict[str, Any]:
         return {"number": number, "what": "agent", "state": "ready"}
