@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.model.actions import FetchOutput
     from peerload.model.events import Running
-    from peerload.model.task import Exit
+    from peerload.model.task import ExecutionRecord, Exit
 
 
 FAR_BYTES = 32 << 20
@@ -204,9 +204,16 @@ class TaskOutputs:
         """Attempts here whose outputs their homes read now: how often."""
         self._work: set[asyncio.Task[None]] = set()
 
-    def adopt(self, running: Running) -> None:
-        """Take over the attempts that ran before this agent was started."""
-        self.backpressure.adopt(run[0] for run in running)
+    def adopt(self, running: Running, executions: Iterable[ExecutionRecord]) -> None:
+        """Take over the attempts that ran before this agent was started. Those ``executions`` that a `run` of another home may read wait
+        for that home as after a broken connection: it asks for the output again as soon as it has noticed."""
+        keys = [run[0] for run in running]
+        self.backpressure.adopt(keys)
+        alive = set(keys)
+        for record in executions:
+            key = execution_key(record.uid, record.attempt)
+            if key in alive and record.spec.followed and record.spec.terminal is None:
+                self._start(self._wait_for_home(key, *self._spool.sizes(key)))
 
     # -- followers -----------------------------------------------------------------------------------------------------
 
