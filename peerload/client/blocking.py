@@ -58,8 +58,8 @@ class Client:
     connection of its own, so that a client may be used by several threads.
 
     An agent that goes away, or has no room for one more client, is waited for, ``reconnect_s`` at most; then the call goes on where it
-    was, except `cancel` if it may have been done. Every method raises AgentUnavailable if no agent answers, and BadRequest, or a
-    kind of it, if it refuses (peerload.model.errors).
+    was. `cancel` and calls for ``@`` are not repeated if they may have been done. Every method raises AgentUnavailable if no agent
+    answers, and BadRequest, or a kind of it, if it refuses (peerload.model.errors).
     """
 
     def __init__(

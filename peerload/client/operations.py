@@ -386,13 +386,16 @@ class Stream(NamedTuple, Generic[Item]):
 class Attempts(Reconnection):
     """The attempts of a client at one request: what the next one asks, and whether there is one after a failure."""
 
-    __slots__ = ("_request", "before")
+    __slots__ = ("_may_repeat", "_request", "before")
 
     def __init__(self, request: Call[Any] | Stream[Any], patience_s: float, *, was_there: bool) -> None:
         timeout_s = request.fields.get("timeout_s")
         until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         super().__init__(patience_s, until_s=until_s, was_there=was_there)
         self._request = request
+        names = [request.fields.get("task"), *request.fields.get("tasks", ())]
+        is_same = not any(str(name).startswith("@") for name in names)  # it may name another task then
+        self._may_repeat = is_same and (isinstance(request, Stream) or request.may_repeat)
         self.before = request.before if isinstance(request, Call) else None
         """Work to be done before the next attempt."""
 
@@ -408,9 +411,7 @@ class Attempts(Reconnection):
         if isinstance(error, SnapshotWanted) and self._request.fields.get("freezes"):
             self.before = functools.partial(submission.freeze_fields, fields=self._request.fields)
             return True
-        if isinstance(error, AgentGone) and isinstance(self._request, Call) and not self._request.may_repeat:
-            return False
-        return super().continues(error)
+        return (self._may_repeat or not isinstance(error, AgentGone)) and super().continues(error)
 
 
 def _name(task: Named) -> str:

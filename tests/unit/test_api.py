@@ -345,7 +345,11 @@ def test_output_and_events_go_on_where_they_were(agent: FakeAgent, asks: Asks) -
     assert [(one.after, one.limit) for one in agent.asked(control.Events)] == [(0, 2), (9, connection.EVENTS_MAX)]
 
 
-def test_a_cancellation_is_repeated_only_if_it_cannot_have_arrived(agent: FakeAgent, asks: Asks) -> None:
+def test_what_may_do_something_else_the_second_time_is_not_repeated(agent: FakeAgent, asks: Asks) -> None:
+    agent.handlers["wait"] = goes_away_once(agent, control.Wait, lambda _: None, lambda reply: reply.ok())
+    with pytest.raises(AgentUnavailable):
+        asks.call("wait", "@")
+    assert len(agent.asked(control.Wait)) == 1
     agent.handlers["cancel"] = goes_away_once(
         agent, control.Cancel, lambda _: None, lambda reply: reply.ok(cancelled=["ws1/1"], already_ended=[])
     )
