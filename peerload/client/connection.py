@@ -299,10 +299,14 @@ class AgentConnection:
     ``timeout_s``: the agent may be silent for this long, then AgentSilent is raised (None: for ever). A request may take longer:
     after half of the time the client asks for `info`, and it waits on while the agent answers that. A request that follows
     something (`wait`, ``follow``) waits for ever once the agent has answered anything; then it may take READS_WITHIN_S to read one.
+    ``room_s``: patience with an agent that has no room for one more client, until it has answered the first time.
     ``last``: the reply that ended the latest `call` or `stream`.
     """
 
-    def __init__(self, socket_path: str | None = None, *, timeout_s: float | None = ANSWERS_WITHIN_S) -> None:
+    def __init__(
+        self, socket_path: str | None = None, *, timeout_s: float | None = ANSWERS_WITHIN_S, room_s: float = 0.0
+    ) -> None:
+        self._room_s = room_s
         self.path = socket_path or default_socket_path()
         self.last: dict[str, Any] = {}
         self._timeout_s = timeout_s
@@ -349,6 +353,20 @@ class AgentConnection:
 
     def stream(self, verb: str, **fields: object) -> Iterator[dict[str, Any]]:
         """Send one request and yield each part of its answer as it comes; then `last` is the final reply."""
+        room = Reconnection(self._room_s)
+        while True:
+            try:
+                yield from self._answer(verb, fields)
+            except ClientRefused as error:
+                if not room.continues(error):
+                    raise
+            else:
+                return
+            self.close()
+            time.sleep(RECONNECT_EVERY_S)
+            self.connect()
+
+    def _answer(self, verb: str, fields: dict[str, object]) -> Iterator[dict[str, Any]]:
         request = self.send(verb, **fields)
         waits_on = follows(verb, fields)
         while True:
@@ -403,6 +421,7 @@ class AgentConnection:
             raise agent_gone(str(error)) from None
         finally:
             self._socket.settimeout(self._timeout_s)
+        self._room_s = 0.0
         return answer
 
     def _await_sign(self) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common import messages, selection
 from peerload.cli.common.options import Options
 from peerload.cli.common.output import Bar, followed
-from peerload.client.connection import AgentConnection
+from peerload.client.connection import RECONNECT_S_MAX, AgentConnection
 from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import print_json, say
@@ -40,7 +40,7 @@ def main(words: list[str]) -> int:
     flags = reader.read(words)
     chosen = selection.Selection(flags, "wait")
     timed_out, away = False, ""
-    with AgentConnection(flags.socket) as client:
+    with AgentConnection(flags.socket, room_s=RECONNECT_S_MAX) as client:
         refs = chosen.words
         if not refs or chosen.is_narrowed:
             takes_ended = not chosen.states and bool(chosen.narrowing.keys() & NAMES_TASKS)
