@@ -572,6 +572,8 @@ class Executor(concurrent.futures.Executor):
             raise ValueError(f"tasks_max is {tasks_max}; it must be from 1 to {TASKS_MAX_LIMIT}")
         if serializer not in call.SERIALIZERS:
             raise ValueError(f"serializer is {serializer!r}; there are: {', '.join(call.SERIALIZERS)}")
+        if "token" in wanted:
+            raise TypeError("no such argument: token: each call is a submission of its own")
         self._serializer = serializer
         own = "python" if wanted.get("env") is not None else sys.executable
         argv = [os.fsencode(python or own), b"-m", b"peerload.client.function"]

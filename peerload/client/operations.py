@@ -9,15 +9,17 @@ seconds; None means unknown or not applicable."""
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import secrets
+import time
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
 from peerload.client import submission
-from peerload.client.connection import OutputGaps, joined
+from peerload.client.connection import EVENTS_MAX, OutputGaps, OutputPosition, Reconnection, joined
 from peerload.client.submission import captured_variables, listed, packed_variables
-from peerload.model.errors import BadRequest
+from peerload.model.errors import AgentGone, BadRequest, PeerloadError, SnapshotWanted
 from peerload.text.format import counted
 from peerload.text.units import size
 
@@ -52,7 +54,8 @@ class RunRequest(TypedDict, total=False):
     retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel),
     snapshot (the directory as it is now; without it: as the settings say), est_s (how long it will take), prefer
     (``"time"``, ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest); env (a
-    lock file: the environment that it finds in PATH), overcommit (0.8 of its cores are enough).
+    lock file: the environment that it finds in PATH), overcommit (0.8 of its cores are enough), token (8 to 64 characters that name
+    this submission: it is queued only once, however often it is sent within 7 days).
     """
 
     cpus: float
@@ -91,6 +94,7 @@ class RunRequest(TypedDict, total=False):
     out: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     snapshot: bool
     env: str | os.PathLike[str]
+    token: str
 
 
 def command_words(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
@@ -108,7 +112,7 @@ def command_words(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
 
 
 def submit_fields(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
-    """The fields of a `submit` request, with a new token. Raises BadRequest."""
+    """The fields of a `submit` request, with a new token if none was given. Raises BadRequest."""
     terms = _given(wanted, "group", "retries")
     for name in ("after", "after_ok"):
         if wanted.get(name):
@@ -117,7 +121,7 @@ def submit_fields(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
         terms["start_by"] = wanted["defer_until"]
     if wanted.get("tags"):
         terms["tags"] = [f"{key}={value}" for key, value in wanted["tags"].items()]
-    fields = {"token": secrets.token_hex(16), "spec": task_spec(argv, wanted)}
+    fields = {"token": wanted.get("token") or secrets.token_hex(16), "spec": task_spec(argv, wanted)}
     fields |= _given(wanted, "held", "wait_for_node")
     return fields | ({"terms": terms} if terms else {})
 
@@ -358,22 +362,56 @@ Item = TypeVar("Item")
 
 
 class Call(NamedTuple, Generic[Result]):
-    """A request whose answer is read when it is complete; without a verb nothing is asked."""
+    """A request whose answer is read when it is complete; without a verb nothing is asked. One whose connection broke is sent again if
+    it ``may_repeat``; of an answer that follows something (`connection.follows`) the parts that came before are read, too."""
 
     verb: str
     fields: dict[str, Any]
     read: Callable[[Parts, Reply], Result]
     before: Callable[[str], None] | None = None
     """Work before the request, which blocks: it is given the path of the agent's socket."""
+    may_repeat: bool = True
 
 
 class Stream(NamedTuple, Generic[Item]):
-    """A request whose answer is read as it comes: the items in one part, and those in the final reply."""
+    """A request whose answer is read as it comes: the items in one part, and those in the final reply. One whose connection broke is
+    sent again, with the ``fields`` as they are then: ``items`` leaves out what came before, or changes them so that it is not sent."""
 
     verb: str
-    fields: dict[str, object]
+    fields: dict[str, Any]
     items: Callable[[Reply], Iterable[Item]]
     end: Callable[[Reply], Iterable[Item]]
+
+
+class Attempts(Reconnection):
+    """The attempts of a client at one request: what the next one asks, and whether there is one after a failure."""
+
+    __slots__ = ("_may_repeat", "_request", "before")
+
+    def __init__(self, request: Call[Any] | Stream[Any], patience_s: float, *, was_there: bool) -> None:
+        timeout_s = request.fields.get("timeout_s")
+        until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        super().__init__(patience_s, until_s=until_s, was_there=was_there)
+        self._request = request
+        names = [request.fields.get("task"), *request.fields.get("tasks", ())]
+        is_same = not any(str(name).startswith("@") for name in names)  # it may name another task then
+        self._may_repeat = is_same and (isinstance(request, Stream) or request.may_repeat)
+        self.before = request.before if isinstance(request, Call) else None
+        """Work to be done before the next attempt."""
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the next attempt."""
+        fields = self._request.fields
+        if not self.is_lost or fields.get("timeout_s") is None:
+            return fields
+        return fields | {"timeout_s": max(self._until_s - time.monotonic(), 0.0)}
+
+    def continues(self, error: PeerloadError) -> bool:
+        """True if the request is to be sent again: at once if its working directory is to travel, otherwise in RECONNECT_EVERY_S."""
+        if isinstance(error, SnapshotWanted) and self._request.fields.get("freezes"):
+            self.before = functools.partial(submission.freeze_fields, fields=self._request.fields)
+            return True
+        return (self._may_repeat or not isinstance(error, AgentGone)) and super().continues(error)
 
 
 def _name(task: Named) -> str:
@@ -439,9 +477,11 @@ def wait(
     first first. Raises TimeoutError."""
 
     def read(parts: Parts, reply: Reply) -> list[Ended]:
-        found = [end for part in parts for end in _ended(part)]
+        new_ends = _new_ends()
+        found = [end for part in parts for end in new_ends(part)]
         if reply.get("timed_out"):
-            raise TimeoutError(f"{counted(len(found), 'task')} had ended after {timeout_s:g} s, not all of them")
+            away = f"; the agent is away: {reply['away']}" if "away" in reply else ""
+            raise TimeoutError(f"{counted(len(found), 'task')} had ended after {timeout_s:g} s, not all of them{away}")
         return found
 
     names = _names(tasks)
@@ -452,17 +492,26 @@ def wait_one(task: Handle, timeout_s: float | None = None) -> Call[Ended]:
     """Return when it has ended. Raises TimeoutError; ValueError for an array (the client's `wait` takes one)."""
     if task.members:
         raise ValueError(f"{task.id} is an array of {len(task.members)} tasks: client.wait(task.members)")
-    verb, fields, read, _ = wait([task], timeout_s=timeout_s)
+    verb, fields, read, *_ = wait([task], timeout_s=timeout_s)
     return Call(verb, fields, lambda parts, reply: read(parts, reply)[0])
 
 
 def ended(tasks: Named | Iterable[Named]) -> Stream[Ended]:
     """Yield the end of each task as it arrives."""
-    return Stream("wait", {"tasks": _names(tasks)}, _ended, lambda _: ())
+    return Stream("wait", {"tasks": _names(tasks)}, _new_ends(), lambda _: ())
 
 
-def _ended(part: Reply) -> list[Ended]:
-    return [Ended.of(part)] if part.get("state") != "unknown" else []
+def _new_ends() -> Callable[[Reply], list[Ended]]:
+    """A function that finds the end in a part of an answer, unless it was in an earlier part: after a reconnection all are sent again."""
+    known: set[str] = set()
+
+    def new(part: Reply) -> list[Ended]:
+        if part.get("state") == "unknown" or part["id"] in known:
+            return []
+        known.add(part["id"])
+        return [Ended.of(part)]
+
+    return new
 
 
 def output(task: Named) -> Call[Output]:
@@ -482,12 +531,12 @@ def output(task: Named) -> Call[Output]:
 
 def follow(task: Named) -> Stream[Piece]:
     """Follow a task's output until it has ended. Raises OutputIncomplete then if not all of it came."""
-    gaps = OutputGaps()
+    gaps, position = OutputGaps(), OutputPosition()
 
     def items(part: Reply) -> Iterator[Piece]:
-        if "data" in part:
-            gaps.add(part)
-            yield Piece(part["stream"], part["offset"], part["data"])
+        if "data" in part and (new := position.beyond(part)) is not None:
+            gaps.add(new)
+            yield Piece(new["stream"], new["offset"], new["data"])
 
     def end(reply: Reply) -> tuple[()]:
         gaps.require_all(reply)
@@ -502,13 +551,13 @@ def follow(task: Named) -> Stream[Piece]:
 def cancel(tasks: Named | Iterable[Named], *, signal: int = 15, force: bool = False) -> Call[list[str]]:
     """Stop tasks. → the ids of those that had not ended."""
     fields: dict[str, object] = {"tasks": _names(tasks), "signal": signal, "force": force}
-    return Call("cancel", fields, lambda parts, reply: list(joined(parts, reply)["cancelled"]))
+    return Call("cancel", fields, lambda parts, reply: list(joined(parts, reply)["cancelled"]), may_repeat=False)
 
 
 def cancel_one(task: Handle, *, signal: int = 15, force: bool = False) -> Call[bool]:
     """Stop it, or all members. → whether there was something to stop."""
-    verb, fields, read, _ = cancel([task], signal=signal, force=force)
-    return Call(verb, fields, lambda parts, reply: bool(read(parts, reply)))
+    verb, fields, read, *_ = cancel([task], signal=signal, force=force)
+    return Call(verb, fields, lambda parts, reply: bool(read(parts, reply)), may_repeat=False)
 
 
 def info(task: Named) -> Call[TaskInfo]:
@@ -538,7 +587,11 @@ def events(*, follow: bool = False, limit: int = 50, tasks: Named | Iterable[Nam
     """Events: the newest ``limit``, oldest first; with ``follow`` also those that happen from now on."""
 
     def items(part: Reply) -> Iterator[Event]:
-        return map(Event.of, part.get("events", ()))
+        if "begins" in part:  # after a reconnection, those that were yielded are not sent
+            fields.update(after=part["begins"], limit=EVENTS_MAX)
+        for event in map(Event.of, part.get("events", ())):
+            fields["after"] = event.number
+            yield event
 
-    fields: dict[str, object] = {"follow": follow, "limit": limit, "tasks": _names(tasks)}
+    fields: dict[str, Any] = {"follow": follow, "limit": limit, "tasks": _names(tasks)}
     return Stream("events", fields, items, items)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.model.actions import FetchOutput
     from peerload.model.events import Running
-    from peerload.model.task import Exit
+    from peerload.model.task import ExecutionRecord, Exit
 
 
 FAR_BYTES = 32 << 20
@@ -207,9 +207,16 @@ class TaskOutputs:
         """Waits of attempts here for homes that do not read any more: one each, or a home that comes and goes would pile them up."""
         self._is_closed = False
 
-    def adopt(self, running: Running) -> None:
-        """Take over the attempts that ran before this agent was started."""
-        self.backpressure.adopt(run[0] for run in running)
+    def adopt(self, running: Running, executions: Iterable[ExecutionRecord]) -> None:
+        """Take over the attempts that ran before this agent was started. Those ``executions`` that a `run` of another home may read wait
+        for that home as after a broken connection: it asks for the output again as soon as it has noticed."""
+        keys = [run[0] for run in running]
+        self.backpressure.adopt(keys)
+        alive = set(keys)
+        for record in executions:
+            key = execution_key(record.uid, record.attempt)
+            if key in alive and record.spec.followed and record.spec.terminal is None:
+                self._hold(key, *self._spool.sizes(key))
 
     # -- followers -----------------------------------------------------------------------------------------------------
 
@@ -302,9 +309,13 @@ class TaskOutputs:
             if not self.served[key]:
                 del self.served[key]
             if is_paced and key not in self._ends and not self._is_closed:
-                if key in self._waits:
-                    self._waits[key].cancel()
-                self._waits[key] = self._start(self._wait_for_home(key, *sent))
+                self._hold(key, *sent)
+
+    def _hold(self, key: str, stdout_from: int, stderr_from: int) -> None:
+        """Begin to wait for the home of an attempt."""
+        if key in self._waits:
+            self._waits[key].cancel()
+        self._waits[key] = self._start(self._wait_for_home(key, stdout_from, stderr_from))
 
     async def _wait_for_home(self, key: str, stdout_from: int, stderr_from: int) -> None:
         """Hold an attempt back for its home, which has read so far and is expected to go on."""
