@@ -404,6 +404,16 @@ def test_a_profile_of_a_node_that_cannot_be_reached_is_asked_of_others_until_it_
     assert x.after(60.0).timer("gossip", "profiles") == []
 
 
+def test_a_helper_that_does_not_know_a_profile_is_not_the_only_one_asked() -> None:
+    x = given("y", "z", "w")
+    says(x, "y", rumour("z", refutation=1, profile_version=7))
+    x.timer("gossip", "profiles")
+    x.when(events.SendFailed("z", messages.Ping(1)))
+    x.node.membership.gossip.shared.members["z"].helper = "y"
+    asked = {x.after(60.0).timer("gossip", "profiles")[0] for _ in range(12)}
+    assert asked == {"ProfileRequest to y", "ProfileRequest to w"}
+
+
 def test_this_node_tells_the_profiles_that_it_knows() -> None:
     x = given("y")
     assert x.hear("z", messages.ProfileRequest(("x", "y", "nobody"))) == ["ProfileTold to z"]

@@ -689,7 +689,8 @@ class AttemptFiles:
             except OSError as error:  # they are collected again by the next agent
                 log.warning("cannot note the outputs of a task: task=%s error=%s", note.task, error)
         staged, unplaced, returned = note.result, note.unplaced, ""
-        if staged.outputs and note.directory:
+        is_last = not unplaced or not self._is_retried(key, note, without_files(exit_, unplaced))
+        if staged.outputs and note.directory and is_last:
             uid = _uid_in(key)
             try:
                 why, conflicts, returned = await self._place(

@@ -139,7 +139,7 @@ class Profiles:
             if wanted.at_s > shared.now_s:
                 continue
             if wanted.tries:
-                wanted.whom = self._knower(node) or wanted.whom
+                wanted.whom = self._knower(node, wanted.asked) or wanted.whom
             if wanted.whom not in due and len(due) >= PROFILE_NODES_MAX:
                 continue
             nodes = due.setdefault(wanted.whom, [])
@@ -155,13 +155,16 @@ class Profiles:
             next_s = min(wanted.at_s for wanted in self._wanted.values()) - shared.now_s
             self._arm(max(next_s, GATHER_S))
 
-    def _knower(self, node: str) -> str:
-        """The member to ask for a profile: its own, unless that sleeps or cannot be reached; "" if there is none."""
+    def _knower(self, node: str, asked: frozenset[str]) -> str:
+        """The member to ask for a profile: its own, unless that sleeps or cannot be reached; then the helper that has reached it, once,
+        since it may have no link to it either, then others by chance; "" if there is none."""
         shared, member = self._shared, self._shared.members.get(node)
         is_cut_off = member is not None and member.is_cut_off
         if not is_cut_off and self._peers[node].state is not PeerState.ASLEEP:
             return node
-        return member.helper if member is not None and member.helper in shared.there else next(iter(shared.draw(1)), "")
+        if member is not None and member.helper in shared.there and member.helper not in asked:
+            return member.helper
+        return next(iter(shared.draw(1, without=node)), "")
 
     def requested(self, src: str, request: ProfileRequest) -> None:
         """Tell those that are known, this node's own, too."""

@@ -198,6 +198,34 @@ def test_serving_ends_when_the_guest_is_gone(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_an_attempt_waits_once_for_a_home_that_comes_and_goes_and_not_after_the_close(tmp_path: Path) -> None:
+    async def story() -> None:
+        spool = _spool(tmp_path)
+        spool.keep(KEY, b"so far", b"")
+        output = _output(spool, {KEY: SimpleNamespace(home="n2", exit=None, phase=RemotePhase.HERE)})
+
+        async def reads_and_leaves() -> int:
+            before = len(asyncio.all_tasks())
+            async with contextlib.aclosing(
+                cast("Any", output.serve_output("n2", OutputRequest("n2/1", UID, 1, 0, 0, follow=True, paced=True)))
+            ) as served:
+                assert await anext(served) == OutputChunk(1, 0, b"so far")
+            for _ in range(10):
+                await asyncio.sleep(0)
+            return len(asyncio.all_tasks()) - before
+
+        try:
+            assert await reads_and_leaves() > 0
+            assert [await reads_and_leaves() for _ in range(3)] == [0, 0, 0]
+            await output.close()
+            assert await reads_and_leaves() == 0
+        finally:
+            assert spool.inotify is not None
+            spool.inotify.close()
+
+    asyncio.run(story())
+
+
 @each(
     ("terms", "is_held"),
     [({"followed": True}, True), ({}, False), ({"followed": True, "terminal": TerminalSize(24, 80)}, False)],
