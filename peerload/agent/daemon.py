@@ -478,7 +478,7 @@ class Daemon:
     ) -> None:
         kept = await self._recovered()
         address = await self.members.listen(self.peer_events)
-        self.output.adopt(launcher.running)
+        self.output.adopt(launcher.running, kept.executions)
         recorder: Recorder | None = None
         if self.config.record:
             recorder = Recorder(self.config.record, msgspec.structs.replace(started, identity=self.info.identity))

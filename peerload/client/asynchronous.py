@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+import socket
+from contextlib import aclosing, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from peerload.client import connection, operations, submission
+from peerload.client import connection, operations
 from peerload.client.connection import Protocol, accepted, agent_gone, follows
-from peerload.model.errors import SnapshotWanted
+from peerload.model.errors import AgentUnavailable, PeerloadError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
@@ -66,10 +67,16 @@ class AsyncClient:
     with ``async for``. Every call has a connection of its own. Cancelling a call leaves its task alone."""
 
     def __init__(
-        self, socket_path: str | None = None, *, timeout_s: float | None = connection.ANSWERS_WITHIN_S
+        self,
+        socket_path: str | None = None,
+        *,
+        timeout_s: float | None = connection.ANSWERS_WITHIN_S,
+        reconnect_s: float = connection.RECONNECT_S_MAX,
     ) -> None:
         self._path = socket_path or connection.default_socket_path()
         self._timeout_s = timeout_s
+        self._reconnect_s = reconnect_s
+        self._was_there = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,44 +103,78 @@ class AsyncClient:
     events = _stream(operations.events)
 
     async def call(self, request: operations.Call[Result]) -> Result:
-        """Make a call on a connection of its own and read its answer."""
-        if request.before is not None:
-            await asyncio.to_thread(request.before, self._path)
-        try:
-            return await self._called(request)
-        except SnapshotWanted:
-            await asyncio.to_thread(submission.freeze_fields, self._path, request.fields)
-            return await self._called(request)
-
-    async def _called(self, request: operations.Call[Result]) -> Result:
+        """Make a call and read its answer."""
         parts: operations.Parts = []
         reply: operations.Reply = {}
-        if request.verb:
-            async with aclosing(self._answer(request.verb, request.fields)) as answer:
-                async for kind, body in answer:
-                    if kind == "more":
-                        parts.append(body)
-                    else:
-                        reply = body
+        async with aclosing(self._answer(request)) as answer:
+            async for kind, body in answer:
+                if kind == "more":
+                    parts.append(body)
+                elif kind == "ok":
+                    reply = body
+                elif not follows(request.verb, request.fields):
+                    parts.clear()
         return request.read(parts, reply)
 
     async def stream(self, request: operations.Stream[Item]) -> AsyncIterator[Item]:
-        """Read a stream on a connection of its own."""
-        async with aclosing(self._answer(request.verb, request.fields)) as answer:
+        """Read a stream."""
+        async with aclosing(self._answer(request)) as answer:
             async for kind, body in answer:
-                for item in request.items(body) if kind == "more" else request.end(body):
-                    yield item
+                if kind != "again":
+                    for item in request.items(body) if kind == "more" else request.end(body):
+                        yield item
 
-    async def _answer(self, verb: str, fields: dict[str, object]) -> AsyncGenerator[tuple[str, operations.Reply], None]:
-        """The answer to one request: ("more", body) for each part, then ("ok", body). Raises BadRequest, AgentUnavailable."""
+    async def _answer(
+        self, request: operations.Call[Any] | operations.Stream[Any]
+    ) -> AsyncGenerator[tuple[str, operations.Reply], None]:
+        """The answer to a request: ("more", body) for each part, then ("ok", body); ("again", {}) where it begins anew."""
+        if not request.verb:
+            return
+        attempts = operations.Attempts(request, self._reconnect_s, was_there=self._was_there)
+        while True:
+            try:
+                if attempts.before is not None:
+                    await asyncio.to_thread(attempts.before, self._path)
+                    attempts.before = None
+                async with aclosing(self._attempt(request.verb, attempts.fields())) as answer:
+                    async for kind, body in answer:
+                        attempts.answered()
+                        self._was_there = True
+                        yield kind, body
+            except PeerloadError as error:
+                if not attempts.continues(error):
+                    if attempts.timed_out:
+                        yield "ok", {"timed_out": True, "away": str(error)}
+                        return
+                    self._was_there = not isinstance(error, AgentUnavailable)
+                    raise
+            else:
+                return
+            if attempts.is_lost:
+                await asyncio.sleep(connection.RECONNECT_EVERY_S)
+            yield "again", {}
+
+    async def _attempt(
+        self, verb: str, fields: dict[str, object]
+    ) -> AsyncGenerator[tuple[str, operations.Reply], None]:
+        """The answer on a connection of its own: ("more", body) for each part, then ("ok", body). Raises BadRequest, AgentUnavailable."""
         protocol = Protocol()
         request, raw = protocol.request(verb, fields)
+        loop, sock = asyncio.get_running_loop(), socket.socket(socket.AF_UNIX)
+        sock.setblocking(False)
         try:
-            reader, writer = await asyncio.open_unix_connection(self._path)
-        except OSError as error:
-            raise connection.unavailable(self._path, error) from None
+            await loop.sock_connect(sock, self._path)
+            with suppress(
+                OSError
+            ):  # an agent that has closed the connection may have sent a refusal, which can be read
+                await loop.sock_sendall(sock, raw)
+            reader, writer = await asyncio.open_unix_connection(sock=sock)
+        except BaseException as error:
+            sock.close()
+            if isinstance(error, OSError):
+                raise connection.unavailable(self._path, error) from None
+            raise
         try:
-            writer.write(raw)
             while True:
                 while (answer := protocol.next_answer()) is None:
                     waits_on = follows(verb, fields) and protocol.has_answered

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from peerload.client import connection, operations, submission
-from peerload.model.errors import SnapshotWanted
+from peerload.client import connection, operations
+from peerload.model.errors import AgentUnavailable, PeerloadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,18 +55,24 @@ def _of_task(
 
 class Client:
     """Blocking client of an agent. ``socket_path`` None: the one that `peerload` finds. Every call has a
-    connection of its own, so that a client may be used by several threads, and an agent may be restarted between
-    two calls.
+    connection of its own, so that a client may be used by several threads.
 
-    Every method raises AgentUnavailable if no agent answers, and BadRequest, or a kind of it, if it refuses
-    (peerload.model.errors).
+    An agent that goes away, or has no room for one more client, is waited for, ``reconnect_s`` at most; then the call goes on where it
+    was. `cancel` and calls for ``@`` are not repeated if they may have been done. Every method raises AgentUnavailable if no agent
+    answers, and BadRequest, or a kind of it, if it refuses (peerload.model.errors).
     """
 
     def __init__(
-        self, socket_path: str | None = None, *, timeout_s: float | None = connection.ANSWERS_WITHIN_S
+        self,
+        socket_path: str | None = None,
+        *,
+        timeout_s: float | None = connection.ANSWERS_WITHIN_S,
+        reconnect_s: float = connection.RECONNECT_S_MAX,
     ) -> None:
         self._path = socket_path or connection.default_socket_path()
         self._timeout_s = timeout_s
+        self._reconnect_s = reconnect_s
+        self._was_there = False
 
     def __enter__(self) -> Self:
         return self
@@ -92,25 +99,55 @@ class Client:
     events = _stream(operations.events)
 
     def call(self, request: operations.Call[Result]) -> Result:
-        """Make a call on a connection of its own and read its answer."""
-        if not request.verb:
-            return request.read([], {})
-        if request.before is not None:
-            request.before(self._path)
-        with connection.AgentConnection(self._path, timeout_s=self._timeout_s) as client:
-            try:
-                parts = list(client.stream(request.verb, **request.fields))
-            except SnapshotWanted:
-                submission.freeze_fields(self._path, request.fields)
-                parts = list(client.stream(request.verb, **request.fields))
-            return request.read(parts, client.last)
+        """Make a call and read its answer."""
+        parts: operations.Parts = []
+        reply: operations.Reply = {}
+        for kind, body in self._answer(request):
+            if kind == "more":
+                parts.append(body)
+            elif kind == "ok":
+                reply = body
+            elif not connection.follows(request.verb, request.fields):
+                parts.clear()
+        return request.read(parts, reply)
 
     def stream(self, request: operations.Stream[Item]) -> Iterator[Item]:
-        """Read a stream on a connection of its own."""
-        with connection.AgentConnection(self._path, timeout_s=self._timeout_s) as client:
-            for part in client.stream(request.verb, **request.fields):
-                yield from request.items(part)
-            yield from request.end(client.last)
+        """Read a stream."""
+        for kind, body in self._answer(request):
+            if kind == "more":
+                yield from request.items(body)
+            elif kind == "ok":
+                yield from request.end(body)
+
+    def _answer(self, request: operations.Call[Any] | operations.Stream[Any]) -> Iterator[tuple[str, operations.Reply]]:
+        """The answer to a request: ("more", body) for each part, then ("ok", body); ("again", {}) where it begins anew."""
+        if not request.verb:
+            return
+        attempts = operations.Attempts(request, self._reconnect_s, was_there=self._was_there)
+        while True:
+            try:
+                if attempts.before is not None:
+                    attempts.before(self._path)
+                    attempts.before = None
+                with connection.AgentConnection(self._path, timeout_s=self._timeout_s) as client:
+                    for part in client.stream(request.verb, **attempts.fields()):
+                        attempts.answered()
+                        self._was_there = True
+                        yield "more", part
+            except PeerloadError as error:
+                if not attempts.continues(error):
+                    if attempts.timed_out:
+                        yield "ok", {"timed_out": True, "away": str(error)}
+                        return
+                    self._was_there = not isinstance(error, AgentUnavailable)
+                    raise
+            else:
+                self._was_there = True
+                yield "ok", client.last
+                return
+            if attempts.is_lost:
+                time.sleep(connection.RECONNECT_EVERY_S)
+            yield "again", {}
 
 
 class Task(operations.Handle):

@@ -20,11 +20,14 @@ import os
 import select
 import struct
 import sys
+import time
 
 from peerload.model.errors import (
+    AgentGone,
     AgentSilent,
     AgentUnavailable,
     BadRequest,
+    ClientRefused,
     NeverRunnable,
     NoSuchTask,
     OutputIncomplete,
@@ -57,6 +60,8 @@ SOCKET_PATH_BYTES_MAX = 107
 RECONNECT_S_MAX = 60.0
 """Patience with an agent that went away, as it does to start itself again."""
 RECONNECT_EVERY_S = 0.25
+EVENTS_MAX = 100_000
+"""Bound of the events of one request."""
 READ_BYTES_MAX = 256 << 10
 """Bound of one read."""
 
@@ -113,7 +118,7 @@ class Protocol:
 
     def next_answer(self) -> Answer | None:
         """Next answer that has arrived; None if more bytes are needed. Raises AgentUnavailable if it is
-        malformed, and BadRequest for a refusal that is about the connection and not about one request."""
+        malformed, and ClientRefused for a refusal that is about the connection and not about one request."""
         if self._size is None or len(self._buffer) < self._size:
             return None
         raw, self._size = bytes(self._buffer), None
@@ -129,7 +134,7 @@ class Protocol:
                 if isinstance(body, dict):
                     request = message.get("id")
                     if request == 0 and kind == "error":
-                        raise refusal(body)
+                        raise refusal(body, ClientRefused)
                     return (request if isinstance(request, int) else 0), kind, body
         raise agent_gone("invalid response from the agent")
 
@@ -146,9 +151,10 @@ def accepted(kind: str, body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def refusal(body: dict[str, Any]) -> BadRequest:
+def refusal(body: dict[str, Any], kind: type[BadRequest] = BadRequest) -> BadRequest:
+    """The error that the body of an "error" describes. ``kind``: its class if its code has none of its own."""
     code = str(body.get("code", ""))
-    error = _REFUSALS.get(code, BadRequest)(
+    error = _REFUSALS.get(code, kind)(
         str(body.get("what") or "the agent refused"), why=str(body.get("why") or ""), hint=str(body.get("hint") or "")
     )
     error.code = code or error.code
@@ -170,9 +176,48 @@ def is_worth_another_try(error: PeerloadError) -> bool:
     return isinstance(error, AgentUnavailable) or error.code == SlowDown.code
 
 
-def agent_gone(reason: str) -> AgentUnavailable:
+class Reconnection:
+    """Patience of one call with an agent that goes away, as it does to start itself again, or has no room for one more client.
+
+    ``patience_s``: the longest time without the agent. ``until_s`` (monotonic): the end of the call, beyond which it does not wait
+    for the agent either. ``was_there``: an agent has answered before the call. One that was never there is not waited for.
+    """
+
+    __slots__ = ("_lost_until_s", "_patience_s", "_until_s", "_was_there", "timed_out")
+
+    def __init__(
+        self, patience_s: float = RECONNECT_S_MAX, *, until_s: float = float("inf"), was_there: bool = False
+    ) -> None:
+        self._patience_s = patience_s
+        self._until_s = until_s
+        self._was_there = was_there
+        self._lost_until_s = 0.0
+        self.timed_out = False
+        """The end of the call has passed while the agent was away."""
+
+    @property
+    def is_lost(self) -> bool:
+        """True from a failure that is worth another try until the next answer."""
+        return self._lost_until_s > 0.0
+
+    def answered(self) -> None:
+        """Record that the agent has answered."""
+        self._lost_until_s = 0.0
+
+    def continues(self, error: PeerloadError) -> bool:
+        """True if, after this failure, the call is to be made again in RECONNECT_EVERY_S."""
+        now_s = time.monotonic()
+        can_be_back = is_worth_another_try(error) and not isinstance(error, AgentSilent)
+        if not self.is_lost:
+            self._lost_until_s = min(now_s + self._patience_s, self._until_s)
+            can_be_back &= isinstance(error, (AgentUnavailable if self._was_there else AgentGone, ClientRefused))
+        self.timed_out = can_be_back and now_s >= self._until_s
+        return can_be_back and now_s < self._lost_until_s
+
+
+def agent_gone(reason: str) -> AgentGone:
     """The error where the connection to an agent has ended."""
-    return AgentUnavailable("the agent disconnected", why=reason, hint="is it running?  peerload up")
+    return AgentGone("the agent disconnected", why=reason, hint="is it running?  peerload up")
 
 
 def beyond(piece: dict[str, Any], came: dict[int, int]) -> dict[str, Any] | None:
@@ -254,10 +299,14 @@ class AgentConnection:
     ``timeout_s``: the agent may be silent for this long, then AgentSilent is raised (None: for ever). A request may take longer:
     after half of the time the client asks for `info`, and it waits on while the agent answers that. A request that follows
     something (`wait`, ``follow``) waits for ever once the agent has answered anything; then it may take READS_WITHIN_S to read one.
+    ``room_s``: patience with an agent that has no room for one more client, until it has answered the first time.
     ``last``: the reply that ended the latest `call` or `stream`.
     """
 
-    def __init__(self, socket_path: str | None = None, *, timeout_s: float | None = ANSWERS_WITHIN_S) -> None:
+    def __init__(
+        self, socket_path: str | None = None, *, timeout_s: float | None = ANSWERS_WITHIN_S, room_s: float = 0.0
+    ) -> None:
+        self._room_s = room_s
         self.path = socket_path or default_socket_path()
         self.last: dict[str, Any] = {}
         self._timeout_s = timeout_s
@@ -304,6 +353,20 @@ class AgentConnection:
 
     def stream(self, verb: str, **fields: object) -> Iterator[dict[str, Any]]:
         """Send one request and yield each part of its answer as it comes; then `last` is the final reply."""
+        room = Reconnection(self._room_s)
+        while True:
+            try:
+                yield from self._answer(verb, fields)
+            except ClientRefused as error:
+                if not room.continues(error):
+                    raise
+            else:
+                return
+            self.close()
+            time.sleep(RECONNECT_EVERY_S)
+            self.connect()
+
+    def _answer(self, verb: str, fields: dict[str, object]) -> Iterator[dict[str, Any]]:
         request = self.send(verb, **fields)
         waits_on = follows(verb, fields)
         while True:
@@ -358,6 +421,7 @@ class AgentConnection:
             raise agent_gone(str(error)) from None
         finally:
             self._socket.settimeout(self._timeout_s)
+        self._room_s = 0.0
         return answer
 
     def _await_sign(self) -> None:
@@ -385,6 +449,13 @@ class AgentConnection:
 
     def _silent(self) -> AgentSilent:
         return agent_silent(self._timeout_s, self._pid())
+
+
+def readable_within(descriptor: int, seconds: float) -> bool:
+    """Wait until a descriptor can be read, at most for so long. → True if it can."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def is_alive(pid: int) -> bool:

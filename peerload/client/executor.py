@@ -26,7 +26,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 from peerload.client import call, connection, operations, submission
-from peerload.client.connection import RECONNECT_EVERY_S, RECONNECT_S_MAX, refusal
+from peerload.client.connection import RECONNECT_EVERY_S, RECONNECT_S_MAX, readable_within, refusal
 from peerload.model.errors import (
     AgentUnavailable,
     BadRequest,
@@ -310,7 +310,7 @@ class ExecutorLink:
                     for made in self._new:
                         made.session = None
                 return session
-            if select.select([wake], [], [], RECONNECT_EVERY_S)[0]:
+            if readable_within(wake, RECONNECT_EVERY_S):
                 os.eventfd_read(wake)
 
     def _fail_all(self, error: BaseException) -> None:
@@ -577,6 +577,8 @@ class Executor(concurrent.futures.Executor):
             raise ValueError(f"tasks_max is {tasks_max}; it must be from 1 to {TASKS_MAX_LIMIT}")
         if serializer not in call.SERIALIZERS:
             raise ValueError(f"serializer is {serializer!r}; there are: {', '.join(call.SERIALIZERS)}")
+        if "token" in wanted:
+            raise TypeError("no such argument: token: each call is a submission of its own")
         self._serializer = serializer
         own = "python" if wanted.get("env") is not None else sys.executable
         argv = [os.fsencode(python or own), b"-m", b"peerload.client.function"]

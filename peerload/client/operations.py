@@ -9,15 +9,17 @@ seconds; None means unknown or not applicable."""
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import secrets
+import time
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypedDict, TypeVar, Unpack
 
 from peerload.client import submission
-from peerload.client.connection import OutputGaps, joined
-from peerload.client.submission import captured_variables, packed_variables
-from peerload.model.errors import BadRequest
+from peerload.client.connection import EVENTS_MAX, OutputGaps, OutputPosition, Reconnection, joined
+from peerload.client.submission import captured_variables, listed, packed_variables
+from peerload.model.errors import AgentGone, BadRequest, PeerloadError, SnapshotWanted
 from peerload.text.format import counted
 from peerload.text.units import size
 
@@ -25,6 +27,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
+class Handle:
+    """The id of a task, and those of its members if it is an array."""
+
+    id: str
+    members: tuple[Handle, ...]
+
+    def __repr__(self) -> str:
+        return f"<peerload task {self.id}>"
+
+
+Named = Handle | str
 Word = str | bytes
 GPU_WAITS = ("schedule", "queue")
 GPU_SHARES = ("auto", "exclusive", "time", "mps")
@@ -37,11 +50,12 @@ class RunRequest(TypedDict, total=False):
     gpu_share (``"auto"``, ``"exclusive"``, ``"time"`` or ``"mps"``), gpu_pct (of the multiprocessors, under MPS),
     time_limit_s, name, node (only this one), exclude (not these nodes), labels (only nodes that have all of these),
     directory (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit` sends),
-    priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids),
+    priority, local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (handles or ids),
     retries, tags (a mapping, to select tasks by:  peerload ls --tag K=V), in_, out (paths and globs of files that travel),
     snapshot (the directory as it is now; without it: as the settings say), est_s (how long it will take), prefer
     (``"time"``, ``"balanced"`` or ``"energy"``), defer_until (Unix time by which it starts, when energy is cheapest); env (a
-    lock file: the environment that it finds in PATH), overcommit (0.8 of its cores are enough).
+    lock file: the environment that it finds in PATH), overcommit (0.8 of its cores are enough), token (8 to 64 characters that name
+    this submission: it is queued only once, however often it is sent within 7 days).
     """
 
     cpus: float
@@ -55,8 +69,8 @@ class RunRequest(TypedDict, total=False):
     time_limit_s: float
     name: str
     node: str
-    exclude: Sequence[str]
-    labels: Sequence[str]
+    exclude: str | Sequence[str]
+    labels: str | Sequence[str]
     directory: str | os.PathLike[str]
     environment: Mapping[str, str]
     priority: int
@@ -68,18 +82,19 @@ class RunRequest(TypedDict, total=False):
     wait_for_node: bool
     held: bool
     group: str
-    after: Sequence[str]
-    after_ok: Sequence[str]
+    after: Named | Sequence[Named]
+    after_ok: Named | Sequence[Named]
     retries: int
     tags: Mapping[str, str]
     est_s: float
     prefer: str
     defer_until: float
     overcommit: bool
-    in_: Sequence[str]
-    out: Sequence[str]
+    in_: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    out: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     snapshot: bool
     env: str | os.PathLike[str]
+    token: str
 
 
 def command_words(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
@@ -97,13 +112,16 @@ def command_words(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
 
 
 def submit_fields(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
-    """The fields of a `submit` request, with a new token. Raises BadRequest."""
-    terms = _given(wanted, "group", "after", "after_ok", "retries")
+    """The fields of a `submit` request, with a new token if none was given. Raises BadRequest."""
+    terms = _given(wanted, "group", "retries")
+    for name in ("after", "after_ok"):
+        if wanted.get(name):
+            terms[name] = _names(wanted[name])
     if wanted.get("defer_until"):
         terms["start_by"] = wanted["defer_until"]
     if wanted.get("tags"):
         terms["tags"] = [f"{key}={value}" for key, value in wanted["tags"].items()]
-    fields = {"token": secrets.token_hex(16), "spec": task_spec(argv, wanted)}
+    fields = {"token": wanted.get("token") or secrets.token_hex(16), "spec": task_spec(argv, wanted)}
     fields |= _given(wanted, "held", "wait_for_node")
     return fields | ({"terms": terms} if terms else {})
 
@@ -122,7 +140,10 @@ def task_spec(argv: Sequence[bytes], wanted: RunRequest) -> dict[str, Any]:
         if wanted.get(name):
             request[field] = _size(wanted[name])  # type: ignore[literal-required]
     request |= _given(wanted, "overcommit")
-    placement = _given(wanted, "node", "exclude", "labels", "local", "migrations_max")
+    placement = _given(wanted, "node", "local", "migrations_max")
+    for name in ("exclude", "labels"):
+        if wanted.get(name):
+            placement[name] = listed(wanted[name])  # type: ignore[literal-required]
     made = {
         "argv": list(argv),
         "directory": here if here == b"-" else os.path.normpath(os.path.join(os.getcwdb(), here)),
@@ -147,13 +168,12 @@ def packed_environment(environment: Mapping[str, str] | None, *, moved: bool = F
 
 
 def array_ranges(indices: Iterable[int]) -> list[tuple[int, int, int]]:
-    """The ranges that contain these numbers."""
-    if isinstance(indices, range) and indices.step > 0 and indices:
-        return [(indices[0], indices[-1], indices.step)]
+    """The ranges (first, last, step) of these numbers: few, if they are evenly spaced."""
     ranges: list[tuple[int, int, int]] = []
     for number in sorted(set(indices)):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], number, 1)
+        first, last, step = ranges[-1] if ranges else (number, number, 0)
+        if ranges and (first == last or number == last + step):
+            ranges[-1] = (first, number, number - last)
         else:
             ranges.append((number, number, 1))
     return ranges
@@ -342,39 +362,64 @@ Item = TypeVar("Item")
 
 
 class Call(NamedTuple, Generic[Result]):
-    """A request whose answer is read when it is complete; without a verb nothing is asked."""
+    """A request whose answer is read when it is complete; without a verb nothing is asked. One whose connection broke is sent again if
+    it ``may_repeat``; of an answer that follows something (`connection.follows`) the parts that came before are read, too."""
 
     verb: str
     fields: dict[str, Any]
     read: Callable[[Parts, Reply], Result]
     before: Callable[[str], None] | None = None
     """Work before the request, which blocks: it is given the path of the agent's socket."""
+    may_repeat: bool = True
 
 
 class Stream(NamedTuple, Generic[Item]):
-    """A request whose answer is read as it comes: the items in one part, and those in the final reply."""
+    """A request whose answer is read as it comes: the items in one part, and those in the final reply. One whose connection broke is
+    sent again, with the ``fields`` as they are then: ``items`` leaves out what came before, or changes them so that it is not sent."""
 
     verb: str
-    fields: dict[str, object]
+    fields: dict[str, Any]
     items: Callable[[Reply], Iterable[Item]]
     end: Callable[[Reply], Iterable[Item]]
 
 
-class Handle:
-    """The id of a task, and those of its members if it is an array."""
+class Attempts(Reconnection):
+    """The attempts of a client at one request: what the next one asks, and whether there is one after a failure."""
 
-    id: str
-    members: tuple[Handle, ...]
+    __slots__ = ("_may_repeat", "_request", "before")
 
-    def __repr__(self) -> str:
-        return f"<peerload task {self.id}>"
+    def __init__(self, request: Call[Any] | Stream[Any], patience_s: float, *, was_there: bool) -> None:
+        timeout_s = request.fields.get("timeout_s")
+        until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        super().__init__(patience_s, until_s=until_s, was_there=was_there)
+        self._request = request
+        names = [request.fields.get("task"), *request.fields.get("tasks", ())]
+        is_same = not any(str(name).startswith("@") for name in names)  # it may name another task then
+        self._may_repeat = is_same and (isinstance(request, Stream) or request.may_repeat)
+        self.before = request.before if isinstance(request, Call) else None
+        """Work to be done before the next attempt."""
 
+    def fields(self) -> dict[str, Any]:
+        """The fields of the next attempt."""
+        fields = self._request.fields
+        if not self.is_lost or fields.get("timeout_s") is None:
+            return fields
+        return fields | {"timeout_s": max(self._until_s - time.monotonic(), 0.0)}
 
-Named = Handle | str
+    def continues(self, error: PeerloadError) -> bool:
+        """True if the request is to be sent again: at once if its working directory is to travel, otherwise in RECONNECT_EVERY_S."""
+        if isinstance(error, SnapshotWanted) and self._request.fields.get("freezes"):
+            self.before = functools.partial(submission.freeze_fields, fields=self._request.fields)
+            return True
+        return (self._may_repeat or not isinstance(error, AgentGone)) and super().continues(error)
 
 
 def _name(task: Named) -> str:
     return task if isinstance(task, str) else task.id
+
+
+def _names(tasks: Named | Iterable[Named]) -> list[str]:
+    return [_name(task) for task in ([tasks] if isinstance(tasks, Handle | str) else tasks)]
 
 
 # -- submit: each results in the id, followed by the ids of the members ------------------------------------------------
@@ -391,6 +436,8 @@ def submit_array(
 ) -> Call[list[str]]:
     """Queue it once for each number, which the task finds in PEERLOAD_ARRAY_INDEX."""
     numbers = sorted(set(indices))
+    if not all(isinstance(number, int) for number in numbers):
+        raise TypeError(f"the indices of an array are numbers, such as range(0, 10, 2), not {indices!r}")
     if not numbers:
         raise _no_members()
     fields = submit_fields(command_words(argv, shell=shell), wanted)
@@ -421,7 +468,7 @@ def _submit(fields: dict[str, Any], numbers: Sequence[int], wanted: RunRequest) 
 
 
 def wait(
-    tasks: Iterable[Named],
+    tasks: Named | Iterable[Named],
     *,
     timeout_s: float | None = None,
     any: bool = False,  # noqa: A002 -- the flag's name
@@ -430,12 +477,14 @@ def wait(
     first first. Raises TimeoutError."""
 
     def read(parts: Parts, reply: Reply) -> list[Ended]:
-        found = [end for part in parts for end in _ended(part)]
+        new_ends = _new_ends()
+        found = [end for part in parts for end in new_ends(part)]
         if reply.get("timed_out"):
-            raise TimeoutError(f"{counted(len(found), 'task')} had ended after {timeout_s:g} s, not all of them")
+            away = f"; the agent is away: {reply['away']}" if "away" in reply else ""
+            raise TimeoutError(f"{counted(len(found), 'task')} had ended after {timeout_s:g} s, not all of them{away}")
         return found
 
-    names = list(map(_name, tasks))
+    names = _names(tasks)
     return Call("wait" if names else "", {"tasks": names, "any": any, "timeout_s": timeout_s}, read)
 
 
@@ -443,17 +492,26 @@ def wait_one(task: Handle, timeout_s: float | None = None) -> Call[Ended]:
     """Return when it has ended. Raises TimeoutError; ValueError for an array (the client's `wait` takes one)."""
     if task.members:
         raise ValueError(f"{task.id} is an array of {len(task.members)} tasks: client.wait(task.members)")
-    verb, fields, read, _ = wait([task], timeout_s=timeout_s)
+    verb, fields, read, *_ = wait([task], timeout_s=timeout_s)
     return Call(verb, fields, lambda parts, reply: read(parts, reply)[0])
 
 
-def ended(tasks: Iterable[Named]) -> Stream[Ended]:
+def ended(tasks: Named | Iterable[Named]) -> Stream[Ended]:
     """Yield the end of each task as it arrives."""
-    return Stream("wait", {"tasks": list(map(_name, tasks))}, _ended, lambda _: ())
+    return Stream("wait", {"tasks": _names(tasks)}, _new_ends(), lambda _: ())
 
 
-def _ended(part: Reply) -> list[Ended]:
-    return [Ended.of(part)] if part.get("state") != "unknown" else []
+def _new_ends() -> Callable[[Reply], list[Ended]]:
+    """A function that finds the end in a part of an answer, unless it was in an earlier part: after a reconnection all are sent again."""
+    known: set[str] = set()
+
+    def new(part: Reply) -> list[Ended]:
+        if part.get("state") == "unknown" or part["id"] in known:
+            return []
+        known.add(part["id"])
+        return [Ended.of(part)]
+
+    return new
 
 
 def output(task: Named) -> Call[Output]:
@@ -473,12 +531,12 @@ def output(task: Named) -> Call[Output]:
 
 def follow(task: Named) -> Stream[Piece]:
     """Follow a task's output until it has ended. Raises OutputIncomplete then if not all of it came."""
-    gaps = OutputGaps()
+    gaps, position = OutputGaps(), OutputPosition()
 
     def items(part: Reply) -> Iterator[Piece]:
-        if "data" in part:
-            gaps.add(part)
-            yield Piece(part["stream"], part["offset"], part["data"])
+        if "data" in part and (new := position.beyond(part)) is not None:
+            gaps.add(new)
+            yield Piece(new["stream"], new["offset"], new["data"])
 
     def end(reply: Reply) -> tuple[()]:
         gaps.require_all(reply)
@@ -490,16 +548,16 @@ def follow(task: Named) -> Stream[Piece]:
 # -- changes and facts -------------------------------------------------------------------------------------------------
 
 
-def cancel(tasks: Iterable[Named], *, signal: int = 15, force: bool = False) -> Call[list[str]]:
+def cancel(tasks: Named | Iterable[Named], *, signal: int = 15, force: bool = False) -> Call[list[str]]:
     """Stop tasks. → the ids of those that had not ended."""
-    fields: dict[str, object] = {"tasks": list(map(_name, tasks)), "signal": signal, "force": force}
-    return Call("cancel", fields, lambda parts, reply: list(joined(parts, reply)["cancelled"]))
+    fields: dict[str, object] = {"tasks": _names(tasks), "signal": signal, "force": force}
+    return Call("cancel", fields, lambda parts, reply: list(joined(parts, reply)["cancelled"]), may_repeat=False)
 
 
 def cancel_one(task: Handle, *, signal: int = 15, force: bool = False) -> Call[bool]:
     """Stop it, or all members. → whether there was something to stop."""
-    verb, fields, read, _ = cancel([task], signal=signal, force=force)
-    return Call(verb, fields, lambda parts, reply: bool(read(parts, reply)))
+    verb, fields, read, *_ = cancel([task], signal=signal, force=force)
+    return Call(verb, fields, lambda parts, reply: bool(read(parts, reply)), may_repeat=False)
 
 
 def info(task: Named) -> Call[TaskInfo]:
@@ -507,9 +565,11 @@ def info(task: Named) -> Call[TaskInfo]:
     return Call("show", {"tasks": [_name(task)]}, lambda _, reply: TaskInfo.of(reply["tasks"][0]))
 
 
-def tasks(*, states: Sequence[str] = (), ended_within_s: float = 86_400.0, limit: int = 10_000) -> Call[list[TaskInfo]]:
+def tasks(
+    *, states: str | Sequence[str] = (), ended_within_s: float = 86_400.0, limit: int = 10_000
+) -> Call[list[TaskInfo]]:
     """My tasks: unfinished ones, and those that ended lately."""
-    fields: dict[str, object] = {"states": list(states), "ended_within_s": ended_within_s, "limit": limit}
+    fields: dict[str, object] = {"states": listed(states), "ended_within_s": ended_within_s, "limit": limit}
     return Call("tasks", fields, lambda parts, reply: list(map(TaskInfo.of, joined(parts, reply)["tasks"])))
 
 
@@ -523,11 +583,15 @@ def why(task: Named) -> Call[Why]:
     return Call("why", {"task": _name(task)}, lambda parts, reply: Why.of(joined(parts, reply)))
 
 
-def events(*, follow: bool = False, limit: int = 50, tasks: Iterable[Named] = ()) -> Stream[Event]:
+def events(*, follow: bool = False, limit: int = 50, tasks: Named | Iterable[Named] = ()) -> Stream[Event]:
     """Events: the newest ``limit``, oldest first; with ``follow`` also those that happen from now on."""
 
     def items(part: Reply) -> Iterator[Event]:
-        return map(Event.of, part.get("events", ()))
+        if "begins" in part:  # after a reconnection, those that were yielded are not sent
+            fields.update(after=part["begins"], limit=EVENTS_MAX)
+        for event in map(Event.of, part.get("events", ())):
+            fields["after"] = event.number
+            yield event
 
-    fields: dict[str, object] = {"follow": follow, "limit": limit, "tasks": list(map(_name, tasks))}
+    fields: dict[str, Any] = {"follow": follow, "limit": limit, "tasks": _names(tasks)}
     return Stream("events", fields, items, items)

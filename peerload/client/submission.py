@@ -25,7 +25,7 @@ from peerload.text.format import size_text
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from peerload.files.tree import Found
@@ -297,6 +297,13 @@ def freeze(
 # -- for Python programs ----------------------------------------------------------------------------------------------
 
 
+def listed(given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None) -> list[str]:
+    """The texts and paths that were given, as texts; one alone is a list of one."""
+    if given is None or isinstance(given, (str, os.PathLike)):
+        return [os.fspath(given)] if given else []
+    return [os.fspath(one) for one in given]
+
+
 def sender(fields: dict[str, Any], wanted: Mapping[str, Any]) -> Callable[[str], None] | None:
     """A function that sends the files of a submission to the agent at a socket; None if nothing travels. Raises StagingFailed."""
     spec, terms = fields["spec"], fields.get("terms", {})
@@ -304,7 +311,8 @@ def sender(fields: dict[str, Any], wanted: Mapping[str, Any]) -> Callable[[str],
         add_lock(spec, wanted["env"])
     else:
         add_script(spec)
-    found = prepare(spec, terms, wanted.get("in_", ()), wanted.get("out", ()), snapshot=wanted.get("snapshot", False))
+    inputs, outputs = listed(wanted.get("in_")), listed(wanted.get("out"))
+    found = prepare(spec, terms, inputs, outputs, snapshot=wanted.get("snapshot", False))
     fields |= {"freezes": True} if may_freeze(spec) and wanted.get("snapshot") is None else {}
     if "files" not in spec and LOCK not in spec:
         return None

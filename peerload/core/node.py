@@ -408,6 +408,7 @@ class Node:
 
     def _send_failed(self, event: events.SendFailed) -> None:
         message = event.message
+        self.membership.gossip.cut_off(event.dst)
         if isinstance(message, messages.Offer):
             self.handoff.offer_failed(event.dst, message.uid)
         elif isinstance(message, messages.Commit):
@@ -451,7 +452,7 @@ class Node:
             self.dispatch.returned(message, to)
 
     def _pong_received(self, src: str, pong: messages.Pong) -> None:
-        self.membership.gossip.detector.acked(src, pong.sequence)
+        self.membership.gossip.detector.acked(src, pong.sequence, over_link=True)
         self.sharing.report_received(src, pong.report)
 
     def _synced(self, src: str, sync: messages.Sync) -> None:

@@ -47,11 +47,11 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 class ReadSome(Protocol):
     """Gives the first of these blocks, at least one, up to this many bytes together."""
 
-    def __call__(self, digests: Sequence[bytes], bytes_max: int, /) -> list[bytes]:
+    def __call__(self, digests: Sequence[bytes], bytes_max: int, /) -> Sequence[bytes | memoryview]:
         raise NotImplementedError
 
 
-def _contents(files: Iterable[FileEntry], read: ReadSome) -> Iterator[bytes]:
+def _contents(files: Iterable[FileEntry], read: ReadSome) -> Iterator[bytes | memoryview]:
     """The blocks of these files in their order, but for those of zeros."""
     wanted = [digest for entry in files for digest in entry.blocks if digest != ZEROS]
     at = 0
@@ -96,7 +96,9 @@ def _cannot(path: str, error: OSError) -> StagingFailed | OSError:
     return StagingFailed(f"{path} cannot be written", why=words.get(error.errno or 0, str(error.strerror)))
 
 
-def _write(parent: int, name: str, entry: FileEntry, contents: Iterator[bytes], *, mtime_ns: int = 0) -> None:
+def _write(
+    parent: int, name: str, entry: FileEntry, contents: Iterator[bytes | memoryview], *, mtime_ns: int = 0
+) -> None:
     """mtime_ns: the date that it gets; 0: now."""
     fd = os.open(name, CREATE, 0o600, dir_fd=parent)
     try:
@@ -261,7 +263,7 @@ class BlockAccess(Protocol):
     def read(self, digest: bytes, /) -> bytes:
         raise NotImplementedError
 
-    def read_some(self, digests: Sequence[bytes], bytes_max: int, /) -> list[bytes]:
+    def read_some(self, digests: Sequence[bytes], bytes_max: int, /) -> Sequence[bytes | memoryview]:
         """The first of these blocks, at least one, up to this many bytes together."""
         raise NotImplementedError
 

@@ -188,11 +188,13 @@ def _fork_and_exec(
     """
     changed = list(itertools.compress(SIGNALS_DEFAULT, map(_signal.getsignal, SIGNALS_DEFAULT)))  # SIG_DFL is 0
     terminal = reads if isinstance(reads, str) else ""
-    argv, files = request.argv, [] if terminal else _opened(request, reads)
+    argv, files = request.argv, list[int]()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         blocked = _signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_DEFAULT)
         try:
+            if not terminal:
+                files = _opened(request, reads)
             pid = fork()
             if pid == 0:
                 try:

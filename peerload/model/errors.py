@@ -6,6 +6,7 @@ PeerloadError
 │   ├── NeverRunnable   no known node could ever run the request
 │   ├── NotAllowed      the client is not authorized
 │   ├── SlowDown        a named bound is reached
+│   ├── ClientRefused   the refusal is about the connection, such as of one client too many
 │   ├── StagingFailed   files of a task cannot be read, kept, fetched or written
 │   ├── SnapshotWanted  the task needs a snapshot of its working directory
 │   └── DiskFull        the disk has no room for it (ENOSPC)
@@ -18,6 +19,7 @@ PeerloadError
 │   └── Replayed        sealed well, but seen before or too old to tell
 ├── OutputIncomplete    part of a task's output is missing
 ├── AgentUnavailable    no agent answers at the socket
+│   ├── AgentGone       the connection to an agent has ended during a call
 │   └── AgentSilent     an agent has the socket and does not answer: it is stopped, or stuck
 ├── LinkUnavailable     a peer's agent cannot be reached, or its link broke
 ├── StoreError          the disk did not keep what it was given: the agent stops
@@ -101,6 +103,10 @@ class SlowDown(BadRequest):
         self.retry_after_s = retry_after_s
 
 
+class ClientRefused(BadRequest):
+    """A refusal that is about the connection, and not about one request; ``code`` is that of the refusal."""
+
+
 class StagingFailed(BadRequest):
     """Files of a task cannot be read, kept, fetched or written; the message names the file."""
 
@@ -173,6 +179,10 @@ class AgentUnavailable(PeerloadError):
     """Error: no agent answers at the socket."""
 
     code = "agent-unavailable"
+
+
+class AgentGone(AgentUnavailable):
+    """The connection to an agent has ended, as it does when the agent is started again."""
 
 
 class AgentSilent(AgentUnavailable):

@@ -36,7 +36,7 @@ class AgentLink:
     """Link to the agent at a socket path; each request uses a connection of its own."""
 
     def __init__(self, socket_path: str) -> None:
-        self._client = AsyncClient(socket_path, timeout_s=TIMEOUT_S)
+        self._client = AsyncClient(socket_path, timeout_s=TIMEOUT_S, reconnect_s=0.0)
 
     async def ask(self, verb: str, **fields: object) -> dict[str, Any]:
         return await self._client.call(Call(verb, fields, joined))

@@ -121,11 +121,13 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
             return Keep(f"{replies[-1].node} has declined" if replies else "no other node")
         known = self._known
         if known.peers != view.peers:
-            known.peers, known.nodes = view.peers, _nodes(view)
+            known.peers, known.nodes = None, _nodes(view)
             profiles = [view.profile(node) for node in known.nodes]
             rates = tuple(one.slots * one.speed if one is not None else 1.0 for one in profiles)
+            if not any(rates):
+                return Keep("no node has slots")
             each = self.load * sum(rates) / len(rates)
             works = tuple(known.works.get(node, 0.0) if known.works else each for node in known.nodes)
             shares = SHARES[self.by](rates, works, known.transfer)[known.nodes.index(view.node)]
-            known.sums = list(accumulate(shares))
+            known.peers, known.sums = view.peers, list(accumulate(shares))
         return _step(view, replies, rng.choices(known.nodes, cum_weights=known.sums)[0])

@@ -141,7 +141,7 @@ def test_a_helper_pings_and_passes_on_what_it_hears_or_that_it_hears_nothing() -
     assert says(x, "y", GossipPingRequest(70, "a", "a:1")) == ["ping+load to a", "timer nack 0.32"]
     number = sequence(x)
     assert x.after(0.32).timer("gossip", "nack", str(number)) == ["nack to y"]
-    assert says(x, "a", GossipAck(number)) == ["ack to y"]
+    assert says(x, "a", GossipAck(number)) == ["ack+a=alive to y"]  # which may not hear it otherwise
     assert says(x, "a", GossipAck(number)) == []
 
 
@@ -150,6 +150,53 @@ def test_a_broken_link_is_asked_about_at_once_and_requeues_nothing() -> None:
     assert x.when(events.PeerUnreachable("y", "reset")) == ["ping+load to y", "timer ack 0.4"]
     assert x.when(events.PeerUnreachable("y", "reset")) == []  # that is being done
     assert state(x, "y") is PeerState.ALIVE
+
+
+def answered_through(x: Given, node: str, helper: str) -> set[str]:
+    """Have a node answer the next probe of it through a helper alone → the helpers that were asked."""
+    pinged: list[str] = []
+    while node not in pinged:
+        x.after(1.0).timer("gossip", "turn")
+        pinged = [act.node for act in x.last if isinstance(act, actions.SendGossip)]
+        if node not in pinged:
+            says(x, pinged[0], GossipAck(sequence(x)))
+    number = sequence(x)
+    x.after(0.4).timer("gossip", "ack", str(number))
+    asked = {act.node for act in x.last if isinstance(act, actions.SendGossip)}
+    says(x, helper, GossipAck(number))
+    return asked
+
+
+def told(x: Given) -> set[str]:
+    """The members that hear the next news first."""
+    says(x, "a", rumour("a", refutation=x.node.membership.gossip.shared.members["a"].rumour.refutation + 1))
+    x.timer("gossip", "spread")
+    return {act.node for act in x.last if isinstance(act, actions.SendGossip)}
+
+
+def test_news_is_not_sent_to_a_member_whose_datagrams_do_not_come_here() -> None:
+    x = given("y", "a", "b", fanout=3)
+    answered_through(x, "y", "b")
+    assert told(x) == {"y", "a", "b"}  # one may be lost
+    answered_through(x, "y", "b")
+    assert told(x) == {"a", "b"}
+    says(x, "y", GossipPing(1, "x"))
+    assert told(x) == {"y", "a", "b"}
+
+
+def test_where_no_datagrams_come_from_anybody_news_is_sent_to_all() -> None:
+    x = given("y", "a")
+    for _ in range(2):
+        answered_through(x, "y", "a")
+        answered_through(x, "a", "y")
+    assert told(x) == {"y", "a"}
+
+
+def test_the_helper_that_reached_a_member_is_asked_again() -> None:
+    x = given("y", "a", "b", "c", helpers=3)
+    answered_through(x, "y", "c")
+    x.node.membership.gossip.shared.preset = msgspec.structs.replace(CALM, helpers=1)
+    assert [answered_through(x, "y", "c") for _ in range(9)] == [{"c"}] * 9
 
 
 def test_every_second_probe_is_of_the_neighbour_and_the_others_of_everybody_in_turn() -> None:
@@ -341,6 +388,32 @@ def test_a_profile_that_was_not_told_is_asked_of_the_node_itself() -> None:
     assert x.after(1.0).timer("gossip", "profiles") == ["ProfileRequest to z", "timer profiles 2"]
 
 
+def test_a_profile_of_a_node_that_cannot_be_reached_is_asked_of_others_until_it_is_the_newest() -> None:
+    x = given("y", "z")
+    says(x, "y", rumour("z", refutation=1, profile_version=7))
+    x.timer("gossip", "profiles")
+    for version in (0, 6):
+        older = messages.KnownProfile("z-boot-1", Profile("z", 1, 1.0, slots_fixed=True, version=version))
+        x.hear("y", messages.ProfileTold((older,)))
+    x.when(events.SendFailed("z", messages.Ping(1)))
+    x.node.membership.gossip.shared.members["z"].helper = "y"
+    assert x.after(1.0).timer("gossip", "profiles")[0] == "ProfileRequest to y"
+    drained = Profile("z", 1, 1.0, slots_fixed=True, drained=True, version=7)
+    x.hear("y", messages.ProfileTold((messages.KnownProfile("z-boot-1", drained),)))
+    assert not x.node.membership.is_usable("z")
+    assert x.after(60.0).timer("gossip", "profiles") == []
+
+
+def test_a_helper_that_does_not_know_a_profile_is_not_the_only_one_asked() -> None:
+    x = given("y", "z", "w")
+    says(x, "y", rumour("z", refutation=1, profile_version=7))
+    x.timer("gossip", "profiles")
+    x.when(events.SendFailed("z", messages.Ping(1)))
+    x.node.membership.gossip.shared.members["z"].helper = "y"
+    asked = {x.after(60.0).timer("gossip", "profiles")[0] for _ in range(12)}
+    assert asked == {"ProfileRequest to y", "ProfileRequest to w"}
+
+
 def test_this_node_tells_the_profiles_that_it_knows() -> None:
     x = given("y")
     assert x.hear("z", messages.ProfileRequest(("x", "y", "nobody"))) == ["ProfileTold to z"]
@@ -435,6 +508,22 @@ def test_everything_is_exchanged_now_and_then() -> None:
     done = x.timer("gossip", "sync")
     assert done[0] == "Sync to y"
     assert 27.0 <= float(done[1].removeprefix("timer sync ")) <= 33.0
+
+
+@pytest.mark.parametrize("back", ["link", "exchange"])
+def test_everything_is_exchanged_with_a_member_that_can_be_reached_while_others_are_tried(back: str) -> None:
+    x = given("y", "z")
+    x.when(events.SendFailed("z", messages.Ping(1)))
+    for _ in range(9):
+        assert x.after(30.0).timer("gossip", "sync")[:2] == ["Sync to y", "Sync to z"]
+    x.when(events.SendFailed("y", messages.Ping(2)))
+    x.when(events.SendFailed("z", messages.Sync()))
+    assert x.after(30.0).timer("gossip", "sync")[0] in ("Sync to y", "Sync to z")
+    if back == "link":
+        x.meet("z")
+    else:
+        x.hear("z", messages.Sync())
+    assert x.after(30.0).timer("gossip", "sync")[:2] == ["Sync to z", "Sync to y"]
 
 
 def test_the_dead_are_looked_for_for_ever() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from peerload.model import events, messages, timers
 from peerload.model.resources import MIB, Device, GpuShare, ResourceRequest
-from peerload.model.task import Exit, Guarantee, TaskRecord, TaskState, Usage, execution_key
+from peerload.model.task import Exit, Guarantee, SubmitOptions, TaskRecord, TaskState, Usage, execution_key
 from tests.core.given import ACCEPTS, SENDER, WALL_S, Given, spec
 from tests.wording import Says
 
@@ -262,3 +263,14 @@ def test_a_home_that_does_not_know_yet_what_that_node_has_asks_for_the_same_agai
     assert "persist queued" in did
     record = again.task().record
     assert (record.gpu_mem_bytes, record.memory_retries, record.gpu_alone) == (24 * GIB, 1, False)
+
+
+def test_an_attempt_whose_end_may_be_the_last_loss_with_a_card_is_not_taken_for_a_retry() -> None:
+    """Its card is looked at after its outputs were collected, or left because it is tried again."""
+    x = Given(peers=(), slots=8, facts={"gpus": 1, "devices": (card(1, 48),)})
+    x.submit(spec(request=request()), terms=SubmitOptions(retries=9))
+    task, retries = x.task(), x.node.handoff.retries
+    assert retries.repeats(task, Exit(1))
+    task.record = msgspec.structs.replace(task.record, losses=x.node.state.config.attempts_max - 1)
+    assert not retries.repeats(task, Exit(1))
+    assert retries.again(task, failed_card()), "it is its result"

@@ -130,6 +130,9 @@ def test_only_the_last_attempt_of_a_retried_task_brings_outputs(user: User, wher
     assert user.files() == {"out/2": "", "src/a": "one\n"}
     assert user.types("run", *flags, "-s", "touch out/failed-$PEERLOAD_ATTEMPT; exit 7").returncode == 7
     assert user.files() == {"out/2": "", "out/failed-2": "", "src/a": "one\n"}
+    lacks = "touch out/lacks-$PEERLOAD_ATTEMPT; test $PEERLOAD_ATTEMPT = 1 || touch made"
+    assert user.types("run", *flags, "--out", "made", "-s", lacks).returncode == 0
+    assert user.files() == {"made": "", "out/2": "", "out/failed-2": "", "out/lacks-2": "", "src/a": "one\n"}
 
 
 def test_an_output_that_cannot_be_placed_is_no_success_and_is_named(user: User) -> None:

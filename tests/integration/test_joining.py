@@ -122,7 +122,7 @@ def test_names_that_are_taken_or_none() -> None:
         one, two = first
         token = one.token()
         for name in ("ws1", "ws2"):
-            refused = second.type("join", "--node", name, *ON_LOOPBACK, token)
+            refused = second.type("join", "--node", name, *ON_LOOPBACK, token, PEERLOAD_NODE=name)
             assert refused.returncode == 125
             assert name in refused.stderr
             assert "--node NAME" in refused.stderr

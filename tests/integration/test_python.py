@@ -385,6 +385,26 @@ def test_a_result_is_fetched_again_if_the_agent_goes_away_meanwhile(
     assert len(fetched) == 2
 
 
+def test_clients_go_on_after_a_restart_of_their_agent(agents: list[Agent], tmp_path: Path) -> None:
+    home = agents[0]
+    client, gate = Client(home.socket), tmp_path / "gate"
+    script = f"echo before; until [ -e {gate} ]; do sleep 0.05; done; echo after"
+    task = client.submit(script, shell=True, node="n2", directory="/")
+
+    async def output() -> bytes:
+        return b"".join([piece.data async for piece in AsyncClient(home.socket).follow(task)])
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting, follows = pool.submit(task.wait, 60), pool.submit(asyncio.run, output())
+        pieces = client.follow(task)
+        assert next(pieces).data == b"before\n"
+        restart(agents)
+        gate.touch()
+        assert b"".join(piece.data for piece in pieces) == b"after\n"
+        assert waiting.result(60).succeeded
+        assert follows.result(60) == b"before\nafter\n"
+
+
 def test_a_callback_may_submit_and_shut_down(agent: Agent) -> None:
     executor = Executor(agent.socket, tasks_max=1)
     after: list[object] = []

@@ -23,6 +23,8 @@ until [ -e go ] || [ $i = {PIECES_MAX} ]; do head -c 1M /dev/zero; i=$((i+1)); d
 echo $i >count; exit 7
 """
 """It writes until it is told to end, which it is once it was held back: on a busy machine it is not at once."""
+PIECES_UNREAD = 600
+"""More than is kept for a reader; it is written before a home asks again."""
 WITHIN_S = 60.0
 WHOLE_BYTES = 1_000_000_000
 
@@ -78,6 +80,16 @@ def test_a_command_elsewhere_waits_for_a_home_that_starts_anew(agents: list[Agen
         stopped(tmp_path)
         agents[0].start()
         assert comes_whole(process, tmp_path)
+
+
+@pytest.mark.long
+def test_a_command_elsewhere_waits_for_its_home_when_its_agent_starts_anew(agents: list[Agent], tmp_path: Path) -> None:
+    script = SCRIPT.replace(f"{PIECES_MAX}", f"{PIECES_UNREAD}")
+    with ended(start(agents[0], "n2", tmp_path, script)) as process:
+        stopped(tmp_path)
+        agents[1].kill()
+        agents[1].start()
+        assert rest_of(process) == (PIECES_UNREAD << 20, 7)
 
 
 def test_a_reader_that_leaves_lets_its_command_go_on(agents: list[Agent], tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class Arena:
         host.beliefs.clear()
         rng = random.Random(f"node {self._seed} {name} {host.run}")
         host.detector = self._make(name, host.run, rng)
-        self._carry_out(host, host.detector.start(self.now_s, seeds))
+        self.carry_out(host, host.detector.start(self.now_s, seeds))
 
     def crash(self, name: str) -> None:
         """The machine is gone, at once: nothing answers any more."""
@@ -200,7 +200,8 @@ class Arena:
 
     # -- carrying out --------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, host: Host, wanted: Sequence[Output]) -> None:
+    def carry_out(self, host: Host, wanted: Sequence[Output]) -> None:
+        """Do what a detector wants."""
         for output in wanted:
             if isinstance(output, Say):
                 self._send(host, output)
@@ -258,7 +259,7 @@ class Arena:
         if host is None or host.detector is None:
             return
         if host.paused_at_s is None:
-            self._carry_out(host, host.detector.handle(self.now_s, received))
+            self.carry_out(host, host.detector.handle(self.now_s, received))
         elif len(host.late) < BUFFERED_MAX:
             host.late.append(received)
 
@@ -267,7 +268,7 @@ class Arena:
             return
         if host.paused_at_s is None:
             del host.timers[timer]
-            self._carry_out(host, host.detector.handle(self.now_s, Expired(timer)))
+            self.carry_out(host, host.detector.handle(self.now_s, Expired(timer)))
 
     # -- pauses --------------------------------------------------------------------------------------------------------
 
@@ -287,7 +288,7 @@ class Arena:
         self._plan_pauses(host, chance)
         if host.detector is None:
             return
-        self._carry_out(host, host.detector.handle(self.now_s, Lagged(lag_s)))
+        self.carry_out(host, host.detector.handle(self.now_s, Lagged(lag_s)))
         due = sorted((at, timer) for timer, at in host.timers.items() if at[0] <= self.now_s)
         at_s = self.now_s
         while due or host.late:

@@ -17,9 +17,9 @@ from tests.membership.ours import Peerload
 from tests.membership.plain_swim import PlainSwim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from tests.membership.arena import Detector
+    from tests.membership.arena import Detector, Say
 
 KINDS: dict[str, Callable[[str, int, random.Random], Detector]] = {
     "plain SWIM": lambda name, _run, rng: PlainSwim(name, rng),
@@ -32,6 +32,8 @@ KNOWN_S_MAX = 180.0
 HEAL_S_MAX = 600.0
 REST_S = (1.0, 5.0)
 """Between two crashes: uniform, so that they fall anywhere in the rounds of the others."""
+POLL_S = 0.1
+"""How often is looked whether all know."""
 HARSH = Faults(loss=0.05, pausing=0.25)
 MILD = Faults(loss=0.02)
 
@@ -186,6 +188,57 @@ def healed(kind: str, count: int, parted_s: float, seed: int) -> float | None:
     began_s = arena.now_s
     arena.run(began_s + HEAL_S_MAX, arena.agreed)
     return arena.now_s - began_s if arena.agreed() else None
+
+
+class PartlyConnected(msgspec.Struct, frozen=True):
+    """drained_s: per node that drained, until all others knew, each at most `KNOWN_S_MAX`; suspected: how often one node
+    suspected another, though all were up; lost: messages and datagrams to a node that cannot be reached."""
+
+    drained_s: tuple[float, ...]
+    suspected: int
+    lost: int
+
+
+class _Families(Arena):
+    """Nodes whose addresses are of these families, "4", "6" or "46": nothing passes between two that share none."""
+
+    def __init__(self, families: Sequence[str], faults: Faults, seed: int) -> None:
+        self.suspected = 0
+        self.nodes: dict[str, Peerload] = {}
+        super().__init__(len(families), self._made, faults, seed, self._saw)
+        self._families = dict(zip(self.hosts, families, strict=True))
+
+    def _made(self, name: str, run: int, rng: random.Random) -> Peerload:
+        self.nodes[name] = Peerload(name, run, rng)
+        return self.nodes[name]
+
+    def _saw(self, _now_s: float, _host: Host, belief: Believe) -> None:
+        self.suspected += belief.state == "suspect"
+
+    def _send(self, host: Host, said: Say) -> None:
+        if set(self._families[host.name]).isdisjoint(self._families[said.dst]):
+            self.counts["lost"] += 1
+        else:
+            super()._send(host, said)
+
+
+def partly_connected(families: Sequence[str], drains: int, seed: int, faults: Faults | None = None) -> PartlyConnected:
+    """Nodes some of which cannot reach one another: the first reaches all; from time to time another one drains."""
+    arena = _Families(families, faults or Faults(), seed)
+    chance = random.Random(f"drains {seed}")
+    _begin(arena)
+    arena.run(arena.now_s + 60.0)
+    took_s: list[float] = []
+    for name in chance.sample(list(arena.hosts)[1:], drains):
+        arena.run(arena.now_s + chance.uniform(0.0, 30.0))
+        began_s = arena.now_s
+        arena.carry_out(arena.hosts[name], arena.nodes[name].drain(began_s))
+        unaware = {other: node for other, node in arena.nodes.items() if other != name}
+        while unaware and arena.now_s < began_s + KNOWN_S_MAX:
+            arena.run(arena.now_s + POLL_S)
+            unaware = {other: node for other, node in unaware.items() if not node.knows_drained(name)}
+        took_s.append(arena.now_s - began_s)
+    return PartlyConnected(tuple(took_s), arena.suspected, arena.counts["lost"])
 
 
 def _begin(arena: Arena, *, agree: bool = True) -> None:

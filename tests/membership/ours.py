@@ -85,6 +85,16 @@ class Peerload:
         self._happen(now_s, events.AgentStarted(seeds=tuple(seeds)))
         return self._out
 
+    def drain(self, now_s: float) -> Sequence[Output]:
+        """Have this node take no more tasks, which all others are to hear."""
+        self._out = []
+        self._happen(now_s, events.DrainRequested(1))
+        return self._out
+
+    def knows_drained(self, node: str) -> bool:
+        peer = self.node.membership.get(node)
+        return peer is not None and peer.profile.drained
+
     def handle(self, now_s: float, given: Input) -> Sequence[Output]:
         self._out = []
         match given:

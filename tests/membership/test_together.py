@@ -100,6 +100,13 @@ def test_nobody_healthy_is_called_dead(faults: Faults) -> None:
     assert told.deaths == 0
 
 
+@pytest.mark.parametrize("families", [["46", "6", "6", "6", "4"], ["46", *["6"] * 6, *["4"] * 3]], ids=len)
+def test_nodes_that_cannot_reach_one_another_hear_of_one_another_through_others(families: list[str]) -> None:
+    told = measures.partly_connected(families, 4, 1)
+    assert max(told.drained_s) <= 10.0
+    assert told.suspected <= 600
+
+
 def test_equal_seeds_play_equal_games() -> None:
     def played() -> tuple[float, ...]:
         return measures.crashes("peerload", 6, 3, 9, Faults(loss=0.05)).detection_s

@@ -7,12 +7,14 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from peerload.model.actions import Send
+from peerload.policy.api import Keep, Transfer
 from peerload.policy.flows import bargaining, best_reply, nash, optimal, proportional
 from peerload.policy.registry import load_preset
 from peerload.sim.queueing_model import IDEAL_CONFIG, Arrival, CompletedTask, Delays, QueueingModel, profiles_of
@@ -298,3 +300,15 @@ def test_a_home_without_slots_splits_its_tasks_among_the_others(preset: str) -> 
         offered.update(action.dst for action in x.last if isinstance(action, Send))
     assert offered.total() == 8
     assert min(offered["y"], offered["z"]) >= (4 if preset == "round-robin" else 2)
+
+
+@pytest.mark.parametrize("preset", ["static-probabilistic", "static-optimal", "non-cooperative", "cooperative"])
+def test_a_split_among_nodes_without_slots_names_none(preset: str) -> None:
+    splits = load_preset(preset).sender.locate
+    nobody = SimpleNamespace(node="x", peers=("y",), profile=lambda _: SimpleNamespace(slots=0, speed=1.0))
+    for _ in range(2):
+        assert isinstance(splits(cast("Any", nobody), cast("Any", None), (), random.Random(1)), Keep)
+    somebody = SimpleNamespace(
+        node="x", peers=("y",), profile=lambda node: SimpleNamespace(slots=node == "y", speed=1.0)
+    )
+    assert isinstance(splits(cast("Any", somebody), cast("Any", None), (), random.Random(1)), Transfer)

@@ -14,6 +14,8 @@ import secrets
 import subprocess
 import sys
 import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -22,13 +24,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import peerload
-from peerload import AsyncClient, Executor
-from peerload.client import call, executor, function, operations
+from peerload import AsyncClient, Client, Executor
+from peerload.client import call, connection, executor, function, operations
 from peerload.client.operations import NodeInfo, TaskInfo
-from peerload.model.errors import AgentSilent, BadRequest, NoSuchTask, OutputIncomplete, SlowDown
+from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NoSuchTask, OutputIncomplete, SlowDown
 from peerload.wire import control
 from tests.support import PATIENCE_S, wait_until
-from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
+from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent, goes_away_once  # noqa: F401 -- a fixture
 
 MARK = "ab" * 16
 
@@ -94,6 +96,30 @@ def test_ranges_are_these_numbers(numbers: set[int]) -> None:
     ranges = operations.array_ranges(numbers)
     assert [number for low, high, step in ranges for number in range(low, high + 1, step)] == sorted(numbers)
     assert operations.array_ranges(range(3, 20, 4)) == [(3, 19, 4)]
+
+
+def test_an_array_with_a_step_is_one_range() -> None:
+    for indices in (range(0, 4000, 2), range(3998, -1, -2), set(range(0, 4000, 2))):
+        assert operations.submit_array("x", indices, shell=True).fields["array"] == [(0, 3998, 2)]
+    with pytest.raises(TypeError, match="numbers"):
+        operations.submit_array("x", "0-10:2", shell=True)  # type: ignore[arg-type]
+
+
+def test_one_stands_for_a_list_of_one(tmp_path: Path) -> None:
+    task = Client("/nowhere").task("n1/3")
+    for named in (task, "n1/3", [task], ("n1/3",)):
+        fields = operations.submit_fields([b"x"], {"after": named, "after_ok": named})
+        assert fields["terms"] == {"after": ["n1/3"], "after_ok": ["n1/3"]}
+        for asked in (operations.wait(named), operations.cancel(named), operations.ended(named)):
+            assert asked.fields["tasks"] == ["n1/3"]
+    assert operations.tasks(states="failed").fields["states"] == ["failed"]
+    assert operations.task_spec([b"x"], {"labels": "gpu", "exclude": "n2"})["placement"] == {
+        "labels": ["gpu"], "exclude": ["n2"]
+    }  # fmt: skip
+    (tmp_path / "data").write_text("x")
+    for path in ("data", Path("data"), [Path("data")]):
+        made = operations.submit(["x"], directory=tmp_path, in_=path, out=path)
+        assert made.fields["spec"]["files"]["outputs"] == ["data"]
 
 
 def test_what_is_asked_for_becomes_a_spec() -> None:
@@ -179,6 +205,175 @@ def test_the_asyncio_client_gives_up_an_agent_that_says_nothing(agent: FakeAgent
     agent.handlers |= {"nodes": lambda _request, _reply: None, "info": lambda _request, _reply: None}
     with pytest.raises(AgentSilent):
         asyncio.run(AsyncClient(agent.path, timeout_s=0.05).nodes())
+
+
+# -- an agent that goes away -------------------------------------------------------------------------------------------
+
+
+class Asks:
+    """What a client is asked, by both kinds of clients."""
+
+    def __init__(self, path: str, *, is_async: bool) -> None:
+        self._client = Client(path)
+        self._async = AsyncClient(path) if is_async else None
+
+    def call(self, verb: str, *args: Any, **wanted: Any) -> Any:
+        if self._async is None:
+            return getattr(self._client, verb)(*args, **wanted)
+        return asyncio.run(getattr(self._async, verb)(*args, **wanted))
+
+    def stream(self, verb: str, *args: Any, **wanted: Any) -> list[Any]:
+        async def items(client: AsyncClient) -> list[Any]:
+            return [item async for item in getattr(client, verb)(*args, **wanted)]
+
+        if self._async is None:
+            return list(getattr(self._client, verb)(*args, **wanted))
+        return asyncio.run(items(self._async))
+
+
+@pytest.fixture(name="asks", params=["blocking", "asyncio"])
+def fixture_asks(agent: FakeAgent, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Asks:
+    monkeypatch.setattr(connection, "RECONNECT_EVERY_S", 0.0)
+    return Asks(agent.path, is_async=request.param == "asyncio")
+
+
+def task_ended(reply: Reply, *numbers: int) -> None:
+    for number in numbers:
+        reply.more(id=f"ws1/{number}", state="done", exit_code=0, signal=None, node="ws1", reason="")
+
+
+def test_reads_and_submissions_are_repeated_when_the_agent_is_back(agent: FakeAgent, asks: Asks) -> None:
+    agent.handlers["submit"] = goes_away_once(
+        agent, control.Submit, lambda _: None, lambda reply: reply.ok(id="ws1/3", members=None)
+    )
+    assert asks.call("submit", ["true"], directory="-").id == "ws1/3"
+    first, second = agent.asked(control.Submit)
+    assert (first.token, first.spec) == (second.token, second.spec)
+    agent.handlers["tasks"] = goes_away_once(
+        agent,
+        control.TasksRequest,
+        lambda reply: reply.more(tasks=[{"id": "ws1/1"}]),
+        lambda reply: reply.ok(tasks=[{"id": "ws1/1"}]),
+    )
+    assert [task.id for task in asks.call("tasks")] == ["ws1/1"]
+
+
+def test_a_wait_goes_on_with_the_time_that_is_left(
+    agent: FakeAgent, asks: Asks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(1000.0, 1.0)
+    for module in (connection, operations):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def rest(reply: Reply) -> None:
+        task_ended(reply, 1, 2)
+        reply.ok(timed_out=False)
+
+    agent.handlers["wait"] = goes_away_once(agent, control.Wait, lambda reply: task_ended(reply, 2), rest)
+    assert [end.id for end in asks.call("wait", ["1", "2"], timeout_s=50.0)] == ["ws1/2", "ws1/1"]
+    first, second = agent.asked(control.Wait)
+    assert first.timeout_s == 50.0
+    assert second.timeout_s < 50.0
+    agent.requests.clear()
+    agent.handlers["wait"] = goes_away_once(agent, control.Wait, lambda reply: task_ended(reply, 2), rest)
+    assert [end.id for end in asks.stream("ended", ["1", "2"])] == ["ws1/2", "ws1/1"]
+
+
+@pytest.mark.parametrize(("timeout_s", "error"), [(30.0, TimeoutError), (None, AgentUnavailable)])
+def test_an_agent_that_stays_away_is_not_waited_for_any_longer(
+    agent: FakeAgent, asks: Asks, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None, error: type[Exception]
+) -> None:
+    clock = itertools.count(1000.0, 20.0)
+    for module in (connection, operations):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def stay_away(_request: control.Wait, reply: Reply) -> None:
+        agent.remove()
+        reply.hang_up()
+
+    agent.handlers["wait"] = stay_away
+    with pytest.raises(error, match=f"no socket at {agent.path}"):
+        asks.call("wait", ["1"], timeout_s=timeout_s)
+    assert next(clock) >= 1000.0 + (timeout_s or connection.RECONNECT_S_MAX)
+
+
+def test_an_agent_that_was_never_there_is_not_waited_for(agent: FakeAgent, asks: Asks) -> None:
+    agent.answer("nodes", nodes=[])
+    agent.remove()
+    with pytest.raises(AgentUnavailable):
+        asks.call("nodes")
+
+
+def test_an_agent_that_goes_between_two_calls_is_waited_for(
+    agent: FakeAgent, asks: Asks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.answer("nodes", nodes=[])
+    assert asks.call("nodes") == []
+    clock = itertools.count(1000.0, 20.0)
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    agent.remove()
+    with pytest.raises(AgentUnavailable):
+        asks.call("nodes")
+    assert (waited_until_s := next(clock)) >= 1000.0 + connection.RECONNECT_S_MAX
+    with pytest.raises(AgentUnavailable):
+        asks.call("nodes")
+    assert next(clock) <= waited_until_s + 40.0
+
+
+def test_output_and_events_go_on_where_they_were(agent: FakeAgent, asks: Asks) -> None:
+    def output(reply: Reply) -> None:
+        reply.more(stream=1, offset=0, data=b"abcdefgh", attempt=1)
+        reply.more(stream=1, offset=0, data=b"again", attempt=2)
+        reply.ok(id="ws1/1", state="done", stdout_bytes=5, stderr_bytes=0)
+
+    agent.handlers["output"] = goes_away_once(
+        agent, control.ReadOutput, lambda reply: reply.more(stream=1, offset=0, data=b"abc", attempt=1), output
+    )
+    pieces = asks.stream("follow", "1")
+    assert [(piece.offset, piece.data) for piece in pieces] == [(0, b"abc"), (3, b"defgh"), (0, b"again")]
+
+    def begin(reply: Reply) -> None:
+        reply.more(events=[], begins=6)
+        reply.more(events=[{"number": 7}, {"number": 9}])
+
+    def rest(reply: Reply) -> None:
+        reply.more(events=[], begins=9)
+        reply.ok(events=[{"number": 12}])
+
+    agent.handlers["events"] = goes_away_once(agent, control.Events, begin, rest)
+    assert [event.number for event in asks.stream("events", follow=True, limit=2)] == [7, 9, 12]
+    assert [(one.after, one.limit) for one in agent.asked(control.Events)] == [(0, 2), (9, connection.EVENTS_MAX)]
+
+
+def test_what_may_do_something_else_the_second_time_is_not_repeated(agent: FakeAgent, asks: Asks) -> None:
+    agent.handlers["wait"] = goes_away_once(agent, control.Wait, lambda _: None, lambda reply: reply.ok())
+    with pytest.raises(AgentUnavailable):
+        asks.call("wait", "@")
+    assert len(agent.asked(control.Wait)) == 1
+    agent.handlers["cancel"] = goes_away_once(
+        agent, control.Cancel, lambda _: None, lambda reply: reply.ok(cancelled=["ws1/1"], already_ended=[])
+    )
+    with pytest.raises(AgentUnavailable):
+        asks.call("cancel", "1")
+    assert len(agent.asked(control.Cancel)) == 1
+
+
+def test_a_client_too_many_waits_for_room(agent: FakeAgent, asks: Asks, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent.answer("nodes", nodes=[])
+    agent.refused = {1, 2}
+    assert asks.call("nodes") == []
+    clock = itertools.count(1000.0, 20.0)
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    agent.refused = set(range(100))
+    with pytest.raises(BadRequest, match="too many clients"):
+        asks.call("nodes")
+    assert next(clock) >= 1000.0 + connection.RECONNECT_S_MAX
+
+
+def test_a_token_of_ones_own_names_a_submission() -> None:
+    assert operations.submit_fields([b"x"], {"token": "nightly-1"})["token"] == "nightly-1"
+    with pytest.raises(TypeError):
+        Executor("/nowhere", token="nightly-1")
 
 
 # -- the thread of an executor -----------------------------------------------------------------------------------------

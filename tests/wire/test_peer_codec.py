@@ -290,6 +290,19 @@ def test_sizes_are_bounded_before_anything_is_read() -> None:
         peer.encode_frame(wrap(Offer(**ATTEMPT, spec=many, lease_s=1.0)))
 
 
+@each("sizes", [(1 << 20, 5, 1 << 20), (10, 20), (1 << 20,)])
+def test_large_blocks_are_sent_from_where_they_are(sizes: tuple[int, ...]) -> None:
+    envelope = wrap(Blocks(tuple(memoryview(bytes([size % 251]) * size) for size in sizes)))
+    parts = peer.frame_parts(envelope)
+    frame = b"".join(parts)
+    assert len(frame) == 4 + int.from_bytes(frame[:4], "big")
+    assert peer.decode(frame[4:]) == envelope
+    assert isinstance(envelope.body, Blocks)
+    assert all(any(part is block for part in parts) for block in envelope.body.blocks if len(block) >= peer.LARGE_BYTES)
+    with pytest.raises(FrameTooLarge):
+        peer.frame_parts(wrap(Blocks(tuple(memoryview(bytes(1 << 20)) for _ in range(4)))))
+
+
 def decode_is_total(raw: bytes) -> None:
     try:
         envelope = peer.decode(raw)

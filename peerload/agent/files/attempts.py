@@ -689,7 +689,8 @@ class AttemptFiles:
             except OSError as error:  # they are collected again by the next agent
                 log.warning("cannot note the outputs of a task: task=%s error=%s", note.task, error)
         staged, unplaced, returned = note.result, note.unplaced, ""
-        if staged.outputs and note.directory:
+        is_last = not unplaced or not self._is_retried(key, note, without_files(exit_, unplaced))
+        if staged.outputs and note.directory and is_last:
             uid = _uid_in(key)
             try:
                 why, conflicts, returned = await self._place(
@@ -914,14 +915,17 @@ class _WhileWanted:
     def __init__(self, cache: FileCache, is_wanted: Callable[[], bool], fetch: Fetch | None = None) -> None:
         """fetch: it brings those that are not here yet."""
         self._is_wanted, self._fetch, self._check_disk = is_wanted, fetch, cache.check_disk
+        if fetch is not None:
+            fetch.is_read = True
         self.read, self.put, self._read_some = cache.store.read, cache.store.put, cache.store.read_some
 
-    def read_some(self, digests: Sequence[bytes], bytes_max: int) -> list[bytes]:
+    def read_some(self, digests: Sequence[bytes], bytes_max: int) -> Sequence[bytes | memoryview]:
         here = self._fetch.here(digests) if self._fetch is not None else digests
         if not self._is_wanted():
             raise StagingFailed("the task no longer needs the files")
         self._check_disk(bytes_max)
-        return self._read_some(here, bytes_max)
+        recent = self._fetch.take_recent(here, bytes_max) if self._fetch is not None else ()
+        return recent or self._read_some(here, bytes_max)
 
 
 def _kept(store: BlockStore, manifest: bytes) -> Root:

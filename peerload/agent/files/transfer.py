@@ -21,7 +21,7 @@ import itertools
 import logging
 import shutil
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 from peerload.agent.runtime import Workers, trim_memory
@@ -64,6 +64,8 @@ ROOM_EVERY_BYTES = 256 << 20
 """Outputs that exceed the cache look for room there again after so many bytes: each look reads its index."""
 SILENCE_S_MAX = 30.0
 """Longest time without progress; then the copy is given up."""
+RECENT_PIECES = 1
+"""Number of the last pieces of a fetch whose blocks stay in memory until the working directory has them; others are read again."""
 TRIM_AFTER_S = 1.0
 """Buffers are freed when blocks have come or gone; the C library keeps their memory for each thread until it is told so long after."""
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
@@ -89,6 +91,9 @@ class Fetch:
         are dropped."""
         self.work: asyncio.Task[None] | None = None
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_read = False
+        """True if a working directory is made while the blocks come."""
+        self._recent: deque[dict[bytes, memoryview]] = deque(maxlen=RECENT_PIECES)
         self._lacking: set[bytes] = set()
         self._news = threading.Condition()
         self._is_over = False
@@ -98,11 +103,25 @@ class Fetch:
         if not self.begun.done():
             self.begun.set_result(None)
 
-    def blocks_stored(self, digests: Sequence[bytes]) -> None:
-        """Record that these blocks are in the store. For a thread."""
+    def blocks_stored(self, digests: Sequence[bytes], blocks: Sequence[memoryview]) -> None:
+        """Record that these blocks are in the store, which has verified them. For a thread."""
         with self._news:
+            if self.is_read:
+                self._recent.append(dict(zip(digests, blocks, strict=True)))
             self._lacking.difference_update(digests)
             self._news.notify_all()
+
+    def take_recent(self, digests: Sequence[bytes], bytes_max: int) -> list[memoryview]:
+        """The first of these blocks, up to this many bytes, as far as they are still in memory; then they are not. For a thread."""
+        found: list[memoryview] = []
+        with self._news:
+            for digest in digests:
+                piece = next((piece for piece in self._recent if digest in piece), None)
+                if piece is None or bytes_max <= 0:
+                    break
+                found.append(piece.pop(digest))
+                bytes_max -= len(found[-1])
+        return found
 
     def over(self) -> None:
         """End the transfer: no more blocks come."""
@@ -321,7 +340,7 @@ class FileTransfer:
                     fetch.distrusted.add(node)
                     return  # missing blocks are requested again
                 at += len(wanted)
-                fetch.blocks_stored(wanted)
+                fetch.blocks_stored(wanted, piece.blocks)
                 size = sum(map(len, piece.blocks))
                 fetch.done_bytes += size
                 self._counters[metrics.FILES_FETCHED_BYTES] += size

@@ -141,6 +141,8 @@ def wait_gone(pid: int, seconds_max: float) -> None:
     except (ProcessLookupError, OSError):
         return
     try:
-        select.select([pidfd], [], [], seconds_max)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(seconds_max * 1000)
     finally:
         os.close(pidfd)

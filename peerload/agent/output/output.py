@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.model.actions import FetchOutput
     from peerload.model.events import Running
-    from peerload.model.task import Exit
+    from peerload.model.task import ExecutionRecord, Exit
 
 
 FAR_BYTES = 32 << 20
@@ -203,10 +203,20 @@ class TaskOutputs:
         self.served: collections.Counter[str] = collections.Counter()
         """Attempts here whose outputs their homes read now: how often."""
         self._work: set[asyncio.Task[None]] = set()
+        self._waits: dict[str, asyncio.Task[None]] = {}
+        """Waits of attempts here for homes that do not read any more: one each, or a home that comes and goes would pile them up."""
+        self._is_closed = False
 
-    def adopt(self, running: Running) -> None:
-        """Take over the attempts that ran before this agent was started."""
-        self.backpressure.adopt(run[0] for run in running)
+    def adopt(self, running: Running, executions: Iterable[ExecutionRecord]) -> None:
+        """Take over the attempts that ran before this agent was started. Those ``executions`` that a `run` of another home may read wait
+        for that home as after a broken connection: it asks for the output again as soon as it has noticed."""
+        keys = [run[0] for run in running]
+        self.backpressure.adopt(keys)
+        alive = set(keys)
+        for record in executions:
+            key = execution_key(record.uid, record.attempt)
+            if key in alive and record.spec.followed and record.spec.terminal is None:
+                self._hold(key, *self._spool.sizes(key))
 
     # -- followers -----------------------------------------------------------------------------------------------------
 
@@ -298,13 +308,23 @@ class TaskOutputs:
             self.served[key] -= 1
             if not self.served[key]:
                 del self.served[key]
-            if is_paced and key not in self._ends:
-                self._start(self._wait_for_home(key, *sent))
+            if is_paced and key not in self._ends and not self._is_closed:
+                self._hold(key, *sent)
+
+    def _hold(self, key: str, stdout_from: int, stderr_from: int) -> None:
+        """Begin to wait for the home of an attempt."""
+        if key in self._waits:
+            self._waits[key].cancel()
+        self._waits[key] = self._start(self._wait_for_home(key, stdout_from, stderr_from))
 
     async def _wait_for_home(self, key: str, stdout_from: int, stderr_from: int) -> None:
         """Hold an attempt back for its home, which has read so far and is expected to go on."""
-        async with self.backpressure.reader(key, stdout_from, stderr_from, runs_here=True):
-            await asyncio.sleep(RETURN_S_MAX)
+        try:
+            async with self.backpressure.reader(key, stdout_from, stderr_from, runs_here=True):
+                await asyncio.sleep(RETURN_S_MAX)
+        finally:
+            if self._waits.get(key) is asyncio.current_task():
+                del self._waits[key]
 
     # -- from elsewhere ------------------------------------------------------------------------------------------------
 
@@ -410,10 +430,11 @@ class TaskOutputs:
         """Cut the output later, whatever becomes of the caller."""
         self._start(self.cut(key))
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
+        return task
 
     async def cut_old(self, now_s: float) -> None:
         """Cut the output of all ended attempts that was kept in full for longer than FOLLOWED_S_MAX. now_s: the
@@ -427,6 +448,8 @@ class TaskOutputs:
         return key in self._followers or key in self._mirrors
 
     async def close(self) -> None:
+        """End all copies and waits; homes that stop reading after this are not waited for: nobody could let their tasks go on."""
+        self._is_closed = True
         work = [*self._mirrors.values(), *self._work]
         for one in work:
             one.cancel()

@@ -163,7 +163,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._read_timeout = ReadTimeout(self._loop, lambda: self._refuse("frame_timeout"))
         self.frame_bytes = 0
         """Size of the frame that is being handled."""
-        self._waiting: list[tuple[Message | None, bytearray]] = []
+        self._waiting: list[tuple[Message | None, list[wire.Buffer]]] = []
         self._waiting_bytes = 0
         self._flush_planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -392,9 +392,9 @@ class PeerConnection(asyncio.BufferedProtocol):
     def send(self, message: Message) -> None:
         """Send a message at the end of this turn of the loop, together with the others of the turn. Raises FrameTooLarge."""
         dst = (self.hello.identity.node, self.hello.identity.boot) if self.hello is not None else ()
-        frame = wire.encode_frame(self._envelopes.make(message, *dst))
+        frame = wire.frame_parts(self._envelopes.make(message, *dst))
         self._waiting.append((None if self.stream else message, frame))
-        self._waiting_bytes += len(frame)
+        self._waiting_bytes += sum(map(len, frame))
         if self._waiting_bytes >= FLUSH_BYTES:
             self._flush()
         elif not self._flush_planned:
@@ -405,10 +405,13 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._flush_planned = False
         if self._transport is None or self._transport.is_closing() or self.paused or not self._waiting:
             return
-        frames = self._waiting[0][1] if len(self._waiting) == 1 else b"".join(frame for _, frame in self._waiting)
+        parts = [part for _, frame in self._waiting for part in frame]
         self._waiting.clear()
         self._waiting_bytes = 0
-        self._transport.write(frames)
+        if any(len(part) >= wire.LARGE_BYTES for part in parts):
+            self._transport.writelines(parts)
+        else:
+            self._transport.write(b"".join(parts))
 
     async def drain(self) -> None:
         """Wait until the transport takes more and all earlier callers had their turn. Raises ConnectionError if the

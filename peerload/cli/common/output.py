@@ -7,8 +7,8 @@ import select
 import sys
 import time
 
-from peerload.client.connection import RECONNECT_EVERY_S, RECONNECT_S_MAX, OutputGaps, is_worth_another_try
-from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
+from peerload.client.connection import RECONNECT_EVERY_S, OutputGaps, Reconnection
+from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import duration_text, print_json, say, size_text, terminal_columns
 
@@ -31,28 +31,24 @@ def followed(
     """The parts of an answer that may never end. When the agent has gone and is back within RECONNECT_S_MAX, and before ``until_s``
     (monotonic), it is asked again, for what ``asked`` returns then. Raises BrokenPipeError as soon as stdout's reader has gone, not
     only when the next part is written."""
-    lost_until_s = 0.0
+    reconnection = Reconnection(until_s=until_s)
     while True:
         try:
             poll = select.poll()
             poll.register(stdout, 0)  # an error only
-            if lost_until_s:
+            if reconnection.is_lost:
                 if poll.poll(RECONNECT_EVERY_S * 1000):
                     raise BrokenPipeError
                 client.connect()
             poll.register(client, select.POLLIN)
             for part in client.stream(verb, **asked()):
-                lost_until_s = 0.0
+                reconnection.answered()
                 yield part
                 ready = poll.poll()
                 if (stdout, select.POLLERR) in ready and len(ready) == 1:
                     raise BrokenPipeError
         except PeerloadError as error:
-            is_new = not lost_until_s
-            if is_new:
-                lost_until_s = min(time.monotonic() + RECONNECT_S_MAX, until_s)
-            can_be_back = isinstance(error, AgentUnavailable) if is_new else is_worth_another_try(error)
-            if not can_be_back or isinstance(error, AgentSilent) or time.monotonic() > lost_until_s:
+            if not reconnection.continues(error):
                 raise
             client.close()
         else:
@@ -130,7 +126,9 @@ def write_all(descriptor: int, data: bytes) -> None:
         except BlockingIOError:
             import select
 
-            select.select([], [descriptor], [])
+            poll = select.poll()
+            poll.register(descriptor, select.POLLOUT)
+            poll.poll()
 
 
 BAR_EVERY_S = 0.2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import sys
 import time
 
+from peerload.client.connection import readable_within
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
 
@@ -54,7 +54,7 @@ def _keys() -> Iterator[Callable[[float], bool]]:
     def quits_within(seconds: float) -> bool:
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
-            if select.select([stdin], [], [], left_s)[0]:
+            if readable_within(stdin, left_s):
                 pressed = os.read(stdin, 1)
                 if not pressed or pressed in QUITS:  # the terminal is gone, or q
                     return True
@@ -68,5 +68,5 @@ def _keys() -> Iterator[Callable[[float], bool]]:
 
 
 def _no_keys(seconds: float) -> bool:
-    select.select([], [], [], seconds)
+    time.sleep(seconds)
     return False

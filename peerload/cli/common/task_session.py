@@ -20,6 +20,7 @@ from peerload.client.connection import (
     OutputPosition,
     accepted,
     is_worth_another_try,
+    readable_within,
 )
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.model.text import printable
@@ -598,7 +599,7 @@ class TaskSession:
         self._raw.leave()
         self._client.close()
         while True:
-            if select.select([self._wakeup[0]], [], [], RECONNECT_LOOK_S)[0]:
+            if readable_within(self._wakeup[0], RECONNECT_LOOK_S):
                 os.read(self._wakeup[0], 4096)
             if time.monotonic() > self._lost_until_s or set(self._waiting) - set(_CAN_WAIT):
                 raise self._lost(error) from None

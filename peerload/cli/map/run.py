@@ -677,7 +677,7 @@ class Mapping:
             except PeerloadError as still:
                 if not connection.is_worth_another_try(still) or time.monotonic() > until_s or self._signals:
                     raise self._gone(still) from None
-                select.select([self._wake_read], [], [], connection.RECONNECT_EVERY_S)
+                connection.readable_within(self._wake_read, connection.RECONNECT_EVERY_S)
         self._asked.clear()
         for batch in list(self._batches.values()):
             if batch.id:
@@ -720,7 +720,7 @@ class Mapping:
                     self.note_incomplete(task, error.what)
                     self._not_fetched.add(task)
                     return
-                select.select([self._wake_read], [], [], connection.RECONNECT_EVERY_S)
+                connection.readable_within(self._wake_read, connection.RECONNECT_EVERY_S)
         gaps.end(end)
         if gone := end.get("output_gone_why"):
             self.note_incomplete(task, f"its output was removed ({gone})")

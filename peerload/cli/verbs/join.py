@@ -150,7 +150,7 @@ def _check_start(state: str, socket_path: str, wanted: dict[str, str | None]) ->
         found, origin = getattr(config, key), origins[key]
         if value and value != found and origin != BUILT_IN and os.path.dirname(origin) != state:  # noqa: PTH120 -- as above
             hint = f"leave out --{key}, or change it there"
-            raise BadRequest(f"{key} is {found} here ({origin})", why=f"and {value} is to join", hint=hint)
+            raise BadRequest(f"the settings have {key} {found} ({origin})", why=f"not {value}", hint=hint)
     kept = agent_process.node_of(state)
     if kept not in ("", wanted["node"]):
         hint = f"go on as that node:  peerload join --node {kept} …        a new node:  --state DIR"

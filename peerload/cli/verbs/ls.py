@@ -15,7 +15,7 @@ from peerload.cli.common.messages import CANNOT, report, say_notice
 from peerload.cli.common.options import Options, is_node_name, past_instant, whole
 from peerload.cli.common.output import OutputWriter, followed
 from peerload.cli.common.redraw import redrawn
-from peerload.client.connection import AgentConnection, OutputPosition
+from peerload.client.connection import EVENTS_MAX, AgentConnection, OutputPosition
 from peerload.model.errors import BadRequest, PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text import tasks
@@ -258,7 +258,6 @@ WHAT = (
     "task", "attempt", "node", "agent", "join", "cluster", "launcher", "disk", "energy", "gpu", "files", "environment",
     "chore", "hook", "web", "store", "security",
 )  # fmt: skip
-EVENTS_MAX = 100_000
 
 
 def events(words: list[str]) -> int:

@@ -11,7 +11,7 @@ from peerload.cli.common import command, messages, task_session
 from peerload.cli.common.messages import CANNOT, exit_code_of, report_end, report_missing, say_detached, say_unsaved
 from peerload.cli.common.options import Options, whole
 from peerload.cli.common.output import OutputWriter
-from peerload.client.connection import AgentConnection
+from peerload.client.connection import RECONNECT_S_MAX, AgentConnection
 from peerload.client.submission import packed_variables
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, UsageError
 from peerload.model.text import printable
@@ -53,7 +53,7 @@ def run(words: list[str]) -> int:
     unsaved = 0
     if not flags.pty:
         task_session.say_if_it_needs_a_terminal(spec["argv"])
-    with AgentConnection(flags.socket) as client:
+    with AgentConnection(flags.socket, room_s=RECONNECT_S_MAX) as client:
         writer = OutputWriter(is_json=flags.json)
         following = task_session.TaskSession(
             client, writer.write, attends=not flags.keep, stdin=stdin, has_terminal=flags.pty, is_source=True

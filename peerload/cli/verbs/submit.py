@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.common import command
-from peerload.client.connection import AgentConnection
+from peerload.client.connection import RECONNECT_S_MAX, AgentConnection
 from peerload.model.errors import PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, print_json, say, shortened
@@ -57,7 +57,7 @@ def main(words: list[str]) -> int:
             return command.print_dry_run(
                 spec, secret, flags, array=ranges, **shown, **(command.described_files(found, spec) | terms)
             )
-        with AgentConnection(flags.socket) as client:
+        with AgentConnection(flags.socket, room_s=RECONNECT_S_MAX) as client:
             command.say_left_out(secret)
             command.send_files(client, spec, terms, found)
             given = flags.token or command.new_token()

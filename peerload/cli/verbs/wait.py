@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from peerload.cli.common import messages, selection
 from peerload.cli.common.options import Options
 from peerload.cli.common.output import Bar, followed
-from peerload.client.connection import AgentConnection
-from peerload.model.errors import PeerloadError
+from peerload.client.connection import RECONNECT_S_MAX, AgentConnection
+from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
 from peerload.model.text import printable
 from peerload.text.format import print_json, say
 from peerload.text.tasks import array_of, beyond_code, exit_text
@@ -39,8 +39,8 @@ def main(words: list[str]) -> int:
     reader.flag("--timeout 30s", help="give up after this time (exit code 124)", type=duration)
     flags = reader.read(words)
     chosen = selection.Selection(flags, "wait")
-    timed_out = False
-    with AgentConnection(flags.socket) as client:
+    timed_out, away = False, ""
+    with AgentConnection(flags.socket, room_s=RECONNECT_S_MAX) as client:
         refs = chosen.words
         if not refs or chosen.is_narrowed:
             takes_ended = not chosen.states and bool(chosen.narrowing.keys() & NAMES_TASKS)
@@ -51,15 +51,21 @@ def main(words: list[str]) -> int:
         until_s = float("inf") if flags.timeout is None else time.monotonic() + flags.timeout
         for part in selection.batches(selection.pinned(client, refs)):
             asked = {"tasks": part, "any": flags.any, "files": True}
-            for task in followed(client, "wait", lambda: asked | _time_left(until_s), until_s=until_s):  # noqa: B023 -- used up before the next one
-                progress.handle(task)
+            try:
+                for task in followed(client, "wait", lambda: asked | _time_left(until_s), until_s=until_s):  # noqa: B023 -- used up before the next one
+                    progress.handle(task)
+            except AgentUnavailable as error:
+                if isinstance(error, AgentSilent) or time.monotonic() < until_s:
+                    raise
+                timed_out, away = True, f", and the agent is away: {error}"
+                break
             timed_out = timed_out or bool(client.last.get("timed_out"))
             if flags.any and not client.last.get("timed_out"):
                 timed_out = False
                 break
     progress.finish()
     if timed_out:
-        say(f"not ended within {flags.timeout:g} s", "they go on; see:  peerload ls")
+        say(f"not ended within {flags.timeout:g} s{away}", "they go on; see:  peerload ls")
         return messages.TIMED_OUT
     return progress.code
 

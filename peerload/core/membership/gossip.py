@@ -162,8 +162,12 @@ class Detector:
             return
         shared = self._shared
         shared.core.count(metrics.INDIRECT_PROBES)
-        address = shared.members[probe.node].rumour.address if probe.node in shared.members else ""
-        for helper in shared.draw(shared.preset.helpers, without=probe.node):
+        member = shared.members.get(probe.node)
+        address = member.rumour.address if member is not None else ""
+        helpers = shared.draw(shared.preset.helpers, without=probe.node)
+        if helpers and member is not None and member.helper in shared.there and member.helper not in helpers:
+            helpers[0] = member.helper
+        for helper in helpers:
             probe.helpers[helper] = False
             shared.send(helper, GossipPingRequest(sequence, probe.node, address))
         shared.core.send(probe.node, Ping(sequence))
@@ -192,19 +196,24 @@ class Detector:
         if ping.to == self._shared.core.node:
             self._shared.send(src, GossipAck(ping.sequence), address=address, with_load=True)
 
-    def acked(self, src: str, sequence: int) -> None:
-        """Handle an acknowledgement of a member, to this node or to a helper."""
+    def acked(self, src: str, sequence: int, *, over_link: bool = False) -> None:
+        """Handle an acknowledgement of a member, to this node or to a helper, or over its link."""
         helped = self._helped.pop(sequence, None)
         if helped is not None:
             asker, address, asked = helped
             self._shared.disarm(Kind.NACK, str(sequence))
-            self._shared.send(asker, GossipAck(asked), address=address)
+            member = self._shared.members.get(src)
+            told = () if member is None else (member.rumour,)
+            self._shared.send(asker, GossipAck(asked), *told, address=address)
             return
         probe = self._probes.get(sequence)
         if probe is None or (src != probe.node and src not in probe.helpers):
             return
         del self._probes[sequence]
         self._concluded(probe)
+        member = self._shared.members.get(probe.node)
+        if member is not None and (over_link or src != probe.node):
+            self._shared.unheard(member, "" if over_link else src)
         self._shared.disarm(Kind.ACK, str(sequence))
         self._shared.disarm(Kind.VERDICT, str(sequence))
         self._shared.health.better()
@@ -313,6 +322,7 @@ class AntiEntropy:
         member = shared.members.get(node)
         if member is None:
             return
+        member.is_cut_off = False
         is_due = shared.now_s - member.synced_s >= min(shared.preset.reconnect_s, shared.preset.sync_s)
         if is_due or member.rumour.standing is not MemberStatus.ALIVE:
             self._exchange(node)
@@ -355,11 +365,15 @@ class AntiEntropy:
         shared.arm(Kind.SYNC, shared.preset.sync_s * scale * shared.rng.uniform(1.0 - JITTER, 1.0 + JITTER))
 
     def _sync(self) -> None:
-        shared = self._shared
+        """Exchange everything with a member that could be reached the last time, and try one of those that could not."""
+        shared, members = self._shared, self._shared.members
         self.bury()
-        alive = [node for node in shared.there if shared.members[node].rumour.standing is MemberStatus.ALIVE]
+        alive = [node for node in shared.there if members[node].rumour.standing is MemberStatus.ALIVE]
+        reached = [node for node in alive if not members[node].is_cut_off]
+        cut_off = [node for node in alive if members[node].is_cut_off]
+        for nodes in filter(None, (reached, cut_off)):
+            self._exchange(shared.rng.choice(nodes))
         if alive:
-            self._exchange(shared.rng.choice(alive))
             self._arm_sync()
 
     def bury(self) -> None:
@@ -721,6 +735,7 @@ class Gossip:
         member = shared.members.get(src)
         is_current = member is not None and member.rumour.boot == event.src_boot
         if member is not None and is_current:
+            shared.heard(member)
             self._spoke(member, over_link=False)
         for message in event.messages:
             self._message_received(src, message, event.address, is_current=is_current)
@@ -770,6 +785,8 @@ class Gossip:
         """Handle a full exchange from a member over the peer link. It is answered with another if the member asks for
         that, or is wrong about this node."""
         before = self.refutation, self.shared.core.identity.incarnation
+        if src in self.shared.members:
+            self.shared.members[src].is_cut_off = False
         for rumour in sync.rumours:
             self.update_received(rumour, src)
         for load in sync.loads:
@@ -793,6 +810,12 @@ class Gossip:
         member = self.shared.members.get(node)
         if member is not None and member.is_there:
             self.detector.probe(node)
+
+    def cut_off(self, node: str) -> None:
+        """A message to a member could not be sent over a link."""
+        member = self.shared.members.get(node)
+        if member is not None:
+            member.is_cut_off = True
 
     def timer(self, kind: Kind, subject: str) -> None:
         """Handle one of the timers that were armed."""

@@ -176,14 +176,26 @@ class LocalHealth:
         self.score = min(self.score + by, self._score_max)
 
 
+UNHEARD_MAX = 2
+"""Probes of a member in a row without an answer of its own, from which on no datagrams are taken to pass: one may be lost."""
+
+
 class GossipMember(msgspec.Struct, eq=False):
-    """Belief about another node. since_s: boot time since when."""
+    """Belief about another node. since_s: boot time since when.
+
+    unheard: number of its last probes that were answered through others or over its link, with no datagram of it since;
+    helper: the member through which the last of them was answered; is_cut_off: a message to it could not be sent over a
+    link, and no link was made, and no exchange came from it, since.
+    """
 
     rumour: MembershipUpdate
     since_s: float
     synced_s: float = -math.inf
     warned_s: float = -math.inf
     suspicion: Suspicion | None = None
+    unheard: int = 0
+    helper: str = ""
+    is_cut_off: bool = False
 
     @property
     def is_there(self) -> bool:
@@ -230,6 +242,7 @@ class GossipState:
         self.health = LocalHealth(self.preset.health_max)
         self._listener = listener
         self._there: tuple[str, ...] | None = None
+        self._heard: tuple[str, ...] | None = None
         self._ring: tuple[tuple[int, str], ...] | None = None
         self._due_s: dict[tuple[str, str], float] = {}
 
@@ -254,7 +267,19 @@ class GossipState:
 
     def changed(self) -> None:
         """The standing of a member has changed."""
-        self._there = self._ring = None
+        self._there = self._heard = self._ring = None
+
+    def heard(self, member: GossipMember) -> None:
+        """Record that a datagram of a member came."""
+        if member.unheard:
+            member.unheard, member.helper = 0, ""
+            self._heard = None
+
+    def unheard(self, member: GossipMember, helper: str) -> None:
+        """Record that a probe of a member was answered through a helper, or over its link ("")."""
+        member.unheard += 1
+        member.helper = helper or member.helper
+        self._heard = None
 
     @property
     def ring(self) -> Sequence[tuple[int, str]]:
@@ -266,8 +291,11 @@ class GossipState:
         return self._ring
 
     def draw(self, count: int, without: str = "") -> list[str]:
-        """A random sample of members, smaller if there are not so many."""
-        names = [name for name in self.there if name != without]
+        """A random sample of members, smaller if there are not so many. Members whose datagrams do not come here are drawn
+        only if there are no others: between some nodes none pass (IPv4 and IPv6), and news sent there would be lost."""
+        if self._heard is None:
+            self._heard = tuple(name for name in self.there if self.members[name].unheard < UNHEARD_MAX)
+        names = [name for name in self._heard if name != without] or [name for name in self.there if name != without]
         return self.rng.sample(names, min(count, len(names)))
 
     # -- datagrams -----------------------------------------------------------------------------------------------------

@@ -106,8 +106,8 @@ class _Wanted(msgspec.Struct, eq=False):
 
 class Profiles:
     """The fetching of profiles: gossip tells the version of a member's profile, the profile itself is fetched over the peer link.
-    Whoever told of the member is asked first, for all it told of at once; then the member itself, or any other while that sleeps, for
-    ever, less and less often.
+    Whoever told of the member is asked first, for all it told of at once; then the member itself, or another while that sleeps or
+    cannot be reached, for ever, less and less often.
 
     Those that are wanted: at most one per member. eligible: what is remembered of the nodes that could run a task, which is
     cleared when a new profile has come."""
@@ -139,8 +139,7 @@ class Profiles:
             if wanted.at_s > shared.now_s:
                 continue
             if wanted.tries:
-                is_asleep = self._peers[node].state is PeerState.ASLEEP
-                wanted.whom = (shared.draw(1) or [wanted.whom])[0] if is_asleep else node
+                wanted.whom = self._knower(node, wanted.asked) or wanted.whom
             if wanted.whom not in due and len(due) >= PROFILE_NODES_MAX:
                 continue
             nodes = due.setdefault(wanted.whom, [])
@@ -155,6 +154,17 @@ class Profiles:
         if self._wanted:
             next_s = min(wanted.at_s for wanted in self._wanted.values()) - shared.now_s
             self._arm(max(next_s, GATHER_S))
+
+    def _knower(self, node: str, asked: frozenset[str]) -> str:
+        """The member to ask for a profile: its own, unless that sleeps or cannot be reached; then the helper that has reached it, once,
+        since it may have no link to it either, then others by chance; "" if there is none."""
+        shared, member = self._shared, self._shared.members.get(node)
+        is_cut_off = member is not None and member.is_cut_off
+        if not is_cut_off and self._peers[node].state is not PeerState.ASLEEP:
+            return node
+        if member is not None and member.helper in shared.there and member.helper not in asked:
+            return member.helper
+        return next(iter(shared.draw(1, without=node)), "")
 
     def requested(self, src: str, request: ProfileRequest) -> None:
         """Tell those that are known, this node's own, too."""
@@ -187,7 +197,9 @@ class Profiles:
         if peer.knows_profile and not is_new and not by_itself and profile.version < peer.profile.version:
             return False
         was_known, peer.knows_profile = peer.knows_profile, True
-        self.have(peer.identity.node)
+        member = self._shared.members.get(peer.identity.node)
+        if by_itself or is_new or member is None or profile.version >= member.rumour.profile_version:
+            self.have(peer.identity.node)  # what another told may be older than what gossip has told of
         if was_known and not is_new and profile == peer.profile:
             return False
         peer.profile = profile

@@ -196,8 +196,12 @@ class Retries:
         return is_failure or _lacked_memory(task, exit_)
 
     def repeats(self, task: HomeTask, exit_: Exit) -> bool:
-        """True if the end of its current attempt is a failure that leads to a retry of --retries, so that nothing of it is kept."""
-        is_over = task.phase is HomePhase.OVER or task.record.input_is_cut or _was_meant(task, exit_)
+        """True if the end of its current attempt is a failure that is sure to lead to a retry of --retries, so that nothing of it is
+        kept. Whether a device has failed under it may not be known yet; the last such loss is a result."""
+        may_be_last_loss = bool(task.record.devices) and task.record.losses + 1 >= self._state.config.attempts_max
+        is_over = (
+            task.phase is HomePhase.OVER or task.record.input_is_cut or may_be_last_loss or _was_meant(task, exit_)
+        )
         return exit_.exit_code != 0 and task.record.failures < task.terms.retries and not is_over
 
     def again(self, task: HomeTask, exit_: Exit) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from peerload.agent.accounts import TaskUser
-from peerload.agent.files import attempts
+from peerload.agent.files import attempts, transfer
 from peerload.agent.files.attempts import AttemptFiles, AttemptNote
 from peerload.agent.files.transfer import Fetch, FileCacheSettings
 from peerload.agent.output.spool import Spool
@@ -103,6 +103,39 @@ def test_the_progress_of_outputs_on_their_way_is_told(tmp_path: Path, monkeypatc
     asyncio.run(story())
     assert came[0] == OutputComing(UID, 1, 1 << 20)
     assert recorded[0] == ("returning", "5 MiB on the way from y")
+
+
+def test_a_working_directory_is_made_from_what_came_just_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "RECENT_PIECES", 2)
+    contents = {digest_of(content): content for content in (b"one", b"two", b"three", b"four")}
+    digests = list(contents)
+
+    async def story() -> None:
+        files = files_of(tmp_path, [])
+        cache = files.caches.of("")
+        read: list[bytes] = []
+        read_some = cache.store.read_some
+
+        def counted(wanted: Any, *more: Any) -> list[bytes]:
+            read.extend(wanted)
+            return read_some(wanted, *more)
+
+        monkeypatch.setattr(cache.store, "read_some", counted)
+        fetch = Fetch(bytes(32))
+        fetch.begin(digests)
+        blocks = attempts._WhileWanted(cache, lambda: True, fetch)
+        for digest, content in contents.items():
+            cache.store.put([content])
+            fetch.blocks_stored([digest], [memoryview(content)])
+        assert blocks.read_some(digests[2:], 1 << 20) == [b"three", b"four"]
+        assert not read
+        assert blocks.read_some(digests, 5) == [b"one", b"two"]  # too long ago
+        assert blocks.read_some(digests[3:], 1 << 20) == [b"four"]  # it was taken
+        assert read == [*digests, digests[3]]
+        fetch.over()
+        await files.close()
+
+    asyncio.run(story())
 
 
 def test_outputs_exceed_the_cache_and_wait_for_a_disk(tmp_path: Path) -> None:

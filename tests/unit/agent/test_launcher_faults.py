@@ -14,8 +14,16 @@ import pytest
 from peerload.agent.launcher.client import began_at, exit_of
 from peerload.launcher import cgroup_limits
 from peerload.launcher.cgroup_limits import PIDS, CgroupLimits
-from peerload.launcher.process import CannotStart, Capture, HolePuncher, LauncherStdin, OwnCredentials, PseudoTerminals
-from peerload.launcher.protocol import ExitRecord
+from peerload.launcher.process import (
+    CannotStart,
+    Capture,
+    HolePuncher,
+    LauncherStdin,
+    OwnCredentials,
+    PseudoTerminals,
+    spawn,
+)
+from peerload.launcher.protocol import ExitRecord, SpawnRequest
 from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, whole_records
 from peerload.launcher.task import LaunchedTask
 from tests.support import wait_until
@@ -24,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.launcher.containment import Units
-    from peerload.launcher.protocol import SpawnRequest
 
 
 def open_files() -> int:
@@ -72,6 +79,24 @@ class NoRoomForHoles(HolePuncher):
     def punch(self, fd: int, offset: int, size_bytes: int) -> bool:
         del fd, offset, size_bytes
         return False
+
+
+@pytest.mark.parametrize("missing", ["pipe2", "open", "fork"])
+def test_a_process_that_is_not_forked_for_want_of_descriptors_costs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    paths = str(tmp_path / "out"), str(tmp_path / "err")
+    request = SpawnRequest("a-1", [b"/bin/true"], {}, b"/", 0o22, *paths, 0.0, 0)
+    before = open_files()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as short:
+        short.setattr(os, missing, refuse)
+        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+            spawn(request, fork=os.fork)
+    assert open_files() == before
 
 
 @pytest.mark.parametrize("terminal", [(24, 80), ()])

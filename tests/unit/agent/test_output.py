@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,15 @@ from peerload.model import events
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
-from peerload.model.task import Exit, TaskState, execution_key
+from peerload.model.task import (
+    ExecutionRecord,
+    ExecutionState,
+    Exit,
+    TaskSpec,
+    TaskState,
+    TerminalSize,
+    execution_key,
+)
 from tests.each import each
 from tests.support import PATIENCE_S
 
@@ -184,6 +193,63 @@ def test_serving_ends_when_the_guest_is_gone(tmp_path: Path) -> None:
                 assert [piece async for piece in served] == [OutputEnd(6, 0)]
         finally:
             assert spool.inotify is not None
+            spool.inotify.close()
+
+    asyncio.run(story())
+
+
+def test_an_attempt_waits_once_for_a_home_that_comes_and_goes_and_not_after_the_close(tmp_path: Path) -> None:
+    async def story() -> None:
+        spool = _spool(tmp_path)
+        spool.keep(KEY, b"so far", b"")
+        output = _output(spool, {KEY: SimpleNamespace(home="n2", exit=None, phase=RemotePhase.HERE)})
+
+        async def reads_and_leaves() -> int:
+            before = len(asyncio.all_tasks())
+            async with contextlib.aclosing(
+                cast("Any", output.serve_output("n2", OutputRequest("n2/1", UID, 1, 0, 0, follow=True, paced=True)))
+            ) as served:
+                assert await anext(served) == OutputChunk(1, 0, b"so far")
+            for _ in range(10):
+                await asyncio.sleep(0)
+            return len(asyncio.all_tasks()) - before
+
+        try:
+            assert await reads_and_leaves() > 0
+            assert [await reads_and_leaves() for _ in range(3)] == [0, 0, 0]
+            await output.close()
+            assert await reads_and_leaves() == 0
+        finally:
+            assert spool.inotify is not None
+            spool.inotify.close()
+
+    asyncio.run(story())
+
+
+@each(
+    ("terms", "is_held"),
+    [({"followed": True}, True), ({}, False), ({"followed": True, "terminal": TerminalSize(24, 80)}, False)],
+)
+def test_an_agent_that_starts_holds_for_its_home_what_a_run_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terms: dict[str, Any], *, is_held: bool
+) -> None:
+    monkeypatch.setattr(output_module, "FAR_BYTES", 5)
+
+    async def story() -> None:
+        spool, signals = _spool(tmp_path), []
+        spool.keep(KEY, b"so far", b"")
+        output = _output(spool, {})
+        output.backpressure._launcher = cast("Any", SimpleNamespace(signal=lambda *told: signals.append(told)))
+        spec = TaskSpec(argv=(b"yes",), directory=b"/", **terms)
+        output.adopt(((KEY, 1.0, 0.0),), [ExecutionRecord("n2/1", UID, 1, "n2", ExecutionState.START, spec, 1.0, 60.0)])
+        with spool.path(KEY, 1).open("ab") as file:
+            file.write(b"and on")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert [key for key, number in signals if number == signal.SIGSTOP] == [KEY] * is_held
+        await output.close()
+        assert [key for key, number in signals if number == signal.SIGCONT] == [KEY] * is_held
+        if spool.inotify is not None:
             spool.inotify.close()
 
     asyncio.run(story())

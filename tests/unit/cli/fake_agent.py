@@ -86,6 +86,10 @@ class FakeAgent:
         for sock in (self._listener, *self._connections):
             sock.close()
 
+    def remove(self) -> None:
+        """Nobody can connect from now on."""
+        Path(self.path).unlink()
+
     def _accept(self) -> None:
         for number in itertools.count(1):
             try:
@@ -125,6 +129,21 @@ class FakeAgent:
             self.handlers[str(verb)](request, reply)
         except OSError:
             return  # the client has hung up
+
+
+def goes_away_once(
+    agent: FakeAgent, kind: type, before: Callable[[Reply], None], after: Callable[[Reply], None]
+) -> Any:
+    """A handler that answers ``before`` and closes the connection, and ``after`` to whoever asks again."""
+
+    def handler(_request: control.Request, reply: Reply) -> None:
+        if len(agent.asked(kind)) == 1:
+            before(reply)
+            reply.hang_up()
+        else:
+            after(reply)
+
+    return handler
 
 
 @pytest.fixture(name="agent")

@@ -8,11 +8,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from peerload.wire import control
-from tests.unit.cli.fake_agent import fixture_agent, peerload
+from tests.unit.cli.fake_agent import fixture_agent, goes_away_once, peerload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pytest
 
     from tests.unit.cli.fake_agent import FakeAgent, Reply
@@ -20,21 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["fixture_agent"]
 
 TIMEOUT_S = 1000.0
-
-
-def goes_away_once(
-    agent: FakeAgent, kind: type, before: Callable[[Reply], None], after: Callable[[Reply], None]
-) -> Any:
-    """A handler that answers ``before`` and closes the connection, and ``after`` to whoever asks again."""
-
-    def handler(_request: control.Request, reply: Reply) -> None:
-        if len(agent.asked(kind)) == 1:
-            before(reply)
-            reply.hang_up()
-        else:
-            after(reply)
-
-    return handler
 
 
 def ended(reply: Reply, *numbers: int) -> None:
@@ -60,6 +43,25 @@ def test_wait_goes_on_after_a_restart_of_the_agent(agent: FakeAgent, monkeypatch
         TIMEOUT_S - 10.0,
         TIMEOUT_S - 30.0,
     )  # one connection is refused between
+
+
+def test_a_wait_whose_time_passes_while_the_agent_is_away_has_timed_out(
+    agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    monkeypatch.setattr("peerload.cli.verbs.wait.time", clock)
+    monkeypatch.setattr("peerload.client.connection.time", clock)
+
+    def stay_away(_request: control.Wait, reply: Reply) -> None:
+        agent.remove()
+        now_s[0] += 40.0
+        reply.hang_up()
+
+    agent.handlers["wait"] = stay_away
+    done = peerload("wait", "1", "--timeout", "30s", agent=agent)
+    assert done.returncode == 124
+    assert b"30 s, and the agent is away: " in done.stderr
 
 
 def test_events_go_on_with_the_next_number(agent: FakeAgent) -> None:

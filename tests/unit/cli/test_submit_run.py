@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -16,6 +18,7 @@ import msgpack
 import pytest
 
 from peerload.cli.common import command, task_session
+from peerload.client import connection
 from peerload.model.errors import AgentSilent
 from peerload.wire import control
 from tests.each import each
@@ -96,6 +99,21 @@ def test_submit_prints_only_the_id_in_a_pipe(agent: FakeAgent, tmp_path: Path) -
     assert sent[b"HERE"] == b"\xfe"
     assert b"MY_TOKEN" not in sent
     assert b"PEERLOAD_SOCKET" not in sent
+
+
+def test_one_client_too_many_waits_for_room(agent: FakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "RECONNECT_EVERY_S", 0.0)
+    submitted(agent)
+    produces(agent, A)
+    agent.refused = {1, 2, 4}
+    assert peerload("submit", "true", agent=agent).stdout == b"ws1/42\n"
+    assert peerload("run", "true", agent=agent).stdout == b"a"
+    clock = itertools.count(1000.0, 20.0)
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None))
+    agent.refused = set(range(100))
+    refused = peerload("submit", "true", agent=agent)
+    assert (refused.returncode, refused.stdout) == (125, b"")
+    assert next(clock) >= 1000.0 + connection.RECONNECT_S_MAX
 
 
 def test_submit_json_array_and_shell(agent: FakeAgent) -> None:

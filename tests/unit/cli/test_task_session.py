@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -13,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from peerload.cli.common import task_session
+from peerload.client.connection import readable_within
 from peerload.model.errors import AgentUnavailable
 from peerload.wire import control
 from tests.support import stands_still, wait_until
@@ -103,15 +103,13 @@ def test_a_signal_that_can_wait_costs_no_processor_time_while_the_agent_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits: list[bool] = []
-    real = select.select
 
-    def at_once(reading: list[int], writing: list[int], failing: list[int], _timeout_s: float) -> object:
-        ready = real(reading, writing, failing, 0)
-        waits.append(bool(ready[0]))
-        return ready
+    def at_once(descriptor: int, _seconds: float) -> bool:
+        waits.append(readable_within(descriptor, 0))
+        return waits[-1]
 
     away = AgentUnavailable("away")
-    monkeypatch.setattr(select, "select", at_once)
+    monkeypatch.setattr(task_session, "readable_within", at_once)
     monkeypatch.setattr(task_session, "AgentConnection", Mock(side_effect=[away, away, Mock()]))
     with task_session.TaskSession(Mock(), lambda _piece: None) as session:
         os.kill(os.getpid(), signal.SIGWINCH)
