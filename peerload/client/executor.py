@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import itertools
 import os
 import re
@@ -456,8 +457,10 @@ class _Session:
             return
         if declining := body.get("declining"):
             why = "; ".join(f"{node}: {reason}" for node, reason in declining.items())
-            # The same words are shown once.
-            warnings.warn(f"no call runs on {why} (Executor(snapshot=True) takes the directory along)", stacklevel=1)
+            with contextlib.suppress(UserWarning):  # where warnings are errors: nobody could catch it in this thread
+                warnings.warn(
+                    f"no call runs on {why} (Executor(snapshot=True) takes the directory along)", stacklevel=1
+                )
         made.task = str(body["id"])
         made.sent = min(made.size, FIRST_INPUT_BYTES)
         if made.future.cancelled():
