@@ -24,6 +24,7 @@ import threading
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
+from peerload.agent.peers.streams import KeptStreams
 from peerload.agent.runtime import Workers, trim_memory
 from peerload.files.manifest import BLOCK_BYTES, decode_root
 from peerload.files.store import BlockStore, Damaged, NoRoom
@@ -89,6 +90,7 @@ class Fetch:
         self.distrusted: set[str] = set()
         """Nodes that have sent a wrong block. They are asked to verify blocks before sending; after a second one they
         are dropped."""
+        self.streams = KeptStreams()
         self.work: asyncio.Task[None] | None = None
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_read = False
@@ -125,6 +127,7 @@ class Fetch:
 
     def over(self) -> None:
         """End the transfer: no more blocks come."""
+        self.streams.close()
         self.begun.cancel()
         with self._news:
             self._is_over = True
@@ -317,7 +320,7 @@ class FileTransfer:
         task = fetch.tasks[-1] if fetch.tasks else b""
         verify = node in fetch.distrusted
         request = BlocksRequest(tuple(digests), verify=verify, task=task, manifest=fetch.manifest)
-        pieces = self._links.fetch_blocks(node, request)
+        pieces = self._links.fetch_blocks(node, request, fetch.streams)
         at = 0
         try:
             while True:
