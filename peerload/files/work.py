@@ -273,8 +273,13 @@ class BlockAccess(Protocol):
 
 def make(directory: bytes, blocks: BlockAccess, manifest: bytes, globs: Sequence[str]) -> None:
     """Make the working directory of a task, in the place of what an earlier try has left. Raises StagingFailed, OSError."""
+    make_anew(directory, blocks, manifests.decode(manifest, blocks.read), globs)
+
+
+def make_anew(directory: bytes, blocks: BlockAccess, manifest: Manifest, globs: Sequence[str]) -> None:
+    """As `make`, of a manifest that is decoded already."""
     _empty(directory)
-    make_tree(directory, manifests.decode(manifest, blocks.read), globs, blocks.read_some)
+    make_tree(directory, manifest, globs, blocks.read_some)
 
 
 def _empty(directory: bytes) -> None:

@@ -601,7 +601,7 @@ class AttemptFiles:
                 if step is fetch.begun and step.done() and not step.cancelled():
                     blocks = _WhileWanted(cache, lambda: self._notes.get(key) is note, fetch)
                     directory = os.fsencode(self._spool.make_scratch(key))
-                    make = functools.partial(work.make, directory, blocks, note.files.manifest, note.files.outputs)
+                    make = functools.partial(work.make_anew, directory, blocks, fetch.decoded[0], note.files.outputs)
                     step = making = in_own_thread(make)
             if fetch.work.done():
                 fetch.work.result()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.peers.links import PeerLinks
+    from peerload.files.manifest import Manifest
 
 
 log = logging.getLogger("peerload.files")
@@ -91,6 +92,8 @@ class Fetch:
         """Nodes that have sent a wrong block. They are asked to verify blocks before sending; after a second one they
         are dropped."""
         self.streams = KeptStreams()
+        self.decoded: list[Manifest] = []
+        """The manifest, once it is here: decoded once for all who need it."""
         self.work: asyncio.Task[None] | None = None
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_read = False
@@ -255,9 +258,8 @@ class FileTransfer:
 
     async def _fetch(self, fetch: Fetch, manifest: bytes, turn: asyncio.Semaphore) -> None:
         wait_s, silent_s = RETRY_S_MIN, 0.0
-        blocks: list[bytes] = []
         async with turn:
-            while lacking := await self.in_thread(self._store.missing_of, manifest, blocks):
+            while lacking := await self.in_thread(self._store.missing_of, manifest, fetch.decoded):
                 if lacking != [manifest]:
                     root = decode_root(await self.in_thread(self._store.read, manifest))
                     if not fetch.size_bytes:
