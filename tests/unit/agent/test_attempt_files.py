@@ -434,13 +434,21 @@ def test_where_users_are_apart_who_knows_a_manifest_has_its_blocks_and_no_others
     asyncio.run(story())
 
 
-def test_files_are_written_while_others_are_still_on_their_way(tmp_path: Path) -> None:
+def test_files_are_written_while_others_are_still_on_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = BlockStore(tmp_path / "home", 1 << 30)
     digests = store.put([bytes([number]) * 1000 for number in range(3)])
     entries = [FileEntry(f"f{number}", 0o644, 1000, 0, (digest,)) for number, digest in enumerate(digests)]
     id_, blocks = manifest.encode(Manifest(tuple(entries)))
     store.put(blocks)
     came: list[Any] = []
+    decoded: list[Manifest] = []
+    check = manifest._check
+
+    def counted(found: Manifest) -> None:
+        decoded.append(found)
+        check(found)
+
+    monkeypatch.setattr(manifest, "_check", counted)
     scratch = tmp_path / "node" / "scratch" / KEY
     (tmp_path / "node").mkdir()
 
@@ -469,3 +477,4 @@ def test_files_are_written_while_others_are_still_on_their_way(tmp_path: Path) -
     (told,) = came
     assert (told.key, told.code) == (KEY, "")
     assert [(scratch / f"f{number}").read_bytes() for number in range(3)] == list(map(store.read, digests))
+    assert len(decoded) == 1, "once for the fetch and the directory"
