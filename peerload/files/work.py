@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
-READ_BLOCKS, READ_BYTES = 256, 2 << 20
+READ_BLOCKS, READ_BYTES = 2048, 2 << 20
 """Blocks are read together up to this."""
 SMALL_BYTES, BATCH_BLOCKS = 128 << 10, 2048
 """Blocks of outputs up to this size are kept together, at most so many of them."""

@@ -116,16 +116,16 @@ class Fetch:
             self._lacking.difference_update(digests)
             self._news.notify_all()
 
-    def take_recent(self, digests: Sequence[bytes], bytes_max: int) -> list[memoryview]:
-        """The first of these blocks, up to this many bytes, as far as they are still in memory; then they are not. For a thread."""
+    def take_recent(self, digests: Sequence[bytes]) -> list[memoryview]:
+        """The first of these blocks, as far as they are still in memory; then they are not. All of a piece are taken together: its
+        memory is free when the last of them is. For a thread."""
         found: list[memoryview] = []
         with self._news:
             for digest in digests:
                 piece = next((piece for piece in self._recent if digest in piece), None)
-                if piece is None or bytes_max <= 0:
+                if piece is None:
                     break
                 found.append(piece.pop(digest))
-                bytes_max -= len(found[-1])
         return found
 
     def over(self) -> None:
