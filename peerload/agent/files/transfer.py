@@ -24,7 +24,6 @@ import threading
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
-from peerload.agent.peers.streams import KeptStreams
 from peerload.agent.runtime import Workers, trim_memory
 from peerload.files.manifest import BLOCK_BYTES, decode_root
 from peerload.files.store import BlockStore, Damaged, NoRoom
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.streams import RequestStream
     from peerload.files.manifest import Manifest
 
 
@@ -91,7 +91,8 @@ class Fetch:
         self.distrusted: set[str] = set()
         """Nodes that have sent a wrong block. They are asked to verify blocks before sending; after a second one they
         are dropped."""
-        self.streams = KeptStreams()
+        self.streams: dict[str, RequestStream] = {}
+        """By node, those over which the next request goes."""
         self.decoded: list[Manifest] = []
         """The manifest, once it is here: decoded once for all who need it."""
         self.work: asyncio.Task[None] | None = None
@@ -102,6 +103,10 @@ class Fetch:
         self._lacking: set[bytes] = set()
         self._news = threading.Condition()
         self._is_over = False
+
+    def request(self, node: str, digests: Sequence[bytes]) -> BlocksRequest:
+        task = self.tasks[-1] if self.tasks else b""
+        return BlocksRequest(tuple(digests), verify=node in self.distrusted, task=task, manifest=self.manifest)
 
     def begin(self, digests: Sequence[bytes]) -> None:
         self._lacking = set(digests)
@@ -130,7 +135,8 @@ class Fetch:
 
     def over(self) -> None:
         """End the transfer: no more blocks come."""
-        self.streams.close()
+        for stream in self.streams.values():
+            stream.close("nothing more is wanted")
         self.begun.cancel()
         with self._news:
             self._is_over = True
@@ -299,7 +305,8 @@ class FileTransfer:
                 try:
                     while part or parts:
                         part = part or parts.pop()
-                        await self._fetch_blocks(fetch, part, node)
+                        following = parts[-1:] if len(works) == 1 else []  # else another may take it
+                        await self._fetch_blocks(fetch, node, part, *following)
                         part = []
                 except NoRoom:
                     raise
@@ -318,11 +325,13 @@ class FileTransfer:
                 one.cancel()
         return min(errors, key=lambda error: isinstance(error, StagingFailed), default=None)
 
-    async def _fetch_blocks(self, fetch: Fetch, digests: Sequence[bytes], node: str) -> None:
-        task = fetch.tasks[-1] if fetch.tasks else b""
-        verify = node in fetch.distrusted
-        request = BlocksRequest(tuple(digests), verify=verify, task=task, manifest=fetch.manifest)
-        pieces = self._links.fetch_blocks(node, request, fetch.streams)
+    async def _fetch_blocks(
+        self, fetch: Fetch, node: str, digests: Sequence[bytes], following: Sequence[bytes] = ()
+    ) -> None:
+        """Fetch these blocks of a node. following: those that are fetched of it after them."""
+        request = fetch.request(node, digests)
+        further = fetch.request(node, following) if following else None
+        pieces = self._links.fetch_blocks(node, request, fetch.streams, further)
         at = 0
         try:
             while True:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.peers.connection import Links, PeerBackpressure, PeerConnection, PeerEntry
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.peers.streams import KeptStreams, Piece, StreamReader
+    from peerload.agent.peers.streams import Piece, RequestStream, StreamReader
     from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.security.tls import Credentials
 
@@ -242,10 +242,14 @@ class PeerLinks:
         return self.streams.fetch(dst, self._address_of(dst), request, f"the output of {request.task}")
 
     def fetch_blocks(
-        self, dst: str, request: messages.BlocksRequest, kept: KeptStreams
+        self,
+        dst: str,
+        request: messages.BlocksRequest,
+        kept: dict[str, RequestStream],
+        following: messages.BlocksRequest | None = None,
     ) -> AsyncIterator[messages.Blocks | messages.BlocksEnd]:
-        """Fetch blocks of files from another node, as `fetch_output` does. kept: the streams for one request after the other."""
-        return self.streams.fetch(dst, self._address_of(dst), request, "files of a task", kept)
+        """Fetch blocks of files from another node, as `fetch_output` does. kept, following: as `Streams.fetch` has them."""
+        return self.streams.fetch(dst, self._address_of(dst), request, "files of a task", kept, following)
 
     def _address_of(self, node: str) -> str:
         """The published address of a node that has a link, or is known by gossip alone; empty if it is not known."""

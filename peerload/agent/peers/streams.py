@@ -182,60 +182,94 @@ class Streams:
             task.cancel()
 
     async def fetch(
-        self, dst: str, address: str, request: messages.Message, what: str, kept: KeptStreams | None = None
+        self,
+        dst: str,
+        address: str,
+        request: messages.Message,
+        what: str,
+        kept: dict[str, RequestStream] | None = None,
+        following: messages.Message | None = None,
     ) -> AsyncIterator[Any]:
         """Fetch the pieces that answer a request to another node as they come, one of LAST at the end. ``what``: for messages;
-        kept: the stream comes from there, and goes there after a whole answer. Raises LinkUnavailable."""
+        kept: by node, the stream is taken from there, and put there after a whole answer; following: the next request over it.
+        Raises LinkUnavailable."""
         if not address:
             raise LinkUnavailable(dst, f"no address of {dst} is known")
         if self._fetched >= STREAMS_MAX:
             raise LinkUnavailable(dst, "too many output streams", why=f"at most {STREAMS_MAX} at a time")
         self._fetched += 1
-        stream = kept.take(dst) if kept is not None else None
-        is_old, is_asked, is_whole = stream is not None, False, False
+        stream = (kept.pop(dst, None) if kept is not None else None) or RequestStream()
+        is_whole = False
         try:
+            piece = await stream.ask(request, lambda: self.open(dst, address, KINDS[type(request)]), what)
+            if following is not None:
+                stream.ask_ahead(following)
             while not is_whole:
-                reader, connection = stream = stream or await self.open(dst, address, KINDS[type(request)])
-                if not is_asked:
-                    connection.send(request)
-                    is_asked = True
-                try:
-                    piece = await reader.next(connection, what)
-                except LinkUnavailable:
-                    if not is_old:
-                        raise
-                    stream, is_old, is_asked = None, False, False  # it was closed meanwhile: a new one
-                    continue
-                is_old, is_whole = False, isinstance(piece, LAST)
+                is_whole = isinstance(piece, LAST)
                 yield piece
                 del piece  # it is as large as a frame: not kept until the next one comes
+                if not is_whole:
+                    piece = await stream.next(what)
         finally:
             self._fetched -= 1
-            if stream is not None and kept is not None and is_whole:
-                kept.keep(dst, stream)
-            elif stream is not None:
-                stream[1].abort(f"{what} is no longer wanted")
+            if kept is not None and is_whole:
+                kept[dst] = stream
+            else:
+                stream.close(f"{what} is no longer wanted")
 
 
-class KeptStreams:
-    """Streams of one reader between its requests, one for each node: a request of its own would cost a TLS handshake. Who makes it
-    closes it."""
+class RequestStream:
+    """The asking end of a stream that carries one request for pieces after the other: one for each would cost a TLS handshake. It is
+    opened when it is needed. One reader at a time."""
 
     def __init__(self) -> None:
-        self._streams: dict[str, tuple[StreamReader, PeerConnection]] = {}
+        self._stream: tuple[StreamReader, PeerConnection] | None = None
+        self._ahead: messages.Message | None = None
+        """Request that was sent while the one before was answered."""
+        self._answers = 0
 
-    def take(self, node: str) -> tuple[StreamReader, PeerConnection] | None:
-        return self._streams.pop(node, None)
+    async def ask(
+        self,
+        request: messages.Message,
+        open_: Callable[[], Coroutine[object, object, tuple[StreamReader, PeerConnection]]],
+        what: str,
+    ) -> messages.Message:
+        """Send a request, unless it was sent ahead → the first piece of its answer. Raises LinkUnavailable."""
+        if self._ahead not in (None, request):
+            self.close("another request was sent ahead")
+        if self._stream is not None:
+            try:
+                return await self._first(request, what)
+            except LinkUnavailable:  # it was closed meanwhile, or the node takes one request over each stream
+                self._ahead = None
+        self._stream, self._answers = await open_(), 0
+        return await self._first(request, what)
 
-    def keep(self, node: str, stream: tuple[StreamReader, PeerConnection]) -> None:
-        self._streams.setdefault(node, stream)
-        if self._streams[node] is not stream:
-            stream[1].abort("another stream is kept")
+    async def _first(self, request: messages.Message, what: str) -> messages.Message:
+        assert self._stream is not None
+        if self._ahead is None:
+            self._stream[1].send(request)
+        piece = await self.next(what)
+        self._ahead = None
+        self._answers += 1
+        return piece
 
-    def close(self) -> None:
-        for _, connection in self._streams.values():
-            connection.abort("nothing more is wanted")
-        self._streams.clear()
+    def ask_ahead(self, request: messages.Message) -> None:
+        """Send the next request while one is answered, if the other node has taken a second one before."""
+        if self._stream is not None and self._answers > 1:
+            self._stream[1].send(request)
+            self._ahead = request
+
+    async def next(self, what: str) -> messages.Message:
+        """The next piece. Raises LinkUnavailable."""
+        assert self._stream is not None
+        reader, connection = self._stream
+        return await reader.next(connection, what)
+
+    def close(self, reason: str) -> None:
+        if self._stream is not None:
+            self._stream[1].abort(reason)
+        self._stream = self._ahead = None
 
 
 class StreamReader:

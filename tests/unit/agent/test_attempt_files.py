@@ -452,7 +452,7 @@ def test_files_are_written_while_others_are_still_on_their_way(tmp_path: Path, m
     scratch = tmp_path / "node" / "scratch" / KEY
     (tmp_path / "node").mkdir()
 
-    async def serve(_: str, request: BlocksRequest, __: object) -> AsyncIterator[Blocks | BlocksEnd]:
+    async def serve(_: str, request: BlocksRequest, *__: object) -> AsyncIterator[Blocks | BlocksEnd]:
         for digest in request.digests:
             if digest in digests[1:]:  # the file before it is there already
                 before = scratch / f"f{digests.index(digest) - 1}"
