@@ -924,7 +924,10 @@ class _WhileWanted:
             raise StagingFailed("the task no longer needs the files")
         self._check_disk(READ_BYTES_MAX)
         recent = self._fetch.take_recent(here) if self._fetch is not None else ()
-        return recent or self._read_some(here, bytes_max)
+        found = recent or self._read_some(here, bytes_max)
+        if self._fetch is not None:
+            self._fetch.needs_next(digests[len(found) :])
+        return found
 
 
 def _kept(store: BlockStore, manifest: bytes) -> Root:

@@ -68,6 +68,8 @@ SILENCE_S_MAX = 30.0
 """Longest time without progress; then the copy is given up."""
 RECENT_PIECES = 1
 """Number of the last pieces of a fetch whose blocks stay in memory until the working directory has them; others are read again."""
+TAKE_S_MAX = 0.1
+"""Longest time that a piece waits for the working directory to take the one before it out of memory."""
 TRIM_AFTER_S = 1.0
 """Buffers are freed when blocks have come or gone; the C library keeps their memory for each thread until it is told so long after."""
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
@@ -100,6 +102,10 @@ class Fetch:
         self.is_read = False
         """True if a working directory is made while the blocks come."""
         self._recent: deque[dict[bytes, memoryview]] = deque(maxlen=RECENT_PIECES)
+        self._next: bytes | None = None
+        """The block that the working directory needs next; None: of those that it has not asked for yet."""
+        self._taken = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._lacking: set[bytes] = set()
         self._news = threading.Condition()
         self._is_over = False
@@ -131,7 +137,28 @@ class Fetch:
                 if piece is None:
                     break
                 found.append(piece.pop(digest))
+            if found and not self._is_over:  # else the loop may be closed
+                self._loop.call_soon_threadsafe(self._taken.set)
         return found
+
+    def needs_next(self, digests: Sequence[bytes]) -> None:
+        """Record which blocks the working directory needs next, as far as it knows. For a thread."""
+        self._next = digests[0] if digests else None
+
+    async def recent_taken(self) -> None:
+        """Wait a moment until there is room in memory for another piece, if the working directory is about to take the oldest one: it
+        would have to be read again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TAKE_S_MAX):
+                while self._is_oldest_next():
+                    self._taken.clear()
+                    await self._taken.wait()
+
+    def _is_oldest_next(self) -> bool:
+        with self._news:
+            if len(self._recent) < RECENT_PIECES or self._is_over:
+                return False
+            return self._next in self._recent[0] if self._next is not None else bool(self._recent[0])
 
     def over(self) -> None:
         """End the transfer: no more blocks come."""
@@ -354,6 +381,7 @@ class FileTransfer:
                     fetch.distrusted.add(node)
                     return  # missing blocks are requested again
                 at += len(wanted)
+                await fetch.recent_taken()
                 fetch.blocks_stored(wanted, piece.blocks)
                 size = sum(map(len, piece.blocks))
                 fetch.done_bytes += size

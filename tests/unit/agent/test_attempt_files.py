@@ -434,6 +434,35 @@ def test_where_users_are_apart_who_knows_a_manifest_has_its_blocks_and_no_others
     asyncio.run(story())
 
 
+def test_a_piece_waits_until_the_working_directory_has_taken_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "TAKE_S_MAX", PATIENCE_S)
+    digests = [digest_of(content) for content in (b"one", b"two", b"three")]
+
+    async def story() -> None:
+        files = files_of(tmp_path, [])
+        cache = files.caches.of("")
+        fetch = Fetch(bytes(32))
+        fetch.begin(digests)
+        blocks = attempts._WhileWanted(cache, lambda: True, fetch)
+        cache.store.put([b"one", b"two", b"three"])
+        await fetch.recent_taken()
+        fetch.blocks_stored(digests[:1], [memoryview(b"one")])
+        waiting = asyncio.ensure_future(fetch.recent_taken())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert await cache.transfer.in_thread(blocks.read_some, digests, 1 << 20) == [b"one"]
+        await waiting
+        fetch.blocks_stored(digests[2:], [memoryview(b"three")])
+        await fetch.recent_taken()  # the second one is needed before
+        assert fetch.take_recent(digests[2:]) == [b"three"]
+        fetch.over()
+        await files.close()
+
+    asyncio.run(story())
+
+
 def test_files_are_written_while_others_are_still_on_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = BlockStore(tmp_path / "home", 1 << 30)
     digests = store.put([bytes([number]) * 1000 for number in range(3)])
