@@ -24,6 +24,8 @@ FRAME_BYTES_MAX = 64 << 20
 HEADER_BYTES = 4
 PUT_BYTES = 4 << 20
 """Blocks are sent together up to this."""
+READ_BLOCKS_MAX = 256
+"""Blocks that the agent is asked for at a time."""
 
 
 class _StoreFailed(StagingFailed):
@@ -59,7 +61,7 @@ class _Agent:
         return self.read_some([digest], 1)[0]
 
     def read_some(self, digests: Sequence[bytes], bytes_max: int) -> list[bytes]:
-        found: list[bytes] = self._ask("read", list(digests), bytes_max)
+        found: list[bytes] = self._ask("read", list(digests[:READ_BLOCKS_MAX]), bytes_max)
         return found
 
     def put(self, blocks: Sequence[bytes]) -> list[bytes]:

@@ -8,6 +8,7 @@ may be removed, the manifest that was used least recently first: a pack without 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import sqlite3
@@ -15,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from peerload.files.manifest import Root, decode, decode_root, digest_of
+from peerload.files.manifest import Manifest, Root, decode, decode_root, digest_of
 from peerload.files.tree import punch_hole, sync_file_system
 from peerload.model.bounded import BoundedDict
 from peerload.model.errors import StagingFailed, StoreError
@@ -34,7 +35,7 @@ UNUSED_S_MAX = 3600.0
 TARGET_SHARE = 0.9
 """A store that is full is emptied down to this share of its limit."""
 AT_FIRST, AT_A_TIME = 8, 256
-"""Blocks that one statement finds: of those to be read, a few and then more, since large ones are soon enough."""
+"""Blocks that one statement finds or adds: of those to be read, a few and then more, since large ones are soon enough."""
 BUFFER_BYTES = 128 << 10
 FRESH_S, FRESH_MAX = 60.0, 8192
 """Time for which a pack that this process wrote from verified blocks counts as verified, unless its file was touched;
@@ -191,7 +192,7 @@ class BlockStore:
             self._execute("BEGIN")
             try:
                 # another thread may have been faster with some of them: then the pack has a gap
-                named = self._database.executemany("INSERT OR IGNORE INTO blocks VALUES (?, ?, ?, ?, ?)", rows).rowcount
+                named = sum(self._insert(rows[at : at + AT_A_TIME]) for at in range(0, len(rows), AT_A_TIME))
                 self._database.execute("COMMIT")
             except BaseException as error:
                 with contextlib.suppress(sqlite3.Error):
@@ -206,6 +207,12 @@ class BlockStore:
                     size for (size,) in self._execute("SELECT size FROM blocks WHERE pack = ?", (pack,))
                 )
                 self._tidy(pack, [])
+
+    def _insert(self, rows: Sequence[tuple[Any, ...]]) -> int:
+        """Name these blocks → the number of those that were not named yet. One statement has all of them: the lock of the interpreter
+        is given up for each."""
+        statement = f"INSERT OR IGNORE INTO blocks VALUES {','.join(['(?, ?, ?, ?, ?)'] * len(rows))}"  # noqa: S608 -- marks
+        return self._database.execute(statement, list(itertools.chain.from_iterable(rows))).rowcount
 
     def check_disk(self, size_bytes: int) -> None:
         """Check that this much more leaves enough room on the disk of the store. Raises NoRoom."""
@@ -340,19 +347,19 @@ class BlockStore:
             used = "UPDATE manifests SET used_at = ? WHERE id = ? RETURNING id"
             return bool(self._execute(used, (time.time(), manifest)))
 
-    def missing_of(self, manifest: bytes, blocks: list[bytes] | None = None) -> list[bytes]:
+    def missing_of(self, manifest: bytes, decoded: list[Manifest] | None = None) -> list[bytes]:
         """The blocks of a manifest that are not here: the root, else its parts, else those of its files. [] if it is
-        complete, which is remembered. blocks: those of its files, for the next call; [] while they are not known. Raises
+        complete, which is remembered. decoded: the manifest, for the next call; [] while its parts are not here. Raises
         StagingFailed for a manifest that is not valid."""
         if self.missing([manifest]):
             return [manifest]
         root = decode_root(self.read(manifest))
         if lacking := self.missing(root.parts):
             return lacking
-        known = blocks if blocks is not None else []
-        if not known:
-            known.extend(decode(manifest, self.read).blocks())
-        if not (lacking := self.missing(known)):
+        decoded = decoded if decoded is not None else []
+        if not decoded:
+            decoded.append(decode(manifest, self.read))
+        if not (lacking := self.missing(decoded[0].blocks())):
             self._note(manifest, root)
         return lacking
 

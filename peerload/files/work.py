@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
-READ_BLOCKS, READ_BYTES = 256, 2 << 20
+READ_BLOCKS, READ_BYTES = 2048, 2 << 20
 """Blocks are read together up to this."""
 SMALL_BYTES, BATCH_BLOCKS = 128 << 10, 2048
 """Blocks of outputs up to this size are kept together, at most so many of them."""
@@ -273,8 +273,13 @@ class BlockAccess(Protocol):
 
 def make(directory: bytes, blocks: BlockAccess, manifest: bytes, globs: Sequence[str]) -> None:
     """Make the working directory of a task, in the place of what an earlier try has left. Raises StagingFailed, OSError."""
+    make_anew(directory, blocks, manifests.decode(manifest, blocks.read), globs)
+
+
+def make_anew(directory: bytes, blocks: BlockAccess, manifest: Manifest, globs: Sequence[str]) -> None:
+    """As `make`, of a manifest that is decoded already."""
     _empty(directory)
-    make_tree(directory, manifests.decode(manifest, blocks.read), globs, blocks.read_some)
+    make_tree(directory, manifest, globs, blocks.read_some)
 
 
 def _empty(directory: bytes) -> None:

@@ -16,8 +16,12 @@ import pytest
 
 from peerload.agent.peers import connection, links
 from peerload.agent.peers.links import PeerLinks
+from peerload.agent.peers.streams import RequestStream
 from peerload.model.errors import ConfigError, LinkUnavailable
 from peerload.model.messages import (
+    Blocks,
+    BlocksEnd,
+    BlocksRequest,
     Envelope,
     Hello,
     Identity,
@@ -650,6 +654,81 @@ def test_who_leaves_an_output_stream_ends_it(nodes: Nodes) -> None:
     a.loop.run(leave())
     wait_until(lambda: not b.links.streams.served, what="it has ended")
     assert len(b.served) < 100_000
+
+
+def blocks_request(number: int) -> BlocksRequest:
+    return BlocksRequest((bytes([number]) * 32,))
+
+
+def test_one_stream_carries_requests_for_blocks_one_after_the_other(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = nodes.linked("a", "b")
+    asked: list[int] = []
+
+    async def serve(_: str, request: BlocksRequest) -> AsyncIterator[Blocks | BlocksEnd]:
+        asked.append(request.digests[0][0])
+        yield Blocks(tuple(map(memoryview, request.digests)))
+        yield BlocksEnd()
+
+    b.links.streams.serve({BlocksRequest: serve})
+    kept: dict[str, RequestStream] = {}
+    opened: list[Any] = []
+    open_, received = a.links.streams.open, b.links.streams.received
+
+    async def counted(*words: Any) -> Any:
+        opened.append(words)
+        return await open_(*words)
+
+    async def fetch(number: int, following: int = 0) -> list[bytes]:
+        further = blocks_request(following) if following else None
+        pieces = [piece async for piece in a.links.fetch_blocks("b", blocks_request(number), kept, further)]
+        assert isinstance(pieces[-1], BlocksEnd)
+        return [bytes(block) for piece in pieces if isinstance(piece, Blocks) for block in piece.blocks]
+
+    monkeypatch.setattr(a.links.streams, "open", counted)
+    assert [a.loop.run(fetch(number, number + 1)) for number in (1, 2, 3)] == [[bytes([n]) * 32] for n in (1, 2, 3)]
+    wait_until(lambda: asked == [1, 2, 3, 4], what="the fourth is asked for before it is fetched, and none twice")
+    assert len(opened) == 1
+    assert a.loop.run(fetch(8)) == [bytes([8]) * 32]
+    assert len(opened) == 2, "the answer to another request is on the way over the first stream"
+    closed = iter([True, False])
+
+    def only_one(connection: Any, node: str, message: Message) -> None:
+        """As a node that takes one request over each stream."""
+        connection.close("another") if next(closed) else received(connection, node, message)
+
+    monkeypatch.setattr(b.links.streams, "received", only_one)
+    assert a.loop.run(fetch(9)) == [bytes([9]) * 32]
+    assert len(opened) == 3
+    a.loop.call(kept["b"].close, "enough")
+    wait_until(lambda: not b.links.streams.served, what="no stream is left")
+
+
+def test_of_the_requests_over_one_stream_one_waits(nodes: Nodes) -> None:
+    a, b = nodes.linked("a", "b")
+    asked: list[BlocksRequest] = []
+
+    async def serve(_: str, request: BlocksRequest) -> AsyncIterator[Blocks | BlocksEnd]:
+        asked.append(request)
+        await asyncio.Event().wait()
+        yield BlocksEnd()
+
+    b.links.streams.serve({BlocksRequest: serve})
+
+    async def story() -> None:
+        reader, connection = await a.links.open_stream("b", (BlocksEnd,))
+        connection.send(blocks_request(1))
+        while not asked:  # noqa: ASYNC110 -- no event tells it
+            await asyncio.sleep(0)
+        connection.send(blocks_request(2))
+        connection.send(blocks_request(3))
+        with pytest.raises(LinkUnavailable):
+            await reader.next(connection, "blocks")
+
+    a.loop.run(story())
+    assert asked == [blocks_request(1)]
+    assert b.counters['peer_frames_dropped_total{reason="no_output_request"}'] == 1
 
 
 @pytest.mark.rule("J4")

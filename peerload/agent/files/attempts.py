@@ -28,7 +28,7 @@ from peerload.agent.launcher.client import LauncherError
 from peerload.agent.runtime import SHORT_OF, in_own_thread
 from peerload.agent.store.disk_space import NO_ROOM
 from peerload.files import work
-from peerload.files.as_user import FRAME_BYTES_MAX, HEADER_BYTES
+from peerload.files.as_user import FRAME_BYTES_MAX, HEADER_BYTES, READ_BLOCKS_MAX
 from peerload.files.manifest import decode_root
 from peerload.files.store import Damaged, NoRoom
 from peerload.files.tree import PART_PREFIX
@@ -77,7 +77,7 @@ MESSAGE_BYTES_MAX = 8 << 20
 class ReadBlocks(msgspec.Struct, frozen=True, array_like=True, tag="read", forbid_unknown_fields=True):
     """Request for the first of these blocks, up to so many bytes → a list of them, or nil."""
 
-    digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=256)]
+    digests: Annotated[tuple[Digest, ...], Meta(min_length=1, max_length=READ_BLOCKS_MAX)]
     bytes_max: Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
@@ -601,7 +601,7 @@ class AttemptFiles:
                 if step is fetch.begun and step.done() and not step.cancelled():
                     blocks = _WhileWanted(cache, lambda: self._notes.get(key) is note, fetch)
                     directory = os.fsencode(self._spool.make_scratch(key))
-                    make = functools.partial(work.make, directory, blocks, note.files.manifest, note.files.outputs)
+                    make = functools.partial(work.make_anew, directory, blocks, fetch.decoded[0], note.files.outputs)
                     step = making = in_own_thread(make)
             if fetch.work.done():
                 fetch.work.result()
@@ -923,9 +923,12 @@ class _WhileWanted:
         here = self._fetch.here(digests) if self._fetch is not None else digests
         if not self._is_wanted():
             raise StagingFailed("the task no longer needs the files")
-        self._check_disk(bytes_max)
-        recent = self._fetch.take_recent(here, bytes_max) if self._fetch is not None else ()
-        return recent or self._read_some(here, bytes_max)
+        self._check_disk(READ_BYTES_MAX)
+        recent = self._fetch.take_recent(here) if self._fetch is not None else ()
+        found = recent or self._read_some(here, bytes_max)
+        if self._fetch is not None:
+            self._fetch.needs_next(digests[len(found) :])
+        return found
 
 
 def _kept(store: BlockStore, manifest: bytes) -> Root:

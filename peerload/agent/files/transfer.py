@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.streams import RequestStream
+    from peerload.files.manifest import Manifest
 
 
 log = logging.getLogger("peerload.files")
@@ -66,6 +68,8 @@ SILENCE_S_MAX = 30.0
 """Longest time without progress; then the copy is given up."""
 RECENT_PIECES = 1
 """Number of the last pieces of a fetch whose blocks stay in memory until the working directory has them; others are read again."""
+TAKE_S_MAX = 0.1
+"""Longest time that a piece waits for the working directory to take the one before it out of memory."""
 TRIM_AFTER_S = 1.0
 """Buffers are freed when blocks have come or gone; the C library keeps their memory for each thread until it is told so long after."""
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 5.0
@@ -89,14 +93,26 @@ class Fetch:
         self.distrusted: set[str] = set()
         """Nodes that have sent a wrong block. They are asked to verify blocks before sending; after a second one they
         are dropped."""
+        self.streams: dict[str, RequestStream] = {}
+        """By node, those over which the next request goes."""
+        self.decoded: list[Manifest] = []
+        """The manifest, once it is here: decoded once for all who need it."""
         self.work: asyncio.Task[None] | None = None
         self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_read = False
         """True if a working directory is made while the blocks come."""
         self._recent: deque[dict[bytes, memoryview]] = deque(maxlen=RECENT_PIECES)
+        self._next: bytes | None = None
+        """The block that the working directory needs next; None: of those that it has not asked for yet."""
+        self._taken = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._lacking: set[bytes] = set()
         self._news = threading.Condition()
         self._is_over = False
+
+    def request(self, node: str, digests: Sequence[bytes]) -> BlocksRequest:
+        task = self.tasks[-1] if self.tasks else b""
+        return BlocksRequest(tuple(digests), verify=node in self.distrusted, task=task, manifest=self.manifest)
 
     def begin(self, digests: Sequence[bytes]) -> None:
         self._lacking = set(digests)
@@ -111,20 +127,43 @@ class Fetch:
             self._lacking.difference_update(digests)
             self._news.notify_all()
 
-    def take_recent(self, digests: Sequence[bytes], bytes_max: int) -> list[memoryview]:
-        """The first of these blocks, up to this many bytes, as far as they are still in memory; then they are not. For a thread."""
+    def take_recent(self, digests: Sequence[bytes]) -> list[memoryview]:
+        """The first of these blocks, as far as they are still in memory; then they are not. All of a piece are taken together: its
+        memory is free when the last of them is. For a thread."""
         found: list[memoryview] = []
         with self._news:
             for digest in digests:
                 piece = next((piece for piece in self._recent if digest in piece), None)
-                if piece is None or bytes_max <= 0:
+                if piece is None:
                     break
                 found.append(piece.pop(digest))
-                bytes_max -= len(found[-1])
+            if found and not self._is_over:  # else the loop may be closed
+                self._loop.call_soon_threadsafe(self._taken.set)
         return found
+
+    def needs_next(self, digests: Sequence[bytes]) -> None:
+        """Record which blocks the working directory needs next, as far as it knows. For a thread."""
+        self._next = digests[0] if digests else None
+
+    async def recent_taken(self) -> None:
+        """Wait a moment until there is room in memory for another piece, if the working directory is about to take the oldest one: it
+        would have to be read again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TAKE_S_MAX):
+                while self._is_oldest_next():
+                    self._taken.clear()
+                    await self._taken.wait()
+
+    def _is_oldest_next(self) -> bool:
+        with self._news:
+            if len(self._recent) < RECENT_PIECES or self._is_over:
+                return False
+            return self._next in self._recent[0] if self._next is not None else bool(self._recent[0])
 
     def over(self) -> None:
         """End the transfer: no more blocks come."""
+        for stream in self.streams.values():
+            stream.close("nothing more is wanted")
         self.begun.cancel()
         with self._news:
             self._is_over = True
@@ -252,9 +291,8 @@ class FileTransfer:
 
     async def _fetch(self, fetch: Fetch, manifest: bytes, turn: asyncio.Semaphore) -> None:
         wait_s, silent_s = RETRY_S_MIN, 0.0
-        blocks: list[bytes] = []
         async with turn:
-            while lacking := await self.in_thread(self._store.missing_of, manifest, blocks):
+            while lacking := await self.in_thread(self._store.missing_of, manifest, fetch.decoded):
                 if lacking != [manifest]:
                     root = decode_root(await self.in_thread(self._store.read, manifest))
                     if not fetch.size_bytes:
@@ -294,7 +332,8 @@ class FileTransfer:
                 try:
                     while part or parts:
                         part = part or parts.pop()
-                        await self._fetch_blocks(fetch, part, node)
+                        following = parts[-1:] if len(works) == 1 else []  # else another may take it
+                        await self._fetch_blocks(fetch, node, part, *following)
                         part = []
                 except NoRoom:
                     raise
@@ -313,11 +352,13 @@ class FileTransfer:
                 one.cancel()
         return min(errors, key=lambda error: isinstance(error, StagingFailed), default=None)
 
-    async def _fetch_blocks(self, fetch: Fetch, digests: Sequence[bytes], node: str) -> None:
-        task = fetch.tasks[-1] if fetch.tasks else b""
-        verify = node in fetch.distrusted
-        request = BlocksRequest(tuple(digests), verify=verify, task=task, manifest=fetch.manifest)
-        pieces = self._links.fetch_blocks(node, request)
+    async def _fetch_blocks(
+        self, fetch: Fetch, node: str, digests: Sequence[bytes], following: Sequence[bytes] = ()
+    ) -> None:
+        """Fetch these blocks of a node. following: those that are fetched of it after them."""
+        request = fetch.request(node, digests)
+        further = fetch.request(node, following) if following else None
+        pieces = self._links.fetch_blocks(node, request, fetch.streams, further)
         at = 0
         try:
             while True:
@@ -340,6 +381,7 @@ class FileTransfer:
                     fetch.distrusted.add(node)
                     return  # missing blocks are requested again
                 at += len(wanted)
+                await fetch.recent_taken()
                 fetch.blocks_stored(wanted, piece.blocks)
                 size = sum(map(len, piece.blocks))
                 fetch.done_bytes += size

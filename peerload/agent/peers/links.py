@@ -14,7 +14,7 @@ import contextlib
 import errno
 import logging
 import socket
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from peerload.agent.peers.connection import (
     EARLIER_START,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.peers.connection import Links, PeerBackpressure, PeerConnection, PeerEntry
     from peerload.agent.peers.local_node import LocalNode
-    from peerload.agent.peers.streams import Piece, StreamReader
+    from peerload.agent.peers.streams import Piece, RequestStream, StreamReader
     from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.security.tls import Credentials
 
@@ -239,16 +239,17 @@ class PeerLinks:
 
         Raises LinkUnavailable if ``dst`` cannot be reached, or is lost before the end; the caller can go on from there.
         """
-        return self._fetch(dst, request, f"the output of {request.task}")
+        return self.streams.fetch(dst, self._address_of(dst), request, f"the output of {request.task}")
 
     def fetch_blocks(
-        self, dst: str, request: messages.BlocksRequest
+        self,
+        dst: str,
+        request: messages.BlocksRequest,
+        kept: dict[str, RequestStream],
+        following: messages.BlocksRequest | None = None,
     ) -> AsyncIterator[messages.Blocks | messages.BlocksEnd]:
-        """Fetch blocks of files from another node, as `fetch_output` does."""
-        return self._fetch(dst, request, "files of a task")
-
-    def _fetch(self, dst: str, request: messages.Message, what: str) -> AsyncIterator[Any]:
-        return self.streams.fetch(dst, self._address_of(dst), request, what)
+        """Fetch blocks of files from another node, as `fetch_output` does. kept, following: as `Streams.fetch` has them."""
+        return self.streams.fetch(dst, self._address_of(dst), request, "files of a task", kept, following)
 
     def _address_of(self, node: str) -> str:
         """The published address of a node that has a link, or is known by gossip alone; empty if it is not known."""

@@ -91,6 +91,8 @@ class Streams:
         self.served: dict[PeerConnection, asyncio.Task[None] | None] = {}
         """Connections that other nodes made, with the task that writes an output; None: no output was requested."""
         self._unasked: dict[PeerConnection, str] = {}
+        self._requests: dict[PeerConnection, asyncio.Queue[AsyncIterator[messages.Message]]] = {}
+        """Of each connection with a task: the answers that it has not begun to write."""
 
     def serve(
         self,
@@ -137,7 +139,8 @@ class Streams:
         return True
 
     def received(self, connection: PeerConnection, node: str, message: messages.Message) -> None:
-        """Handle a message over a stream: one request for output, or any number for one `StreamServer`."""
+        """Handle a message over a stream: a request for output, requests for blocks one after the other, of which one may wait, or any
+        number of messages for one `StreamServer`."""
         if not self._admit(connection, message):
             return
         server = self._server_of(message)
@@ -151,14 +154,16 @@ class Streams:
             self._servers[connection] = server
             server.received(connection, node, message)
             return
-        is_taken = connection in self._servers or self.served.get(connection) is not None
-        source = self._pieces.get(type(message))
-        if is_taken or source is None:
+        source, requests = self._pieces.get(type(message)), self._requests.get(connection)
+        is_further = requests is not None and not requests.full() and isinstance(message, messages.BlocksRequest)
+        if source is None or connection in self._servers or not (requests is None or is_further):
             self._links.drop("no_output_request", connection.certified)
             connection.close("no output request")
             return
-        pieces = source(node, message)
-        self.served[connection] = self._links.spawn(write_output(connection, pieces), f"pieces for {node}")
+        if requests is None:
+            requests = self._requests[connection] = asyncio.Queue(maxsize=1)
+            self.served[connection] = self._links.spawn(write_answers(connection, requests), f"pieces for {node}")
+        requests.put_nowait(source(node, message))
 
     def _server_of(self, message: messages.Message) -> StreamServer | None:
         if isinstance(message, messages.Forward | messages.ForwardStop):
@@ -171,32 +176,100 @@ class Streams:
         server = self._servers.pop(connection, None)
         if server is not None:
             server.closed(connection)
+        self._requests.pop(connection, None)
         task = self.served.pop(connection, None)
         if task is not None:
             task.cancel()
 
-    async def fetch(self, dst: str, address: str, request: messages.Message, what: str) -> AsyncIterator[Any]:
-        """Fetch the pieces that answer a request to another node as they come, one of LAST at the end. ``what``: for messages.
+    async def fetch(
+        self,
+        dst: str,
+        address: str,
+        request: messages.Message,
+        what: str,
+        kept: dict[str, RequestStream] | None = None,
+        following: messages.Message | None = None,
+    ) -> AsyncIterator[Any]:
+        """Fetch the pieces that answer a request to another node as they come, one of LAST at the end. ``what``: for messages;
+        kept: by node, the stream is taken from there, and put there after a whole answer; following: the next request over it.
         Raises LinkUnavailable."""
         if not address:
             raise LinkUnavailable(dst, f"no address of {dst} is known")
         if self._fetched >= STREAMS_MAX:
             raise LinkUnavailable(dst, "too many output streams", why=f"at most {STREAMS_MAX} at a time")
         self._fetched += 1
-        connection: PeerConnection | None = None
+        stream = (kept.pop(dst, None) if kept is not None else None) or RequestStream()
+        is_whole = False
         try:
-            reader, connection = await self.open(dst, address, KINDS[type(request)])
-            connection.send(request)
-            while True:
-                piece = await reader.next(connection, what)
+            piece = await stream.ask(request, lambda: self.open(dst, address, KINDS[type(request)]), what)
+            if following is not None:
+                stream.ask_ahead(following)
+            while not is_whole:
+                is_whole = isinstance(piece, LAST)
                 yield piece
-                if isinstance(piece, LAST):
-                    return
                 del piece  # it is as large as a frame: not kept until the next one comes
+                if not is_whole:
+                    piece = await stream.next(what)
         finally:
             self._fetched -= 1
-            if connection is not None:
-                connection.abort(f"{what} is no longer wanted")
+            if kept is not None and is_whole:
+                kept[dst] = stream
+            else:
+                stream.close(f"{what} is no longer wanted")
+
+
+class RequestStream:
+    """The asking end of a stream that carries one request for pieces after the other: one for each would cost a TLS handshake. It is
+    opened when it is needed. One reader at a time."""
+
+    def __init__(self) -> None:
+        self._stream: tuple[StreamReader, PeerConnection] | None = None
+        self._ahead: messages.Message | None = None
+        """Request that was sent while the one before was answered."""
+        self._answers = 0
+
+    async def ask(
+        self,
+        request: messages.Message,
+        open_: Callable[[], Coroutine[object, object, tuple[StreamReader, PeerConnection]]],
+        what: str,
+    ) -> messages.Message:
+        """Send a request, unless it was sent ahead → the first piece of its answer. Raises LinkUnavailable."""
+        if self._ahead not in (None, request):
+            self.close("another request was sent ahead")
+        if self._stream is not None:
+            try:
+                return await self._first(request, what)
+            except LinkUnavailable:  # it was closed meanwhile, or the node takes one request over each stream
+                self._ahead = None
+        self._stream, self._answers = await open_(), 0
+        return await self._first(request, what)
+
+    async def _first(self, request: messages.Message, what: str) -> messages.Message:
+        assert self._stream is not None
+        if self._ahead is None:
+            self._stream[1].send(request)
+        piece = await self.next(what)
+        self._ahead = None
+        self._answers += 1
+        return piece
+
+    def ask_ahead(self, request: messages.Message) -> None:
+        """Send the next request while one is answered, if the other node has taken a second one before."""
+        if self._stream is not None and self._answers > 1:
+            self._stream[1].send(request)
+            self._ahead = request
+
+    async def next(self, what: str) -> messages.Message:
+        """The next piece. Raises LinkUnavailable."""
+        assert self._stream is not None
+        reader, connection = self._stream
+        return await reader.next(connection, what)
+
+    def close(self, reason: str) -> None:
+        if self._stream is not None:
+            self._stream[1].abort(reason)
+        self._stream = self._ahead = None
 
 
 class StreamReader:
@@ -260,8 +333,20 @@ class StreamReader:
         self._arrived.set()
 
 
-async def write_output(connection: PeerConnection, pieces: AsyncIterator[messages.Message]) -> None:
-    """Write each piece as fast as the other end reads, then close when it has read all. Returns early if it is gone."""
+async def write_answers(connection: PeerConnection, requests: asyncio.Queue[AsyncIterator[messages.Message]]) -> None:
+    """Write one answer after the other, then close when no further request comes. Returns early if the reader is gone; it is
+    cancelled when the connection has ended."""
+    try:
+        while await _write_answer(connection, await asyncio.wait_for(requests.get(), STREAM_STALLED_S)):
+            pass
+    except (ConnectionError, TimeoutError):
+        return  # the reader is gone, and can go on from where it was
+    finally:
+        connection.close("the output is complete")
+
+
+async def _write_answer(connection: PeerConnection, pieces: AsyncIterator[messages.Message]) -> bool:
+    """Write each piece as fast as the other end reads → True if the last one was among them."""
     try:
         async for piece in pieces:
             connection.send(piece)
@@ -269,14 +354,11 @@ async def write_output(connection: PeerConnection, pieces: AsyncIterator[message
             del piece  # it is in the transport's buffer now
             await connection.drain()
             if is_last:
-                await asyncio.wait([connection.ended], timeout=STREAM_STALLED_S)
-                break
-    except ConnectionError:
-        return  # the reader is gone, and can go on from where it was
+                return True
     finally:
         if (aclose := getattr(pieces, "aclose", None)) is not None:
             await aclose()
-        connection.close("the output is complete")
+    return False
 
 
 CHECK_S = 2.0

@@ -434,17 +434,54 @@ def test_where_users_are_apart_who_knows_a_manifest_has_its_blocks_and_no_others
     asyncio.run(story())
 
 
-def test_files_are_written_while_others_are_still_on_their_way(tmp_path: Path) -> None:
+def test_a_piece_waits_until_the_working_directory_has_taken_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "TAKE_S_MAX", PATIENCE_S)
+    digests = [digest_of(content) for content in (b"one", b"two", b"three")]
+
+    async def story() -> None:
+        files = files_of(tmp_path, [])
+        cache = files.caches.of("")
+        fetch = Fetch(bytes(32))
+        fetch.begin(digests)
+        blocks = attempts._WhileWanted(cache, lambda: True, fetch)
+        cache.store.put([b"one", b"two", b"three"])
+        await fetch.recent_taken()
+        fetch.blocks_stored(digests[:1], [memoryview(b"one")])
+        waiting = asyncio.ensure_future(fetch.recent_taken())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert await cache.transfer.in_thread(blocks.read_some, digests, 1 << 20) == [b"one"]
+        await waiting
+        fetch.blocks_stored(digests[2:], [memoryview(b"three")])
+        await fetch.recent_taken()  # the second one is needed before
+        assert fetch.take_recent(digests[2:]) == [b"three"]
+        fetch.over()
+        await files.close()
+
+    asyncio.run(story())
+
+
+def test_files_are_written_while_others_are_still_on_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = BlockStore(tmp_path / "home", 1 << 30)
     digests = store.put([bytes([number]) * 1000 for number in range(3)])
     entries = [FileEntry(f"f{number}", 0o644, 1000, 0, (digest,)) for number, digest in enumerate(digests)]
     id_, blocks = manifest.encode(Manifest(tuple(entries)))
     store.put(blocks)
     came: list[Any] = []
+    decoded: list[Manifest] = []
+    check = manifest._check
+
+    def counted(found: Manifest) -> None:
+        decoded.append(found)
+        check(found)
+
+    monkeypatch.setattr(manifest, "_check", counted)
     scratch = tmp_path / "node" / "scratch" / KEY
     (tmp_path / "node").mkdir()
 
-    async def serve(_: str, request: BlocksRequest) -> AsyncIterator[Blocks | BlocksEnd]:
+    async def serve(_: str, request: BlocksRequest, *__: object) -> AsyncIterator[Blocks | BlocksEnd]:
         for digest in request.digests:
             if digest in digests[1:]:  # the file before it is there already
                 before = scratch / f"f{digests.index(digest) - 1}"
@@ -469,3 +506,4 @@ def test_files_are_written_while_others_are_still_on_their_way(tmp_path: Path) -
     (told,) = came
     assert (told.key, told.code) == (KEY, "")
     assert [(scratch / f"f{number}").read_bytes() for number in range(3)] == list(map(store.read, digests))
+    assert len(decoded) == 1, "once for the fetch and the directory"

@@ -32,7 +32,7 @@ class Links:
         self.asked: list[int] = []
         self.asked_of: dict[str, int] = dict.fromkeys(self.nodes, 0)
 
-    def fetch_blocks(self, node: str, request: BlocksRequest) -> Pieces:
+    def fetch_blocks(self, node: str, request: BlocksRequest, *_: object) -> Pieces:
         self.asked.append(len(request.digests))
         self.asked_of[node] += len(request.digests)
         pieces: Pieces = self.nodes[node](node, request)

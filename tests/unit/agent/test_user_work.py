@@ -209,7 +209,9 @@ def test_both_ends_understand_each_other(tmp_path: Path, monkeypatch: pytest.Mon
     made.mkdir()
     (made / "left").write_text("of an earlier try")
     monkeypatch.chdir(made)
-    tree, blocks = encode(Manifest((FileEntry("a", 0o644, 4, 1, (digest_of(TEXT),)),)))
+    many = [f"{number:04}".encode() for number in range(as_user.READ_BLOCKS_MAX)]
+    files = [FileEntry(f"many/{text.decode()}", 0o644, 4, 1, (digest_of(text),)) for text in many]
+    tree, blocks = encode(Manifest((FileEntry("a", 0o644, 4, 1, (digest_of(TEXT),)), *files)))
 
     async def plays(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
         raise AssertionError
@@ -231,10 +233,11 @@ def test_both_ends_understand_each_other(tmp_path: Path, monkeypatch: pytest.Mon
 
     async def story() -> tuple[bytes, FileCache]:
         cache = caches_at(tmp_path).of("20001")
-        cache.store.put([TEXT, *blocks])
+        cache.store.put([TEXT, *many, *blocks])
         work = UserWork(launcher, tmp_path / "work")  # type: ignore[arg-type]
         await work.run(cache, ALICE, "k", b"-", "make", (tree, ["out/*"]), makes=True)
-        assert {path.name for path in made.iterdir()} == {"a", "out"}
+        assert {path.name for path in made.iterdir()} == {"a", "many", "out"}
+        assert [path.read_bytes() for path in sorted((made / "many").iterdir())] == many
         (made / "out/b").write_bytes(b"new")
         found: bytes = await work.run(cache, ALICE, "k", b"-", "collect", (tree, ["out/*"], True))
         with pytest.raises(StagingFailed, match="out/c"):
