@@ -51,10 +51,9 @@ class OutputSource:
         """True if there may be output to follow."""
         if record.state is not TaskState.LEASED:
             return False
-        task, is_here = self._node.home.tasks.get(record.uid), record.node == self._node.state.node
-        is_prepared = task is not None and (task.spec.files is not None or task.spec.lock is not None)
-        if is_here and not is_prepared:
-            return True
+        task = self._node.home.tasks.get(record.uid)
+        if record.node == self._node.state.node and (task is None or task.spec.files is task.spec.lock is None):
+            return True  # there is nothing to be put in place before its process starts
         return task is not None and bool(task.running_at)
 
     async def bring_up_to_date(self, record: TaskRecord) -> str:

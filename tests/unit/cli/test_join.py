@@ -36,8 +36,8 @@ def test_no_token_on_stdin_is_a_mistake_in_words(monkeypatch: pytest.MonkeyPatch
 @each(
     ("text", "kept", "words", "what"),
     [
-        ('node = "other"\n', "", ["--node", "n1"], "node is other here"),
-        ('listen = "127.0.0.1:7118"\n', "", ["--listen", "127.0.0.1:7119"], "listen is 127.0.0.1:7118 here"),
+        ('node = "other"\n', "", ["--node", "n1"], "the settings have node other"),
+        ('listen = "127.0.0.1:7118"\n', "", ["--listen", "127.0.0.1:7119"], "the settings have listen 127.0.0.1:7118"),
         ("", "n2", ["--node", "n1"], "are those of node n2"),
         ('node = "other"\n', "n2", [], "are those of node n2"),
         ('node = "n2"\nlisten = "127.0.0.1:7118"\n', "n2", [], None),
