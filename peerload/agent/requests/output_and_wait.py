@@ -52,8 +52,9 @@ class OutputSource:
         if record.state is not TaskState.LEASED:
             return False
         task = self._node.home.tasks.get(record.uid)
-        if record.node == self._node.state.node and (task is None or task.spec.files is task.spec.lock is None):
-            return True  # there is nothing to be put in place before its process starts
+        is_here = record.node == self._node.state.node
+        if is_here and (task is None or (task.spec.files is None and task.spec.lock is None)):
+            return True  # nothing has to be put in place before its process starts
         return task is not None and bool(task.running_at)
 
     async def bring_up_to_date(self, record: TaskRecord) -> str:
