@@ -221,7 +221,7 @@ class Inbox:
         self._events_max = events_max
         self._events: deque[Event] = deque()
         self._news: asyncio.Future[None] | None = None
-        """What the consumer waits for while there is nothing; an `asyncio.Event` would cost more than what is done with most events."""
+        """Future that the consumer awaits while the inbox is empty. An `asyncio.Event` costs more than the handling of most events."""
         self.dropped = 0
         self.put_count = self.taken_count = 0
         """Number of events that were ever queued, and of those that were handed over."""

@@ -3,9 +3,9 @@
 For every node known it is said whether the node could ever run the task, whether it has room now, and why. Of this node
 that is what admission says at this moment: the ledger, `placement.py` and the reservations are asked, not copied. Of
 the others it is what follows from their profile and their newest report; where these do not tell, that is said
-(`EligibilityVerdict.now` None): reports do not include the devices that waiting tasks there need. A node with room to
-which the policies of this one send nothing now has none for the task. A device that is kept there for one that waits is told as taken, also where a small task could start on it
-meanwhile.
+(`EligibilityVerdict.now` None): reports do not include the devices that waiting tasks there need. `now` is False for a node
+that has room if the policies of this one send nothing there now. A device that is kept there for one that waits is told as
+taken, also where a small task could start on it meanwhile.
 
 Suggestions are single changes that are sure to help. Those that cost the user nothing come first (wait for any GPU, state the
 memory), then a little less of what was asked for, then where it may run; to go before others comes last.
