@@ -186,14 +186,11 @@ def _moved_up(within: int, below: str, top: int, number: int) -> int:
 
 
 def _directory(path: bytes | str, within: int | None = None) -> int:
-    """Open a directory with all rights for its owner. Raises OSError."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    for _ in range(2):
-        try:
-            fd = os.open(path, flags, dir_fd=within)
-        except PermissionError:  # a task may have shut itself out
-            os.chmod(path, 0o700, dir_fd=within)
-            continue
-        os.fchmod(fd, 0o700)
-        return fd
-    raise PermissionError(errno.EACCES, "it may not be opened")
+    """Open a directory with all rights for its owner; nothing happens to what is a link by now. Raises OSError."""
+    flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    own = os.open(path, os.O_PATH | flags, dir_fd=within)
+    try:
+        os.chmod(f"/proc/self/fd/{own}", 0o700)  # a task may have shut itself out; O_PATH takes no fchmod
+        return os.open(".", os.O_RDONLY | flags, dir_fd=own)
+    finally:
+        os.close(own)
