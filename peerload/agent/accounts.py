@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import grp
 import hashlib
 import os
 import pwd
 import re
-import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -76,8 +74,6 @@ USER_ANSWERS_KEPT_MAX = 4096
 FILE_CHECK_S_MAX = 2.0
 """A directory that cannot be looked at for so long is refused."""
 FILE_CHECKS_MAX = 32
-NULL = os.makedev(1, 3)
-"""`/dev/null`: what goes there need not be written."""
 _LETTERS = re.compile(rb"%(.?)", re.DOTALL)
 _KNOWN = b"jAaxN%"
 _SAYS = (
@@ -491,28 +487,20 @@ class WritableChecks:
 def _check(wanted: Sequence[bytes]) -> None:
     for pattern in wanted:
         path = pattern.replace(b"%%", b"%")
-        shown, directory = pattern.decode("utf-8", "backslashreplace"), os.path.dirname(path)  # noqa: PTH120 -- bytes
-        where = directory.decode("utf-8", "backslashreplace")
-        if not os.path.isdir(directory):  # noqa: PTH112
-            raise BadRequest(
-                f"{shown} cannot be written", why=f"there is no directory {where}", hint=f"mkdir -p {where}"
-            )
         try:
-            target = _target(path)
-        except OSError as error:
-            raise BadRequest(f"{shown} cannot be written", why=str(error.strerror)) from None
-        if target is not None and not os.access(os.path.dirname(target), os.W_OK | os.X_OK):  # noqa: PTH120
-            raise BadRequest(f"{shown} cannot be written", why=f"you may not write to {where}")
+            write_as_user.check(os.path.realpath(path))
+        except Unwritable as error:
+            shown, directory = pattern.decode("utf-8", "backslashreplace"), os.path.dirname(path)  # noqa: PTH120 -- bytes
+            hint = "" if os.path.isdir(directory) else f"mkdir -p {directory.decode('utf-8', 'backslashreplace')}"  # noqa: PTH112
+            raise BadRequest(f"{shown} cannot be written", why=str(error), hint=hint) from None
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def append_output(path: bytes, segments: Sequence[Segment], umask: int, at: int, *, ends: bool) -> None:
-    """Put these parts of captured files into the file ``path``, as `write_as_user.append` does. Raises FileChanged, OSError."""
-    target = _target(path)
-    if target is None:
-        return
+    """Put these parts of captured files into the file ``path``, as `write_as_user.append` does, but follow links. Raises
+    FileChanged, OSError, PeerloadError."""
     with contextlib.ExitStack() as opened:
         parts: list[tuple[int, int, int]] = []
         for source, first, end in segments:
@@ -520,30 +508,11 @@ def append_output(path: bytes, segments: Sequence[Segment], umask: int, at: int,
             opened.callback(os.close, captured)
             parts.append((captured, first, end))
         try:
-            write_as_user.append(target, parts, umask, at, ends=ends)
+            write_as_user.append(os.path.realpath(path), parts, umask, at, ends=ends)
         except FileChanged:
             raise
         except Unwritable as error:
             raise PeerloadError(str(error)) from None
-
-
-def _target(path: bytes) -> bytes | None:
-    """Resolve links to the file itself; None if nothing need be written. Raises OSError if the file may not be
-    written."""
-    target = os.path.realpath(path)
-    try:
-        found = os.stat(target)  # noqa: PTH116
-    except FileNotFoundError:
-        return target
-    if stat.S_ISCHR(found.st_mode) and found.st_rdev == NULL:
-        return None
-    if stat.S_ISDIR(found.st_mode):
-        raise OSError(errno.EISDIR, "it is a directory")
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    if not os.access(target, os.W_OK):
-        raise OSError(errno.EACCES, "the file that is there may not be written to")
-    return target
 
 
 def output_targets(

@@ -78,6 +78,20 @@ def input_name(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()[:32]
 
 
+class DroppedBeginning:
+    """The beginning of an input's file, which is dropped in steps as it is taken."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._holes = HolePuncher()
+        self._size_bytes = 0
+
+    def drop(self, taken_bytes: int) -> None:
+        step_bytes = taken_bytes - self._size_bytes
+        if step_bytes >= PUNCH_BYTES and self._holes.punch_file(self._path, self._size_bytes, step_bytes):
+            self._size_bytes = taken_bytes
+
+
 class StoredStdin:
     """Stored standard input of a task. size_bytes: received so far; has_ended: no more will come; taken_bytes:
     taken by the running attempt; is_closed: that attempt takes no more; is_dropped: no attempt will, and no file
@@ -105,8 +119,7 @@ class StoredStdin:
         self.ends_with_feeder = False
         self.window: tuple[int, int] | None = None
         self._watchers: set[asyncio.Event] = set()
-        self._holes = HolePuncher()
-        self._punched_bytes = 0
+        self._beginning = DroppedBeginning(path)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
@@ -130,7 +143,7 @@ class StoredStdin:
         self._hold_back(len(data))
         try:
             with self._opened() as file:
-                self._write(file, data)
+                _append(file, data, self.size_bytes)
         except OSError as error:
             raise _full(error) from None
         self.size_bytes += len(data)
@@ -144,16 +157,6 @@ class StoredStdin:
             why = f"{self.size_bytes - self.taken_bytes} bytes wait for the task to read them"
             raise SlowDown("too much input at once: the answers say when there is room for more", why=why)
         self._unasked_bytes += bytes_
-
-    def _write(self, file: int, data: bytes) -> None:
-        """Write all of it, or nothing."""
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(file, view) :]
-        except OSError:
-            os.ftruncate(file, self.size_bytes)
-            raise
 
     def end(self) -> None:
         """End the input. Nobody is told, so it need not be on the disk."""
@@ -237,13 +240,9 @@ class StoredStdin:
             return
         self.taken_bytes = taken_bytes
         self.is_closed = self.is_closed or is_closed
-        if self.is_cut and self.taken_bytes - self._punched_bytes >= PUNCH_BYTES:
-            self._punch()
+        if self.is_cut:
+            self._beginning.drop(self.taken_bytes)
         self.notify()
-
-    def _punch(self) -> None:
-        if self._holes.punch_file(self.path, self._punched_bytes, self.taken_bytes - self._punched_bytes):
-            self._punched_bytes = self.taken_bytes
 
     def resize(self, rows: int, columns: int) -> None:
         self.window = (rows, columns)
@@ -300,6 +299,17 @@ class StdinStore:
         return [known for known in self._open.values() if known.feeder is feeder]
 
 
+def _append(file: int, data: bytes, size_bytes: int) -> None:
+    """Append all of the data to a file of this size, or nothing. Raises OSError."""
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(file, view) :]
+    except OSError:
+        os.ftruncate(file, size_bytes)
+        raise
+
+
 def _full(error: OSError) -> StdinFull:
     return StdinFull("the input cannot be kept", why=str(error.strerror), hint="df -h")
 
@@ -347,8 +357,7 @@ class StdinFetch:
         self.has_ended = False
         self.is_closed = False
         self._reported_bytes = self._requested_bytes = 0
-        self._punched_bytes = 0
-        self._holes = HolePuncher()
+        self._beginning = DroppedBeginning(path)
         self._link: PeerConnection | None = None
         self.work: asyncio.Task[None] | None = None
 
@@ -398,13 +407,7 @@ class StdinFetch:
         if piece.offset != self.size_bytes or piece.offset + len(piece.data) > self._requested_bytes:
             why = f"{self.size_bytes} bytes are here, and it begins at {piece.offset}"
             raise PeerloadError(f"the input of {self.remote.task} arrived out of order", why=why)
-        try:
-            data = memoryview(piece.data)
-            while data:
-                data = data[os.write(self._file, data) :]
-        except OSError:
-            os.ftruncate(self._file, self.size_bytes)
-            raise
+        _append(self._file, piece.data, self.size_bytes)
         self.size_bytes += len(piece.data)
         self.feed()
 
@@ -418,21 +421,14 @@ class StdinFetch:
     def fed(self, offset: int, *, is_closed: bool) -> None:
         """The launcher has fed so much; ``is_closed``: its task reads no more."""
         self.fed_bytes = max(self.fed_bytes, offset)
-        if self.fed_bytes - self._punched_bytes >= PUNCH_BYTES:
-            self._punch()
+        self._beginning.drop(self.fed_bytes)
         if is_closed and not self.is_closed and not (self.has_ended and self.remote.spec.terminal is not None):
             self.is_closed = True
-            if (
-                self._link is not None and self.work is not None
-            ):  # without a link, the first request of the next one reports it
+            if self._link is not None and self.work is not None:  # else the next link's first request reports it
                 self._report_progress()
                 self.work.cancel()
         elif self.fed_bytes - self._reported_bytes >= REPORT_EVERY_BYTES:
             self._report_progress()
-
-    def _punch(self) -> None:
-        if self._holes.punch_file(self.path, self._punched_bytes, self.fed_bytes - self._punched_bytes):
-            self._punched_bytes = self.fed_bytes
 
     def _report_progress(self) -> None:
         """Tell the home how much was read: it may drop that, and send on."""

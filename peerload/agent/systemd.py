@@ -76,7 +76,7 @@ class ServiceManager:
         check_passed_socket(self._listener, path)
         return self._listener.dup()
 
-    # -- what it is found -----------------------------------------------------------------------------------------------
+    # -- notifications -------------------------------------------------------------------------------------------------
 
     def ready(self, status: str) -> None:
         self._notify("READY=1", _status(status))
@@ -126,7 +126,7 @@ def _watchdog_s(usec: str, pid: str) -> float:
     return max(int(usec[:18]) / 1e6, WATCHDOG_S_MIN) if int(usec[:18]) else 0.0
 
 
-# -- the socket that was handed over -----------------------------------------------------------------------------------
+# -- the passed socket -------------------------------------------------------------------------------------------------
 
 
 def _passed_socket(count: str, pid: str, names: str) -> socket.socket | None:

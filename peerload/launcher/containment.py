@@ -137,7 +137,6 @@ class MemoryLimits:
 PREFIX = "peerload-"
 REPORT_S = 10.0
 """Interval of log lines about processes that do not end."""
-READ_BYTES = 1 << 16
 SHORT_BYTES = 4096
 
 
@@ -159,18 +158,10 @@ def write(path: str, raw: bytes) -> None:
 def read(path: str) -> bytes:
     """Read a file of the kernel; empty if it is gone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with open(path, "rb", buffering=0) as file:
+            return file.readall()
     except OSError:
         return b""
-    parts: list[bytes] = []
-    try:
-        while part := os.read(fd, READ_BYTES):
-            parts.append(part)
-    except OSError:  # it disappeared while it was read
-        return b"".join(parts)
-    finally:
-        os.close(fd)
-    return b"".join(parts)
 
 
 def read_short(path: str) -> bytes:

@@ -89,7 +89,7 @@ def kill_spawned(rows: list[Any]) -> None:
     from peerload.launcher import proc_scan as bare  # noqa: PLC0415 -- most launchers have no use for it
 
     leaders = {row[1]: row[2] for row in rows if row[1]}
-    marks = {bare.unit_mark(row[5].encode(), row[0]) for row in rows if len(row) > 5}  # noqa: PLR2004 -- before, no runs
+    marks = {bare.unit_mark(row[5].encode(), row[0]) for row in rows}
     outputs = {path for row in rows if not row[1] for path in row[4]}
     if outputs:
         for pid, (_, group, session, start, _) in bare.process_table().items():

@@ -8,7 +8,9 @@ VERSION_MIN. The imports are few: the launcher has to stay small.
 
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Self, dataclass_transform, get_args
+from functools import partial
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Self, dataclass_transform, get_args, get_origin
 
 import msgpack
 
@@ -70,7 +72,7 @@ class MessageType(type):
     head: dict[str, str]
     """The first field of the map that is sent."""
     converters: dict[str, tuple[Any, Callable[[Any], Any]]]
-    """Type of each field, whose values need no check, and the function that checks received values (`_CONVERTERS`)."""
+    """Type of each field, whose values need no check, and the function that checks received values (`_converter`)."""
     shapes: dict[tuple[str, ...], tuple[tuple[type, ...], tuple[tuple[str, Callable[[Any], Any]], ...]]]
     """Shapes of earlier messages: by their keys the types of their values, and the fields that have to be converted."""
 
@@ -476,7 +478,7 @@ def decode_requests(body: bytes) -> Iterator[Request]:
     """The requests of a frame's body, one after the other. Raises LauncherProtocolError."""
     for raw in _maps(body):
         tag = raw.pop("do", None)
-        kind = REQUESTS.get(_text(tag))
+        kind = REQUESTS.get(_of(str, tag))
         if kind is None:
             raise LauncherProtocolError(f"unknown request {str(tag)[:40]!r}")
         request = _built(kind, raw)
@@ -487,7 +489,7 @@ def decode_events(body: bytes) -> list[LauncherEvent]:
     """The events of a frame's body, without those of a newer launcher that are not known here. Raises LauncherProtocolError."""
     events: list[LauncherEvent] = []
     for raw in _maps(body):
-        kind = EVENTS.get(_text(raw.pop("is", None)))
+        kind = EVENTS.get(_of(str, raw.pop("is", None)))
         if kind is ListedEvent:
             events.append(_listed(raw))
         elif kind is not None:
@@ -497,9 +499,7 @@ def decode_events(body: bytes) -> list[LauncherEvent]:
 
 def decode_exit(raw: object) -> ExitRecord:
     """An exit record. Raises LauncherProtocolError."""
-    if not isinstance(raw, dict):
-        raise LauncherProtocolError("an exit record is not a map")
-    record: ExitRecord = _built(ExitRecord, raw)
+    record: ExitRecord = _built(ExitRecord, _of(dict, raw))
     return record
 
 
@@ -514,20 +514,17 @@ def _maps(body: bytes) -> list[dict[str, Any]]:
 
 
 def _listed(raw: dict[str, Any]) -> ListedEvent:
-    version = _int(raw.get("protocol", 1))
+    version = _of(int, raw.get("protocol", 1))
     if version < VERSION_MIN:
-        raise LauncherTooOld(_int(raw.get("pid", 0)), version)
+        raise LauncherTooOld(_of(int, raw.get("pid", 0)), version)
     try:
         running = [
-            ListedTask(_text(key), _float(started_at), _float(ts), _float(deadline_s), bool(is_frozen), _float(ran_s))
-            for (key, started_at), (ts, deadline_s, is_frozen, *_), ran_s in zip(
-                raw["running"], raw["leases"], raw["ran_s"], strict=True
-            )
+            dict(zip(ListedTask.names, (*task, *lease[:3], ran_s), strict=True))
+            for task, lease, ran_s in zip(raw["running"], raw["leases"], raw["ran_s"], strict=True)
         ]
-        ended = [(_text(key), decode_exit(record)) for key, record in raw["ended"]]
     except (KeyError, TypeError, ValueError) as error:
         raise LauncherProtocolError(f"listed: {type(error).__name__}: {error}") from None
-    listed: ListedEvent = _built(ListedEvent, {**raw, "running": running, "ended": ended})
+    listed: ListedEvent = _built(ListedEvent, {**raw, "running": running})
     return listed
 
 
@@ -598,37 +595,40 @@ def _is_named(request: SpawnRequest | FilesJob) -> bool:
     return is_name and (isinstance(request, FilesJob) or bool(request.argv))
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise LauncherProtocolError("not text")
+def _of(kind: Any, value: object) -> Any:  # noqa: ANN401 -- the value, which is of ``kind``
+    if not isinstance(value, kind):
+        raise LauncherProtocolError(f"not of type {getattr(kind, '__name__', kind)}")
     return value
 
 
-def _int(value: object) -> int:
-    if not isinstance(value, int):
-        raise LauncherProtocolError("not an integer")
-    return value
+def _converter(kind: Any) -> Callable[[Any], Any]:  # noqa: ANN401 -- any type of a field
+    """The function that checks a received value of this type, and converts what is in it. It raises LauncherProtocolError."""
+    if kind == dict[bytes, bytes] | None:
+        return _environment
+    inner, origin = [_converter(one) for one in get_args(kind) if one is not NoneType], get_origin(kind) or kind
+    if origin is UnionType:  # with None, which is the default and never sent
+        return inner[0]
+    if origin is list:
+        return lambda value: [inner[0](one) for one in _of(list, value)]
+    if origin is dict:
+        return lambda value: {inner[0](key): inner[1](one) for key, one in _of(dict, value).items()}
+    if isinstance(kind, MessageType):
+        return lambda value: _built(kind, _of(dict, value))
+    if issubclass(origin, tuple):
+        return _tuple_converter(inner or [_converter(one) for one in kind.__annotations__.values()], origin)
+    if kind is float:
+        return lambda value: float(_of(int | float, value))
+    return bool if kind is bool else partial(_of, kind)
 
 
-def _float(value: object) -> float:
-    if not isinstance(value, int | float):
-        raise LauncherProtocolError("not a number")
-    return float(value)
+def _tuple_converter(inner: list[Callable[[Any], Any]], kind: Any) -> Callable[[Any], Any]:  # noqa: ANN401 -- `tuple`, or a named one
+    def convert(value: object) -> Any:  # noqa: ANN401 -- as above
+        if len(_of(list, value)) != len(inner):
+            raise LauncherProtocolError(f"not {len(inner)} values")
+        found = [convert(one) for convert, one in zip(inner, value, strict=True)]  # type: ignore[call-overload]
+        return tuple(found) if kind is tuple else kind(*found)
 
-
-def _bytes(value: object) -> bytes:
-    if not isinstance(value, bytes):
-        raise LauncherProtocolError("not bytes")
-    return value
-
-
-def _list_of(convert: Callable[[Any], Any]) -> Callable[[object], list[Any]]:
-    def converted(value: object) -> list[Any]:
-        if not isinstance(value, list):
-            raise LauncherProtocolError("not a list")
-        return [convert(one) for one in value]
-
-    return converted
+    return convert
 
 
 def _environment(value: object) -> dict[bytes, bytes] | None:
@@ -638,59 +638,6 @@ def _environment(value: object) -> dict[bytes, bytes] | None:
     return value
 
 
-def _part(value: object) -> tuple[str, int, int]:
-    if not isinstance(value, list) or len(value) != 3:  # noqa: PLR2004 -- file, first, end
-        raise LauncherProtocolError("not a part of a file")
-    return _text(value[0]), _int(value[1]), _int(value[2])
-
-
-def _resources(value: object) -> ResourceUsage | None:
-    if not isinstance(value, dict):
-        raise LauncherProtocolError("not a map")
-    found: ResourceUsage = _built(ResourceUsage, value)
-    return found
-
-
-def _counter(value: object) -> tuple[str, str, int, int, int]:
-    if not isinstance(value, list) or len(value) != 5:  # noqa: PLR2004 -- see `powercap.Reading`
-        raise LauncherProtocolError("not a counter")
-    return _text(value[0]), _text(value[1]), _int(value[2]), _int(value[3]), _int(value[4])
-
-
-def _usage_of(value: object) -> dict[str, TaskUsage]:
-    if not isinstance(value, dict):
-        raise LauncherProtocolError("not a map")
-    found: dict[str, TaskUsage] = {}
-    for key, used in value.items():
-        if not isinstance(used, list) or len(used) != len(TaskUsage._fields):
-            raise LauncherProtocolError("not a resource usage")
-        found[_text(key)] = TaskUsage(_float(used[0]), _int(used[1]), _int(used[2]))
-    return found
-
-
-def _as_it_is(value: object) -> object:
-    return value
-
-
-_CONVERTERS: dict[Any, Callable[[Any], Any]] = {
-    str: _text,
-    int: _int,
-    float: _float,
-    bool: bool,
-    bytes: _bytes,
-    list[str]: _list_of(_text),
-    list[bytes]: _list_of(_bytes),
-    list[bytes] | None: _list_of(_bytes),
-    list[int] | None: _list_of(_int),
-    dict[bytes, bytes] | None: _environment,
-    list[tuple[str, int, int]]: _list_of(_part),
-    list[tuple[str, str, int, int, int]]: _list_of(_counter),
-    ExitRecord: decode_exit,
-    ResourceUsage | None: _resources,
-    dict[str, TaskUsage]: _usage_of,
-    list[ListedTask]: _as_it_is,
-    list[tuple[str, ExitRecord]]: _as_it_is,
-}
-for _kind in (*REQUESTS.values(), *EVENTS.values(), ExitRecord, ResourceUsage):
+for _kind in (*REQUESTS.values(), *EVENTS.values(), ExitRecord, ResourceUsage, ListedTask):
     _wanted = zip(_kind.names, _kind.types, strict=True)
-    _kind.converters = {name: (kind, _CONVERTERS[kind]) for name, kind in _wanted}
+    _kind.converters = {name: (kind, _converter(kind)) for name, kind in _wanted}

@@ -255,7 +255,7 @@ class TopApp(App[int]):
             raise self._exception
         return code or 0
 
-    # -- what comes from the threads -----------------------------------------------------------------------------------
+    # -- results of the threads ----------------------------------------------------------------------------------------
 
     @staticmethod
     def _broke(error: Exception) -> None:
@@ -310,7 +310,7 @@ class TopApp(App[int]):
         self.push_screen(Page(command.removeprefix("peerload "), content, self.painter, command=command, closing="w"))
         self.message = ("", "", 0.0)
 
-    # -- what is asked for ---------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def want_output(self) -> None:
         """Request the output of the chosen task, if it is shown, and the usage of the visible tasks."""

@@ -33,12 +33,7 @@ LINE_CHARS_MAX = 2000
 WARN_SHARE, BAD_SHARE = 0.6, 0.85
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_BRAILLE_LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)
-_BRAILLE_RIGHT = (0x00, 0x80, 0xA0, 0xB0, 0xB8)
-_BRAILLE_DOTS = 4
-_PLAINER = str.maketrans("…·→←↑↓≈■○◐●▾▸╭╮╰╯─│" + _BLOCKS, "~.><^v~#-=+-+++++-|" + " .:-=+*#@") | {
-    0x2800 + dots: ".:#"[min(dots.bit_count() // 3, 2)] for dots in range(1, 256)
-}
+_PLAINER = str.maketrans("…·→←↑↓≈■○◐●▾▸╭╮╰╯─│" + _BLOCKS, "~.><^v~#-=+-+++++-|" + " .:-=+*#@")
 """ASCII characters in place of the drawn ones, for terminals without Unicode."""
 
 
@@ -162,24 +157,6 @@ def sparkline(values: Sequence[float | None], width: int, *, high: float = 1.0) 
         " " if value is None or high <= 0 else _BLOCKS[max(min(top, round(value / high * top)), 1)] for value in shown
     ]
     return " " * (width - len(drawn)) + "".join(drawn)
-
-
-def graph(values: Sequence[float | None], width: int, height: int, *, high: float = 1.0) -> list[str]:
-    """The newest values as ``height`` lines, two values a character, the last at the right."""
-    if width <= 0:
-        return [""] * height
-    count = width * 2
-    known = [None if value is None or high <= 0 else min(value / high, 1.0) for value in list(values)[-count:]]
-    shown = [*([None] * (count - len(known))), *known]
-    dots = height * _BRAILLE_DOTS
-    heights = [0 if share is None else max(1, round(share * dots)) for share in shown]
-    rows = []
-    for row in range(height):
-        below = (height - 1 - row) * _BRAILLE_DOTS
-        left = (_BRAILLE_LEFT[min(max(dot - below, 0), _BRAILLE_DOTS)] for dot in heights[0::2])
-        right = (_BRAILLE_RIGHT[min(max(dot - below, 0), _BRAILLE_DOTS)] for dot in heights[1::2])
-        rows.append("".join(chr(0x2800 + a + b) if a + b else " " for a, b in zip(left, right, strict=True)))
-    return rows
 
 
 def framed(title: Line, lines: Sequence[Line], width: int, height: int, *, focus: bool) -> list[Line]:

@@ -79,10 +79,8 @@ def _value(told: object) -> float | None:
 TAIL_BYTES = 16 << 10
 """Bytes of each stream that are fetched a second at most, however much a task writes."""
 TAIL_LINES_KEPT = 400
-GRAPH_HEIGHT = 3
 FACTS_FROM_HEIGHT = 12
 """Height from which the facts of a task take more than one line."""
-GRAPHS_FROM_HEIGHT = 22
 LABEL_CELLS = 10
 
 
@@ -134,7 +132,7 @@ def detail_lines(
     """Lines about the chosen row of the table that was used last."""
     if look.subject == "nodes":
         node = look.node()
-        return [] if node is None else node_lines(node, width, height, now)
+        return [] if node is None else node_lines(node, width, now)
     task = look.task()
     if task is None:
         return [[(" nothing is chosen", "dim")]]
@@ -142,7 +140,7 @@ def detail_lines(
         lines = [short_line(look, task, now, tail)]
         return [*lines, *tail_lines(tail, str(task.get("id") or ""), width, height - len(lines))]
     lines = task_lines(look, task, width, now, clock_text)
-    lines += _usage_lines(look, task, tail, width, height - len(lines))
+    lines += _usage_lines(look, task, tail, width)
     room = height - len(lines) - 1
     if room > 0:
         lines.append(_rule(" output ", width))
@@ -247,21 +245,17 @@ def _asked(task: dict[str, Any]) -> str:
     return ", ".join(asked)
 
 
-def _usage_lines(look: ViewState, task: dict[str, Any], tail: Tail, width: int, height: int) -> list[Line]:
-    """Usage of a task, load of its node, and output rate; as graphs if there is room for them beside some output."""
+def _usage_lines(look: ViewState, task: dict[str, Any], tail: Tail, width: int) -> list[Line]:
+    """Usage of a task, load of its node, and output rate."""
     lines: list[Line] = []
-    spark = max(min(width - LABEL_CELLS - 16, 60), 0)
+    spark = _spark_cells(width)
     if tail.task == task.get("id") and task.get("state") == "running":
         lines += tail.uses.lines(task, spark, LABEL_CELLS)
     node = look.world.nodes.get(str(task.get("node") or ""))
     if node is not None and task.get("state") in ("running", "leased"):
-        for key, label in (("cpu", "node cpu"), *((("gpu", "node gpu"),) if node.gpus and task.get("gpus") else ())):
-            series = node.series[key]
-            if height >= GRAPHS_FROM_HEIGHT:
-                lines += _graph_block(series, label, width)
-                continue
-            text = draw.sparkline(series, spark)
-            lines.append(_labelled(label, (text, "accent"), (f" {tables.percent(series.now)}", "")))
+        lines.append(_history(node, "cpu", "node cpu", width))
+        if node.gpus and task.get("gpus"):
+            lines.append(_history(node, "gpu", "node gpu", width))
     if tail.task == task.get("id") and any(tail.sizes):
         high = max((value or 0.0 for value in tail.rate), default=0.0) or 1.0
         text = draw.sparkline(tail.rate, spark, high=high)
@@ -291,7 +285,7 @@ def output_line(stream: int, text: str, width: int) -> Line:
 # -- a node ------------------------------------------------------------------------------------------------------------
 
 
-def node_lines(node: NodeModel, width: int, height: int, now: float) -> list[Line]:
+def node_lines(node: NodeModel, width: int, now: float) -> list[Line]:
     """Facts of a node, its load in the last minutes, its GPUs."""
     facts = node.facts
     labels = facts.get("labels")
@@ -326,30 +320,25 @@ def node_lines(node: NodeModel, width: int, height: int, now: float) -> list[Lin
         ),
         "address": f"{draw.plain(facts.get('address') or '-')}, incarnation {number_text(facts.get('incarnation'))}",
     }
+    load = node.series["load"]
+    high = max((value or 0.0 for value in load), default=0.0) or 1.0
     for label, text in told.items():
-        graph = _graph_of(node, label, width) if label == "load" else []
-        lines.append(_labelled(label, (text, ""), *graph))
+        spark = draw.sparkline(load, max(min(width - 34, 40), 0), high=high) if label == "load" else ""
+        lines.append(_labelled(label, (text, ""), (f"  {spark}", "accent")))
     if isinstance(labels, list) and labels:
         lines.append(_labelled("labels", (draw.plain(", ".join(map(str, labels))), "accent")))
-    gpus = _gpu_lines(facts.get("gpus"), width)
-    if height - len(lines) - len(gpus) >= 2 * (GRAPH_HEIGHT + 1):
-        for key in ("cpu", "mem"):
-            lines += _graph_block(node.series[key], key, width)
-    return lines + gpus
+    lines += [_history(node, key, f"{key} %", width) for key in ("cpu", "mem")]
+    return lines + _gpu_lines(facts.get("gpus"), width)
 
 
-def _graph_of(node: NodeModel, key: str, width: int) -> Line:
+def _history(node: NodeModel, key: str, label: str, width: int) -> Line:
     series = node.series[key]
-    high = max((value or 0.0 for value in series), default=0.0) or 1.0
-    size = max(min(width - 34, 40), 0)
-    return [("  " + draw.sparkline(series, size, high=high), "accent")]
+    text = draw.sparkline(series, _spark_cells(width))
+    return _labelled(label, (text, "accent"), (f" {tables.percent(series.now)}", ""))
 
 
-def _graph_block(series: Sequence[float | None], key: str, width: int) -> list[Line]:
-    now = series[-1] if series else None
-    lines: list[Line] = [_rule(f" {key} {tables.percent(now)} ", width)]
-    rows = draw.graph(series, max(width - 2, 0), GRAPH_HEIGHT)
-    return lines + [[(" " + row, style)] for row, style in zip(rows, ("bad", "warn", "good"), strict=True)]
+def _spark_cells(width: int) -> int:
+    return max(min(width - LABEL_CELLS - 16, 60), 0)
 
 
 def _gpu_lines(gpus: object, width: int) -> list[Line]:

@@ -165,19 +165,19 @@ class ViewState:
         self.heights = dict.fromkeys(TABLES, 0)
         """The number of rows in sight when they were drawn last."""
         self.events_up = 0
-        """The number of newest events below what is shown; 0 follows them."""
+        """The number of newer events below those that are shown; 0: the pane follows new events."""
         self.subject = "tasks"
-        """The table whose choice is told of in detail."""
+        """The table whose chosen row the detail pane shows."""
         self.opened: set[str] = set()
         """Arrays whose members are shown as rows of their own."""
         self.marked: set[str] = set()
-        """Rows of tasks that are acted on together. What is not shown is not marked."""
+        """Rows of tasks to which an action applies together. A row that is not shown is not marked."""
         self.own: tuple[str, ...] = ()
         """The viewer's names as the user of a task."""
         self.is_mine = False
         """True if only the viewer's own tasks are shown."""
         self.paused_at = 0.0
-        """Since when all stands still, 0.0 = it does not."""
+        """Time at which the view was paused; 0.0: it is not paused."""
         self.numbers = dict.fromkeys(TABLES, 0)
         """The number of nodes or tasks that the rows stand for."""
         self._rows: dict[str, tuple[object, list[Any]]] = {}

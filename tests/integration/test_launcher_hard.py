@@ -94,10 +94,10 @@ def test_a_process_with_a_pid_used_again_is_left_alone(bench: Bench, strangers: 
     try:
         log = RecordLog(str(bench.directory / "spawns.log"))
         boot = machine_boot()
-        log.append([["a", other.pid, process_start(other.pid) - 1, boot, []]])
-        log.append([["b", other.pid, process_start(other.pid), "another boot", []]])
-        log.append([["c", orphan_parent.pid, 1, boot, []]])  # its group bears no mark of a task
-        log.append([["d", 0, 0, boot, ["/no/such/output"]]])
+        log.append([["a", other.pid, process_start(other.pid) - 1, boot, [], "run"]])
+        log.append([["b", other.pid, process_start(other.pid), "another boot", [], "run"]])
+        log.append([["c", orphan_parent.pid, 1, boot, [], "run"]])  # its group bears no mark of a task
+        log.append([["d", 0, 0, boot, ["/no/such/output"], "run"]])
         log.close()
         bench.launcher()
         assert _state(other.pid) in GOES_ON
@@ -115,7 +115,7 @@ def test_a_spawn_that_was_cut_in_two_is_found_by_its_output(
         process = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=stdout)
     strangers.append(process)
     log = RecordLog(str(bench.directory / "spawns.log"))
-    log.append([["a", 0, 0, machine_boot(), [str(output), str(bench.directory / "a.err")]]])
+    log.append([["a", 0, 0, machine_boot(), [str(output), str(bench.directory / "a.err")], "run"]])
     log.close()
     bench.launcher()
     assert process.wait(60) == -signal.SIGKILL

@@ -249,10 +249,13 @@ class NotifyHooks:
 
     def _end(self, key: str, exit_: Exit) -> None:
         waiting = self._waiting.get(key)
-        if waiting is not None and not waiting.done():
+        if waiting is None:  # this agent was started while it ran, and its job has not come round yet
+            self._ended[key] = exit_
+        elif not waiting.done():
             waiting.set_result(exit_)
 
     def _lose(self, key: str, reason: str) -> None:
+        self._running.discard(key)
         waiting = self._waiting.get(key)
         if waiting is not None and not waiting.done():
             waiting.set_exception(NotificationLost(reason))

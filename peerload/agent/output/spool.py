@@ -28,6 +28,7 @@ import msgspec
 
 from peerload.agent.runtime import SHORT_OF
 from peerload.launcher.process import Capture, HolePuncher, OwnCredentials
+from peerload.launcher.system import write_as_user
 from peerload.model.task import without_missing
 from peerload.security.private_files import sync
 
@@ -307,60 +308,14 @@ def remove(path: str | Path) -> None:
 
 
 def _remove_tree(path: Path) -> None:
-    try:
+    with contextlib.suppress(RecursionError):  # a thousand directories, one in the other
         shutil.rmtree(path, ignore_errors=True)
-        if os.path.lexists(path):  # directories without permission to write, as Go makes for its modules
-            path.chmod(0o700)
-            for _, names, _, above in os.fwalk(path):
-                for name in names:
-                    _make_writable(name, above)
-            shutil.rmtree(path, ignore_errors=True)
-    except OSError as error:
-        log.warning("cannot remove a directory: path=%s error=%s", path, error)
-    except RecursionError:  # a thousand directories, one in the other
+    if os.path.lexists(path):  # that, or directories without permission to write, as Go makes for its modules
         try:
-            _flatten(path)
-            shutil.rmtree(path, ignore_errors=True)
+            write_as_user.empty(os.fspath(path))
+            path.rmdir()
         except OSError as error:
             log.warning("cannot remove a directory: path=%s error=%s", path, error)
-
-
-def _make_writable(name: str, above: int) -> None:
-    """Give its owner all rights to a directory in an open one; what is something else now, such as a link, is left alone."""
-    try:
-        fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-    except OSError:
-        return
-    try:
-        os.chmod(f"/proc/self/fd/{fd}", 0o700)  # noqa: PTH101 -- a descriptor of O_PATH takes no fchmod
-    finally:
-        os.close(fd)
-
-
-def _flatten(path: Path) -> None:
-    """Move all directories below one into it, and remove the files in them. Raises OSError."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    base = os.open(path, flags)
-    try:
-        while names := [entry.name for entry in _entries(base) if entry.is_dir(follow_symlinks=False)]:
-            for name in names:
-                inner = os.open(name, flags, dir_fd=base)
-                try:
-                    for entry in _entries(inner):
-                        if entry.is_dir(follow_symlinks=False):
-                            os.rename(entry.name, secrets.token_hex(16), src_dir_fd=inner, dst_dir_fd=base)
-                        else:
-                            os.unlink(entry.name, dir_fd=inner)
-                finally:
-                    os.close(inner)
-                os.rmdir(name, dir_fd=base)
-    finally:
-        os.close(base)
-
-
-def _entries(directory: int) -> list[os.DirEntry[str]]:
-    with os.scandir(directory) as entries:
-        return list(entries)
 
 
 class Follower:

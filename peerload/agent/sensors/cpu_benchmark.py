@@ -14,13 +14,13 @@ import hashlib
 import logging
 import math
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import peerload
+from peerload.agent.runtime import run_command
 from peerload.model.events import SpeedMeasured
 from peerload.security.private_files import write_private
 
@@ -64,21 +64,13 @@ async def measure_speed(path: Path, inbox: EventSink, after_s: float = MEASURE_A
     """Measure, store and put the speed. Without it the node counts as the reference machine."""
     await asyncio.sleep(after_s)
     try:
-        process = _start()  # 1 ms, by vfork: once in the life of a state directory, and nothing until the kill below
-    except OSError as error:
-        log.warning("cannot measure the speed, the next start tries again: error=%s", error.strerror)
-        return
-    try:
-        output = await asyncio.to_thread(_read_output, process)
-    except asyncio.CancelledError:
-        process.kill()  # its output ends, and with it the thread that reads it
-        raise
-    except OSError as error:
-        log.warning("cannot measure the speed, the next start tries again: error=%s", error.strerror)
+        code, output = await run_command(_command(), MEASURE_S_MAX, output_bytes_max=FILE_BYTES_MAX)
+    except OSError as error:  # a TimeoutError is one
+        log.warning("cannot measure the speed, the next start tries again: error=%s", error.strerror or "timeout")
         return
     speed = _speed(output)
     if speed is None:
-        log.warning("cannot measure the speed: exit_code=%s", process.returncode)
+        log.warning("cannot measure the speed: exit_code=%s", code)
         return
     try:
         text = f"{speed}\n".encode()
@@ -89,25 +81,11 @@ async def measure_speed(path: Path, inbox: EventSink, after_s: float = MEASURE_A
     inbox.put(SpeedMeasured(speed))
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _command() -> list[str]:
     root = str(Path(peerload.__file__).resolve().parent.parent)
     places = [str(Path(peerload.__file__).parent.parent), root]
     code = f"import sys; sys.path[:0] = {places!r}; from peerload.agent.sensors.cpu_benchmark import main; main()"
-    return subprocess.Popen(
-        [sys.executable, "-I", "-c", code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def _read_output(process: subprocess.Popen[bytes]) -> bytes:
-    with process:
-        try:
-            return process.communicate(timeout=MEASURE_S_MAX)[0]
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return b""
+    return [sys.executable, "-I", "-c", code]
 
 
 def _speed(text: bytes) -> float | None:

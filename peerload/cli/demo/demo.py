@@ -356,7 +356,7 @@ class Demo:
         return left
 
     def _end(self, asked: Sequence[int], those: Callable[[], Sequence[int]]) -> bool:
-        """SIGTERM to the ``asked``, then wait: whether none of ``those`` is left after GONE_WITHIN_S."""
+        """Send SIGTERM to the ``asked`` and wait → True if none of ``those`` is left within GONE_WITHIN_S."""
         for pid in asked:
             _signal(pid, signal.SIGTERM)
         try:
@@ -372,7 +372,7 @@ class Demo:
         return f" --socket {self.socket(node)} " in f"{_command_line(pid)} "
 
     def show_logs(self) -> None:
-        """The last lines of each agent's log, on stderr, before the directory goes."""
+        """Print the last lines of each agent's log on stderr, before the directory is removed."""
         for node in self.nodes:
             log = self.directory / node / "agent.log"
             if log.exists():

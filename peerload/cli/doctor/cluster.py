@@ -4,7 +4,6 @@ client of its own: its answer, its version, whether it accepts this node, and wh
 from __future__ import annotations
 
 import ipaddress
-import itertools
 import os
 import re
 import secrets
@@ -448,7 +447,7 @@ def _tried(
 
 
 def broker(facts: DoctorInput) -> Finding:
-    """Check that the configured brokers answer, let this node in, and send without delay."""
+    """Check that the configured brokers answer, let this node in, and nobody else."""
     urls = list(facts.config.mqtt) if facts.config is not None else []
     told = facts.checkup.get("broker")
     if not urls and not told:
@@ -470,11 +469,6 @@ def broker(facts: DoctorInput) -> Finding:
     is_open = [answer.url for url, answer in zip(urls, answers, strict=True) if anybody_may_publish(url, way, facts)]
     if concern := _of_tls(facts, answers, is_open):
         return concern
-    delayed = [answer.url for answer in answers if _is_here(answer.url) and _may_delay(facts)]
-    if delayed:
-        says = f"the Mosquitto at {delayed[0]} may delay small messages by 40 ms"
-        example = deployed("mosquitto.conf")
-        return Finding(WARN, says, f"set_tcp_nodelay true  in its configuration (see {example}), then restart it")
     says = "; ".join(f"{answer.url} answers" + (f" ({answer.version})" if answer.version else "") for answer in answers)
     says += "; anybody on this machine may publish there" if is_open else ""
     return Finding(OK, says or f"in use: {told['url'] if told else ''}")
@@ -500,20 +494,3 @@ def _of_tls(facts: DoctorInput, answers: list[BrokerProbe], is_open: list[str]) 
 
 def _is_here(url: str) -> bool:
     return is_loopback(url.rpartition("://")[2])
-
-
-def _may_delay(facts: DoctorInput) -> bool:
-    """True if a Mosquitto runs here that was not configured to send at once."""
-    files = []
-    for path in (facts.root / "proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended meanwhile
-        if words[0].endswith(b"mosquitto"):
-            files += [after.decode("utf-8", "replace") for word, after in itertools.pairwise(words) if word == b"-c"]
-    texts = [facts.text(name) for name in files]
-    for directory in re.findall(r"^include_dir +(\S+)", "\n".join(texts), re.MULTILINE):
-        texts += [facts.text(str(path)) for path in sorted((facts.root / directory.lstrip("/")).glob("*.conf"))]
-    is_read = any(texts)
-    return is_read and not re.search(r"^\s*set_tcp_nodelay\s+true", "\n".join(texts), re.MULTILINE)

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import stat
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -176,11 +175,8 @@ class DoctorInput:
                 self.answered_s = time.monotonic() - began_s
                 reply = client.call("nodes")
                 self.nodes, self.unmet = reply["nodes"], reply.get("unmet", [])
-                try:
-                    self.checkup = client.call("checkup")
-                    self.settings = client.call("settings")["settings"]
-                except BadRequest:  # an agent of another version: skip what it cannot tell
-                    self.checkup = {}
+                self.checkup = client.call("checkup")
+                self.settings = client.call("settings")["settings"]
         except (AgentUnavailable, BadRequest) as error:
             self.agent_error = error
         if self.is_foreign:
@@ -198,8 +194,7 @@ class DoctorInput:
         state = self.info.get("state")
         if self.is_service:
             return {"state": state}
-        told = self.settings or [{"key": "state", "value": state, "origin": ""}]
-        return given_to(told, self.config.state, self.environment) if self.config is not None and state else {}
+        return given_to(self.settings, self.config.state, self.environment) if self.config is not None and state else {}
 
 
 def _existing(named: str, environment: dict[str, str], cluster: Any) -> ClusterDirectory | None:  # noqa: ANN401 -- a module
@@ -215,14 +210,10 @@ def _existing(named: str, environment: dict[str, str], cluster: Any) -> ClusterD
 
 
 def needs_agent(look: Callable[[DoctorInput], Finding]) -> Callable[[DoctorInput], Finding]:
-    """Skip a check unless an agent runs that can tell."""
+    """Skip a check unless an agent runs."""
 
     def looked(facts: DoctorInput) -> Finding:
-        if not facts.info:
-            return Finding(SKIP, "no agent runs")
-        if not facts.checkup:
-            return Finding(SKIP, f"the agent, version {facts.info.get('version')}, does not report this")
-        return look(facts)
+        return look(facts) if facts.checkup else Finding(SKIP, "no agent runs")
 
     return looked
 
@@ -233,7 +224,6 @@ TMP_BYTES_MIN = 256 << 20
 SWAPPED_SHARE_MAX = 0.5
 CLOCK_ERROR = 5
 """Answer of adjtimex if nothing synchronizes the kernel's clock."""
-SMI_S_MAX = 5.0
 _TIMEX_BYTES = 512
 MPS_CONTROL, MPS_PIPES = "nvidia-cuda-mps-control", "/tmp/nvidia-mps"  # noqa: S108 -- NVIDIA's own choice
 UDEV_FILE = "/etc/udev/rules.d/70-peerload-power.rules"
@@ -272,7 +262,7 @@ def gpus(facts: DoctorInput) -> Finding:
     if found:
         off = _without_persistence()
         if off:
-            says = f"persistence mode is off on {counted(len(off), 'GPU')}: each first use takes seconds"
+            says = f"persistence mode is off on {counted(off, 'GPU')}: each first use takes seconds"
             return Finding(WARN, says, "sudo nvidia-smi -pm 1")
         return Finding(OK, f"{counted(len(found), 'GPU')} in use")
     if driver and (why or facts.info):
@@ -337,22 +327,16 @@ def _why_no_driver() -> str:
     return ""
 
 
-def _without_persistence() -> list[str]:
-    """GPUs whose driver is unloaded while it is not used; none if that is not known."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
+def _without_persistence() -> int:
+    """Number of GPUs whose driver is unloaded while it is not used; 0 if that is not known."""
+    import pynvml
+
     try:
-        done = subprocess.run(  # noqa: S603 -- the driver's own program, with our own words
-            [program, "--query-gpu=index,persistence_mode", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=SMI_S_MAX,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.split(",")[0] for line in done.stdout.splitlines() if line.rpartition(",")[2].strip() == "Disabled"]
+        pynvml.nvmlInit()
+        cards = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return sum(pynvml.nvmlDeviceGetPersistenceMode(card) == 0 for card in cards)
+    except pynvml.NVMLError:
+        return 0
 
 
 def power(facts: DoctorInput) -> Finding:
@@ -567,7 +551,7 @@ def version(facts: DoctorInput) -> Finding:
     if not facts.info:
         return Finding(SKIP, "no agent runs")
     theirs = str(facts.info.get("version"))
-    if theirs != __version__ or not facts.checkup:
+    if theirs != __version__:
         says = f"the agent is of version {theirs}, this command of {__version__}"
         return Finding(WARN, says, f"{facts.restarts}        running tasks go on meanwhile")
     return Finding(OK, f"agent and command line are {__version__}")

@@ -384,10 +384,7 @@ class Mapping:
                 except AgentUnavailable as error:
                     self._reconnect(error)
                 view.progress()
-        except KeyboardInterrupt:
-            self._cancel_at_once()
-            raise
-        except BrokenPipeError:
+        except (KeyboardInterrupt, BrokenPipeError):
             self._cancel_at_once()
             raise
         if self.problem is not None and not self.done and not self._number:
@@ -527,9 +524,9 @@ class Mapping:
             self._held_back = sorted([*batch.left.values(), *self._held_back], key=lambda task: task.number)
             if code == SlowDown.code:
                 self._slow_down(batch, body)
-            else:
-                self._retry_at_s = 0.0
-            if code == SnapshotWanted.code and self._fields.pop("freezes", False):
+                return
+            self._retry_at_s = 0.0
+            if self._fields.pop("freezes", False):
                 with connection.AgentConnection(self._socket_path) as client:
                     command.freeze_directory(client, self._fields["spec"], self._fields["terms"])
             return
@@ -624,8 +621,6 @@ class Mapping:
 
     def _kept_back(self, names: list[str]) -> list[str]:
         """Hold the waiting tasks of these arrays → the tasks that are held now."""
-        if not names:
-            return []
         with connection.AgentConnection(self._socket_path) as client:
             client.call("hold", tasks=names)
             held = {"tasks": names, "states": ["held"], "limit": SUBMITTED_MAX, "ended_within_s": 0.0}

@@ -75,7 +75,7 @@ def check_writable(flag: str, path: str) -> None:
 
 
 def draw(path: str, scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]]) -> None:
-    """Write the figure. The scenarios are those of the results. Raises OSError if the file takes it not."""
+    """Write the figure. The scenarios are those of the results. Raises OSError if the file cannot be written."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -119,7 +119,7 @@ def _ticks(limits: tuple[float, float]) -> Any:  # noqa: ANN401 -- matplotlib's 
 
 
 def _draw_bounds(axes: Axes, scenarios: Sequence[Scenario]) -> float:
-    """→ the largest value that matters."""
+    """Draw the bounds of theory → the largest value drawn."""
     loads = [scenario.offered_load for scenario in scenarios]
     low, high = min(loads), max(loads)
     grid = [low + (high - low) * step / (BOUND_POINTS - 1) for step in range(BOUND_POINTS)]

@@ -15,7 +15,7 @@ from peerload.cli.common import agent_process
 from peerload.cli.common.messages import CANNOT
 from peerload.cli.common.options import Options
 from peerload.client.connection import ANSWERS_WITHIN_S, START_HINT, AgentConnection, default_socket_path
-from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError, UsageError
+from peerload.model.errors import AgentUnavailable, PeerloadError, UsageError
 from peerload.model.text import printable
 from peerload.text.format import counted, number_text, print_result, say, size_text, terminal_columns
 
@@ -324,10 +324,7 @@ def _back_again(client: AgentConnection) -> str:
     """The command that starts this agent with the same flags. It has no password of a broker."""
     import shlex
 
-    try:
-        settings = client.call("settings")["settings"]
-    except BadRequest:  # an agent of an earlier version
-        settings = []
+    settings = client.call("settings")["settings"]
     own_places = {"state": agent_process.default_state(), "socket": default_socket_path()}
     flags = {one["key"]: one["value"] for one in settings if one["origin"] == FLAG}
     flags |= agent_process.given_to(settings, agent_process.default_state(), dict(os.environ))

@@ -130,7 +130,7 @@ def _cancelled_lines(cancelled: list[str], already: list[str]) -> list[str]:
 
 RUNNING = ("running",)
 SENT_MAX = 64
-RUNNING_MAX = 100_000
+LISTED_MAX = 100_000
 """Bound of tasks in one answer, from peerload.wire.control."""
 
 
@@ -180,7 +180,7 @@ def _running(
     running: dict[str, dict[str, Any]] = {}
     others: dict[str, str] = {}
     for part in [[ref] for ref in refs] if are_named else selection.batches(refs):
-        found = client.call("tasks", tasks=part, states=RUNNING, limit=RUNNING_MAX)["tasks"]
+        found = client.call("tasks", tasks=part, states=RUNNING, limit=LISTED_MAX)["tasks"]
         running |= {str(task["id"]): task for task in found}
         if are_named and not found:
             shown = client.call("show", tasks=part)["tasks"]
@@ -294,8 +294,6 @@ def _with_number_first(words: list[str]) -> list[str]:
 TOKEN_BYTES = 16
 FAILED = ("failed", "unknown")
 FAILED_WITHIN_S = 86_400.0
-FAILED_TASKS_MAX = 100_000
-"""Bound of the tasks of the last day that are searched for failed ones."""
 
 
 def retry(words: list[str]) -> int:
@@ -362,7 +360,7 @@ def _chosen(
 
 def _failed_lately(client: AgentConnection) -> list[str]:
     """The tasks that failed within the last day and were not queued again, whole arrays where possible; their number is said."""
-    reply = client.call("tasks", ended_within_s=FAILED_WITHIN_S, limit=FAILED_TASKS_MAX)
+    reply = client.call("tasks", ended_within_s=FAILED_WITHIN_S, limit=LISTED_MAX)
     chosen = to_retry(reply["tasks"])
     number = sum(len(members) for _, members in chosen)
     if not number:
@@ -371,7 +369,7 @@ def _failed_lately(client: AgentConnection) -> list[str]:
     say(f"{counted(number, 'task')} failed in the last 24 hours, queued again as:")
     if reply.get("truncated"):
         say(
-            f"there were more than {RUNNING_MAX} tasks; older ones were not considered",
+            f"there were more than {LISTED_MAX} tasks; older ones were not considered",
             "name them:  peerload retry --failed ID",
         )
     return [task for array, members in chosen for task in ([array] if array else members)]
@@ -384,7 +382,7 @@ def to_retry(tasks: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     failed: dict[str, list[str]] = {}
     partly: set[str] = set()
     for task in tasks:
-        if task.get("state") not in ("failed", "unknown"):
+        if task.get("state") not in FAILED:
             continue
         name = str(task["id"])
         array = name.rpartition(".")[0]

@@ -88,15 +88,13 @@ def _loaded(given: dict[str, Any]) -> tuple[AgentConfig | None, dict[str, str], 
 def _of_the_agent(flags: Namespace, config: AgentConfig | None) -> tuple[list[dict[str, Any]] | None, str | None]:
     """The settings and node of the agent that runs here; None if there is none and the command line names none."""
     from peerload.client.connection import AgentConnection
-    from peerload.model.errors import AgentUnavailable, BadRequest
+    from peerload.model.errors import AgentUnavailable
 
     place = flags.socket or os.environ.get("PEERLOAD_SOCKET") or (config.socket if config is not None else None)
     try:
         with AgentConnection(place, timeout_s=AGENT_S_MAX) as client:
             node = str(client.call("info")["node"])
             return client.call("settings")["settings"], node
-    except BadRequest:
-        say("the agent does not report its settings; these are the settings of an agent started now")
     except AgentUnavailable:
         if flags.socket:
             raise

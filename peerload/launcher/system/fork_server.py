@@ -364,7 +364,7 @@ class UserHelpers:
         def work() -> None:
             self._fork_server.become(account)
             for pattern in patterns[:FILES_MAX]:
-                write_as_user.check(pattern)
+                write_as_user.check(pattern.replace(b"%%", b"%"))
 
         self._begin(origin, account, work, seconds_max=LOOK_S_MAX)
 

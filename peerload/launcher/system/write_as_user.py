@@ -33,10 +33,10 @@ def source(path: str) -> int:
     return fd
 
 
-def check(pattern: bytes) -> None:
+def check(path: bytes) -> None:
     """Check that a file can be written. Raises Unwritable if the directory is absent or not writable, or an
-    existing file is not a regular, writable one (unless its name has a placeholder)."""
-    directory, name = _opened(pattern.replace(b"%%", b"%"))
+    existing file is not a regular, writable one."""
+    directory, name = _opened(path)
     try:
         if _found(directory, name) is not None and not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
             raise Unwritable("you may not write to its directory")
@@ -111,6 +111,8 @@ def _opened(path: bytes) -> tuple[int, bytes]:
         raise Unwritable("it is not an absolute path of a file")
     try:
         return os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), name
+    except FileNotFoundError:
+        raise Unwritable(f"there is no directory {where.decode('utf-8', 'backslashreplace')}") from None
     except OSError as error:
         shown = where.decode("utf-8", "backslashreplace")
         raise Unwritable(f"its directory {shown} cannot be opened: {error.strerror}") from None
@@ -184,14 +186,11 @@ def _moved_up(within: int, below: str, top: int, number: int) -> int:
 
 
 def _directory(path: bytes | str, within: int | None = None) -> int:
-    """Open a directory with all rights for its owner. Raises OSError."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    for _ in range(2):
-        try:
-            fd = os.open(path, flags, dir_fd=within)
-        except PermissionError:  # a task may have shut itself out
-            os.chmod(path, 0o700, dir_fd=within)
-            continue
-        os.fchmod(fd, 0o700)
-        return fd
-    raise PermissionError(errno.EACCES, "it may not be opened")
+    """Open a directory with all rights for its owner; nothing happens to what is a link by now. Raises OSError."""
+    flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    own = os.open(path, os.O_PATH | flags, dir_fd=within)
+    try:
+        os.chmod(f"/proc/self/fd/{own}", 0o700)  # a task may have shut itself out; O_PATH takes no fchmod
+        return os.open(".", os.O_RDONLY | flags, dir_fd=own)
+    finally:
+        os.close(own)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from peerload.agent.output.spool import PIECE_BYTES_MAX, Follower, Spool, _make_writable, remove
+from peerload.agent.output.spool import PIECE_BYTES_MAX, Follower, Spool, remove
 from tests.support import PATIENCE_S
 
 KEY = "ab-1"
@@ -230,21 +230,6 @@ def test_a_scratch_directory_with_read_only_directories_is_removed(
         os.seteuid(0 if is_root else os.geteuid())
     assert list((tmp_path / "top").iterdir()) == []
     assert tmp_path.stat().st_mode & 0o777 == mode
-
-
-def test_a_directory_that_has_become_a_link_keeps_the_permissions_of_its_target(tmp_path: Path) -> None:
-    """A process that a task has left in the background may put the link there while the directory is removed."""
-    outside, scratch = tmp_path / "outside", tmp_path / "scratch"
-    for path in (outside, scratch, scratch / "own"):
-        path.mkdir()
-    (scratch / "link").symlink_to(outside)
-    for path in (outside, scratch / "own"):
-        path.chmod(0o500)
-    above = os.open(scratch, os.O_RDONLY)
-    for name in ("own", "link", "gone"):
-        _make_writable(name, above)
-    os.close(above)
-    assert [path.stat().st_mode & 0o777 for path in (outside, scratch / "own")] == [0o500, 0o700]
 
 
 def test_a_scratch_directory_with_a_thousand_directories_one_in_the_other_is_removed(tmp_path: Path) -> None:

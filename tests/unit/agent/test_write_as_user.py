@@ -65,3 +65,13 @@ def test_a_directory_is_emptied_whatever_was_put_there(tmp_path: Path) -> None:
     empty(bytes(place))
     assert list(place.iterdir()) == []
     assert (outside / "kept").read_text() == "kept"
+
+
+def test_a_directory_that_has_become_a_link_keeps_the_permissions_of_its_target(tmp_path: Path) -> None:
+    """A process that a task has left in the background may put the link there while the directory is emptied."""
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o500)
+    (tmp_path / "link").symlink_to(outside)
+    with pytest.raises(NotADirectoryError):
+        empty(bytes(tmp_path / "link"))
+    assert outside.stat().st_mode & 0o777 == 0o500

@@ -11,10 +11,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from peerload.cli.doctor import cluster, machine
-from peerload.cli.doctor.cluster import BrokerProbe
 from peerload.cli.doctor.machine import Check, DoctorInput, Finding
 from peerload.cli.verbs import doctor
 from peerload.model.config import AgentConfig, HooksSettings
@@ -298,16 +298,24 @@ def test_gpus_that_cannot_be_used(facts: DoctorInput, monkeypatch: pytest.Monkey
     facts.nodes[0]["gpus"] = [{"index": 1, "health": "sick", "why": "Xid 79"}]
     assert (machine.gpus(facts).result, "Xid 79" in machine.gpus(facts).says) == ("fail", True)
     facts.nodes[0]["gpus"] = [{"index": 0, "health": "ok"}]
-    monkeypatch.setattr(machine, "_without_persistence", lambda: ["0"])
+    monkeypatch.setattr(machine, "_without_persistence", lambda: 1)
     assert machine.gpus(facts).result == "warn"
 
 
-def test_persistence_is_asked_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '0, Enabled'\necho '1, Disabled'\n", encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine._without_persistence() == ["1"]
+def test_persistence_is_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetPersistenceMode", lambda handle: int(handle == 0))
+    assert machine._without_persistence() == 1
+
+
+def test_persistence_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise pynvml.NVMLError_LibraryNotFound
+
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+    assert machine._without_persistence() == 0
 
 
 def test_energy_counters_that_only_root_may_read_have_a_rule_that_changes_that(
@@ -443,20 +451,6 @@ def test_doctor_makes_no_cluster_where_the_service_has_one(tmp_path: Path, monke
     facts = DoctorInput(str(tmp_path / "none"), environment={"HOME": str(home)})
     assert facts.cluster is None
     assert list(home.iterdir()) == []
-
-
-@pytest.mark.parametrize(("settings", "result"), [("", "warn"), ("set_tcp_nodelay true\n", "ok")])
-def test_a_broker_of_this_machine_that_holds_small_messages_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, result: str
-) -> None:
-    monkeypatch.setattr(cluster, "probe_broker", lambda url, _: BrokerProbe(url))
-    monkeypatch.setattr(cluster, "anybody_may_publish", lambda *_: False)
-    environment = {"HOME": str(tmp_path), "PEERLOAD_MQTT": "mqtt://127.0.0.1:1883"}
-    facts = DoctorInput(str(tmp_path / "none"), root=tmp_path, environment=environment)
-    put(facts, "proc/7/cmdline", "/usr/sbin/mosquitto\0-c\0/etc/mosquitto.conf\0")
-    put(facts, "etc/mosquitto.conf", f"listener 1883\n{settings}")
-    found = cluster.broker(facts)
-    assert (found.result, "set_tcp_nodelay" in found.fix) == (result, result == "warn")
 
 
 def test_hooks_need_a_secret_of_their_own_and_a_program_for_mail(facts: DoctorInput, tmp_path: Path) -> None:

@@ -91,21 +91,16 @@ def test_a_bar_has_the_width_asked_for(share: float | None, width: int) -> None:
 
 
 @given(st.lists(st.none() | st.floats(0, 2, allow_nan=False), max_size=40), st.integers(0, 30))
-def test_sparklines_and_graphs_have_the_size_asked_for(values: list[float | None], width: int) -> None:
-    assert len(draw.sparkline(values, width)) == width
-    rows = draw.graph(values, width, 3)
-    assert [len(row) for row in rows] == [width] * 3
-    assert all(text.isascii() for row in rows for text, _ in draw.in_ascii([(row, "")]))
+def test_a_sparkline_has_the_size_asked_for(values: list[float | None], width: int) -> None:
+    drawn = draw.sparkline(values, width)
+    assert len(drawn) == width
+    assert draw.as_text(draw.in_ascii([(drawn, "")])).isascii()
 
 
 def test_a_sparkline_ends_with_now() -> None:
     assert draw.sparkline([0.0, 0.5, 1.0], 5) == "  ▁▄█"
     assert draw.sparkline([None, 1.0], 2) == " █"
     assert draw.in_ascii([(draw.sparkline([0.0, 1.0], 2), "")]) == [(".@", "")]
-
-
-def test_a_graph_is_as_high_as_its_values() -> None:
-    assert draw.graph([1.0, 1.0, 0.5, 0.5], 2, 2) == ["⣿ ", "⣿⣿"]
 
 
 def test_a_frame_has_its_title_and_its_size() -> None:

@@ -122,10 +122,10 @@ def test_a_node_without_the_directory_of_a_task_says_so() -> None:
 
 def test_the_power_of_a_node_is_told_with_how_it_is_known() -> None:
     guessed = NodeModel(node("ws1", watts=81.25, watts_quality="estimated"), NOW)
-    lines = ["".join(part for part, _ in line) for line in node_lines(guessed, 120, 30, NOW)]
+    lines = ["".join(part for part, _ in line) for line in node_lines(guessed, 120, NOW)]
     assert any("81.2 W estimated" in line for line in lines)
     silent = NodeModel(node("ws1", watts=None, watts_quality=None), NOW)
-    assert not any("power" in part for line in node_lines(silent, 120, 30, NOW) for part, _ in line)
+    assert not any("power" in part for line in node_lines(silent, 120, NOW) for part, _ in line)
 
 
 def test_stale_rows_look_stale() -> None:
