@@ -149,13 +149,13 @@ class DoctorInput:
 
     def _configure(self, flags: dict[str, Any] | None = None) -> None:
         """Load the settings of an agent that is started with these flags, and its cluster directory."""
-        from peerload.cli.common.agent_process import default_state
+        from peerload.cli.common.agent_process import default_places
         from peerload.config import loader
         from peerload.security import cluster_dir as cluster
 
+        given = flags or {}
         try:
-            defaults = {"state": default_state(), "socket": user_socket_path()}
-            self.config = loader.load(flags or {}, defaults, {} if self.is_service else self.environment)
+            self.config = loader.load(given, default_places(given), {} if self.is_service else self.environment)
         except PeerloadError as error:
             self.config_error = error
         if self.is_service:  # the cluster of this user's own agents takes no part in it
@@ -197,7 +197,7 @@ class DoctorInput:
 
         state = self.info.get("state")
         if self.is_service:
-            return {"state": state}
+            return {"mode": "system", "state": state}
         told = self.settings or [{"key": "state", "value": state, "origin": ""}]
         return given_to(told, self.config.state, self.environment) if self.config is not None and state else {}
 
