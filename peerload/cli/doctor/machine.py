@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import peerload
 from peerload import __version__, notification
-from peerload.client.connection import AgentConnection, default_socket_path, user_socket_path
+from peerload.client.connection import START_HINT, AgentConnection, default_socket_path, user_socket_path
 from peerload.distribution import deployed
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, ConfigError, PeerloadError
 from peerload.text.format import counted, size_text
@@ -171,7 +171,7 @@ class DoctorInput:
             return
         began_s = time.monotonic()
         try:
-            with AgentConnection(self.socket, timeout_s=AGENT_S_MAX) as client:
+            with AgentConnection(self.socket, timeout_s=AGENT_S_MAX, awaits_start=False) as client:
                 self.info = client.call("info")
                 self.answered_s = time.monotonic() - began_s
                 reply = client.call("nodes")
@@ -559,7 +559,9 @@ def agent(facts: DoctorInput) -> Finding:
     error = facts.agent_error
     if isinstance(error, AgentSilent):
         return Finding(FAIL, str(error), error.hint or "see its log:  tail STATE/agent.log")
-    return Finding(FAIL, str(error or "no agent is running here"), "peerload up")
+    hint = error.hint if error is not None else ""
+    fix = "peerload up" if hint in ("", START_HINT) else hint
+    return Finding(FAIL, str(error or "no agent is running here"), fix)
 
 
 def version(facts: DoctorInput) -> Finding:
