@@ -87,7 +87,6 @@ from peerload.model.errors import ConfigError, PeerloadError, SlowDown, StoreErr
 from peerload.model.gossip import PRESETS
 from peerload.model.messages import BlocksRequest, Identity, Message, OutputRequest
 from peerload.model.task import TaskState
-from peerload.policy import registry
 from peerload.security import cluster_dir, node_identity_file
 from peerload.security.broker import BrokerTls
 from peerload.security.private_files import IN_THE_STATE, directory_in, machine_boot_id, private_directory
@@ -104,6 +103,7 @@ if TYPE_CHECKING:
     from peerload.agent.peers.streams import PieceServer
     from peerload.agent.systemd import Load
     from peerload.model.config import AgentConfig
+    from peerload.policy.registry import LivePreset
     from peerload.security.cluster_dir import ClusterDirectory
 
 
@@ -135,16 +135,18 @@ class Daemon:
     def __init__(
         self,
         config: AgentConfig,
+        preset: LivePreset,
         gpu_library: Any = None,  # noqa: ANN401 -- a module without types
         origins: Mapping[str, str] | None = None,
         files_max: int = 0,
         manager: ServiceManager | None = None,
         load: Load | None = None,
     ) -> None:
-        """gpu_library: a module with the interface of `pynvml`; None: the driver of this machine. origins: the source of each
+        """preset: of ``config.policy``. gpu_library: a module with the interface of `pynvml`; None: the driver of this machine. origins: the source of each
         setting. files_max: how many files a task may have open unless it asks for more, 0 = as many as the agent. manager: the
         service manager that started this process, None: none did. load: reads the settings again."""
         self.config = config
+        self._preset = preset
         self._gpu_library = gpu_library
         self._origins = origins
         self._files_max = files_max
@@ -180,8 +182,6 @@ class Daemon:
             directory_in(state, name)
         cluster = cluster_dir.find(config.cluster, os.environ)
         preflight.check_addresses(config, loopback_only=cluster.is_local)
-        preset = registry.preset_source(config.policy)
-        policies = registry.live_preset(preset)
         self.disk = DiskSpace(state)
         self.disk.prepare()
         self.store = Store(state / DATABASE, config.node, self.disk.reserve, output_bytes_max=config.output_bytes_max)
@@ -214,7 +214,7 @@ class Daemon:
             seed = secrets.randbits(recording.SEED_BITS)
             chance = random.Random(seed)  # noqa: S311 -- draws peers and nonces, guards no secret
             core_config = _core_config(config)
-            self.node = Node(core_config, policies, identity, profile, chance)
+            self.node = Node(core_config, self._preset.policies, identity, profile, chance)
             self._build(state, cluster, trust)
             await self._serve_under_controls(
                 PowerControls(state / CONTROLS_FILE),
@@ -223,9 +223,9 @@ class Daemon:
                     recording.Started(
                         version=__version__,
                         config=core_config,
-                        preset=preset.name,
-                        preset_text=preset.text,
-                        preset_directory=preset.base,
+                        preset=self._preset.source.name,
+                        preset_text=self._preset.source.text,
+                        preset_directory=self._preset.source.base,
                         identity=identity,
                         profile=profile,
                         seed=f"{seed:x}",

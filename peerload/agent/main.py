@@ -20,6 +20,7 @@ from peerload.agent.systemd import ServiceManager, check_service_places
 from peerload.config import loader
 from peerload.model.errors import PeerloadError
 from peerload.model.text import printable
+from peerload.policy.registry import LivePreset
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -83,8 +84,9 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
         _load_the_agent()
         from peerload.agent.daemon import RESTART  # noqa: PLC0415 -- as there
 
-        while (code := serve(config, gpu_library, origins, files_max, manager, load)) == RESTART:
-            config, origins = _after_restart(load, config, origins)
+        preset = LivePreset.read(config.policy)
+        while (code := serve(config, preset, gpu_library, origins, files_max, manager, load)) == RESTART:
+            config, origins, preset = _after_restart(load, config, origins, preset)
     except* PeerloadError as group:
         for error in _leaves(group):
             sys.stderr.write(f"peerload: {error}\n" + (f"  {error.hint}\n" if error.hint else ""))
@@ -94,13 +96,17 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
     return code
 
 
-def _after_restart(load: Load, config: AgentConfig, origins: dict[str, str]) -> tuple[AgentConfig, dict[str, str]]:
-    """The settings for a restart, which nobody may have asked for: those before, if the present ones cannot be used."""
+def _after_restart(
+    load: Load, config: AgentConfig, origins: dict[str, str], preset: LivePreset
+) -> tuple[AgentConfig, dict[str, str], LivePreset]:
+    """The settings and policies for a restart, which nobody may have asked for: those before, if the present ones
+    cannot be used."""
     try:
-        return load()
+        found, places = load()
+        return found, places, LivePreset.read(found.policy)
     except PeerloadError as error:
         log.warning("settings not read, those before stay: error=%s hint=%s", error, error.hint)
-        return with_current_addresses(config, origins), origins
+        return with_current_addresses(config, origins), origins, preset
 
 
 def open_more_files() -> int:
@@ -116,6 +122,7 @@ def open_more_files() -> int:
 
 def serve(
     config: AgentConfig,
+    preset: LivePreset,
     gpu_library: Any = None,  # noqa: ANN401 -- as above
     origins: dict[str, str] | None = None,
     files_max: int = 0,
@@ -126,7 +133,7 @@ def serve(
     from peerload.agent.daemon import Daemon  # noqa: PLC0415 -- as in `run`
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Daemon(config, gpu_library, origins, files_max, manager, load).run())
+        return runner.run(Daemon(config, preset, gpu_library, origins, files_max, manager, load).run())
 
 
 def _load_the_agent() -> None:

@@ -53,6 +53,7 @@ STARTS_WITHIN_S = 120.0
 """Patience with an agent that a service manager is starting: it may have much to read first."""
 ANSWERS_BEFORE_END_MAX = 100
 """Answers of an agent that has closed the connection that are searched for a refusal."""
+SERVICE_HINT = "systemctl status peerload        its log:  journalctl -u peerload"
 SERVICE_MANAGER = 1
 """The pid of init."""
 SOCKET_PATH_BYTES_MAX = 107
@@ -299,14 +300,21 @@ class AgentConnection:
     ``timeout_s``: the agent may be silent for this long, then AgentSilent is raised (None: for ever). A request may take longer:
     after half of the time the client asks for `info`, and it waits on while the agent answers that. A request that follows
     something (`wait`, ``follow``) waits for ever once the agent has answered anything; then it may take READS_WITHIN_S to read one.
+    ``awaits_start``: an agent that a service manager starts may take STARTS_WITHIN_S to do so.
     ``room_s``: patience with an agent that has no room for one more client, until it has answered the first time.
     ``last``: the reply that ended the latest `call` or `stream`.
     """
 
     def __init__(
-        self, socket_path: str | None = None, *, timeout_s: float | None = ANSWERS_WITHIN_S, room_s: float = 0.0
+        self,
+        socket_path: str | None = None,
+        *,
+        timeout_s: float | None = ANSWERS_WITHIN_S,
+        room_s: float = 0.0,
+        awaits_start: bool = True,
     ) -> None:
         self._room_s = room_s
+        self._starts_within_s = STARTS_WITHIN_S if awaits_start else 0.0
         self.path = socket_path or default_socket_path()
         self.last: dict[str, Any] = {}
         self._timeout_s = timeout_s
@@ -432,7 +440,7 @@ class AgentConnection:
         half_ms = self._timeout_s * 500
         if not poll.poll(half_ms):
             self.send("info")  # the request may take long; this one is answered at once
-            if not poll.poll(half_ms) and not (self._is_being_started() and poll.poll(STARTS_WITHIN_S * 1000)):
+            if not poll.poll(half_ms) and not (self._is_being_started() and poll.poll(self._starts_within_s * 1000)):
                 raise TimeoutError
 
     def _is_being_started(self) -> bool:
@@ -448,6 +456,10 @@ class AgentConnection:
         return int.from_bytes(credentials[:4], sys.byteorder)
 
     def _silent(self) -> AgentSilent:
+        if self._is_being_started():
+            return AgentSilent(
+                "the agent does not come up", why="its service manager has its socket", hint=SERVICE_HINT
+            )
         return agent_silent(self._timeout_s, self._pid())
 
 

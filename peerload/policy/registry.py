@@ -14,7 +14,7 @@ import importlib.resources
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -159,6 +159,19 @@ def preset_source(name: str) -> PresetSource:
         )
     resource = importlib.resources.files("peerload_policies") / "presets" / f"{name}.toml"
     return PresetSource(name, _text(resource.read_bytes()), str(resource))
+
+
+class LivePreset(NamedTuple):
+    """Preset of a running agent: as it is written, and as it is built."""
+
+    source: PresetSource
+    policies: PolicySet
+
+    @classmethod
+    def read(cls, name: str) -> LivePreset:
+        """Read a preset by name or path. Raises ConfigError."""
+        source = preset_source(name)
+        return cls(source, live_preset(source))
 
 
 def live_preset(source: PresetSource) -> PolicySet:

@@ -184,7 +184,9 @@ def _check_clock(directory: Path, certified: certificates.CertificateInfo) -> No
         return
     why = f"from {certified.valid_from:%Y-%m-%d} until {certified.valid_until:%Y-%m-%d}, and here it is {now:%Y-%m-%d}"
     hint = (
-        "set this machine's clock" if now < certified.valid_from else "make a new cluster:  peerload cluster init DIR"
+        "set this machine's clock"
+        if now < certified.valid_from
+        else "set this machine's clock; if it is right, make a new cluster:  peerload cluster init DIR"
     )
     raise ConfigError("cluster", f"the certificate of {directory} is not valid now", why=why, hint=hint)
 

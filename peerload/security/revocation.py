@@ -149,14 +149,23 @@ class TrustStore:
         return [statement for statement, _ in self._known.values() if isinstance(statement, Revoked)]
 
     def refuses(self, facts: CertificateInfo) -> bool:
-        return self.covers(facts.name, facts.key, facts.issued_at.timestamp())
+        return bool(self.refusal(facts))
+
+    def refusal(self, facts: CertificateInfo) -> bytes:
+        """A signed revocation of this certificate; empty if there is none."""
+        return self._covering(facts.name, facts.key, facts.issued_at.timestamp())
 
     def covers(self, node: str, key: str, issued_at: float) -> bool:
         """True if a certificate for this name and key (SHA-256), made then (Unix s), is revoked."""
-        return any(
-            key in statement.keys or (node == statement.node and issued_at <= statement.at)
-            for statement in self.revocations
-        )
+        return bool(self._covering(node, key, issued_at))
+
+    def _covering(self, node: str, key: str, issued_at: float) -> bytes:
+        for raw, (statement, _) in self._known.items():
+            if isinstance(statement, Revoked) and (
+                key in statement.keys or (node == statement.node and issued_at <= statement.at)
+            ):
+                return raw
+        return b""
 
     def was_revoked(self, node: str) -> bool:
         """True if a node of this name was revoked at any time; another node may have the name now."""

@@ -113,6 +113,10 @@ class Credentials:
     def refuses(self, facts: CertificateInfo) -> bool:
         return self._trust is not None and self._trust.refuses(facts)
 
+    def refusal(self, certificate: bytes) -> bytes:
+        """A signed revocation of this certificate (DER); empty if there is none. Raises ValueError."""
+        return self._trust.refusal(certificates.proven_info(certificate)) if self._trust is not None else b""
+
     @property
     def is_revoked(self) -> bool:
         return self.facts is not None and self.refuses(self.facts)

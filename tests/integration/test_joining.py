@@ -213,6 +213,22 @@ def test_who_is_revoked_is_out_everywhere_and_comes_back_by_a_new_invitation_alo
 
 
 @pytest.mark.rule("J4")
+def test_who_was_away_when_it_was_revoked_is_told_when_it_returns() -> None:
+    with Lab() as lab:
+        one, two = lab.cluster("ws1", "ws2")
+        wait_until(lambda: one.sees("ws2") and two.sees("ws1"), what="both to know both")
+        two.done("down")
+        one.done("revoke", "ws2")
+        two.done("up")
+        wait_until(lambda: two.call("info")["revoked"] == ["ws2"], what="it is told")
+        checks = json.loads(two.type("doctor", "--json").stdout)["checks"]
+        assert {check["name"]: check["result"] for check in checks}["cluster"] == "fail"
+        assert two.call("nodes")["nodes"][0]["revoked"]
+        assert two.call("info")["seal_key"] == 0, "nothing else is"
+        assert one.call("info")["seal_key"] == 1
+
+
+@pytest.mark.rule("J4")
 def test_the_tasks_of_who_is_revoked_end_on_every_node() -> None:
     def here(machine: Machine) -> dict[str, str]:
         return {task["id"]: task["state"] for task in machine.call("remote")["tasks"]}

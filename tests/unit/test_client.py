@@ -106,26 +106,45 @@ def test_agent_that_never_answers(agent: FakeAgent) -> None:
     assert f"kill -CONT {os.getpid()}" in caught.value.hint
 
 
+def listened_at_by_one_that_is_gone(path: Path) -> socket.socket:
+    """A socket as a service manager holds it after an agent has ended."""
+    held = socket.socket(socket.AF_UNIX)
+    held.bind(str(path))
+    listen = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).listen()"
+    words = [sys.executable, "-c", listen, str(held.fileno())]
+    subprocess.run(words, pass_fds=[held.fileno()], check=True)
+    return held
+
+
+def test_one_that_does_not_come_up_is_looked_for_at_the_service_manager(tmp_path: Path) -> None:
+    """Doctor does not wait for it, and no process is named that is gone."""
+    path = tmp_path / "agent.sock"
+    with (
+        listened_at_by_one_that_is_gone(path),
+        AgentConnection(str(path), timeout_s=0.05, awaits_start=False) as client,
+        pytest.raises(AgentSilent) as caught,
+    ):
+        client.call("info")
+    assert "pid" not in str(caught.value)
+    assert "systemctl status peerload" in caught.value.hint
+
+
 def test_one_that_is_being_started_is_waited_for(tmp_path: Path) -> None:
     """Who has listened there is gone, and the socket is not: whoever holds it starts another."""
-    with socket.socket(socket.AF_UNIX) as held:
-        held.bind(str(tmp_path / "agent.sock"))
-        listen = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).listen()"
-        words = [sys.executable, "-c", listen, str(held.fileno())]
-        subprocess.run(words, pass_fds=[held.fileno()], check=True)
-        with AgentConnection(str(tmp_path / "agent.sock"), timeout_s=0.05) as client:
+    path = tmp_path / "agent.sock"
+    with listened_at_by_one_that_is_gone(path) as held, AgentConnection(str(path), timeout_s=0.05) as client:
 
-            def answer() -> None:
-                connection, _ = held.accept()
-                with connection:
-                    frames.read(connection)  # what was asked first
-                    frames.read(connection)  # who it is: the client is out of patience by then
-                    connection.sendall(frame.pack({"id": 1, "ok": {"node": "ws1"}}))
+        def answer() -> None:
+            connection, _ = held.accept()
+            with connection:
+                frames.read(connection)  # what was asked first
+                frames.read(connection)  # who it is: the client is out of patience by then
+                connection.sendall(frame.pack({"id": 1, "ok": {"node": "ws1"}}))
 
-            thread = threading.Thread(target=answer)
-            thread.start()
-            assert client.call("info") == {"node": "ws1"}
-            thread.join()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert client.call("info") == {"node": "ws1"}
+        thread.join()
 
 
 class Hasty:

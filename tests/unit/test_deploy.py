@@ -121,6 +121,28 @@ def test_an_agent_that_cannot_start_yet_is_started_again_without_a_bound(unit: s
     assert "StartLimitIntervalSec=0" in lines
 
 
+@each("state", ["active", "inactive"])
+def test_an_agent_that_was_stopped_before_the_machine_sleeps_stays_so(state: str, tmp_path: Path) -> None:
+    """The commands of the unit, in the order of systemd, with a `systemctl` that notes what it is asked for."""
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(
+        f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\ncase "$*" in *is-active*) [ {state} = active ] ;; esac\n'
+    )
+    systemctl.chmod(0o755)
+    lines = (DEPLOY / "peerload-sleep@.service").read_text().splitlines()
+    for step in ("ExecCondition", "ExecStart", "ExecStop"):
+        commands = [line.partition("=")[2] for line in lines if line.startswith(f"{step}=")]
+        if any(
+            subprocess.run(["sh", "-c", command], check=False, env={"PATH": f"{tmp_path}:/bin"}).returncode
+            for command in commands
+        ):
+            break
+    asked = [line.split()[-2:] for line in (tmp_path / "asked").read_text().splitlines() if "is-active" not in line]
+    assert asked == (
+        [["stop", "peerload-user.service"], ["start", "peerload-user.service"]] if state == "active" else []
+    )
+
+
 def test_users_claim_gpus_in_one_place_where_run_lock_is_roots() -> None:
     made = [line.split() for line in (DEPLOY / "tmpfiles.d/peerload.conf").read_text().splitlines()]
     assert ["d", "/run/lock/peerload", "1777"] in [line[:3] for line in made]

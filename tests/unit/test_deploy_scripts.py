@@ -88,7 +88,7 @@ def play_command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     mounts = " && ".join(f"mount --bind {shlex.quote(str(root / place))} /{place}" for place in PLACES)
     inner = f"{mounts} && exec {shlex.join(words)}"
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", inner]
-    environment = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    environment = {"PATH": "/etc/of-root/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
 
 
@@ -202,3 +202,12 @@ def test_the_units_are_those_that_a_wheel_brings(root: Path) -> None:
     assert done.returncode == 0, done.stderr
     unit = root / "usr/local/lib/systemd/system/peerload.socket"
     assert unit.read_text(encoding="utf-8") == newer.read_text(encoding="utf-8")
+
+
+def test_a_python_that_only_the_shell_of_root_finds_is_not_used(root: Path) -> None:
+    """As pyenv and conda put one first: the agent's account could not run it."""
+    script(root / "etc/of-root/bin/python3", "#!/bin/sh\necho used >>/opt/used\nexit 1\n")
+    version(root / "opt/peerload", wheel(root / "opt/new.whl"), is_new=False)
+    done = play(root, "install", "--no-start", "--from", "/opt/new.whl")
+    assert done.returncode == 0, done.stderr
+    assert not (root / "opt/used").exists()

@@ -10,6 +10,7 @@ messages the core has not handled yet is not read further (rule P2).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -35,6 +36,7 @@ from peerload.model.messages import (
     Identity,
     LinkMessage,
     Message,
+    Trust,
 )
 from peerload.security.address import join_address, open_tcp, parse_address, plain_host
 from peerload.security.certificates import proven_info
@@ -199,7 +201,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.address = join_address(plain_host(str(peername[0])), peername[1]) if peername else "?"
         self._timer = self._loop.call_later(HELLO_S, self._refuse, "hello_timeout")
         if self.certified and self.is_revoked:
-            self._reject("certificate_revoked")
+            self._reject_revoked()
         elif self.certified:
             self.owner.opened(self)
         elif not self.certificate:
@@ -219,6 +221,16 @@ class PeerConnection(asyncio.BufferedProtocol):
         """Close without sending anything."""
         self.owner.refused(self, reason, detail)
         self.abort(detail or metrics.label_text(reason))
+
+    def _reject_revoked(self) -> None:
+        """Close, and send no more than what the CA has said: a node that was away does not know that it was revoked."""
+        with contextlib.suppress(ValueError):
+            if told := self._tls.refusal(self.certificate):
+                frame = wire.frame_parts(self._envelopes.make(Trust((told,)), self.certified))
+                self._waiting.append((None, frame))
+                self._flush()
+        self.owner.refused(self, "certificate_revoked")
+        self.close(metrics.label_text("certificate_revoked"))
 
     def get_buffer(self, _: int) -> memoryview:
         """Buffer for the rest of the frame that has begun, or for the next ones. A large frame has a buffer of its own size:
@@ -314,7 +326,10 @@ class PeerConnection(asyncio.BufferedProtocol):
                 self._refuse("too_many_malformed")
             return
         if self.hello is None:
-            self._handshake(envelope)
+            if isinstance(envelope.body, Trust):
+                self._turned_away(envelope)
+            else:
+                self._handshake(envelope)
             return
         identity = self.hello.identity
         is_its_own = envelope.src == identity.node and envelope.src_boot == identity.boot
@@ -322,6 +337,14 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._refuse("wrong_sender")
             return
         self.owner.received(self, envelope)
+
+    def _turned_away(self, envelope: Envelope) -> None:
+        """Handle what a peer sends in place of its Hello to a node that was revoked."""
+        if self.stream or (envelope.cluster, envelope.src) != (self._tls.cluster.name, self.certified):
+            self._refuse("no_hello")
+            return
+        self.owner.received(self, envelope)
+        self.close("it says that this node was revoked")
 
     def _handshake(self, envelope: Envelope) -> None:
         hello = envelope.body

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import peerload
 from peerload import __version__, notification
-from peerload.client.connection import AgentConnection, default_socket_path, user_socket_path
+from peerload.client.connection import START_HINT, AgentConnection, default_socket_path, user_socket_path
 from peerload.distribution import deployed
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, ConfigError, PeerloadError
 from peerload.text.format import counted, size_text
@@ -148,13 +148,13 @@ class DoctorInput:
 
     def _configure(self, flags: dict[str, Any] | None = None) -> None:
         """Load the settings of an agent that is started with these flags, and its cluster directory."""
-        from peerload.cli.common.agent_process import default_state
+        from peerload.cli.common.agent_process import default_places
         from peerload.config import loader
         from peerload.security import cluster_dir as cluster
 
+        given = flags or {}
         try:
-            defaults = {"state": default_state(), "socket": user_socket_path()}
-            self.config = loader.load(flags or {}, defaults, {} if self.is_service else self.environment)
+            self.config = loader.load(given, default_places(given), {} if self.is_service else self.environment)
         except PeerloadError as error:
             self.config_error = error
         if self.is_service:  # the cluster of this user's own agents takes no part in it
@@ -170,7 +170,7 @@ class DoctorInput:
             return
         began_s = time.monotonic()
         try:
-            with AgentConnection(self.socket, timeout_s=AGENT_S_MAX) as client:
+            with AgentConnection(self.socket, timeout_s=AGENT_S_MAX, awaits_start=False) as client:
                 self.info = client.call("info")
                 self.answered_s = time.monotonic() - began_s
                 reply = client.call("nodes")
@@ -193,7 +193,7 @@ class DoctorInput:
 
         state = self.info.get("state")
         if self.is_service:
-            return {"state": state}
+            return {"mode": "system", "state": state}
         return given_to(self.settings, self.config.state, self.environment) if self.config is not None and state else {}
 
 
@@ -543,7 +543,9 @@ def agent(facts: DoctorInput) -> Finding:
     error = facts.agent_error
     if isinstance(error, AgentSilent):
         return Finding(FAIL, str(error), error.hint or "see its log:  tail STATE/agent.log")
-    return Finding(FAIL, str(error or "no agent is running here"), "peerload up")
+    hint = error.hint if error is not None else ""
+    fix = "peerload up" if hint in ("", START_HINT) else hint
+    return Finding(FAIL, str(error or "no agent is running here"), fix)
 
 
 def version(facts: DoctorInput) -> Finding:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerload.cli.common.agent_process import await_end, configured, watch
+from peerload.cli.common.agent_process import SYSTEM_STATE, await_end, configured, watch
 from peerload.cli.common.command import check_node_names
 from peerload.cli.common.options import NODE_NAME_CHARACTERS, NODE_NAME_LENGTH_MAX, Options
 from peerload.client.connection import AgentConnection
@@ -153,10 +154,29 @@ def _say_in_use(agent: dict[str, Any] | None, shown_id: str) -> None:
     if agent["id"] == shown_id:
         say(f"the agent that runs here ({agent['node']}) uses it")
         return
+    directory = str(agent["directory"])
+    user = _other_owner(directory)
     say(
-        f"the agent that runs here ({agent['node']}) uses another one: {agent['name']} in {agent['directory']}",
-        f"details:  peerload cluster show {shlex.quote(str(agent['directory']))}",
+        f"the agent that runs here ({agent['node']}) uses another one: {agent['name']} in {directory}",
+        f"details:  {user}peerload cluster show{'' if user else f' {shlex.quote(directory)}'}",
     )
+
+
+def _other_owner(directory: str) -> str:
+    """The words before a command about a cluster directory that belongs to another user, such as the service's, since
+    nobody else may use it, root included; "" if it is ours."""
+    import pwd
+
+    uid = owner_of(Path(directory))
+    return "" if uid == os.getuid() else f"sudo -Hu {pwd.getpwuid(uid).pw_name} "
+
+
+def owner_of(path: Path) -> int:
+    """The uid of the owner of a path, or of the first directory above it that this user can see."""
+    for place in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return place.stat().st_uid
+    return 0
 
 
 def _facts(found: ClusterDirectory) -> dict[str, Any]:
@@ -182,8 +202,13 @@ def make_files(directory: Path, flags: Namespace, cluster: ClusterDirectory) -> 
     from peerload.security import broker
 
     if cluster.is_local:
-        why = "this node has no cluster of several machines"
-        raise BadRequest("no certificate was made for a broker", why=why, hint="make one:  peerload invite")
+        why, hint = "this node has no cluster of several machines", "make one:  peerload invite"
+        agent = _in_use(flags.socket)
+        if agent is not None and (user := _other_owner(str(agent["directory"]))):
+            why = "the agent that runs here is another user's"
+            named = "".join(f" --host {shlex.quote(host)}" for host in flags.host or ())
+            hint = f"{user}peerload cluster broker-certificate {SYSTEM_STATE}/{shlex.quote(directory.name)}{named}"
+        raise BadRequest("no certificate was made for a broker", why=why, hint=hint)
     if not cluster.is_issuer:
         raise BadRequest(
             "no certificate was made for a broker",

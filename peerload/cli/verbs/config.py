@@ -54,11 +54,20 @@ def main(words: list[str]) -> int:
 def _show(flags: Namespace) -> int:
     from peerload.config import loader
 
-    config, origins, mistake = _loaded({})
-    running, node = _of_the_agent(flags, config)
-    if running is not None:
+    environment = dict(os.environ)
+    config, origins, mistake = _loaded({}, environment)
+    is_named = origins.get("socket", loader.BUILT_IN) != loader.BUILT_IN
+    running, node = _of_the_agent(flags, config.socket if config is not None and is_named else None)
+    of_agent = {row["key"]: row["value"] for row in running or ()}
+    is_service = of_agent.get("mode") == "system"
+    if running is not None and is_service:
+        given = {"mode": "system", "state": of_agent["state"]}
+        # Where another user may not look, those in force are all that can be shown.
+        can_look = os.access(of_agent["state"], os.X_OK)
+        config, origins, mistake = _loaded(given, {}) if can_look else (None, {}, None)
+    elif running is not None:
         usual_state = default_state() if config is None else config.state
-        config, origins, mistake = _loaded(given_to(running, usual_state, dict(os.environ)))
+        config, origins, mistake = _loaded(given_to(running, usual_state, environment), environment)
     else:
         if config is None:
             assert mistake is not None
@@ -70,27 +79,30 @@ def _show(flags: Namespace) -> int:
         return 0
     if mistake is not None:
         say(str(mistake), mistake.hint or "an agent started now would not start:  peerload config check")
-    _print(flags, rows, node)
+    _print(flags, rows, node, "sudo systemctl restart peerload" if is_service else "peerload down && peerload up")
     return 0
 
 
-def _loaded(given: dict[str, Any]) -> tuple[AgentConfig | None, dict[str, str], ConfigError | None]:
+def _loaded(
+    given: dict[str, Any], environment: dict[str, str]
+) -> tuple[AgentConfig | None, dict[str, str], ConfigError | None]:
     """The settings of an agent started now with these flags and the origin of each; or the mistake in them."""
     from peerload.config import loader
     from peerload.model.errors import ConfigError
 
     try:
-        return *loader.load_with_origins(given, default_places({}), dict(os.environ)), None
+        return *loader.load_with_origins(given, default_places(given), environment), None
     except ConfigError as error:
         return None, {}, error
 
 
-def _of_the_agent(flags: Namespace, config: AgentConfig | None) -> tuple[list[dict[str, Any]] | None, str | None]:
-    """The settings and node of the agent that runs here; None if there is none and the command line names none."""
+def _of_the_agent(flags: Namespace, configured: str | None) -> tuple[list[dict[str, Any]] | None, str | None]:
+    """The settings and node of the agent that runs here; None if there is none and the command line names none.
+    configured: its socket, if a file or a variable names one."""
     from peerload.client.connection import AgentConnection
     from peerload.model.errors import AgentUnavailable
 
-    place = flags.socket or os.environ.get("PEERLOAD_SOCKET") or (config.socket if config is not None else None)
+    place = flags.socket or os.environ.get("PEERLOAD_SOCKET") or configured
     try:
         with AgentConnection(place, timeout_s=AGENT_S_MAX) as client:
             node = str(client.call("info")["node"])
@@ -101,7 +113,7 @@ def _of_the_agent(flags: Namespace, config: AgentConfig | None) -> tuple[list[di
     return None, None
 
 
-def _print(flags: Namespace, rows: list[dict[str, Any]], node: str | None) -> None:
+def _print(flags: Namespace, rows: list[dict[str, Any]], node: str | None, restarts: str) -> None:
     shown = [
         row
         for row in rows
@@ -122,7 +134,7 @@ def _print(flags: Namespace, rows: list[dict[str, Any]], node: str | None) -> No
     lines = [who, *table(headings, cells)]
     changed = [row for row in rows if row["needs_restart"]]
     if changed:
-        says = f"* {counted(len(changed), 'setting')} changed since it was started; to apply:  peerload down && peerload up"
+        says = f"* {counted(len(changed), 'setting')} changed since it was started; to apply:  {restarts}"
         lines += [coloured(says, "yellow", sys.stdout)]
     if not flags.origin:
         lines += ["with defaults and origins:  peerload config show --origin"]

@@ -184,7 +184,9 @@ def test_a_part_that_is_too_large(made: Path) -> None:
     refused(made, "it is too large")
 
 
-@pytest.mark.parametrize(("days", "hint"), [(-2, "set this machine's clock"), (4000, "make a new cluster")])
+@pytest.mark.parametrize(
+    ("days", "hint"), [(-2, "set this machine's clock"), (4000, "clock; if it is right, make a new cluster")]
+)
 def test_the_clock_is_looked_at(made: Path, monkeypatch: pytest.MonkeyPatch, days: int, hint: str) -> None:
     then = datetime.now(UTC) + timedelta(days=days)
     monkeypatch.setattr(cluster_dir, "_now", lambda: then)
