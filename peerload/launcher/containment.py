@@ -193,11 +193,11 @@ OPEN_MAX = 12
 END_LOOK_S_MAX = 0.05
 SUBGROUP = "peerload-agent"
 """The cgroup that the service of an agent has for the agent and its launcher, beside those of tasks."""
-PAUSE_S = 0.04
-"""Pause after which the next process is not started by a move between cgroups, which would wait for a grace period of RCU, 10 ms or
-more. A burst of starts is made by moves, which cost less processor time."""
-CLONES_IN_A_ROW_MAX = 2
-"""Starts by `CgroupClone` before a burst goes on by moves."""
+FORK_PAUSE_S, FORKS_IN_A_ROW_MAX = 0.04, 2
+"""Pause after which the next processes are forked by `CgroupClone`, and their number before a burst goes on by moves between
+cgroups. The first move after 10 to 20 ms waits for a grace period of RCU, 14 ms, but a fork takes ten times the processor time."""
+SPAWN_PAUSE_S, SPAWNS_IN_A_ROW_MAX = 0.01, 50
+"""The same for spawns by `CgroupClone`, each of which takes 0.07 ms more processor time than a move."""
 _OUTSIDE = (
     "a process that its user, or root, moves to another cgroup or has started by a service (systemd-run, at, docker)"
 )
@@ -289,16 +289,17 @@ class Cgroup2(Units):
             self.leave()
             self.close("trial")
 
-    def prefers_clone(self) -> bool:
-        """True if the next process should be started by ``clone``, which moves nothing, instead of by entering its unit: that
-        costs more processor time, the first move after a pause 10 ms. No fork beside another thread: the child would wait for it.
-        """
-        now_s = time.monotonic()
-        self._in_a_row = self._in_a_row + 1 if now_s - self._started_s < PAUSE_S else 0
-        self._started_s = now_s
-        if self.clone is None or self._in_a_row >= CLONES_IN_A_ROW_MAX:
+    def prefers_clone(self, *, in_lane: bool = False) -> bool:
+        """True if the next process should be started by ``clone``, which moves nothing, instead of by entering its unit. in_lane: it
+        follows another in a lane, and is not forked. No fork beside another thread, either: the child would wait for it."""
+        if self.clone is None or (in_lane and not self.clone.can_spawn):
             return False
-        return self.clone.can_spawn or not _thread._count()  # noqa: SLF001 -- as above
+        spawns = SPAWN_PAUSE_S, SPAWNS_IN_A_ROW_MAX
+        pause_s, most = spawns if self.clone.can_spawn else (FORK_PAUSE_S, FORKS_IN_A_ROW_MAX)
+        now_s = time.monotonic()
+        self._in_a_row = self._in_a_row + 1 if now_s - self._started_s < pause_s else 0
+        self._started_s = now_s
+        return self._in_a_row < most and (self.clone.can_spawn or not _thread._count())  # noqa: SLF001 -- as above
 
     def path(self, key: str) -> str:
         """The directory of this unit. Raises KeyError if there is none."""

@@ -190,8 +190,9 @@ class Spawner:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
             units = self._units
-            may_clone = not request.after and not inside and not self._users.serves_all
-            clone = units.clone if may_clone and isinstance(units, Cgroup2) and units.prefers_clone() else None
+            clone = None
+            if isinstance(units, Cgroup2) and not inside and not self._users.serves_all:
+                clone = units.clone if units.prefers_clone(in_lane=bool(request.after)) else None
             units.enter(key, is_fresh=limit_bytes > 0, inside=inside, clones=clone is not None)
             try:
                 pid = self._start_process(request, clone)

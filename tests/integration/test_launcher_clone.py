@@ -7,9 +7,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from peerload.launcher import containment
+from peerload.launcher.containment import (
+    FORK_PAUSE_S,
+    FORKS_IN_A_ROW_MAX,
+    SPAWN_PAUSE_S,
+    SPAWNS_IN_A_ROW_MAX,
+    Cgroup2,
+)
 
 PROGRAM = """
 import json, os, signal, sys
@@ -101,6 +111,34 @@ def test_a_process_starts_in_its_unit_as_if_it_had_been_moved(tmp_path: Path, wa
     assert _without_cgroups(out) == _without_cgroups(moved_out)
     assert "input" in out
     assert "SigBlk:\t0000000000000000" in out
+
+
+@pytest.mark.parametrize(
+    ("can_spawn", "pause_s", "most", "lane"),
+    [(True, SPAWN_PAUSE_S, SPAWNS_IN_A_ROW_MAX, True), (False, FORK_PAUSE_S, FORKS_IN_A_ROW_MAX, False)],
+)
+def test_a_burst_goes_on_by_moves(
+    monkeypatch: pytest.MonkeyPatch, *, can_spawn: bool, pause_s: float, most: int, lane: bool
+) -> None:
+    units = Cgroup2.__new__(Cgroup2)
+    vars(units).update(clone=SimpleNamespace(can_spawn=can_spawn), _started_s=0.0, _in_a_row=0)
+    now_s = 100.0
+    monkeypatch.setattr(containment, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(containment, "_thread", SimpleNamespace(_count=lambda: 0))
+
+    for _ in range(2):
+        now_s += 2 * pause_s
+        assert [units.prefers_clone() for _ in range(most + 2)] == [True] * most + [False] * 2
+    for _ in range(2 * most):  # no burst
+        now_s += 2 * pause_s
+        assert units.prefers_clone()
+    now_s += 2 * pause_s
+    assert units.prefers_clone(in_lane=True) == lane
+    monkeypatch.setattr(containment, "_thread", SimpleNamespace(_count=lambda: 1))
+    now_s += 2 * pause_s
+    assert units.prefers_clone() == can_spawn
+    vars(units).update(clone=None)
+    assert not units.prefers_clone()
 
 
 def _without_cgroups(out: str) -> list[str]:
