@@ -28,7 +28,7 @@ from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from peerload.launcher.cgroup_clone import CgroupClone
 
 
 class Units:
@@ -44,11 +44,11 @@ class Units:
         """Children of the launcher, where orphans are reparented to it."""
         return set()
 
-    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", forks: bool = False) -> None:
+    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", clones: bool = False) -> None:
         """Place processes that the launcher starts, until `leave`, into the unit of this key, from their first
         instruction on. is_fresh: the unit is not reused from, nor for, another task. inside: it is a part of that unit,
-        where units can have parts. forks: it is started by `fork`, where there is one. Raises OSError if there can be
-        no such unit, or there is one already."""
+        where units can have parts; it enters by itself. clones: it is started by a `CgroupClone`. Raises OSError if there
+        can be no such unit, or there is one already."""
 
     def leave(self) -> None:
         """Stop putting new processes into the unit that was entered."""
@@ -134,6 +134,10 @@ class MemoryLimits:
         """Remove the remaining cgroup; there are no tasks."""
 
 
+SIGNALS_DEFAULT = tuple(
+    number for number in range(1, signal.NSIG) if number not in {signal.SIGKILL, signal.SIGSTOP, 32, 33}
+)
+"""Signals that have their default effect in a process that is started; the C library keeps two."""
 PREFIX = "peerload-"
 REPORT_S = 10.0
 """Interval of log lines about processes that do not end."""
@@ -189,13 +193,11 @@ OPEN_MAX = 12
 END_LOOK_S_MAX = 0.05
 SUBGROUP = "peerload-agent"
 """The cgroup that the service of an agent has for the agent and its launcher, beside those of tasks."""
-PAUSE_S = 0.04
-"""Pause after which the next process is forked: a move between cgroups would wait for a grace period of RCU, 10 ms or more. A
-burst of starts is made by moves, which cost a tenth of the processor time."""
-FORKS_IN_A_ROW_MAX = 2
-"""Starts by fork before a burst goes on by moves."""
-SYS_CLONE3 = 435
-CLONE_INTO_CGROUP = 0x2_0000_0000
+FORK_PAUSE_S, FORKS_IN_A_ROW_MAX = 0.04, 2
+"""Pause after which the next processes are forked by `CgroupClone`, and their number before a burst goes on by moves between
+cgroups. The first move after 10 to 20 ms waits for a grace period of RCU, 14 ms, but a fork takes ten times the processor time."""
+SPAWN_PAUSE_S, SPAWNS_IN_A_ROW_MAX = 0.01, 50
+"""The same for spawns by `CgroupClone`, each of which takes 0.07 ms more processor time than a move."""
 _OUTSIDE = (
     "a process that its user, or root, moves to another cgroup or has started by a service (systemd-run, at, docker)"
 )
@@ -225,10 +227,10 @@ class Cgroup2(Units):
         self._made = 0
         self._frozen: set[str] = set()
         self._fresh: set[str] = set()
-        self._birthplace = -1
         self._started_s = 0.0
         self._in_a_row = 0
-        self._clone: Callable[[int], int] | None = None
+        self._is_moved = False
+        self.clone: CgroupClone | None = None
         self._home = os.open(f"{own}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         try:
             self._make_root()
@@ -268,45 +270,44 @@ class Cgroup2(Units):
 
     def _try_clone(self) -> None:
         """Find out whether a process can be started in another cgroup; a container may forbid that."""
-        if _thread._count():  # noqa: SLF001 -- see prefers_fork
+        if _thread._count():  # noqa: SLF001 -- see prefers_clone
             return
-        self._clone = _clone_into()
-        self.enter("trial", forks=True)
+        from peerload.launcher.cgroup_clone import CgroupClone  # noqa: PLC0415 -- it costs memory, and is needed here alone
+
+        self.clone = clone = CgroupClone(SIGNALS_DEFAULT)
+        self.enter("trial", clones=True)
         try:
-            pid = self.fork()
+            pid = clone.fork()
             if pid == 0:
                 os._exit(0)
             if os.waitpid(pid, 0)[1]:  # see kill
-                self._clone = None
+                self.clone = None
         except OSError as error:
             log_line(f"processes cannot be started in another cgroup: error={error.strerror}")
-            self._clone = None
+            self.clone = None
         finally:
             self.leave()
             self.close("trial")
 
-    def prefers_fork(self) -> bool:
-        """True if the next process should be started by `fork`, which moves nothing, instead of by entering its unit: a
-        fork costs more processor time, the first move after a pause 10 ms. Never beside another thread: the child would
-        wait for it."""
+    def prefers_clone(self, *, in_lane: bool = False) -> bool:
+        """True if the next process should be started by ``clone``, which moves nothing, instead of by entering its unit. in_lane: it
+        follows another in a lane, and is not forked. No fork beside another thread, either: the child would wait for it."""
+        if self.clone is None or (in_lane and not self.clone.can_spawn):
+            return False
+        spawns = SPAWN_PAUSE_S, SPAWNS_IN_A_ROW_MAX
+        pause_s, most = spawns if self.clone.can_spawn else (FORK_PAUSE_S, FORKS_IN_A_ROW_MAX)
         now_s = time.monotonic()
-        self._in_a_row = self._in_a_row + 1 if now_s - self._started_s < PAUSE_S else 0
+        self._in_a_row = self._in_a_row + 1 if now_s - self._started_s < pause_s else 0
         self._started_s = now_s
-        return self._clone is not None and self._in_a_row < FORKS_IN_A_ROW_MAX and not _thread._count()  # noqa: SLF001 -- as above
-
-    def fork(self) -> int:
-        """Fork into the unit that was entered with ``forks`` → the pid; 0 in the child, which may only exec or end.
-        Raises OSError."""
-        assert self._clone is not None
-        return self._clone(self._birthplace)
+        return self._in_a_row < most and (self.clone.can_spawn or not _thread._count())  # noqa: SLF001 -- as above
 
     def path(self, key: str) -> str:
         """The directory of this unit. Raises KeyError if there is none."""
         return self._paths[key]
 
-    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", forks: bool = False) -> None:
+    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "", clones: bool = False) -> None:
         """See `Units`. The launcher enters the cgroup itself, since a child starts in that of its parent; not if it
-        ``forks``."""
+        ``clones``."""
         if key in self._paths:
             raise FileExistsError(errno.EEXIST, "its unit is there")
         if is_fresh:
@@ -314,7 +315,7 @@ class Cgroup2(Units):
         while self._idle and not is_fresh and not inside:
             path = self._idle.pop()
             try:
-                self._begin_in(path, forks=forks)
+                self._begin_in(path, clones=clones)
             except OSError as error:  # a service manager tidies up what is empty
                 if error.errno not in {errno.ENOENT, errno.ENODEV}:
                     raise
@@ -335,15 +336,18 @@ class Cgroup2(Units):
             self._make_root()
             os.mkdir(path)
         self._paths[key] = path
-        self._begin_in(path, forks=forks)
+        if not inside:
+            self._begin_in(path, clones=clones)
 
-    def _begin_in(self, path: str, *, forks: bool) -> None:
-        if forks:
-            self._birthplace = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        elif path in self._files:
+    def _begin_in(self, path: str, *, clones: bool) -> None:
+        if clones and self.clone is not None:
+            self.clone.enter(path)
+            return
+        if path in self._files:
             os.write(self._files[path][0], b"0")
         else:
             write(path + "/cgroup.procs", b"0")
+        self._is_moved = True
 
     def _open_files(self, path: str) -> None:
         """Keep the files of a directory open that is used again and again."""
@@ -375,11 +379,11 @@ class Cgroup2(Units):
         return int(fields[1]) / 1e6 if fields[:1] == [b"usage_usec"] else -1.0
 
     def leave(self) -> None:
-        if self._birthplace >= 0:
-            os.close(self._birthplace)
-            self._birthplace = -1
-        else:
+        if self._is_moved:
             os.write(self._home, b"0")
+            self._is_moved = False
+        elif self.clone is not None:
+            self.clone.leave()
 
     def entrances(self, key: str) -> list[str]:
         return [self._paths[key] + "/cgroup.procs"]
@@ -430,22 +434,6 @@ class Cgroup2(Units):
     def remove(self) -> None:
         if not removed_all(self.root):
             log_line(f"cannot remove cgroup: path={self.root}")
-
-
-def _clone_into() -> Callable[[int], int]:
-    """clone3(CLONE_INTO_CGROUP), Linux 5.7: forks into the cgroup of an open directory."""
-    import ctypes  # noqa: PLC0415 -- it costs a megabyte, and is needed here alone
-
-    libc = ctypes.PyDLL(None, use_errno=True)  # it keeps the lock of the interpreter, which the child needs
-
-    def clone(directory: int) -> int:
-        arguments = (ctypes.c_uint64 * 11)(CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, directory)
-        pid = int(libc.syscall(SYS_CLONE3, arguments, ctypes.sizeof(arguments)))
-        if pid < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        return pid
-
-    return clone
 
 
 def cgroup_units(wanted: str, name: str) -> Cgroup2 | None:

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from peerload.launcher import protocol
+from peerload.launcher.containment import SIGNALS_DEFAULT
 from peerload.launcher.record_log import log_line
 
 TYPE_CHECKING = False
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Collection, Sequence
 
+    from peerload.launcher.cgroup_clone import CgroupClone
     from peerload.launcher.cgroup_limits import CgroupLimits
     from peerload.launcher.containment import Units
     from peerload.launcher.powercap import Reading
@@ -82,9 +84,6 @@ SLACK_BYTES = 256 << 10
 """Bytes that a file system may allocate for a file beyond its data."""
 SIZE_BYTES_MAX = 1 << 60
 """Largest size in an exit record; a task can make its own file look larger."""
-SIGNALS_DEFAULT = tuple(
-    number for number in range(1, signal.NSIG) if number not in {signal.SIGKILL, signal.SIGSTOP, 32, 33}
-)
 _NULL = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
 _CAPTURE = os.O_CREAT | os.O_APPEND | os.O_WRONLY
 
@@ -120,14 +119,14 @@ class RequestPending(Exception):
 def spawn(
     request: protocol.SpawnRequest,
     reads: int | str = "",
-    fork: Callable[[], int] | None = None,
+    clone: CgroupClone | None = None,
     joins: Sequence[str] = (),
 ) -> int:
     """Start a process in a session of its own and return its pid. reads: descriptor of its stdin; path of the terminal
     that is its stdin, stdout and stderr; "" for /dev/null. joins: the process enters these cgroups itself, before its command.
 
-    fork: starts it in its cgroup; else nothing is forked, since the cost would grow with the launcher. Raises CannotStart,
-    or OSError with a number in SHORTAGES.
+    clone: starts it in its cgroup. Nothing is forked where `posix_spawn` does, since the cost would grow with the launcher. Raises
+    CannotStart, or OSError with a number in SHORTAGES.
     """
     argv, environment, umask = request.argv, request.environment, request.umask
     captures = [request.stdout, request.stderr]
@@ -140,13 +139,16 @@ def spawn(
             _make_readable(captures)
         os.umask(umask)
         program = find_program(argv[0], environment)
-        if fork is not None or joins:
-            return _fork_and_exec(fork or os.fork, program, request, environment, reads, joins)
+        if joins or (clone is not None and not clone.can_spawn):
+            return _fork_and_exec(os.fork if clone is None else clone.fork, program, request, environment, reads, joins)
+        file_actions = _standard_files(captures, reads)
+        if clone is not None:
+            return clone.posix_spawn(program, argv, environment, file_actions)
         return os.posix_spawn(
             program,
             argv,
             environment,
-            file_actions=_standard_files(captures, reads),
+            file_actions=file_actions,
             setsid=True,
             setsigmask=(),
             setsigdef=SIGNALS_DEFAULT,
@@ -372,14 +374,14 @@ class SingleUser:
         """Raises SpawnRefused unless this attempt may run inside of that one."""
 
     def spawn(
-        self, request: protocol.SpawnRequest, reads: int | str, fork: Callable[[], int] | None, joins: Sequence[str]
+        self, request: protocol.SpawnRequest, reads: int | str, clone: CgroupClone | None, joins: Sequence[str]
     ) -> int:
         """Start the process of an admitted task, see `spawn` → its pid. Raises CannotStart, or OSError with a number in SHORTAGES."""
         if self._limits is None or request.inside:
-            return spawn(request, reads, fork, joins)
+            return spawn(request, reads, clone, joins)
         try:
             self._limits.enter(request.key, 0, request.cpus, request.cpus_max)
-            return spawn(request, reads, fork)
+            return spawn(request, reads, clone)
         finally:
             self._limits.leave()
 

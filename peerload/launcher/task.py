@@ -23,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from peerload.launcher.cgroup_clone import CgroupClone
     from peerload.launcher.containment import MemoryLimits, MemoryUse, Units
     from peerload.launcher.powercap import Reading
     from peerload.launcher.process import Capture, HolePuncher, LauncherStdin, SingleUser
@@ -189,11 +190,12 @@ class Spawner:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
             units = self._units
-            may_fork = not request.after and not self._users.serves_all
-            forks = may_fork and not inside and isinstance(units, Cgroup2) and units.prefers_fork()
-            units.enter(key, is_fresh=limit_bytes > 0, inside=inside, forks=forks or bool(inside))
+            clone = None
+            if isinstance(units, Cgroup2) and not inside and not self._users.serves_all:
+                clone = units.clone if units.prefers_clone(in_lane=bool(request.after)) else None
+            units.enter(key, is_fresh=limit_bytes > 0, inside=inside, clones=clone is not None)
             try:
-                pid = self._start_process(request, units.fork if forks and isinstance(units, Cgroup2) else None)
+                pid = self._start_process(request, clone)
             finally:
                 self._units.leave()
         except (CannotStart, OSError):
@@ -225,14 +227,14 @@ class Spawner:
         environment = {**variables, **(request.environment or {})}
         return request.replace(environment=environment, directory=b"/proc/%d/cwd" % task.pid)
 
-    def _start_process(self, request: SpawnRequest, fork: Callable[[], int] | None) -> int:
+    def _start_process(self, request: SpawnRequest, clone: CgroupClone | None) -> int:
         reads = self._standard_input.open(request)
         inside = request.inside
         # Not the launcher: it could be killed there, since the task has used up its memory.
         joins = [*self._units.entrances(request.key), *self._memory.entrances(inside)] if inside else []
         try:
             self._memory.enter(request.key, request.memory_bytes_max)
-            return self._users.spawn(request, reads, fork, joins)
+            return self._users.spawn(request, reads, clone, joins)
         finally:
             self._memory.leave()
 

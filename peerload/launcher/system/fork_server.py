@@ -22,13 +22,13 @@ import sys
 import termios
 import time
 
+from peerload.launcher.containment import SIGNALS_DEFAULT
 from peerload.launcher.process import (
     NEVER_STARTED,
     NOT_EXECUTABLE,
     PATH_DEFAULT,
     REASON_CHARS_MAX,
     SHORTAGES,
-    SIGNALS_DEFAULT,
     CannotStart,
     SpawnRefused,
     enter_directory,

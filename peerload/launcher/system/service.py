@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
+    from peerload.launcher.cgroup_clone import CgroupClone
     from peerload.launcher.containment import Units
     from peerload.launcher.powercap import Reading
 
@@ -326,7 +327,7 @@ class MultiUserService(SingleUser):
         self,
         request: protocol.SpawnRequest,
         reads: int | str,
-        fork: Callable[[], int] | None = None,  # noqa: ARG002 -- for one user
+        clone: CgroupClone | None = None,  # noqa: ARG002 -- for one user
         joins: Sequence[str] = (),
     ) -> int:
         key = request.key

@@ -31,6 +31,7 @@ from tests.support import wait_until
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from peerload.launcher.cgroup_clone import CgroupClone
     from peerload.launcher.containment import Units
 
 
@@ -95,7 +96,7 @@ def test_a_process_that_is_not_forked_for_want_of_descriptors_costs_none(
     with monkeypatch.context() as short:
         short.setattr(os, missing, refuse)
         with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
-            spawn(request, fork=os.fork)
+            spawn(request, clone=cast("CgroupClone", SimpleNamespace(can_spawn=False, fork=os.fork)))
     assert open_files() == before
 
 
