@@ -312,7 +312,7 @@ class LocalConnection(Connection, asyncio.BufferedProtocol):
         if self._held or self._transport.is_closing():
             return
         self._slow.pause(paused=False)
-        self._received(0)
+        self.buffer_updated(0)
         if not self._held:
             self._transport.resume_reading()
 
@@ -328,9 +328,6 @@ class LocalConnection(Connection, asyncio.BufferedProtocol):
         if self._filled == len(self._buffer):
             self._buffer += memoryview(self._clients.read_buffer)[:nbytes]
         self._filled += nbytes
-        self._received(nbytes)
-
-    def _received(self, nbytes: int) -> None:
         is_whole = self._take_frames()
         self._slow.received(nbytes, is_whole=is_whole, is_partial=self._filled > 0 and not self.closed)
 
