@@ -92,9 +92,14 @@ class Protocol:
 
     def request(self, verb: str, fields: dict[str, object]) -> tuple[int, bytes]:
         """The number of a new request and its bytes. Raises BadRequest if it is too large or not UTF-8."""
+        number, parts = self.request_parts(verb, fields)
+        return number, b"".join(parts)
+
+    def request_parts(self, verb: str, fields: dict[str, object]) -> tuple[int, list[frame.Buffer]]:
+        """`request` in parts, which are sent one after the other: large blocks are not copied."""
         self._requests += 1
         try:
-            return self._requests, frame.pack({"id": self._requests, "verb": verb, **fields})
+            return self._requests, frame.pack_parts({"id": self._requests, "verb": verb, **fields})
         except UnicodeEncodeError as error:
             raise BadRequest("the request is not UTF-8", why=f"{error.object[:80]!r}") from None
         except ValueError as error:
@@ -388,11 +393,12 @@ class AgentConnection:
 
     def send(self, verb: str, **fields: object) -> int:
         """Send one request and return its number. Raises BadRequest, with nothing sent, if it is too large."""
-        request, raw = self._protocol.request(verb, fields)
+        request, parts = self._protocol.request_parts(verb, fields)
         try:
             if self._timeout_s is not None and self._protocol.has_answered:
                 self._socket.settimeout(max(self._timeout_s, READS_WITHIN_S))
-            self._socket.sendall(raw)
+            for part in parts:
+                self._socket.sendall(part)
         except TimeoutError:
             raise self._silent() from None
         except OSError as error:

@@ -45,13 +45,16 @@ class Snapshot(NamedTuple):
 
 
 class _Sender:
-    """Sends missing blocks to the agent, in batches: while one is on its way, the next is read."""
+    """Sends missing blocks to the agent, in batches. With each goes the question which blocks of the next one are missing, and
+    meanwhile the one after that is read."""
 
     def __init__(self, ask: Ask, progress: Callable[[int], None]) -> None:
         self._ask = ask
         self._progress = progress
         self._blocks: dict[bytes, bytes] = {}
         self._size = 0
+        self._wanted: list[bytes] = []
+        """The blocks of the batch before that the agent lacks."""
         self._under_way: threading.Thread | None = None
         self._error: BaseException | None = None
         self.sent_bytes = 0
@@ -61,7 +64,7 @@ class _Sender:
         digest = digest_of(block)
         if digest not in self._blocks and digest not in self.sent:
             if self._size + len(block) > BATCH_BYTES or len(self._blocks) >= BATCH_BLOCKS:
-                self.send()
+                self._send()
             self._blocks[digest] = block
             self._size += len(block)
         return digest
@@ -69,27 +72,25 @@ class _Sender:
     def lacking(self, digests: list[bytes]) -> list[bytes]:
         return list(self._ask(have=digests)["missing"])
 
-    def send(self) -> None:
-        """Send the batch when the one before it has been stored. Raises PeerloadError, also for that one."""
-        blocks = self._blocks
-        self.await_kept()
+    def _send(self) -> None:
+        """Send what is missing of the batch before, and ask about this one. Raises PeerloadError, also for an earlier one."""
+        self._await_kept()
+        blocks, self._blocks, self._size = self._blocks, {}, 0
         self.sent.update(blocks)
-        self._blocks, self._size = {}, 0
-        if blocks:
-            self._under_way = threading.Thread(target=self._send, args=(blocks,), daemon=True)
+        if blocks or self._wanted:
+            self._under_way = threading.Thread(target=self._exchange, args=(blocks,), daemon=True)
             self._under_way.start()
 
-    def _send(self, blocks: dict[bytes, bytes]) -> None:
+    def _exchange(self, blocks: dict[bytes, bytes]) -> None:
         try:
-            wanted = [blocks[digest] for digest in self.lacking(list(blocks))]
-            if wanted:
-                self._ask(blocks=wanted)
-                self.sent_bytes += sum(map(len, wanted))
+            missing = self._ask(blocks=self._wanted, have=list(blocks))["missing"]
+            self.sent_bytes += sum(map(len, self._wanted))
+            self._wanted = [blocks[digest] for digest in missing]
         except BaseException as error:  # noqa: BLE001 -- raised where it is waited for
             self._error = error
 
-    def await_kept(self) -> None:
-        """Wait until the agent has stored all batches. Raises PeerloadError."""
+    def _await_kept(self) -> None:
+        """Wait until the agent has stored what was sent. Raises PeerloadError."""
         if self._under_way is not None:
             self._under_way.join()
             self._under_way = None
@@ -99,8 +100,9 @@ class _Sender:
 
     def flush(self) -> None:
         """Have the agent keep all that was taken. Raises PeerloadError."""
-        self.send()
-        self.await_kept()
+        self._send()
+        self._send()
+        self._await_kept()
 
 
 def look(directory: bytes, paths: Sequence[str], *, everything: bool, files_max: int = FILES_MAX) -> list[tree.Found]:

@@ -516,7 +516,7 @@ REQUEST_VALUES_MAX = 1 << 20
 """Bound on the values in one request, such as the words of 100,000 commands."""
 
 
-def decode_request(raw: bytes) -> Request:
+def decode_request(raw: bytes | memoryview) -> Request:
     """Decode one request. Raises BadMessage, whatever the bytes are."""
     try:
         check_bounds(raw, REQUEST_VALUES_MAX)

@@ -8,12 +8,17 @@ import msgpack
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
+
+    Buffer = bytes | bytearray | memoryview
 
 
 HEADER_BYTES = 4
 CONTROL_BYTES_MAX = 4 << 20
 """The largest frame on the control socket, either way."""
+LARGE_BYTES = 64 << 10
+"""Blocks of files from this size on are sent as they are, not copied into a frame."""
 
 LAST_WORDS_ENDING = ".why"
 """Suffix of the file beside its socket in which an agent that had to end leaves the reason: a line with what, and one
@@ -28,6 +33,34 @@ def pack(body: object, size_bytes_max: int = CONTROL_BYTES_MAX) -> bytes:
     if len(raw) > size_bytes_max:
         raise ValueError(f"a frame of {len(raw)} bytes; at most {size_bytes_max} are allowed")
     return len(raw).to_bytes(HEADER_BYTES, "big") + raw
+
+
+def pack_parts(body: dict[str, Any]) -> list[Buffer]:
+    """`pack` in parts, with what is in ``blocks`` as `block_parts` has it. Raises ValueError as `pack` does."""
+    blocks = body.get("blocks")
+    if not blocks:
+        return [pack(body)]
+    others = {key: value for key, value in body.items() if key != "blocks"}
+    head = msgpack.packb({**others, "blocks": []})[:-1]
+    first, *more = block_parts(blocks)
+    size = len(head) + len(first) + sum(map(len, more))
+    if size > CONTROL_BYTES_MAX:
+        raise ValueError(f"a frame of {size} bytes; at most {CONTROL_BYTES_MAX} are allowed")
+    return [size.to_bytes(HEADER_BYTES, "big") + head + first, *more]
+
+
+def block_parts(blocks: Sequence[Buffer]) -> list[Buffer]:
+    """The MessagePack list of these blocks in parts, which are sent one after the other: large blocks are not copied."""
+    part = bytearray(b"\xdd" + len(blocks).to_bytes(4, "big"))
+    parts: list[Buffer] = [part]
+    for block in blocks:
+        part += b"\xc6" + len(block).to_bytes(4, "big")
+        if len(block) < LARGE_BYTES:
+            part += block
+        else:
+            part = bytearray()
+            parts += block, part
+    return list(filter(None, parts))
 
 
 def unpack(raw: bytes) -> Any:  # noqa: ANN401 -- whatever the agent said
@@ -57,7 +90,7 @@ def _steps() -> tuple[int, ...]:
 _STEPS = _steps()
 
 
-def check_bounds(raw: bytes | bytearray | memoryview, values_max: int, depth_max: int = DEPTH_MAX) -> None:
+def check_bounds(raw: Buffer, values_max: int, depth_max: int = DEPTH_MAX) -> None:
     """Raise ValueError for a MessagePack value that is nested deeper, or has more values. The decoder rejects values
     that are cut off or invalid."""
     if len(raw) <= values_max and len(raw) - len(bytes(raw).translate(None, _CONTAINERS)) <= depth_max:
@@ -89,7 +122,7 @@ def check_bounds(raw: bytes | bytearray | memoryview, values_max: int, depth_max
             raise ValueError(f"more than {values_max} values")
 
 
-def _contents(raw: bytes | bytearray | memoryview, at: int, head: int) -> tuple[int, int]:
+def _contents(raw: Buffer, at: int, head: int) -> tuple[int, int]:
     """→ number of values of a list or a table, and length of its header."""
     if head < 0x90:  # noqa: PLR2004 -- of MessagePack
         return 2 * (head & 15), 1

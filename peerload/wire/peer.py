@@ -14,10 +14,12 @@ from msgspec import Meta
 from peerload.model.errors import BadMessage, FrameTooLarge
 from peerload.model.gossip import DATAGRAM_BYTES_MAX, MESSAGES_MAX, GossipMessage, Version
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Blocks, Envelope, Message
-from peerload.wire.frame import HEADER_BYTES, check_bounds
+from peerload.wire.frame import HEADER_BYTES, LARGE_BYTES, block_parts, check_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from peerload.wire.frame import Buffer
 
 
 DATA_BYTES_MAX = 4 << 20
@@ -27,15 +29,10 @@ MQTT_BYTES_MAX = 4 << 10
 
 VALUES_MAX = 1 << 18
 """Values in one frame."""
-LARGE_BYTES = 64 << 10
-"""Parts of frames from this size on are sent from where they are."""
 
-Buffer = bytes | bytearray | memoryview
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 _NO_BLOCKS = _encoder.encode(Blocks(()))
-_ARRAY, _BINARY = b"\xdd", b"\xc6"
-"""First bytes of an array and of binary data in MessagePack; the length follows in 4 bytes."""
 
 
 class Envelopes:
@@ -72,18 +69,14 @@ def frame_parts(envelope: Envelope) -> list[Buffer]:
     if sum(map(len, blocks)) <= LARGE_BYTES * len(blocks):
         return [encode_frame(envelope)]
     before, _, after = encode(msgspec.structs.replace(envelope, body=Blocks(()))).partition(_NO_BLOCKS)
-    before += _NO_BLOCKS[:-1] + _ARRAY + len(blocks).to_bytes(4, "big")
-    parts: list[Buffer] = []
-    for block in blocks:
-        parts += before + _BINARY + len(block).to_bytes(4, "big"), block
-        before = b""
-    size = sum(map(len, parts)) + len(after)
+    parts: list[Buffer] = [before + _NO_BLOCKS[:-1], *block_parts(blocks), after]
+    size = sum(map(len, parts))
     if size > DATA_BYTES_MAX:
         raise FrameTooLarge(size, DATA_BYTES_MAX)
-    return [size.to_bytes(HEADER_BYTES, "big"), *parts, after]
+    return [size.to_bytes(HEADER_BYTES, "big"), *parts]
 
 
-def decode(raw: bytes | bytearray | memoryview, size_bytes_max: int = DATA_BYTES_MAX) -> Envelope:
+def decode(raw: Buffer, size_bytes_max: int = DATA_BYTES_MAX) -> Envelope:
     """Decode one envelope; blocks of files in it are views of ``raw``. Raises FrameTooLarge or BadMessage, whatever the bytes are."""
     if len(raw) > size_bytes_max:
         raise FrameTooLarge(len(raw), size_bytes_max)

@@ -59,11 +59,8 @@ STEP_BYTES = 7
 """What comes over a connection comes in pieces of this size."""
 
 
-def feed(connection: asyncio.BufferedProtocol | asyncio.Protocol, data: bytes) -> None:
+def feed(connection: asyncio.BufferedProtocol, data: bytes) -> None:
     """Have a connection receive this."""
-    if isinstance(connection, asyncio.Protocol):
-        connection.data_received(data)
-        return
     while data:
         room = memoryview(connection.get_buffer(len(data)))
         count = min(len(room), len(data))
@@ -110,6 +107,7 @@ class _Server:
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
+        self.read_buffer = bytearray(STEP_BYTES)
 
     def admit(self, _connection: object) -> None:
         return None
@@ -146,7 +144,7 @@ def control_connection(raw: bytes) -> object:
         client = LocalConnection(_Server(), cast("Any", _Server()))
         client._transport = Deaf()
         for first in range(0, len(raw), STEP_BYTES):
-            client.data_received(raw[first : first + STEP_BYTES])
+            feed(client, raw[first : first + STEP_BYTES])
         assert len(client._buffer) <= len(raw)
         client._transport.close()
 

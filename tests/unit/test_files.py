@@ -124,6 +124,49 @@ def test_what_was_sent_once_is_neither_sent_nor_read_again(home: Path, store: Bl
     assert agent.came - came == 1 + 2  # the file, and the two blocks of the manifest
 
 
+def test_batches_are_asked_about_with_the_one_before(
+    home: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "BATCH_BLOCKS", 2)
+    for number in range(7):
+        (home / f"f{number}").write_text(str(number))
+    store.put([b"2", b"3", b"5"])
+    requests: list[tuple[int, int]] = []
+    agent = Agent(store)
+
+    def ask(**fields: Any) -> dict[str, Any]:
+        if "blocks" in fields:
+            requests.append((len(fields["blocks"]), len(fields["have"])))
+        return agent(**fields)
+
+    taken = snapshot.take(os.fsencode(home), snapshot.look(os.fsencode(home), (), everything=True), ask)
+    assert requests == [(0, 2), (2, 2), (0, 2), (1, 1), (1, 0), (0, 2), (2, 0)]  # the last two: of the manifest
+    assert store.missing_of(taken.id) == []
+    assert agent.came == 4 + 2
+    assert taken.sent_bytes == 4 + sum(map(len, manifest.encode(taken.manifest)[1]))
+
+
+@each("at", [0, 1, 2, 3])
+def test_what_the_agent_refuses_ends_the_sending(
+    home: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    monkeypatch.setattr(snapshot, "BATCH_BLOCKS", 2)
+    for number in range(9):
+        (home / f"f{number}").write_text(str(number))
+    agent, asked = Agent(store), []
+
+    def ask(**fields: Any) -> dict[str, Any]:
+        asked.append(fields)
+        if len(asked) > at:
+            raise StagingFailed("the file cache is full")
+        return agent(**fields)
+
+    found = snapshot.look(os.fsencode(home), (), everything=True)
+    with pytest.raises(StagingFailed, match="full"):
+        snapshot.take(os.fsencode(home), found, ask)
+    assert len(asked) == at + 1
+
+
 def test_the_digests_of_a_few_directories_are_remembered(
     home: Path, tmp_path: Path, store: BlockStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

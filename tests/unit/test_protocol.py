@@ -32,6 +32,19 @@ def test_requests_are_numbered_frames() -> None:
     ]
 
 
+@each("sizes", [(1 << 20, 5, 1 << 20), (10, 20), (1 << 20,), (0,)])
+def test_large_blocks_of_a_request_are_not_copied(sizes: tuple[int, ...]) -> None:
+    blocks = [bytes([size % 251]) * size for size in sizes]
+    number, parts = Protocol().request_parts("files", {"blocks": blocks, "have": [b"x"]})
+    raw = b"".join(parts)
+    assert len(raw) == frame.HEADER_BYTES + int.from_bytes(raw[: frame.HEADER_BYTES], "big")
+    sent = {"id": number, "verb": "files", "have": [b"x"], "blocks": blocks}
+    assert frame.unpack(raw[frame.HEADER_BYTES :]) == sent
+    assert all(any(part is block for part in parts) for block in blocks if len(block) >= frame.LARGE_BYTES)
+    with pytest.raises(BadRequest, match="too large"):
+        Protocol().request_parts("files", {"blocks": [bytes(1 << 20)] * 4})
+
+
 @each("at_a_time", [1, 3, 1 << 20])
 def test_answers_come_in_pieces_of_any_size(at_a_time: int) -> None:
     protocol = Protocol()

@@ -87,6 +87,7 @@ from peerload.model.messages import (
 from peerload.model.resources import LoadReport, Placement, Profile, Region, ResourceRequest
 from peerload.model.task import Exit, TaskSpec, Usage
 from peerload.wire import peer
+from peerload.wire.frame import LARGE_BYTES
 from tests.each import each
 
 UID = bytes(range(16))
@@ -298,7 +299,7 @@ def test_large_blocks_are_sent_from_where_they_are(sizes: tuple[int, ...]) -> No
     assert len(frame) == 4 + int.from_bytes(frame[:4], "big")
     assert peer.decode(frame[4:]) == envelope
     assert isinstance(envelope.body, Blocks)
-    assert all(any(part is block for part in parts) for block in envelope.body.blocks if len(block) >= peer.LARGE_BYTES)
+    assert all(any(part is block for part in parts) for block in envelope.body.blocks if len(block) >= LARGE_BYTES)
     with pytest.raises(FrameTooLarge):
         peer.frame_parts(wrap(Blocks(tuple(memoryview(bytes(1 << 20)) for _ in range(4)))))
 

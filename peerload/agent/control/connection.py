@@ -55,6 +55,8 @@ UNREAD_BYTES_MAX = 8 << 20
 """A client with more unread bytes than this is not read until it has caught up."""
 PART_BYTES = 1 << 20
 """Size of the parts in which longer lists are sent."""
+READ_BYTES = 64 << 10
+"""Bytes read at a time; a frame of which more have come has a buffer of its own."""
 PAUSE_S_MAX = 1.0
 """Bound on the pause of a client that is over its rate."""
 REQUESTS_PENDING_MAX = 1024
@@ -133,7 +135,7 @@ class Connection:
         if self.pending >= REQUESTS_PENDING_MAX:
             raise SlowDown("too many requests at once", why=f"{self.pending} are pending")
 
-    def request(self, raw: bytes) -> bool:
+    def request(self, raw: bytes | memoryview) -> bool:
         """Take the body of one frame → False if it has no request number. Then nothing can be answered."""
         try:
             return self._request(raw)
@@ -147,7 +149,7 @@ class Connection:
         self._draining = None
         self.release_requests()
 
-    def _request(self, raw: bytes) -> bool:
+    def _request(self, raw: bytes | memoryview) -> bool:
         try:
             request = control.decode_request(raw)
         except BadMessage as error:
@@ -238,13 +240,15 @@ class Connection:
             act()
 
 
-class LocalConnection(Connection, asyncio.Protocol):
+class LocalConnection(Connection, asyncio.BufferedProtocol):
     """A client at the agent's own socket."""
 
     def __init__(self, server: Server, clients: LocalSocket) -> None:
         super().__init__(server)
         self._clients = clients
         self._buffer = bytearray()
+        """The bytes that have come, then room for the rest of a large frame."""
+        self._filled = 0
         self._slow = ReadTimeout(asyncio.get_running_loop(), self._read_timed_out)
         self._can_write = asyncio.Event()
         self._can_write.set()
@@ -308,35 +312,57 @@ class LocalConnection(Connection, asyncio.Protocol):
         if self._held or self._transport.is_closing():
             return
         self._slow.pause(paused=False)
-        self.data_received(b"")
+        self.buffer_updated(0)
         if not self._held:
             self._transport.resume_reading()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _: int) -> memoryview | bytearray:
+        """Buffer for what comes next. The rest of a large frame goes where the frame is, and is never copied."""
+        has_room = self._filled < len(self._buffer)
+        return memoryview(self._buffer)[self._filled :] if has_room else self._clients.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Take whole frames. The length of a frame is checked before its body is buffered."""
         if self.closed:
             return
-        buffer = self._buffer
-        buffer += data
-        before = len(buffer)
-        self._take_frames(buffer)
-        is_partial = bool(buffer) and not self.closed
-        self._slow.received(len(data), is_whole=len(buffer) < before, is_partial=is_partial)
+        if self._filled == len(self._buffer):
+            self._buffer += memoryview(self._clients.read_buffer)[:nbytes]
+        self._filled += nbytes
+        is_whole = self._take_frames()
+        self._slow.received(nbytes, is_whole=is_whole, is_partial=self._filled > 0 and not self.closed)
 
-    def _take_frames(self, buffer: bytearray) -> None:
-        while len(buffer) >= HEADER_BYTES and not self.closed and not self._held:
-            size = int.from_bytes(buffer[:HEADER_BYTES], "big")
+    def _take_frames(self) -> bool:
+        """Handle each complete frame, until no more are taken → True if there was one."""
+        is_whole = False
+        while self._filled >= HEADER_BYTES and not self.closed and not self._held:
+            size = int.from_bytes(self._buffer[:HEADER_BYTES], "big")
             if size > CONTROL_BYTES_MAX:
                 self.server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame too large")
                 self._close_with(FrameTooLarge(size, CONTROL_BYTES_MAX))
-                return
-            if len(buffer) < HEADER_BYTES + size:
-                return
-            with memoryview(buffer) as view:
-                raw = bytes(view[HEADER_BYTES : HEADER_BYTES + size])
-            del buffer[: HEADER_BYTES + size]
-            if not self.request(raw):
-                return
+                break
+            end = HEADER_BYTES + size
+            if self._filled < end:
+                if READ_BYTES <= self._filled == len(self._buffer):
+                    begun, self._buffer = self._buffer, bytearray(end)
+                    self._buffer[: self._filled] = begun
+                break
+            is_whole = True
+            if not self.request(self._taken(end)):
+                break
+        return is_whole
+
+    def _taken(self, end: int) -> bytes | memoryview:
+        """The body of the frame that ends there in the buffer; it is no longer there. A large one is not copied."""
+        whole = self._buffer
+        if end > READ_BYTES:
+            self._buffer = whole[end : self._filled]
+            raw: bytes | memoryview = memoryview(whole)[HEADER_BYTES:end]
+        else:
+            with memoryview(whole) as view:
+                raw = bytes(view[HEADER_BYTES:end])
+            del whole[:end]
+        self._filled = len(self._buffer)
+        return raw
 
     def _read_timed_out(self) -> None:
         self.server.refused(self, metrics.CONTROL_FRAMES_REFUSED, "L3", "a frame stopped before its end")
@@ -348,7 +374,7 @@ class LocalConnection(Connection, asyncio.Protocol):
     def _close_with(self, error: PeerloadError) -> None:
         """Send an error, and close. Input is dropped for a moment before the close: a reset would discard the error."""
         self.fail(0, error)
-        self._buffer.clear()
+        self._buffer, self._filled = bytearray(), 0
         self.closed = True
         self._transport.write_eof()
         asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._transport.close)
@@ -395,7 +421,7 @@ def _in_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {key: [] if isinstance(value, list) else value for key, value in body.items()} | part
 
 
-def request_number(raw: bytes) -> int | None:
+def request_number(raw: bytes | memoryview) -> int | None:
     """The request number in a frame that is MessagePack but no request; None if it is neither."""
     try:
         body = msgspec.msgpack.decode(raw, type=_Numbered)
@@ -426,6 +452,8 @@ class LocalSocket:
     _is_closed: bool = field(default=False, init=False)
     _keeps_name: bool = field(default=False, init=False)
     _connections: set[LocalConnection] = field(default_factory=set, init=False)
+    read_buffer: bytearray = field(default_factory=lambda: bytearray(READ_BYTES), init=False)
+    """What a connection reads goes here first: it is taken at once."""
 
     async def start(self, handed_over: socket.socket | None = None) -> None:
         """Listen. ``handed_over``: a socket of the service manager, which keeps it when this agent stops. Raises ConfigError

@@ -290,6 +290,8 @@ STAGING_S_MAX = 86_400.0
 """Bound on the time in which the files of one attempt have to be in place."""
 REPAIRS_MAX = 3
 """Times that damaged files in the cache are fetched again for one attempt: first block, manifest, files."""
+PLACED_WITHIN_S = 60.0
+"""Outputs that are not in their place after so long are told: the directory may be on a dead mount."""
 CONFLICTS_LOGGED_MAX = 1000
 PLACED_MAX = 1000
 """Outputs of a task that are remembered where other users' tasks are, too; of a task with more, none."""
@@ -603,6 +605,7 @@ class AttemptFiles:
                     directory = os.fsencode(self._spool.make_scratch(key))
                     make = functools.partial(work.make_anew, directory, blocks, fetch.decoded[0], note.files.outputs)
                     step = making = in_own_thread(make)
+                    making.add_done_callback(lambda _: fetch.read_over())
             if fetch.work.done():
                 fetch.work.result()
         except BaseException:
@@ -802,6 +805,10 @@ class AttemptFiles:
             del self._placed[over]
         own = self._placed[uid] = self._placed.get(uid, {})
         cache, mark = self._cache(user), task
+        shown = printable(directory.decode("utf-8", "backslashreplace"))
+        reason = f"its output files are not all in {shown} after {PLACED_WITHIN_S:.0f} s: can it be reached?"
+        tell = functools.partial(self._event_log.record, "files", "waiting", task=task, reason=reason)
+        slow = asyncio.get_running_loop().call_later(PLACED_WITHIN_S, tell)
         self._placing.append(outputs)
         self.caches.pin_also(outputs)
         try:
@@ -817,6 +824,7 @@ class AttemptFiles:
         except StagingFailed as error:
             return str(error), 0, ""
         finally:
+            slow.cancel()
             self._placing.remove(outputs)
         summary = f"{counted(root.files, 'file')} of {size_text(root.size_bytes)} in {time.monotonic() - began_s:.1f} s"
         conflicts = list(map(printable, conflicts))

@@ -160,6 +160,13 @@ class Fetch:
                 return False
             return self._next in self._recent[0] if self._next is not None else bool(self._recent[0])
 
+    def read_over(self) -> None:
+        """Record that no working directory is made any more while the blocks come: none stays in memory for it."""
+        with self._news:
+            self.is_read = False
+            self._recent.clear()
+        self._taken.set()
+
     def over(self) -> None:
         """End the transfer: no more blocks come."""
         for stream in self.streams.values():

@@ -42,7 +42,7 @@ from peerload.security.address import join_address, open_tcp, parse_address, pla
 from peerload.security.certificates import proven_info
 from peerload.security.tls import node_of, peer_certificate, tls_error_text
 from peerload.wire import peer as wire
-from peerload.wire.frame import HEADER_BYTES
+from peerload.wire.frame import HEADER_BYTES, LARGE_BYTES
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from peerload.agent.store.write_ahead import SecurityEvents
     from peerload.model.errors import PeerloadError
     from peerload.security.tls import Credentials
+    from peerload.wire.frame import Buffer
 
 
 CONNECT_S = 5.0
@@ -165,7 +166,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._read_timeout = ReadTimeout(self._loop, lambda: self._refuse("frame_timeout"))
         self.frame_bytes = 0
         """Size of the frame that is being handled."""
-        self._waiting: list[tuple[Message | None, list[wire.Buffer]]] = []
+        self._waiting: list[tuple[Message | None, list[Buffer]]] = []
         self._waiting_bytes = 0
         self._flush_planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -431,7 +432,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         parts = [part for _, frame in self._waiting for part in frame]
         self._waiting.clear()
         self._waiting_bytes = 0
-        if any(len(part) >= wire.LARGE_BYTES for part in parts):
+        if any(len(part) >= LARGE_BYTES for part in parts):
             self._transport.writelines(parts)
         else:
             self._transport.write(b"".join(parts))

@@ -24,7 +24,7 @@ from peerload.files.manifest import FileEntry, Manifest, digest_of, encode
 from peerload.files.store import BlockStore, NoRoom
 from peerload.model.actions import KeepOutput, StageFiles
 from peerload.model.errors import PeerloadError
-from peerload.model.events import OutputComing
+from peerload.model.events import FilesStaged, OutputComing
 from peerload.model.messages import Blocks, BlocksEnd, BlocksRequest
 from peerload.model.task import SCRATCH, Exit, SubmitOptions, TaskFiles, TaskSpec
 from tests.each import each
@@ -291,9 +291,14 @@ def test_a_dead_mount_holds_up_no_other_placement_and_no_staging(
 
     monkeypatch.setitem(work.WORK, "place", place)
     monkeypatch.setattr(attempts, "mount_point", lambda path: path)
+    monkeypatch.setattr(attempts, "PLACED_WITHIN_S", 0.01)
+    told: set[tuple[str, str]] = set()
 
     async def story() -> None:
         files = files_of(tmp_path, [])
+        files._event_log = SimpleNamespace(
+            record=lambda *what, task, reason: told.add((what[1], task)) if "/dead/" in reason else None
+        )  # type: ignore[assignment]
         store = files.caches.of("").store
         outputs, user = kept_tree(store, b"output"), TaskUser("n", "")
 
@@ -308,6 +313,8 @@ def test_a_dead_mount_holds_up_no_other_placement_and_no_staging(
             async with asyncio.timeout(PATIENCE_S):
                 assert (await placed(9, b"/live"))[:2] == ("", 0)
                 await files.do("make", user, KEY, SCRATCH, outputs, ())
+                while len(told) < len(dead):  # noqa: ASYNC110 -- an event log tells nobody
+                    await asyncio.sleep(0.01)
             assert not any(one.done() for one in dead)
             over.set()
             await asyncio.gather(*dead)
@@ -316,6 +323,7 @@ def test_a_dead_mount_holds_up_no_other_placement_and_no_staging(
             await files.close()
 
     asyncio.run(story())
+    assert told == {("waiting", f"n/{number}") for number in range(5)}
 
 
 @each(
@@ -461,6 +469,49 @@ def test_a_piece_waits_until_the_working_directory_has_taken_the_one_before(
         await files.close()
 
     asyncio.run(story())
+
+
+def test_files_come_without_a_pause_after_their_directory_could_not_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "TAKE_S_MAX", 10 * PATIENCE_S)
+    store = BlockStore(tmp_path / "home", 1 << 30)
+    digests = store.put([b"one", b"two", b"three"])
+    entries = [
+        FileEntry(f"f{number}", 0o644, len(store.read(digest)), 0, (digest,)) for number, digest in enumerate(digests)
+    ]
+    id_, blocks = manifest.encode(Manifest(tuple(entries)))
+    store.put(blocks)
+    failed = threading.Event()
+    came: list[Any] = []
+
+    def make(*_: object) -> None:
+        failed.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(work, "make_anew", make)
+    (tmp_path / "node").mkdir()
+
+    async def serve(_: str, request: BlocksRequest, *__: object) -> AsyncIterator[Blocks | BlocksEnd]:
+        for digest in request.digests:
+            if digest in digests:
+                await asyncio.to_thread(failed.wait)
+            yield Blocks((memoryview(store.read(digest)),))
+        yield BlocksEnd()
+
+    async def story() -> None:
+        links: Any = SimpleNamespace(fetch_blocks=serve, send=lambda *_: None)
+        files = files_of(tmp_path / "node", came, links=links)
+        spec = TaskSpec((b"true",), SCRATCH, files=TaskFiles(id_, 11, 3))
+        files.offered(StageFiles(KEY, "h/1", UID, 1, "h", spec))
+        async with asyncio.timeout(PATIENCE_S):
+            while files.caches.of("").store.missing_of(id_):  # noqa: ASYNC110 -- a thread stores them
+                await asyncio.sleep(0.01)
+            await others()
+        await files.close()
+
+    asyncio.run(story())
+    assert [(told.key, told.code) for told in came if isinstance(told, FilesStaged)] == [(KEY, "disk")]
 
 
 def test_files_are_written_while_others_are_still_on_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

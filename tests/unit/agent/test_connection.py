@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from peerload.agent.control.connection import PART_BYTES, UNREAD_BYTES_MAX, LocalConnection
+from peerload.agent.control.connection import PART_BYTES, READ_BYTES, UNREAD_BYTES_MAX, LocalConnection
 from peerload.client.connection import AgentConnection
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, InvariantBroken, PeerloadError, StoreError
+from peerload.wire import control, frame
 from peerload.wire.frame import CONTROL_BYTES_MAX
 from tests.each import each
+from tests.fuzz.more_targets import Deaf, feed
 from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.agent.control.connection import Connection
-    from peerload.wire import control
 
 
 class Server:
@@ -33,6 +34,7 @@ class Server:
         self.counters: Counter[str] = Counter()
         self.broken: list[str] = []
         self.connections: list[LocalConnection] = []
+        self.read_buffer = bytearray(READ_BYTES)
 
     def admit(self, connection: LocalConnection) -> PeerloadError | None:
         self.connections.append(connection)
@@ -266,3 +268,55 @@ def test_an_answer_that_fits_no_frame_is_an_error_that_says_so() -> None:
     assert "too large" in told.what
     assert told.hint
     assert not server.broken
+
+
+class _Takes(Server):
+    """Takes requests, and answers none."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _connection, _number: None)
+        self.taken: list[control.Request] = []
+
+    def handle(self, connection: Connection, request: control.Request) -> None:
+        self.taken.append(request)
+
+
+def _fed(step: int, raw: bytes, act: Callable[[LocalConnection], None] = lambda _: None) -> _Takes:
+    """The server of a connection that receives these bytes, so many at a time; ``act`` is called after each time."""
+    server = _Takes()
+
+    async def story() -> None:
+        connection = LocalConnection(server, cast("Any", server))
+        connection._transport = Deaf()
+        for at in range(0, len(raw), step):
+            feed(connection, raw[at : at + step])
+            act(connection)
+        await asyncio.sleep(0)  # what waited for a release
+
+    asyncio.run(story())
+    return server
+
+
+@each("step", [7919, READ_BYTES, 1 << 23])
+@each("is_held", [False, True])
+def test_large_requests_are_taken_whole_and_their_blocks_not_copied(step: int, *, is_held: bool) -> None:
+    sizes = [(10,), (1 << 20, 70_000, 1 << 20), (1 << 20, 5), (1,), (READ_BYTES - 40,), (READ_BYTES, 9)]
+    sent = [tuple(bytes([number + 1]) * size for size in one) for number, one in enumerate(sizes)]
+    frames = [frame.pack_parts({"id": number, "verb": "files", "blocks": blocks}) for number, blocks in enumerate(sent)]
+
+    def hold(connection: LocalConnection) -> None:
+        connection.hold_requests()
+        connection.release_requests()
+
+    server = _fed(step, b"".join(part for parts in frames for part in parts), hold if is_held else lambda _: None)
+    taken = [request.blocks for request in server.taken if isinstance(request, control.Files)]
+    assert taken == sent
+    for blocks in taken:
+        if sum(map(len, blocks)) > READ_BYTES:
+            assert all(isinstance(block.obj, bytearray) for block in blocks)  # what was read into, and no copy of it
+
+
+def test_a_large_request_has_no_buffer_before_some_of_it_has_come() -> None:
+    sizes: list[int] = []
+    _fed(100, CONTROL_BYTES_MAX.to_bytes(4, "big") + bytes(READ_BYTES // 2), lambda one: sizes.append(len(one._buffer)))
+    assert max(sizes) <= READ_BYTES

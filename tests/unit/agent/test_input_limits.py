@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from peerload.agent import runtime
-from peerload.agent.control.connection import LocalConnection
+from peerload.agent.control.connection import READ_BYTES, LocalConnection
 from peerload.agent.joining import JoinServer
 from peerload.agent.peers import connection
 from peerload.agent.peers import links as peer_listen
@@ -117,6 +117,7 @@ class _Links:
 
     def __init__(self) -> None:
         self.why: list[str] = []
+        self.read_buffer = bytearray(READ_BYTES)
 
     def refused(self, _connection: object, why: str, *_: str) -> None:
         self.why.append(why)
