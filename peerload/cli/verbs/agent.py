@@ -342,7 +342,7 @@ def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool)
     agent_process.await_end(found, "the launcher")
     print_result(
         {"pid": None, "node": None, "all": True},
-        ["the agent was gone; the tasks that still ran were ended"],
+        ["the agent was gone; its launcher was ended, and with it any task that still ran"],
         as_json=as_json,
     )
     return True

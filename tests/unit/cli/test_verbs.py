@@ -389,7 +389,8 @@ def test_undrain_of_a_node_that_was_not_drained(agent: FakeAgent) -> None:
     assert json.loads(peerload("undrain", "--json", agent=agent).stdout) == {"v": 1, "was_drained": False}
 
 
-def test_leave_waits_until_the_agent_has_gone(agent: FakeAgent) -> None:
+@each(("mode", "again"), [("user", b"peerload up --peer h:2\n"), ("system", b"  sudo systemctl restart peerload\n")])
+def test_leave_waits_until_the_agent_has_gone(agent: FakeAgent, mode: str, again: bytes) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
 
         def leave(request: control.Leave, reply: Reply) -> None:
@@ -398,12 +399,13 @@ def test_leave_waits_until_the_agent_has_gone(agent: FakeAgent) -> None:
             process.terminate()
             process.wait()
 
-        agent.answer("info", node="ws1", pid=process.pid)
+        agent.answer("info", node="ws1", pid=process.pid, mode=mode)
         agent.answer("checkup", peers=[{"state": "left", "address": "h:1"}, {"state": "alive", "address": "h:2"}])
         agent.handlers["leave"] = leave
         done = peerload("leave", "--force", agent=agent)
     assert (done.returncode, done.stdout.startswith(b"ws1 ")) == (0, True)
-    assert b"peerload up --peer h:2\n" in done.stdout
+    assert done.stdout.endswith(again)
+    assert b"h:2" in done.stdout
 
 
 def test_logs(agent: FakeAgent) -> None:
