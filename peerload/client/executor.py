@@ -337,7 +337,7 @@ class _Session:
     def __init__(self, path: str, fields: dict[str, Any]) -> None:
         self._path = path
         self._fields = fields
-        self._client = connection.AgentConnection(path)
+        self._client = connection.AgentConnection(path, room_s=0.0)
         try:
             self._client.call("info")  # a refusal is the answer to the first request
         except PeerloadError:
@@ -516,7 +516,7 @@ class _Session:
 
     def _tail(self, made: PendingCall, stream: int, size: int) -> bytes:
         found = bytearray()
-        with connection.AgentConnection(self._path) as client:
+        with connection.AgentConnection(self._path, room_s=0.0) as client:
             for piece in client.stream("output", task=made.task, streams=[stream], tail_bytes=size):
                 if piece.get("stream") == stream and "data" in piece:
                     found += piece["data"]

@@ -144,6 +144,19 @@ def test_usage_errors_exit_2() -> None:
         assert len(done.stderr.splitlines()) == 2, words
 
 
+@pytest.mark.parametrize(
+    "words", [("ls",), ("show", "42"), ("nodes",), ("cancel", "42")]
+)  # each on an agent of its own
+def test_a_verb_waits_for_room_for_one_more_client(agent: FakeAgent, words: tuple[str, ...]) -> None:
+    agent.answer("tasks", tasks=[TASK], truncated=False)
+    agent.answer("show", tasks=[TASK])
+    agent.answer("nodes", nodes=[NODE])
+    agent.answer("cancel", tasks=[])
+    agent.refused = {1}
+    done = peerload(*words, agent=agent)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_refusal_is_escaped(agent: FakeAgent) -> None:
     agent.handlers["show"] = lambda _request, reply: reply.error("no-such-task", "no \x1b[2J", "w", "peerload ls")
     done = peerload("show", "9", agent=agent)
