@@ -597,7 +597,7 @@ class Executor(concurrent.futures.Executor):
             version = f"=={sys.version_info.major}.{sys.version_info.minor}.*"
             self._fields["spec"][submission.LOCK] = lock._replace(python=",".join(filter(None, (lock.python, version))))
         if bring is not None:
-            bring(path)
+            _bring(bring, path)
         self._named = wanted.get("name") or ""
         self._room = threading.BoundedSemaphore(tasks_max)
         self._tasks_max = tasks_max
@@ -700,6 +700,18 @@ class Executor(concurrent.futures.Executor):
         finally:
             if wait:
                 self._link.join()
+
+
+def _bring(bring: Callable[[str], None], path: str) -> None:
+    """Send the files of the calls to the agent, again if it goes away meanwhile. Raises PeerloadError."""
+    tries = connection.Reconnection()
+    while True:
+        try:
+            return bring(path)
+        except PeerloadError as error:
+            if not tries.continues(error):
+                raise
+        time.sleep(connection.RECONNECT_EVERY_S)
 
 
 class _MapCalls:
