@@ -128,7 +128,7 @@ def test_no_agent() -> None:
 def test_down_without_an_agent_does_not_offer_to_start_one() -> None:
     done = peerload("down", "--socket", "/tmp/none/agent.sock")
     assert done.returncode == 125
-    assert b"peerload down --all" in done.stderr
+    assert b"peerload down --all --state DIR" in done.stderr, "where its state is, is not known"
     assert b"peerload up" not in done.stderr
 
 
