@@ -23,6 +23,7 @@ KINDS = {"https": "webhook", "http": "webhook", "ntfy": "ntfy", "mail": "mail"}
 NTFY = "https://ntfy.sh"
 _TOPIC = re.compile(r"(?:(https?://[^\s/]+|[a-z0-9.-]+(?::\d+)?)/)?([A-Za-z0-9_-]{1,64})\Z")
 _ADDRESS = re.compile(r"[^\s@<>,;:\"\\-][^\s@<>,;:\"\\]*@[A-Za-z0-9.-]+\Z")
+_MISSPELT = re.compile(r"([A-Za-z]+):\S+\Z")
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]+(?:[/?][\x21-\x7e]*)?\Z")
 
 
@@ -40,6 +41,11 @@ def objection(target: str) -> str:
         return "ntfy:TOPIC or ntfy:HOST/TOPIC, the topic of letters, digits, _ and - (at most 64)"
     if kind == "mail" and not _ADDRESS.match(rest):
         return "mail:NAME@HOST, one address"
+    if not kind and (found := _MISSPELT.match(target)):
+        from difflib import get_close_matches
+
+        if near := get_close_matches(found[1].lower(), KINDS, 1, 0.7):
+            return f"it would run as a command; did you mean  {near[0]}:… ?"
     return "" if target.strip() and "\0" not in target else "it is empty"
 
 

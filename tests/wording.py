@@ -79,6 +79,7 @@ class Says(Enum):
     NO_ANSWER = "it has not answered for {} s"
     BEING_SUBMITTED = "still being submitted"
     HELD = "held by its user"
+    ENVIRONMENT = "waits for its environment: {}"
     BUILDING = "its environment is being built on {}"
     STAGING = "its files are on their way to {}: {} of {} MiB"
 

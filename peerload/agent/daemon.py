@@ -180,6 +180,7 @@ class Daemon:
         preflight.check_origin(state)
         for name in IN_THE_STATE:
             directory_in(state, name)
+        preflight.check_joined(config, self._origins)
         cluster = cluster_dir.find(config.cluster, os.environ)
         preflight.check_addresses(config, loopback_only=cluster.is_local)
         self.disk = DiskSpace(state)

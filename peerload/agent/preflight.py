@@ -32,8 +32,9 @@ from peerload.agent.peers.membership import ADDRESS_FILE, AddressFile
 from peerload.agent.store.store import FILE, GAP
 from peerload.launcher.protocol import STOP_GRACE_S, claim_name
 from peerload.model.actions import PutEvent
-from peerload.model.errors import StoreError
+from peerload.model.errors import ConfigError, StoreError
 from peerload.model.task import is_id
+from peerload.security import node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.broker import BrokerUrl, check_ca
 
@@ -75,6 +76,19 @@ def check_addresses(config: AgentConfig, *, loopback_only: bool) -> None:
         BrokerUrl.parse(url).known_as(config.mqtt_password_file)
     if config.mqtt:
         check_ca(config.mqtt_ca)
+
+
+def check_joined(config: AgentConfig, origins: Mapping[str, str] | None) -> None:
+    """Check that the directory of the cluster that this node joined is there. Raises ConfigError."""
+    joined = (origins or {}).get("cluster", "")
+    if Path(joined).name != node_identity_file.NAME or os.path.lexists(config.cluster):
+        return
+    again = "sudo systemctl restart peerload" if config.mode == "system" else "peerload up"
+    raise ConfigError(
+        "cluster",
+        f"{config.cluster} is not there, and this node joined its cluster ({joined})",
+        hint=f"start without a cluster:  mv {joined} {joined}.old ; {again}        stay a member:  put it back, or  peerload join TOKEN",
+    )
 
 
 async def check_places(

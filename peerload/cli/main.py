@@ -103,24 +103,34 @@ FILES = {
 """The files with their verbs, which are functions of that name; any other verb is `main` in a file of its own."""
 ALIASES = {"kill": "cancel", "list": "ls", "log": "logs", "ps": "ls"}
 """Words that people type for a verb; `version` stands for --version."""
+_STOP_OR_DELETE = (
+    "stop tasks:  peerload cancel        delete ended ones:  peerload clean        drop a node:  peerload forget"
+)
 _TASKS_OR_AGENT = "a task:  peerload {}        the agent:  peerload {}"
 SUGGESTIONS = {
     "add": "queue a command:  peerload submit CMD        let another machine join:  peerload invite",
-    "delete": "stop tasks:  peerload cancel        delete ended ones:  peerload clean        drop a node:  peerload forget",
+    "delete": _STOP_OR_DELETE,
+    "enqueue": "peerload release ID",
+    "follow": "peerload logs -f ID",
     "info": "a task:  peerload show ID        the nodes:  peerload nodes        the settings:  peerload config",
+    "parallel": "commands:  peerload map 'CMD {}' ::: a b c        tasks at a time:  peerload up --slots N  or  peerload group set G --slots N",
     "pause": "a task:  peerload hold        a group:  peerload group pause G        a node:  peerload drain",
     "queue": "list the queue:  peerload ls        queue a command:  peerload submit CMD",
     "restart": _TASKS_OR_AGENT.format("retry", "down ; peerload up"),
     "resume": "a task:  peerload release        a group:  peerload group resume G        a node:  peerload undrain",
-    "rm": "stop tasks:  peerload cancel        delete ended ones:  peerload clean        drop a node:  peerload forget",
+    "remove": _STOP_OR_DELETE,
+    "reset": "peerload cancel all; peerload clean --all",
+    "rm": _STOP_OR_DELETE,
     "sbatch": "peerload submit CMD",
     "scancel": "peerload cancel",
     "sinfo": "peerload nodes",
     "squeue": "peerload ls",
     "srun": "peerload run CMD",
+    "stash": "peerload hold ID        a new one:  peerload submit --held CMD",
     "start": _TASKS_OR_AGENT.format("run CMD", "up"),
     "status": "tasks:  peerload ls        nodes:  peerload nodes        both:  peerload top --once        problems:  peerload doctor",
     "stop": _TASKS_OR_AGENT.format("cancel", "down"),
+    "switch": "peerload prio N ID",
 }
 """Hints for words that people type."""
 OPTIONS = ("--help", "--version", "--debug", "-h", "-V")

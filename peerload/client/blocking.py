@@ -129,7 +129,7 @@ class Client:
                 if attempts.before is not None:
                     attempts.before(self._path)
                     attempts.before = None
-                with connection.AgentConnection(self._path, timeout_s=self._timeout_s) as client:
+                with connection.AgentConnection(self._path, timeout_s=self._timeout_s, room_s=0.0) as client:
                     for part in client.stream(request.verb, **attempts.fields()):
                         attempts.answered()
                         self._was_there = True

@@ -61,6 +61,8 @@ SOCKET_PATH_BYTES_MAX = 107
 RECONNECT_S_MAX = 60.0
 """Patience with an agent that went away, as it does to start itself again."""
 RECONNECT_EVERY_S = 0.25
+ROOM_S_MAX = 5.0
+"""Patience of a quick request with an agent that has no room for one more client."""
 EVENTS_MAX = 100_000
 """Bound of the events of one request."""
 READ_BYTES_MAX = 256 << 10
@@ -306,7 +308,7 @@ class AgentConnection:
     after half of the time the client asks for `info`, and it waits on while the agent answers that. A request that follows
     something (`wait`, ``follow``) waits for ever once the agent has answered anything; then it may take READS_WITHIN_S to read one.
     ``awaits_start``: an agent that a service manager starts may take STARTS_WITHIN_S to do so.
-    ``room_s``: patience with an agent that has no room for one more client, until it has answered the first time.
+    ``room_s``: patience with an agent that has no room for one more client, until it has answered the first time (0: the caller tries again).
     ``last``: the reply that ended the latest `call` or `stream`.
     """
 
@@ -315,7 +317,7 @@ class AgentConnection:
         socket_path: str | None = None,
         *,
         timeout_s: float | None = ANSWERS_WITHIN_S,
-        room_s: float = 0.0,
+        room_s: float = ROOM_S_MAX,
         awaits_start: bool = True,
     ) -> None:
         self._room_s = room_s

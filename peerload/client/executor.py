@@ -337,7 +337,7 @@ class _Session:
     def __init__(self, path: str, fields: dict[str, Any]) -> None:
         self._path = path
         self._fields = fields
-        self._client = connection.AgentConnection(path)
+        self._client = connection.AgentConnection(path, room_s=0.0)
         try:
             self._client.call("info")  # a refusal is the answer to the first request
         except PeerloadError:
@@ -516,7 +516,7 @@ class _Session:
 
     def _tail(self, made: PendingCall, stream: int, size: int) -> bytes:
         found = bytearray()
-        with connection.AgentConnection(self._path) as client:
+        with connection.AgentConnection(self._path, room_s=0.0) as client:
             for piece in client.stream("output", task=made.task, streams=[stream], tail_bytes=size):
                 if piece.get("stream") == stream and "data" in piece:
                     found += piece["data"]
@@ -597,7 +597,7 @@ class Executor(concurrent.futures.Executor):
             version = f"=={sys.version_info.major}.{sys.version_info.minor}.*"
             self._fields["spec"][submission.LOCK] = lock._replace(python=",".join(filter(None, (lock.python, version))))
         if bring is not None:
-            bring(path)
+            _bring(bring, path)
         self._named = wanted.get("name") or ""
         self._room = threading.BoundedSemaphore(tasks_max)
         self._tasks_max = tasks_max
@@ -700,6 +700,18 @@ class Executor(concurrent.futures.Executor):
         finally:
             if wait:
                 self._link.join()
+
+
+def _bring(bring: Callable[[str], None], path: str) -> None:
+    """Send the files of the calls to the agent, again if it goes away meanwhile. Raises PeerloadError."""
+    tries = connection.Reconnection()
+    while True:
+        try:
+            return bring(path)
+        except PeerloadError as error:
+            if not tries.continues(error):
+                raise
+        time.sleep(connection.RECONNECT_EVERY_S)
 
 
 class _MapCalls:

@@ -96,7 +96,7 @@ class WaitReasons:
         spec = spec or self._task.spec
         yield self._here(spec.request, spec.placement, ignores_turn=False)
         for peer in self._peers:
-            yield self._there(peer, spec.request, spec.placement)
+            yield self._there(peer, spec)
         for node in self._node.membership.unmet(spec.placement, self._node.state.node):
             yield EligibilityVerdict(node, can_ever=None, now=None, reason=NOT_MET)
 
@@ -179,17 +179,17 @@ class WaitReasons:
 
     # -- the others ----------------------------------------------------------------------------------------------------
 
-    def _there(self, peer: PeerInfo, request: ResourceRequest, placement: Placement) -> EligibilityVerdict:
-        node, home, task = peer.identity.node, self._node.state.node, self._task
+    def _there(self, peer: PeerInfo, spec: TaskSpec) -> EligibilityVerdict:
+        node, home, task, request = peer.identity.node, self._node.state.node, self._task, spec.request
         last = self._node.membership.last_report(node)
         age_s = max(self._now_s - (last.at_s if last is not None else peer.heard_s), 0.0)
         if not peer.knows_profile:
             gone = self._gone(peer)
             known = gone or "what it has is not known here yet"
             return EligibilityVerdict(node, can_ever=None, now=False if gone else None, reason=known, age_s=age_s)
-        never = why_never(peer.profile, request, placement, home)
+        never = self._node.membership.never_there(peer, spec, home)
         if never:
-            all_lacking = lacks(peer.profile, request, placement, home)
+            all_lacking = lacks(peer.profile, request, spec.placement, home) or [never]
             reason = self._and_drained(all_lacking, peer.profile.drained)
             if peer.state is PeerState.DEAD:
                 reason = f"{self._gone(peer)}; {reason}"

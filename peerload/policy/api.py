@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol, runtime_checkabl
 import msgspec
 from msgspec import Meta
 
-from peerload.model.resources import LOAD_MAX, LoadReport, Placement, Profile, ResourceRequest, TaskCost, Thresholds
+from peerload.model.resources import (
+    LOAD_MAX,
+    LoadReport,
+    Placement,
+    Profile,
+    ResourceRequest,
+    TaskCost,
+    Thresholds,
+)
 
 if TYPE_CHECKING:
     import random
@@ -537,6 +545,15 @@ def valid_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None
     return answer
 
 
+def _is_cost(cost: object) -> bool:
+    if not isinstance(cost, TaskCost):
+        return False
+    texts: list[object] = [cost.node, cost.quality]
+    numbers: list[object] = [cost.joules, cost.wake_s, cost.wake_joules, cost.price or 0.0]
+    is_finite = (isinstance(number, (int, float)) and isfinite(number) for number in numbers)
+    return all(isinstance(text, str) for text in texts) and all(is_finite)
+
+
 def valid_step(answer: object, asleep: Container[str] = ()) -> Probe | Broadcast | Transfer | Keep:
     """Validate a step of a search: names and reasons are texts, and a node that is to wake is one of those asleep."""
     if isinstance(answer, Probe):  # as most are
@@ -544,8 +561,8 @@ def valid_step(answer: object, asleep: Container[str] = ()) -> Probe | Broadcast
         if isinstance(nodes, tuple) and set(map(type, nodes)) <= {str}:
             return answer
     compared = answer.compared if isinstance(answer, Transfer | Keep) else ()
-    if compared != () and not all(isinstance(cost, TaskCost) for cost in compared):
-        raise TypeError("the compared costs have the wrong type")
+    if compared != () and not all(map(_is_cost, compared)):
+        raise TypeError("a compared cost is none")
     if isinstance(answer, Keep) and answer.wakes != "" and answer.wakes not in asleep:
         raise ValueError("the node to wake is not asleep")
     match answer:

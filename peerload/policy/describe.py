@@ -157,7 +157,7 @@ def _kind_of(policy: type, name: str) -> str:
         )
     try:
         policy_made = made(policy, {})
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError("policy", f"{name} cannot be made", why=f"{type(error).__name__}: {error}") from error
     fulfilled = [kind for kind in KINDS if not why_not_fulfilled(kind, policy_made)]
     if not fulfilled:

@@ -359,7 +359,7 @@ class PresetLoader:
         values = {key: value for key, value in self.tables.get(kind, {}).items() if key != "policy"}
         try:
             known = {parameter.name: parameter for parameter in parameters(chosen)}
-        except Exception as error:  # noqa: BLE001 -- a user's class may declare anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's class may declare anything
             self._wrong((*path, "policy"), f"the parameters of {name!r} cannot be read", why=_says(error))
             return None
         for key, value in values.items():
@@ -381,7 +381,7 @@ class PresetLoader:
         except msgspec.ValidationError as error:  # the class checks its parameters together
             self._wrong(path, f"{name!r} refuses this", why=str(error))
             return None
-        except Exception as error:  # noqa: BLE001 -- a user's class may fail in any way
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's class may fail in any way
             self._wrong((*path, "policy"), f"{name!r} cannot be made", why=_says(error))
             return None
         kind = ".".join(path)
@@ -411,7 +411,7 @@ def why_not_fulfilled(kind: str, policy: object) -> str:
             have = getattr(policy, name)
         except AttributeError:
             return f"it has no {name}{takes}"
-        except Exception as error:  # noqa: BLE001 -- a user's property may fail in any way
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's property may fail in any way
             return f"its {name} fails: {_says(error)}"
         if isinstance(member, property):
             reason = _why_no_value(typing.get_type_hints(member.fget, include_extras=True)["return"], have)
@@ -527,7 +527,7 @@ _Found = list[tuple[tuple[str, ...], str]]
 def _about_thresholds(preset: PolicySet, thresholds_written: Container[str]) -> _Found:
     try:
         thresholds = preset.transfer.thresholds(IdleNode())
-    except Exception as error:  # noqa: BLE001 -- a user's policy may fail in any way
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's policy may fail in any way
         return [(("transfer", "policy"), f"it fails on an idle node: {error!r}")]
     goes = {"send_at": ("sends", thresholds.send_at), "give_above": ("gives", thresholds.give_above)}
     comes = {

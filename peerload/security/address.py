@@ -43,10 +43,14 @@ def parse_address(key: str, text: str, *, loopback_only: bool) -> tuple[str, int
     host, colon, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if is_bracketed else host
-    if _ip(text) is not None or (":" in host and not is_bracketed and _ip(host) is not None):
+    if isinstance(_ip(text), ipaddress.IPv6Address) or (":" in host and not is_bracketed and _ip(host) is not None):
         inside, number = (text, "7117") if _ip(host) is None or not port.isdigit() else (host, port)
         hint = f"for example [{inside[:100]}]:{number}"
         raise ConfigError(key, f"{text[:100]!r} is not HOST:PORT", why="an IPv6 address needs brackets", hint=hint)
+    if isinstance(_ip(text), ipaddress.IPv4Address) or (key == "peer" and not text.isdigit() and _is_name(text)):
+        raise ConfigError(
+            key, f"{text[:100]!r} is not HOST:PORT", why="the port is missing", hint=f"for example {text[:100]}:7117"
+        )
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > PORT_MAX:
         raise ConfigError(key, f"{text[:100]!r} is not HOST:PORT", hint=_EXAMPLES)
     if host == "localhost":

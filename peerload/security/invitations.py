@@ -207,13 +207,22 @@ class Admission(NamedTuple):
     address: str
 
 
-def join_cluster(token: Token, node: str, state: Path) -> Admission:
-    """Join with this name; the key is kept in STATE meanwhile. Raises PeerloadError."""
+def start_with(setting: str, value: str, *, is_system: bool) -> str:
+    """The commands that start the agent of a user, or of all users, with another setting."""
+    if not is_system:
+        return f"peerload up --{setting} {value}"
+    words = f'["{value}"]' if setting == "peer" else f'"{value}"'
+    return f"write  {setting} = {words}  into /etc/peerload/peerload.toml, then  sudo systemctl restart peerload"
+
+
+def join_cluster(token: Token, node: str, state: Path, *, is_system: bool = False) -> Admission:
+    """Join with this name; the key is kept in STATE meanwhile. is_system: for the agent of all users. Raises
+    PeerloadError."""
     key = _key(state / JOINED_FILE)
     failures: list[str] = []
     for address in token.addresses:
         try:
-            return _ask_at(address, token, node, key)
+            return _ask_at(address, token, node, key, is_system=is_system)
         except LinkUnavailable as error:
             failures.append(error.why or error.what)
     raise LinkUnavailable("", "the cluster cannot be reached", why="; ".join(failures))
@@ -238,7 +247,7 @@ def _key(path: Path) -> bytes:
     return made
 
 
-def _ask_at(address: str, token: Token, node: str, key: bytes) -> Admission:
+def _ask_at(address: str, token: Token, node: str, key: bytes, *, is_system: bool) -> Admission:
     with _connection(address, _unproven()) as (link, _):
         ca = _identify(link, address).ca
     try:
@@ -255,7 +264,7 @@ def _ask_at(address: str, token: Token, node: str, key: bytes) -> Admission:
         proof = join.proof_key(token.id, token.secret).sign(transcript)
         answer = _exchange(link, join.JoinRequest(token.id, node, csr, proof), address)
     if isinstance(answer, join.JoinRefused):
-        raise _refusal(answer, address)
+        raise _refusal(answer, address, is_system=is_system)
     if not isinstance(answer, join.JoinWelcome):
         raise LinkUnavailable("", "no answer", why=f"{address}: unexpected message")
     _check(answer, ca, node, key)
@@ -369,12 +378,13 @@ def _impostor(address: str) -> BadRequest:
     )
 
 
-def _refusal(answer: join.JoinRefused, address: str) -> BadRequest:
+def _refusal(answer: join.JoinRefused, address: str, *, is_system: bool = False) -> BadRequest:
     if answer.code == "token":
         why = "the token was used before, has expired, is of another cluster, or was used by a node that is revoked"
         return BadRequest(_NOT_LET_IN, why=why, hint=_NEW)
     hint = _NEW
     if answer.code == "name":
-        hint = f"if this machine is that member:  peerload down ; peerload up --peer {address}"
+        again = start_with("peer", address, is_system=is_system)
+        hint = f"if this machine is that member:  {'' if is_system else 'peerload down ; '}{again}"
         hint += "        the same token with another name:  peerload join --node NAME TOKEN"
     return BadRequest(_NOT_LET_IN, why=answer.what or "it does not understand the request", hint=hint)

@@ -108,7 +108,7 @@ def readings_of(policies: PolicySet, gpus: int) -> set[str]:
         if index is not None:
             try:
                 index(node)
-            except Exception:  # noqa: BLE001, S112 -- a policy may fail in any way; that is counted when it is played
+            except (Exception, SystemExit):  # noqa: BLE001, S112 -- a policy may fail in any way; that is counted when it is played
                 continue
     return node.seen
 

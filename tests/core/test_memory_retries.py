@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from peerload.model import events, messages, timers
-from peerload.model.resources import MIB, Device, GpuShare, ResourceRequest
+from peerload.model.resources import MIB, Device, DeviceReading, GpuShare, ResourceRequest
 from peerload.model.task import Exit, Guarantee, SubmitOptions, TaskRecord, TaskState, Usage, execution_key
 from tests.core.given import ACCEPTS, SENDER, WALL_S, Given, spec
 from tests.wording import Says
@@ -263,6 +263,27 @@ def test_a_home_that_does_not_know_yet_what_that_node_has_asks_for_the_same_agai
     assert "persist queued" in did
     record = again.task().record
     assert (record.gpu_mem_bytes, record.memory_retries, record.gpu_alone) == (24 * GIB, 1, False)
+
+
+def test_an_attempt_here_that_is_sure_to_get_more_memory_is_taken_for_a_retry() -> None:
+    """Nothing of it is kept, as of one of --retries."""
+    x = Given(peers=(), slots=8, facts={"gpus": 1, "devices": (card(1, 48),)})
+    x.when(events.DevicesFound((card(1, 48),)))
+    x.when(events.DevicesSampled(x.at_s, (DeviceReading("nvidia:GPU-1"),)))
+    x.submit(spec(request=request()))
+    task, retries = x.task(), x.node.handoff.retries
+    ended = out_of_memory()
+    assert task.record.devices
+    assert retries.repeats(task, ended)
+    assert not retries.repeats(task, Exit(1))
+    assert not retries.repeats(task, msgspec.structs.replace(ended, exit_code=124)), "its time limit is its result"
+    for changed in ({"gpu_mem_bytes": 0}, {"gpu_share": GpuShare.EXCLUSIVE}):  # whether there is more is not sure
+        spec_before = task.spec
+        task.spec = msgspec.structs.replace(task.spec, request=msgspec.structs.replace(task.spec.request, **changed))
+        assert not retries.repeats(task, ended)
+        task.spec = spec_before
+    x.when(events.TaskEnded(task.key, ended))
+    assert (task.record.attempt, task.record.memory_retries) == (2, 1)
 
 
 def test_an_attempt_whose_end_may_be_the_last_loss_with_a_card_is_not_taken_for_a_retry() -> None:

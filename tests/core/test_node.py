@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from types import FrameType
 from typing import Any
@@ -14,7 +15,7 @@ from peerload.core.work import HomePhase
 from peerload.model import events, messages, metrics
 from peerload.model.actions import Announce, TaskChanged
 from peerload.model.config import CoreConfig
-from peerload.model.resources import LoadReport, Region, Thresholds
+from peerload.model.resources import LoadReport, Region, TaskCost, Thresholds
 from peerload.model.task import Exit, TaskRecord, TaskState
 from peerload.policy.api import Keep
 from peerload.policy.registry import build_preset
@@ -84,10 +85,11 @@ def test_advice_about_another_node_is_not_believed() -> None:
     assert x.node.membership.get("z") is None
 
 
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 @pytest.mark.parametrize("kind", ["load", "transfer", "selection", "information", "sender", "receiver", "priority"])
-def test_a_policy_that_fails_costs_only_performance(kind: str) -> None:
+def test_a_policy_that_fails_costs_only_performance(kind: str, error: type[BaseException]) -> None:
     x = Given(policies={**SENDER, **RECEIVER, "location": {**SENDER["location"], **RECEIVER["location"]}})
-    failing = {kind: _raising(getattr(x.node.state.policies, kind))}
+    failing = {kind: _raising(getattr(x.node.state.policies, kind), error)}
     x.node.state.policies = msgspec.structs.replace(x.node.state.policies, **failing)
     x.submit()
     x.submit()
@@ -120,6 +122,24 @@ def test_a_policy_that_wakes_a_node_that_is_not_asleep_costs_only_performance() 
     assert x.node.state.counts[metrics.POLICY_ERRORS] == 1
 
 
+@pytest.mark.parametrize("wrong", [{"joules": math.nan}, {"joules": "9"}, {"price": math.inf}, {"wake_joules": None}])
+def test_a_policy_that_compares_no_numbers_costs_only_performance(wrong: dict[str, Any]) -> None:
+    class Compares:
+        places_all = True
+        cost = TaskCost("x", 1.0)
+
+        def locate(self, *_: object) -> Keep:
+            return Keep("it costs less here", compared=(self.cost,))
+
+    sender = Compares()
+    x = Given(policies=msgspec.structs.replace(build_preset("given", SENDER), sender=sender))
+    x.submit()
+    assert metrics.POLICY_ERRORS not in x.node.state.counts
+    sender.cost = msgspec.structs.replace(sender.cost, **wrong)
+    x.submit()
+    assert x.node.state.counts[metrics.POLICY_ERRORS] == 1
+
+
 def test_a_priority_policy_that_prefers_neither_class_is_counted_and_the_first_goes_first() -> None:
     class Neither:
         def prefer(self, *_: object) -> str:
@@ -137,11 +157,11 @@ def test_a_priority_policy_that_prefers_neither_class_is_counted_and_the_first_g
     assert x.node.state.counts[metrics.POLICY_ERRORS] > 0
 
 
-def _raising(policy: object) -> object:
+def _raising(policy: object, error: type[BaseException]) -> object:
     """The same policy; every method of it that the core calls raises."""
 
     def fail(*args: object) -> None:
-        raise RuntimeError("on purpose")
+        raise error("on purpose")
 
     methods = ("load", "thresholds", "select", "tells", "asks", "locate", "prefer", "partner", "moves")
     body = {name: fail for name in methods if hasattr(policy, name)}

@@ -72,6 +72,18 @@ def change(x: Given, number: int = 1) -> str:
     return f"{found.words} on {found.node}" if found else ""
 
 
+def test_a_node_that_lacks_the_directory_can_never_run_it_as_submit_says_and_one_that_is_silent_about_it_can() -> None:
+    x = node(peers=("y", "z"))
+    x.hear("y", messages.DirectoryTold(b"/data", code="directory"))
+    x.hear("z", messages.DirectoryTold(b"/data", code="stalled"))
+    x.submit()
+    x.submit(spec(directory=b"/data"))
+    found = verdicts(x, 2)
+    assert (found["y"].can_ever, found["y"].reason) == (False, Says.NO_DIRECTORY_THERE("/data"))
+    assert (found["z"].can_ever, found["z"].now) == (True, False)
+    assert verdicts(x, 1)["y"].can_ever
+
+
 # -- this node ---------------------------------------------------------------------------------------------------------
 
 

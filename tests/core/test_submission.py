@@ -176,6 +176,7 @@ def test_the_answer_names_the_nodes_that_lack_the_directory() -> None:
     assert told_of_directory(x, "z", "") == []
     x.submit(spec(directory=b"/data"))
     assert x.done(Answer).reply["declining"] == {"y": Says.NO_DIRECTORY_THERE("/data")}
+    assert "declining_told" not in x.done(Answer).reply
     x.submit(spec(directory=b"/other"))
     assert "declining" not in x.done(Answer).reply
     x.submit(spec(directory=b"/data", placement=Placement(exclude=("y",))))
@@ -183,6 +184,24 @@ def test_the_answer_names_the_nodes_that_lack_the_directory() -> None:
     told_of_directory(x, "y", "")  # somebody has made it meanwhile
     x.submit(spec(directory=b"/data"))
     assert "declining" not in x.done(Answer).reply
+
+
+def test_it_tells_whether_this_was_said_of_the_directory_lately() -> None:
+    x = Given(peers=("y", "z"))
+
+    def is_told() -> bool:
+        x.submit(spec(directory=b"/data"))
+        assert x.done(Answer).reply["declining"]
+        return "declining_told" in x.done(Answer).reply
+
+    told_of_directory(x, "y", "directory")
+    assert [is_told(), is_told()] == [False, True]
+    told_of_directory(x, "z", "directory")
+    assert [is_told(), is_told()] == [False, True]
+    x.after(3601.0)
+    told_of_directory(x, "y", "directory")
+    told_of_directory(x, "z", "directory")
+    assert not is_told()
 
 
 def test_a_directory_that_no_node_has_is_refused() -> None:

@@ -554,7 +554,7 @@ def test_an_agent_that_has_refused_us_before_we_asked_is_understood(cluster: Clu
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as odd:
         odd.bind(path)
         odd.listen()
-        with AgentConnection(path, timeout_s=60) as client:
+        with AgentConnection(path, timeout_s=60, room_s=0.0) as client:
             served, _ = odd.accept()
             with served:
                 served.sendall(framed({"id": 0, "error": {"code": "slow-down", "what": Says.CLIENTS_MAX()}}))

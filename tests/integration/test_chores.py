@@ -150,11 +150,11 @@ def test_a_kill_between_the_end_and_the_chore_loses_neither_file_nor_notice(clus
     assert not [path for path in (cluster.directory / "out").iterdir() if path.name.startswith(".")]
 
 
-def test_a_notice_knows_how_it_ended_and_what_it_says_is_told(cluster: Cluster) -> None:
+def test_a_notice_knows_how_it_ended_and_that_it_failed_is_told_with_what_it_says(cluster: Cluster) -> None:
     agent = cluster.agent("n1")
     shows = b"env | grep ^PEERLOAD_ | sort >" + place(agent, "env") + b"; echo sent >&2; exit 3"
     task = submit(agent, "sh", "-c", "exit 7", terms={"notify": shows}, name="job")
-    wait_until(lambda: [state for state, _ in told(agent, task)] == ["notified"], 20)
+    wait_until(lambda: [state for state, _ in told(agent, task)] == ["abandoned"], 20)
     assert "3" in told(agent, task)[0][1]
     assert told(agent, task)[0][1].endswith("sent")
     variables = dict(line.split("=", 1) for line in (content(agent, "env") or b"").decode().splitlines())

@@ -325,22 +325,25 @@ def test_a_directory_that_is_too_large_to_travel_unasked_stays(apart: User) -> N
 
 
 def test_a_node_without_the_directory_is_named_at_once_and_by_every_view(apart: User) -> None:
-    here, directory = apart.cluster.agent("n3", "--peer", apart.here.listen), apart.directory / "src"
+    here = apart.cluster.agent("n3", "--peer", apart.here.listen)
     apart.cluster.await_acquainted([apart.here, apart.there, here])
-    asked = User(apart.cluster, [here, apart.there], directory)
+    asked = User(apart.cluster, [here, apart.there], apart.directory)
     for words in (("submit", "true"), ("run", "true"), ("map", "true {}", ":::", "x")):
+        asked.directory = apart.directory / words[0]
+        asked.directory.mkdir()
 
         def is_named(words: tuple[str, ...] = words) -> bool:
             done = asked.types(*words)  # n2 may be too slow to answer before the first one is queued
             assert done.returncode == 0, done.stderr
             assert ("cannot run on n2" in done.stderr) == ("--snapshot" in done.stderr)
-            return f"cannot run on n2: no directory {directory} there" in done.stderr
+            return f"cannot run on n2: no directory {asked.directory} there" in done.stderr
 
         wait_until(is_named, what=f"{words} to name n2")
+        assert is_named() == (words[0] == "map"), "submit and run say it once for a directory"
     waits = asked.types("submit", "-x", "n1", "-x", "n3", "--wait-for-node", "true").stdout.strip()
     for view in (("nodes", "--for", "@", "--json"), ("why", "--json", "@")):
         (told,) = (one for one in json.loads(asked.types(*view).stdout)["nodes"] if one["node"] == "n2")
-        assert told["reason"] == f"no directory {directory} there"
+        assert told["reason"] == f"no directory {asked.directory} there"
     asked.types("cancel", waits)
 
 

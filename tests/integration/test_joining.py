@@ -150,6 +150,24 @@ def test_a_machine_that_left_returns_by_the_command_that_leave_and_a_refused_joi
         wait_until(lambda: first.states()["ws2"] == "alive", what="it is back")
 
 
+def test_a_machine_that_left_and_whose_cluster_directory_was_moved_starts_alone_by_the_command_that_up_prints() -> None:
+    with Lab() as lab:
+        machine = lab.machine("ws1")
+        machine.done("up")
+        machine.token(*ON_LOOPBACK)
+        machine.done("leave")
+        directory = machine.directory / "config" / "peerload" / "cluster"
+        directory.rename(f"{directory}.old")
+        said = refused(machine, "up")
+        assert str(directory) in said
+        assert "cluster init" not in said
+        typed = said.partition("start without a cluster:  ")[2].partition("        ")[0].strip()
+        assert typed == f"mv {machine.state}/joined.toml {machine.state}/joined.toml.old ; peerload up"
+        (machine.state / "joined.toml").rename(machine.state / "joined.toml.old")
+        machine.done("up")
+        assert machine.call("info")["cluster_local"]
+
+
 def test_invite_names_the_agents_of_this_machine_that_are_not_in_the_new_cluster_and_forgets_them() -> None:
     with Lab() as lab:
         first, socket = lab.machine("ws1"), str(lab.directory / "other.sock")

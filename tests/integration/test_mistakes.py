@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -205,6 +206,17 @@ def test_an_agent_that_is_there_already_keeps_its_settings(agent: Agent) -> None
     assert agent.call("info")["node"] == "n1"
     again = agent.cli("up", "--node", "n1", "--socket", agent.socket)
     assert (again.returncode, again.stderr) == (0, b"")
+
+
+def test_up_without_a_name_goes_on_as_the_node_whose_tasks_are_there() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent("n1")
+        assert agent.cli("down").returncode == 0
+        agent.reap()
+        up = cluster.cli(None, "up", "--json", "--state", str(agent.state), "--socket", agent.socket)
+        assert up.returncode == 0, up.stderr
+        assert json.loads(up.stdout)["node"] == "n1"
+        assert agent.cli("down", "--all").returncode == 0
 
 
 def test_a_file_of_settings_is_told_only_if_it_is_not_in_force(tmp_path: Path) -> None:

@@ -167,12 +167,21 @@ def test_https_trusts_only_its_authorities_and_ntfy_and_mail_have_their_forms(tm
         "mail:",
         "mail:-f@x",
         "mail:a@b c",
+        "nfty:x",
+        "mailto:me@example.org",
+        "htps://host/x",
+        "HTTPS://host/x",
         " ",
     ],
 )
 def test_what_is_no_target_is_refused_without_being_shown(target: str) -> None:
     assert notification.objection(target)
     assert notification.shown("https://host/SECRET?key=SECRET") == "webhook at host"
+
+
+@pytest.mark.parametrize("command", ["notify-send done", ": nothing", "echo:x y", "a:b", "./ntfy:x", "curl ntfy.sh/x"])
+def test_a_command_that_looks_like_no_target_is_one(command: str) -> None:
+    assert not notification.objection(command)
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.client import connection as client_module
+from peerload.client import submission
 from peerload.client.connection import AgentConnection, default_socket_path, user_socket_path
 from peerload.client.executor import Executor
-from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
+from peerload.model.errors import (
+    AgentGone,
+    AgentSilent,
+    AgentUnavailable,
+    BadRequest,
+    NeverRunnable,
+    NoSuchTask,
+    PeerloadError,
+)
 from peerload.wire import control, frame
 from tests import frames
 from tests.each import each
@@ -41,6 +50,25 @@ def test_an_executor_warns_of_the_nodes_that_will_run_none_of_its_calls(agent: F
     agent.handlers["wait"] = lambda _request, reply: reply.error("bad-request", "no such task")
     with Executor(agent.path) as executor, pytest.warns(UserWarning, match="ws2: no directory /x there"):
         executor.submit(pow, 2, 3).exception()
+
+
+@pytest.mark.parametrize(
+    ("failures", "ok"), [([AgentGone("x"), AgentUnavailable("x")], True), ([AgentUnavailable("x")], False)]
+)
+def test_an_executor_sends_its_files_again_if_the_agent_restarts_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, failures: list[AgentUnavailable], ok: bool
+) -> None:
+    left = list(failures)
+
+    def bring(_path: str) -> None:
+        if left:
+            raise left.pop(0)
+
+    monkeypatch.setattr(submission, "sender", lambda *_: bring)
+    monkeypatch.setattr(client_module, "RECONNECT_EVERY_S", 0.0)
+    with contextlib.nullcontext() if ok else pytest.raises(AgentUnavailable):
+        Executor("/nowhere", in_=["x"]).shutdown()
+    assert not left
 
 
 def test_stream_yields_parts_and_keeps_the_last(agent: FakeAgent) -> None:

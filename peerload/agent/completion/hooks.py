@@ -291,7 +291,8 @@ class NotifyHooks:
             if late or exit_.exit_code == notification.LATER:
                 raise NotificationLost(output or how)
             return "abandoned" if exit_.exit_code else "notified", f"the notice: {output or how}"
-        return "notified", f"the notice: {how}" + (f"; it said: {output}" if output else "")
+        state = "abandoned" if late or exit_.exit_code else "notified"
+        return state, f"the notice: {how}" + (f"; it said: {output}" if output else "")
 
     async def _await_end(self, key: str, ended: asyncio.Future[Exit]) -> tuple[Exit, str]:
         try:

@@ -534,19 +534,27 @@ class AddressFile:
     """The file of addresses. ``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those with an
     address; ``wake_s``: how long those took to wake that were woken; ``asleep``: profiles of those that slept, which nobody else
     may know; ``gone``: those that left or were forgotten, and when (Unix s). cluster: the id of the cluster that they are members
-    of; those of another one are not read."""
+    of. The members of the cluster before wait in a second file until this node is in that one again."""
 
     def __init__(self, path: Path, cluster: str = "") -> None:
         self._path = path
         self._cluster = cluster
         content = _read_addresses(path)
-        if cluster and content.cluster not in ("", cluster):
-            content = _Content(content.listen)
+        is_other = bool(cluster) and content.cluster not in ("", cluster)
         self.listen = content.listen
+        if is_other:
+            before = path.with_name(f"{path.name}.before")
+            content = _read_addresses(before)
+            if content.cluster != cluster:
+                content = _Content()
+            with contextlib.suppress(OSError):  # the disk is full: `_write` tells
+                path.replace(before)
         self.peers = {identity.node: identity for identity in content.peers}
         self.wake_s = content.wake_s
         self.asleep = content.asleep
         self.gone = dict(content.gone)
+        if is_other:
+            self._write()
 
     def gone_since(self, wall_s: float) -> tuple[MembershipUpdate, ...]:
         """The members that are gone, each with the age of that at this date (Unix s)."""

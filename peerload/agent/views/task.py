@@ -90,8 +90,15 @@ def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict
     task = node.home.tasks.get(record.uid)
     names = device_names(node, record.node, devices_of(node, record))
     fields = task_object(record, spec, user, running_at=running_since(task, record), devices=names)
-    waits = uncollected_reason(task) or deferral_text(node, task) if task is not None else ""
+    waits = uncollected_reason(task) or deferral_text(node, task) or _environment_text(task) if task is not None else ""
     return fields | {"reason": waits} if waits else fields
+
+
+def _environment_text(task: HomeTask) -> str:
+    """Reason why a task that has room here does not run yet: its environment comes first; "" for other tasks."""
+    if task.phase is not HomePhase.HERE or task.spec.lock is None or task.running_at:
+        return ""
+    return f"waits for its environment: {task.spec.lock.name}"
 
 
 def deferral_text(node: Node, task: HomeTask) -> str:

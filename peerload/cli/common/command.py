@@ -290,7 +290,8 @@ def say_declining(reply: dict[str, Any]) -> None:
 def warn_if_stranded(client: AgentConnection, reply: dict[str, Any], spec: dict[str, Any]) -> None:
     """Say on stderr, within a second, which nodes cannot take the task just submitted or why it cannot start now."""
     task = reply["id"]
-    say_declining(reply)
+    if not reply.get("declining_told"):
+        say_declining(reply)
     if reply.get("directory_here") is False:
         shown = printable(spec["directory"])
         if reply.get("members"):

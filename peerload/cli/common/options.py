@@ -183,8 +183,11 @@ class Options:
         if not first.startswith("-"):
             what = f"{self._verb}: unexpected argument: {first!r}"
             raise UsageError(what, hint=f"what it takes:  peerload {self._verb} --help")
-        near = get_close_matches(first, self.takes_value, n=1)
-        also = f"did you mean {near[0]} ?        " if near else ""
+        other_case = first.swapcase()
+        names = {name.lstrip("-"): name for name in self.takes_value if name.startswith("--")}
+        near = get_close_matches(first.lstrip("-"), names, n=1, cutoff=0.55) if len(first) > 2 else []  # noqa: PLR2004 -- -x
+        meant = other_case if other_case in self.takes_value else names[near[0]] if near else ""
+        also = f"did you mean {meant} ?        " if meant else ""
         raise UsageError(
             f"{self._verb}: no such flag: {first}", hint=f"{also}all of them:  peerload {self._verb} --help"
         )
@@ -238,7 +241,8 @@ class Options:
         message = message.removeprefix("argument ").replace(
             "the following arguments are required: ", "missing argument: "
         )
-        raise UsageError(f"{self._verb}: {message}", hint=f"what it takes:  peerload {self._verb} --help")
+        own = f"my last task:  peerload {self._verb} @        " if message == "missing argument: ID" else ""
+        raise UsageError(f"{self._verb}: {message}", hint=f"{own}what it takes:  peerload {self._verb} --help")
 
 
 def lease(text: str) -> float:

@@ -72,7 +72,7 @@ class Selection:
         self.narrowing: dict[str, Any] = {key: value for key, value in given.items() if value}
         self._all_users = bool(getattr(flags, "all_users", False))
         if needed and not (self.words or self.means_all or self.is_narrowed):
-            hint = f"ids, {ALL}, or flags such as  --state S  --name GLOB  --tag K=V;  more:  peerload {verb} --help"
+            hint = f"ids, @ for my last one, {ALL}, or flags such as  --state S  --name GLOB;  more:  peerload {verb} --help"
             raise UsageError(f"{verb}: which tasks?", hint=hint)
 
     @property

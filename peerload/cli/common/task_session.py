@@ -604,7 +604,7 @@ class TaskSession:
             if time.monotonic() > self._lost_until_s or set(self._waiting) - set(_CAN_WAIT):
                 raise self._lost(error) from None
             try:
-                self._client = AgentConnection(self._client.path)
+                self._client = AgentConnection(self._client.path, room_s=0.0)
                 if self._attends:
                     self._client.call("attend", task=self._task)
                 else:

@@ -666,7 +666,7 @@ class Mapping:
         until_s = time.monotonic() + connection.RECONNECT_S_MAX
         while True:
             try:
-                self._client = connection.AgentConnection(self._socket_path)
+                self._client = connection.AgentConnection(self._socket_path, room_s=0.0)
                 self._client.call("info")
                 break
             except PeerloadError as still:

@@ -77,7 +77,7 @@ def up(words: list[str]) -> int:
     flags = agent_process.agent_options(
         "up", "Start an agent for me on this machine, in the background. It needs no configuration file."
     ).read(words)
-    settings = agent_process.located(agent_process.given_settings(flags))
+    settings = _named_as_before(agent_process.located(agent_process.given_settings(flags)))
     info = _staying(agent_process.agent_info(settings["socket"], ANSWERS_WITHIN_S)) or _running(
         settings, SOCKET_WITHIN_S
     )
@@ -98,12 +98,19 @@ def up(words: list[str]) -> int:
     ignored = _not_in_force(agent_process.given_settings(flags), settings, info) if already else []
     if ignored:
         said = " ".join(f"--{key.replace('_', '-')}" for key in ignored)
-        hint = f"stop it first:  peerload down --socket {settings['socket']}"
+        hint = f"stop it first:  peerload down --socket {settings['socket']}        another beside it:  --node NAME --state DIR --socket PATH"
         say(f"{said} not applied: the agent is already running", hint)
     info.setdefault("socket", settings["socket"])
     info["notices"] = [*(info.get("notices") or ()), *_shared_machine(info)]
     print_result({key: info.get(key) for key in JSON_KEYS}, _started_lines(info, already=already), as_json=flags.json)
     return CANNOT if ignored else 0
+
+
+def _named_as_before(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the name of the node whose tasks are in the state directory, where none is given."""
+    config, origins = agent_process.configured_with_origins(settings)
+    kept = agent_process.node_of(config.state) if origins["node"] == BUILT_IN else ""
+    return {**settings, "node": kept} if kept and kept != config.node else settings
 
 
 def _shared_machine(info: dict[str, Any]) -> list[str]:
@@ -263,8 +270,8 @@ def _started_lines(info: dict[str, Any], *, already: bool) -> list[str]:
     ]
 
 
-FLAG = "flag"
-"""The origin of settings given by flags."""
+FLAG, BUILT_IN = "flag", "built-in"
+"""The origins of settings given by flags, and given nowhere."""
 
 
 def down(words: list[str]) -> int:
@@ -279,7 +286,7 @@ def down(words: list[str]) -> int:
     except AgentUnavailable as error:
         if flags.all and _orphans_ended(flags.socket, flags.state, as_json=flags.json):
             return 0
-        raise _none_runs(error, ends_tasks=flags.all) from None
+        raise _none_runs(error, ends_tasks=flags.all, is_named=bool(flags.socket and not flags.state)) from None
     with client:
         info = client.call("info")
         back = "" if flags.all or flags.json else _back_again(client)
@@ -313,9 +320,11 @@ def _left_text(running: int | None, *, ends_tasks: bool) -> str:
     return f"{number} {'goes' if is_one else 'go'} on"
 
 
-def _none_runs(error: AgentUnavailable, *, ends_tasks: bool) -> AgentUnavailable:
+def _none_runs(error: AgentUnavailable, *, ends_tasks: bool, is_named: bool) -> AgentUnavailable:
+    """The error with a hint. is_named: its socket was named, and not its state directory."""
     if error.hint == START_HINT:
-        left = "" if ends_tasks else "        to end the tasks that it left:  peerload down --all"
+        end = f"        to end the tasks that it left:  peerload down --all{' --state DIR' if is_named else ''}"
+        left = "" if ends_tasks and not is_named else end
         error.hint = f"one with another socket:  peerload down --socket PATH{left}"
     return error
 
@@ -342,7 +351,7 @@ def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool)
     agent_process.await_end(found, "the launcher")
     print_result(
         {"pid": None, "node": None, "all": True},
-        ["the agent was gone; the tasks that still ran were ended"],
+        ["the agent was gone; its launcher was ended, and with it any task that still ran"],
         as_json=as_json,
     )
     return True

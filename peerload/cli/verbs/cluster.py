@@ -256,7 +256,10 @@ def leave(words: list[str]) -> int:
                 raise  # without its process nothing shows whether it stops
     if process is not None:
         await_end(process, f"the agent (pid {info['pid']})")
-    text = f"{printable(info.get('node', ''))} has left; its agent stopped.  Join again:  peerload up --peer {printable(member)}"
+    from peerload.security.invitations import start_with
+
+    again = start_with("peer", printable(member), is_system=info.get("mode") == "system")
+    text = f"{printable(info.get('node', ''))} has left; its agent stopped.  Join again:  {again}"
     print_result({"node": info.get("node"), "pid": info.get("pid")}, [text], as_json=flags.json)
     return 0
 

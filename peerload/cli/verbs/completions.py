@@ -275,7 +275,7 @@ def _positional(verb: str, positional: list[str], last: str, number: int) -> lis
 def _ask(verb: str, **fields: object) -> dict[str, Any]:
     """The reply of the agent; empty if it does not answer at once."""
     try:
-        with AgentConnection(timeout_s=AGENT_S_MAX) as client:
+        with AgentConnection(timeout_s=AGENT_S_MAX, room_s=0.0) as client:
             return client.call(verb, **fields)
     except PeerloadError:
         return {}

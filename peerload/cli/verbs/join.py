@@ -67,7 +67,8 @@ def join(words: list[str]) -> int:
         raise BadRequest(
             f"the agent that runs here is called {running['node']}",
             why=f"and {node} is to join",
-            hint=f"peerload down  and then the same again; or  peerload join --node {running['node']} …",
+            hint=("" if place["mode"] == "system" else "peerload down  and then the same again; or  ")
+            + f"peerload join --node {running['node']} …",
         )
     if running is None:
         _check_start(place["state"], place["socket"], {"node": node, "listen": flags.listen})
@@ -139,7 +140,9 @@ def _place(flags: Namespace, running: dict[str, Any] | None) -> dict[str, str]:
         node = str(running["node"])
     else:
         node = (origins["node"] == BUILT_IN and agent_process.node_of(settings["state"])) or found.node
-    return {"state": settings["state"], "socket": settings["socket"], "cluster": str(directory), "node": node}
+    mode = str((running or {}).get("mode") or "")
+    own = {"state": settings["state"], "socket": settings["socket"]}
+    return own | {"cluster": str(directory), "node": node, "mode": mode}
 
 
 def _check_start(state: str, socket_path: str, wanted: dict[str, str | None]) -> None:
@@ -177,7 +180,7 @@ def _ask_to_join(
     agent_process.make_private(place["state"])
     private_files.private_directory(state)
     _check_free(directory, token)
-    got = invitations.join_cluster(token, node, state)
+    got = invitations.join_cluster(token, node, state, is_system=place["mode"] == "system")
     welcome = got.welcome
     try:
         cluster_dir.install(directory, welcome.name, welcome.cluster, KeyPair(got.ca, welcome.ca_key), welcome.seal_key)
@@ -413,14 +416,16 @@ def invite(words: list[str]) -> int:
         ways = [line.text for line in install_lines(command, is_system=info.get("mode") == "system")]
         print_json({**{key: reply.get(key) for key in INVITE_JSON_KEYS}, "command": command, "install": ways})
         return 0
-    _say_terms(flags, reply)
+    _say_terms(flags, reply, is_system=info.get("mode") == "system")
     if sys.stdout.isatty():  # else it is passed on to `peerload join -`
         _say_how_to_install(command, is_system=info.get("mode") == "system")
     sys.stdout.write(f"{printable(command)}\n")
     return 0
 
 
-def _say_terms(flags: Namespace, reply: dict[str, Any]) -> None:
+def _say_terms(flags: Namespace, reply: dict[str, Any], *, is_system: bool) -> None:
+    from peerload.security.invitations import start_with
+
     times = times_text(flags.uses)
     who = f" a node called {flags.node}" if flags.node else ""
     more = " It includes the right to invite others." if flags.issuer else ""
@@ -430,7 +435,7 @@ def _say_terms(flags: Namespace, reply: dict[str, Any]) -> None:
     if str(reply.get("address", "")).startswith(("127.", "[::1]")):
         say(
             f"it is valid on this machine only: this node listens at {reply['address']}",
-            "for others:  peerload down ; peerload up --listen ADDRESS:PORT ; peerload invite",
+            f"for others:  {'' if is_system else 'peerload down ; '}{start_with('listen', 'ADDRESS:PORT', is_system=is_system)} ; peerload invite",
         )
 
 

@@ -46,6 +46,9 @@ PEERS_NAMED_MAX = 3
 """Peers whose reason is told; as many as fit a line."""
 HOPELESS_HINT = "peerload nodes        to wait for such a node:  --wait-for-node"
 USED_BEFORE = "this token was used before for another command, directory or environment"
+DIRECTORIES_TOLD_MAX = 100
+DECLINING_TOLD_S = 3600.0
+"""Time before a user is told again that nodes decline the tasks of a directory."""
 NEW_TOKEN = "submit again with a new token"  # noqa: S105 -- words
 
 
@@ -159,6 +162,7 @@ class SubmissionLog:
         self._under_way: dict[str, SubmissionInProgress] = {}
         self._tokens: BoundedDict[str, tuple[bytes, dict[str, object]]] = BoundedDict(state.config.tokens_kept_max)
         self._environments: BoundedDict[bytes, bytes] = BoundedDict(state.config.environments_kept_max)
+        self._told: BoundedDict[tuple[str, bytes], tuple[Mapping[str, str], float]] = BoundedDict(DIRECTORIES_TOLD_MAX)
 
     def restore(self, counter: int) -> None:
         """Restore the last number used after a restart. Earlier submissions come with each event (`before`)."""
@@ -254,6 +258,12 @@ class SubmissionLog:
         reply = {**reply, "directory_here": event.directory_here, "placeable": placeable}
         if declining:
             reply["declining"] = dict(declining)
+            key = event.spec.user, event.spec.directory
+            told, told_s = self._told.get(key, (None, 0.0))
+            if told == declining and state.now.boot_s - told_s < DECLINING_TOLD_S:
+                reply["declining_told"] = True
+            else:
+                self._told[key] = declining, state.now.boot_s
         state.actions.append(Answer(event.request, reply))
         for again in made.repeated:
             state.actions.append(Answer(again.request, {**reply, "repeated": True}))

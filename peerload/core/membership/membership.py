@@ -885,12 +885,16 @@ class Membership:
         """True if any peer could ever run this task. Peers that are silent, drained, not met since this agent's start,
         or whose file system does not answer count; those that have left or are shut out do not."""
         return bool(self.unmet(spec.placement, home)) or any(
-            peer.state is not PeerState.LEFT
-            and not peer.is_shut_out
-            and (not peer.knows_profile or not why_never(peer.profile, spec.request, spec.placement, home))
-            and self.declined_code(peer.identity.node, spec) in ("", "stalled")
+            peer.state is not PeerState.LEFT and not peer.is_shut_out and not self.never_there(peer, spec, home)
             for peer in self
         )
+
+    def never_there(self, peer: PeerInfo, spec: TaskSpec, home: str) -> str:
+        """The reason why a peer could never run this task, as far as is known; "" if it could."""
+        why = why_never(peer.profile, spec.request, spec.placement, home) if peer.knows_profile else ""
+        if not why and self.declined_code(peer.identity.node, spec) != "stalled":
+            why = self.why_declines(peer.identity.node, spec)
+        return why
 
     def unmet(self, placement: Placement, home: str) -> list[str]:
         """The members of earlier starts, not met since, that this placement allows, by name: what they have is not known."""

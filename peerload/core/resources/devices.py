@@ -683,7 +683,7 @@ def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request:
         exit_.usage, gpu_memory_bytes_max=peak_bytes, gpu_model=state.device.model[:MODEL_CHARS_MAX]
     )
     exit_ = msgspec.structs.replace(exit_, usage=usage)
-    if _has_failed(exit_):
+    if has_failed(exit_):
         for one in states:
             if one.reading.health is Health.SICK:
                 return _by_device(exit_, one, one.reading.why or "it is sick")
@@ -691,7 +691,7 @@ def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request:
                 return _by_device(exit_, one, f"MPS: {one.grants[key].fault}")
     promised_bytes = grant.promised_bytes if grant is not None else request.gpu_mem_bytes or None
     limit_bytes = promised_bytes or state.device.mem_bytes
-    if exit_.out_of != OUT_OF_GPU_MEMORY or not _has_failed(exit_):
+    if exit_.out_of != OUT_OF_GPU_MEMORY or not has_failed(exit_):
         return msgspec.structs.replace(exit_, out_of="") if exit_.out_of == OUT_OF_GPU_MEMORY else exit_
     limit = f"limit {limit_bytes / 2**30:.1f} GiB" if limit_bytes else "limit not known"
     peak = f"peak {peak_bytes / 2**30:.1f}" if peak_bytes else "peak not seen"
@@ -704,7 +704,7 @@ def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request:
     )
 
 
-def _has_failed(exit_: Exit) -> bool:
+def has_failed(exit_: Exit) -> bool:
     """True if the attempt failed by itself: it was not stopped, not timed out, and not out of the machine's memory."""
     is_stopped = exit_.exit_code == TIME_LIMIT_EXIT_CODE or exit_.signal in STOPPED_BY
     return exit_.exit_code != 0 and not is_stopped and exit_.out_of in ("", OUT_OF_GPU_MEMORY)

@@ -413,7 +413,7 @@ class Sender:
         shown = task_view(remote, self._state)
         try:
             step = valid_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
-        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.policy_failed(error)
             return ""
         if not isinstance(step, Transfer) or step.to not in view.peers:
@@ -532,7 +532,7 @@ class Sender:
         try:
             step = self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng)
             step = valid_step(step, view.asleep)
-        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.policy_failed(error)
             return Keep(f"the policy failed: {error!r}")
         if isinstance(step, Broadcast) and search.is_late and step.otherwise is not None:

@@ -434,7 +434,7 @@ class WaitingQueue:
                     ledger.waiting_remote + len(ledger.running) - ledger.running_local,
                 )
             )
-        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.policy_failed(error)
             return "first"
 

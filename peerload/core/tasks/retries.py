@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from peerload.core.membership.peers import PeerState
 from peerload.core.resources.admission import gpu_mem_bytes_max
-from peerload.core.resources.devices import OUT_OF_GPU_MEMORY
+from peerload.core.resources.devices import OUT_OF_GPU_MEMORY, has_failed
 from peerload.core.work import HomePhase, with_more_memory
 from peerload.model import metrics, timers
 from peerload.model.resources import GpuShare
@@ -196,13 +196,14 @@ class Retries:
         return is_failure or _lacked_memory(task, exit_)
 
     def repeats(self, task: HomeTask, exit_: Exit) -> bool:
-        """True if the end of its current attempt is a failure that is sure to lead to a retry of --retries, so that nothing of it is
-        kept. Whether a device has failed under it may not be known yet; the last such loss is a result."""
+        """True if the end of its current attempt is a failure that is sure to lead to a retry, so that nothing of it is kept.
+        Whether a device has failed under it may not be known yet; the last such loss is a result."""
         may_be_last_loss = bool(task.record.devices) and task.record.losses + 1 >= self._state.config.attempts_max
         is_over = (
             task.phase is HomePhase.OVER or task.record.input_is_cut or may_be_last_loss or _was_meant(task, exit_)
         )
-        return exit_.exit_code != 0 and task.record.failures < task.terms.retries and not is_over
+        is_retried = task.record.failures < task.terms.retries or _gets_more_memory(task, exit_)
+        return exit_.exit_code != 0 and is_retried and not is_over
 
     def again(self, task: HomeTask, exit_: Exit) -> str:
         """Queue it again, durably, if its current attempt ended so and it may be tried again: → "". Else why this is its
@@ -289,6 +290,14 @@ def _lacked_memory(task: HomeTask, exit_: Exit) -> bool:
     request = task.spec.request
     is_repeatable = task.spec.guarantee is not Guarantee.ONCE and request.gpus > 0 and request.gpu_oom_retries > 0
     return is_repeatable and exit_.out_of == OUT_OF_GPU_MEMORY
+
+
+def _gets_more_memory(task: HomeTask, exit_: Exit) -> bool:
+    """True if an attempt here ran out of GPU memory and is sure to be tried again, whatever other nodes have: it was promised
+    memory of a card, and may have one of its own next."""
+    request = task.spec.request
+    is_promised = request.gpu_mem_bytes > 0 and request.gpu_share is not GpuShare.EXCLUSIVE
+    return is_promised and bool(task.record.devices) and has_failed(exit_) and _lacked_memory(task, exit_)
 
 
 def _was_meant(task: HomeTask, exit_: Exit) -> bool:

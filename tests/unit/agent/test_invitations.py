@@ -114,6 +114,15 @@ def test_another_secret_or_another_token_is_no_proof(kept: Invitations) -> None:
     assert redeem(kept, asked((token_id, secret))) == ""
 
 
+def test_a_machine_whose_name_is_taken_is_told_how_its_agent_of_all_users_or_its_user_starts_again() -> None:
+    refused = join.JoinRefused("name", "a member is called so")
+    own, system = (str(invitations._refusal(refused, "h:1", is_system=mode).hint) for mode in (False, True))
+    assert "peerload down ; peerload up --peer h:1  " in own
+    assert 'peer = ["h:1"]' in system
+    assert "sudo systemctl restart peerload" in system
+    assert "peerload down" not in system
+
+
 @pytest.mark.rule("J2", "P5")
 def test_a_proof_is_good_for_one_node_one_connection_and_one_request(kept: Invitations) -> None:
     token = kept.make(NOW, life_s=900, uses=1)

@@ -212,7 +212,12 @@ def test_kept_addresses_have_a_bound_and_survive_damage(tmp_path: Path) -> None:
     assert len(told) == GONE_KEPT_MAX
     AddressFile(tmp_path / "addresses", "one").set_peers([identity("z")])
     assert AddressFile(tmp_path / "addresses", "one").peers
-    assert AddressFile(tmp_path / "addresses", "another").peers == {}
+    another = AddressFile(tmp_path / "addresses", "another")
+    assert another.peers == {}
+    another.set_peers([identity("q")])
+    for _ in range(2):
+        assert AddressFile(tmp_path / "addresses", "one").peers == {"z": identity("z")}, "after a start in another"
+    assert AddressFile(tmp_path / "addresses", "another").peers == {"q": identity("q")}
     addresses.set_peers([])  # the node leaves its cluster
     assert AddressFile(tmp_path / "addresses").gone == {}
     (tmp_path / "addresses").write_bytes(b"\xc1 no such file")

@@ -16,6 +16,8 @@ from peerload.wire import control
 from tests.core.given import Given
 from tests.core.test_executor import guest
 from tests.core.test_home import away
+from tests.core.test_staging import BUILT
+from tests.wording import Says
 
 
 def builder(given: Given) -> OverviewBuilder:
@@ -59,6 +61,17 @@ def test_a_task_of_another_home_is_told_again_when_it_is_frozen_with_the_part_of
     given.when(events.TaskFrozen(remote.key, frozen=True))
     _, told = seen(built, revision)
     assert [task["reason"].startswith("frozen") for task in told["guests"]] == [True]
+
+
+def test_a_task_with_room_here_says_that_it_waits_for_its_environment_until_it_runs() -> None:
+    given = Given(peers=(), facts={"builders": ("uv",)})
+    given.submit(BUILT)
+    built = builder(given)
+    revision, told = seen(built)
+    assert [(task["state"], task["reason"]) for task in told["tasks"]] == [("leased", Says.ENVIRONMENT("uv.lock"))]
+    given.when(events.TaskStarted(given.task().key, 7.0))
+    _, told = seen(built, revision)
+    assert [(task["state"], task["reason"]) for task in told["tasks"]] == [("running", "started on x")]
 
 
 def test_of_more_tasks_than_are_listed_those_that_wait_come_before_held_ones(monkeypatch: pytest.MonkeyPatch) -> None:

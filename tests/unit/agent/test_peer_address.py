@@ -38,6 +38,14 @@ def test_a_host_is_a_name_or_an_address(host: str) -> None:
     assert parse_address("peer", f"[{host}]:7117", loopback_only=False) == (host, 7117)
 
 
+@each("host", ["10.0.0.1", "0.0.0.0", "ws2", "ws2.example.org", "localhost"])
+def test_a_host_without_a_port_is_told_with_one(host: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_address("peer", host, loopback_only=False)
+    assert str(caught.value.hint).endswith(f" {host}:7117")
+    assert "IPv6" not in str(caught.value)
+
+
 @each("host", ["a..b", f"{LABEL}a", f"{LABEL}a.x", ".a", "a.", "-a", "a b", "ü", f"{LABEL}." * 4])
 def test_what_no_host_can_be_called_is_refused(host: str) -> None:
     with pytest.raises(ConfigError) as caught:

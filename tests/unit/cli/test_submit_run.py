@@ -198,6 +198,8 @@ def test_the_nodes_that_decline_are_named_by_reason(agent: FakeAgent, verb: str)
     assert b"ws1/42 cannot run on n0, n1, n2, n3 and 2 more: no directory /x there\n  another directory:" in told
     assert b"-d -" in told
     assert told.endswith(b"ws1/42 cannot run on gpu1: its policy runs no tasks of me\n")
+    submitted(agent, declining=many, declining_told=True)
+    assert b"cannot run" not in peerload(verb, "x", agent=agent).stderr
 
 
 def test_run_says_in_a_pipe_too_that_its_environment_is_being_built(

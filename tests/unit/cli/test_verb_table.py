@@ -21,6 +21,7 @@ def test_other_words_are_no_verbs_and_what_they_suggest_is() -> None:
     assert suggested("sumbit") == "did you mean  peerload submit ?"
     assert suggested("kil") == "did you mean  peerload cancel ?"
     assert suggested("xyzzy") == ""
+    assert "peerload clean" in suggested("remove")
 
 
 @each(("words", "verb"), [(("ps",), "ls"), (("list",), "ls"), (("log",), "logs"), (("kill",), "cancel")])
@@ -32,6 +33,23 @@ def test_aliases_are_the_verb(words: tuple[str, ...], verb: str) -> None:
 def test_kill_cancels(agent: FakeAgent) -> None:
     agent.answer("cancel", cancelled=["ws1/42"], already_ended=[])
     assert peerload("kill", "42", agent=agent).stdout == b"ws1/42  cancelled\n"
+
+
+@each(
+    ("words", "hint"),
+    [
+        (("submit", "-g", "1", "x"), "did you mean -G ?"),
+        (("submit", "--after-success", "1", "x"), "did you mean --after-ok ?"),
+        (("submit", "-n", "4", "x"), ""),
+        (("submit", "--delay", "3h", "x"), ""),
+        (("show",), "peerload show @"),
+        (("logs", "-f"), "@ for my last one"),
+    ],
+)
+def test_a_mistake_is_told_with_what_was_meant_or_without_a_guess(words: tuple[str, ...], hint: str) -> None:
+    said = peerload(*words).stderr.decode()
+    assert hint in said
+    assert ("did you mean" in said) == ("did you mean" in hint)
 
 
 def test_version_is_a_word_too() -> None:

@@ -128,7 +128,7 @@ def test_no_agent() -> None:
 def test_down_without_an_agent_does_not_offer_to_start_one() -> None:
     done = peerload("down", "--socket", "/tmp/none/agent.sock")
     assert done.returncode == 125
-    assert b"peerload down --all" in done.stderr
+    assert b"peerload down --all --state DIR" in done.stderr, "where its state is, is not known"
     assert b"peerload up" not in done.stderr
 
 
@@ -142,6 +142,19 @@ def test_usage_errors_exit_2() -> None:
         assert done.returncode == 2, words
         assert done.stderr.startswith(b"peerload: "), words
         assert len(done.stderr.splitlines()) == 2, words
+
+
+@pytest.mark.parametrize(
+    "words", [("ls",), ("show", "42"), ("nodes",), ("cancel", "42")]
+)  # each on an agent of its own
+def test_a_verb_waits_for_room_for_one_more_client(agent: FakeAgent, words: tuple[str, ...]) -> None:
+    agent.answer("tasks", tasks=[TASK], truncated=False)
+    agent.answer("show", tasks=[TASK])
+    agent.answer("nodes", nodes=[NODE])
+    agent.answer("cancel", tasks=[])
+    agent.refused = {1}
+    done = peerload(*words, agent=agent)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_refusal_is_escaped(agent: FakeAgent) -> None:
@@ -389,7 +402,8 @@ def test_undrain_of_a_node_that_was_not_drained(agent: FakeAgent) -> None:
     assert json.loads(peerload("undrain", "--json", agent=agent).stdout) == {"v": 1, "was_drained": False}
 
 
-def test_leave_waits_until_the_agent_has_gone(agent: FakeAgent) -> None:
+@each(("mode", "again"), [("user", b"peerload up --peer h:2\n"), ("system", b"  sudo systemctl restart peerload\n")])
+def test_leave_waits_until_the_agent_has_gone(agent: FakeAgent, mode: str, again: bytes) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
 
         def leave(request: control.Leave, reply: Reply) -> None:
@@ -398,12 +412,13 @@ def test_leave_waits_until_the_agent_has_gone(agent: FakeAgent) -> None:
             process.terminate()
             process.wait()
 
-        agent.answer("info", node="ws1", pid=process.pid)
+        agent.answer("info", node="ws1", pid=process.pid, mode=mode)
         agent.answer("checkup", peers=[{"state": "left", "address": "h:1"}, {"state": "alive", "address": "h:2"}])
         agent.handlers["leave"] = leave
         done = peerload("leave", "--force", agent=agent)
     assert (done.returncode, done.stdout.startswith(b"ws1 ")) == (0, True)
-    assert b"peerload up --peer h:2\n" in done.stdout
+    assert done.stdout.endswith(again)
+    assert b"h:2" in done.stdout
 
 
 def test_logs(agent: FakeAgent) -> None:
