@@ -697,6 +697,8 @@ class Gossip:
     def _spread(self) -> None:
         """Run one gossip round: send news to a few members. No round follows once all news has been sent
         often enough."""
+        if unheard := self.shared.draw_unheard():
+            self.shared.send(unheard, counts=False)
         for node in self.shared.draw(self.shared.preset.fanout):
             self.shared.send(node)
         if self.shared.news.rumours and self.shared.there:
