@@ -14,7 +14,7 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 from signal import SIGINT, SIGKILL, SIGTERM
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Any, ClassVar, assert_never
 
 import msgspec
 
@@ -29,7 +29,7 @@ from peerload.model.task import SCRATCH, Exit, execution_key, variables_of
 from peerload.model.timers import GossipTimerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from peerload.agent.completion.completion_jobs import CompletionJobs
     from peerload.agent.energy import Waker
@@ -124,7 +124,6 @@ CLOCKS_DIFFER_S = 0.001
 """Timers that come earlier than this are set again."""
 ROWS_WITH_EFFECTS = frozenset((actions.PutChores, actions.DropExecution, actions.PutFloor))
 """Rows about which more is done than to keep them."""
-OUTWARD = frozenset(actions.OUTWARD)
 STARTS = (events.AgentStarted, events.LauncherReady)
 COALESCED = frozenset((GossipTimerKind.TURN, GossipTimerKind.SYNC, GossipTimerKind.AGAIN, GossipTimerKind.PROFILES))
 """Periodic timers of gossip, which come with the agent's other periodic work, as do long pauses of a node that looks for work; all
@@ -150,16 +149,11 @@ class Performer:
         """Perform the actions of one event."""
         if isinstance(event, events.LauncherReady):
             self._tasks.launcher.resume()
-        outbox, outward = self._outbox, self._outward
         for action in decided:
-            if isinstance(action, actions.Persist):
-                self._persist(action.rows)
-            elif isinstance(action, actions.Send):
-                self._send(action)
-            elif type(action) in OUTWARD:
-                outbox.when_durable(partial(outward, action))
+            if (carry_out := self._AT_ONCE.get(type(action))) is not None:
+                carry_out(self, action)
             else:
-                self._inward(action)
+                self._outbox.when_durable(partial(self._outward, action))
         if isinstance(event, STARTS):
             is_first = isinstance(event, events.AgentStarted)
             if is_first:
@@ -184,19 +178,17 @@ class Performer:
                 self._records.kept(row)
                 self._tasks.storage.dropped(row)
 
-    def _inward(self, action: Action) -> None:
-        if isinstance(action, actions.SetTimer):
-            self._timers.set(action)
-        elif isinstance(action, actions.ClearTimer):
-            self._timers.clear(action)
-        elif isinstance(action, actions.SendGossip):
-            self._peers.members.send(action)
-        elif isinstance(action, actions.LookAtDevices):
-            self._tasks.gpus.look()
-        elif isinstance(action, actions.Note):
-            self._records.note(action.event)
-        elif isinstance(action, actions.Decided):
-            self._clients.decided(action)
+    _AT_ONCE: ClassVar[Mapping[type[Any], Callable[[Performer, Any], object]]] = {
+        actions.SetTimer: lambda self, action: self._timers.set(action),
+        actions.ClearTimer: lambda self, action: self._timers.clear(action),
+        actions.SendGossip: lambda self, action: self._peers.members.send(action),
+        actions.LookAtDevices: lambda self, _: self._tasks.gpus.look(),
+        actions.Note: lambda self, action: self._records.note(action.event),
+        actions.Decided: lambda self, action: self._clients.decided(action),
+        actions.Persist: lambda self, action: self._persist(action.rows),
+        actions.Send: _send,
+    }
+    """All that cannot be seen from outside; messages, some of which wait for no row; and the rows themselves."""
 
     def _outward(self, action: Action) -> None:  # noqa: PLR0912 C901 -- one line an action
         match action:  # the frequent ones first

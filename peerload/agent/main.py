@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import logging.handlers
 import os
 import resource
 import sys
@@ -150,7 +149,9 @@ def _log_to(path: Path) -> None:
     """Log to stderr; where that is STATE/agent.log (`peerload up` arranges it), keep the file within its bound."""
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if path.exists() and os.path.samestat(os.fstat(sys.stderr.fileno()), path.stat()):
-        handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=LOGS_KEPT_MAX - 1)
+        from logging.handlers import RotatingFileHandler  # noqa: PLC0415 -- half a MiB, which a service does not need
+
+        handler = RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=LOGS_KEPT_MAX - 1)
     handler.setFormatter(LogLines())
     logging.basicConfig(handlers=[handler], level=logging.INFO)
 

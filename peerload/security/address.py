@@ -24,6 +24,8 @@ DISCARD_PORT = 9
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses of other machines for questions to the routing table (RFC 5737, 3849); nothing is sent there."""
 LABEL_CHARACTERS_MAX = 63
+PARSED_MAX = 256
+"""Parsed addresses that are remembered."""
 ANY = ("0.0.0.0", "::")  # noqa: S104 -- nothing is bound here
 """The unspecified addresses: every address of a machine."""
 _PREFERENCES, _PUBLIC = 72, 2
@@ -241,6 +243,7 @@ def _is_name(host: str) -> bool:
     return _HOST.fullmatch(host) is not None and all(0 < len(one) <= LABEL_CHARACTERS_MAX for one in host.split("."))
 
 
+@functools.lru_cache(PARSED_MAX)
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host)

@@ -43,11 +43,19 @@ message of a forgotten start opens again: the content must say how new it is."""
 
 
 class _Sender:
-    """Start of one sender: its keys, and its last WINDOW_MESSAGES counters that were seen (bit i: newest - i)."""
+    """Start of one sender: its names, its keys, and its last WINDOW_MESSAGES counters that were seen (bit i: newest - i)."""
 
-    __slots__ = ("ciphers", "newest", "seen")
+    __slots__ = ("boot", "ciphers", "newest", "node", "seen")
 
-    def __init__(self) -> None:
+    def __init__(self, names: bytes) -> None:
+        """names: what stands before the counter. Raises NotAuthentic."""
+        src, boot = names[2 : 2 + names[1]], names[3 + names[1] :]
+        if not 0 < len(src) <= NAME_BYTES_MAX or not 0 < len(boot) <= BOOT_BYTES_MAX:
+            raise NotAuthentic("not a sealed message", why="its header is malformed")
+        try:
+            self.node, self.boot = src.decode(), boot.decode()
+        except UnicodeDecodeError:
+            raise NotAuthentic("not a sealed message", why="its sender has no name") from None
         self.ciphers: dict[bytes, ChaCha20Poly1305] = {}
         self.newest = -1
         self.seen = 0
@@ -86,8 +94,9 @@ class Sealer:
         self._counter = 0
         self._own = (node, boot)
         self._header = bytes((VERSION,)) + _prefixed(node.encode()) + _prefixed(boot.encode())
-        self._cipher = self._derived(key, node.encode(), boot.encode())
-        self._senders: BoundedDict[tuple[str, str], _Sender] = BoundedDict(SENDERS_MAX)
+        self._cipher = self._derived(key, node, boot)
+        self._senders: BoundedDict[bytes, _Sender] = BoundedDict(SENDERS_MAX)
+        """By what stands before the counter in their messages."""
 
     def __repr__(self) -> str:
         return f"Sealer(node={self._own[0]!r}, purpose={self._purpose.decode()!r})"
@@ -101,7 +110,7 @@ class Sealer:
         if tuple(keys) == self._keys:
             return
         self._keys = tuple(keys)
-        self._cipher = self._derived(keys[0], self._own[0].encode(), self._own[1].encode())
+        self._cipher = self._derived(keys[0], *self._own)
         for sender in self._senders.values():
             sender.ciphers = {key: cipher for key, cipher in sender.ciphers.items() if key in self._keys}
 
@@ -117,19 +126,20 @@ class Sealer:
 
         Raises NotAuthentic, whatever the bytes are; Replayed if it was opened before, is too old to tell, or is our own.
         """
-        header_bytes, src, boot, counter = _parsed(datagram)
-        who = (_text(src), _text(boot))
-        if who == self._own:
+        names_bytes = _names_bytes(datagram)
+        names, counter = datagram[:names_bytes], datagram[names_bytes : names_bytes + COUNTER_BYTES]
+        if names == self._header:
             raise Replayed("our own sealed message came back")
-        sender = self._senders.get(who) or _Sender()
+        known = self._senders.get(names)
+        sender = known or _Sender(names)
         number = int.from_bytes(counter, "big")
         if not sender.is_new(number):
             raise Replayed("a sealed message came twice or late")
-        header = datagram[:header_bytes]
+        sealed, header = datagram[names_bytes + COUNTER_BYTES :], names + counter + aad
         for key in self._keys:
-            cipher = sender.ciphers.get(key) or self._derived(key, src, boot)
+            cipher = sender.ciphers.get(key) or self._derived(key, sender.node, sender.boot)
             try:
-                plaintext = cipher.decrypt(_nonce(counter), datagram[header_bytes:], header + aad)
+                plaintext = cipher.decrypt(_nonce(counter), sealed, header)
             except InvalidTag:
                 continue
             sender.ciphers[key] = cipher
@@ -137,11 +147,15 @@ class Sealer:
         else:
             raise NotAuthentic("a sealed message does not open", why="another key, or it was changed")
         sender.add(number)  # only now: a forged counter must not shut out those that follow
-        self._senders[who] = sender
-        return *who, plaintext
+        if known is None:
+            self._senders[names] = sender
+        else:
+            self._senders.move_to_end(names)
+        return sender.node, sender.boot, plaintext
 
-    def _derived(self, key: bytes, src: bytes, boot: bytes) -> ChaCha20Poly1305:
-        info = b"peerload seal" + bytes((VERSION,)) + b"".join(map(_prefixed, (self._purpose, src, boot)))
+    def _derived(self, key: bytes, node: str, boot: str) -> ChaCha20Poly1305:
+        parts = self._purpose, node.encode(), boot.encode()
+        info = b"peerload seal" + bytes((VERSION,)) + b"".join(map(_prefixed, parts))
         return ChaCha20Poly1305(HKDF(SHA256(), KEY_BYTES, self._salt, info).derive(key))
 
 
@@ -153,26 +167,15 @@ def _nonce(counter: bytes) -> bytes:
     return counter.rjust(NONCE_BYTES, b"\0")
 
 
-def _text(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        raise NotAuthentic("not a sealed message", why="its sender has no name") from None
-
-
-def _parsed(datagram: bytes) -> tuple[int, bytes, bytes, bytes]:
-    """→ (length of the header, src, src_boot, counter). Raises NotAuthentic."""
+def _names_bytes(datagram: bytes) -> int:
+    """The bytes before the counter: version and names. Raises NotAuthentic."""
     if not datagram or datagram[0] != VERSION:
         raise NotAuthentic("not a sealed message", why=f"it is not of version {VERSION}")
     try:
         boot_place = 2 + datagram[1]
-        counter_place = boot_place + 1 + datagram[boot_place]
+        names_bytes = boot_place + 1 + datagram[boot_place]
     except IndexError:
         raise NotAuthentic("not a sealed message", why="it is cut off") from None
-    src, boot = datagram[2:boot_place], datagram[boot_place + 1 : counter_place]
-    if not 0 < len(src) <= NAME_BYTES_MAX or not 0 < len(boot) <= BOOT_BYTES_MAX:
-        raise NotAuthentic("not a sealed message", why="its header is malformed")
-    end = counter_place + COUNTER_BYTES
-    if len(datagram) < end + TAG_BYTES:
+    if len(datagram) < names_bytes + COUNTER_BYTES + TAG_BYTES:
         raise NotAuthentic("not a sealed message", why="it is cut off")
-    return end, src, boot, datagram[counter_place:end]
+    return names_bytes

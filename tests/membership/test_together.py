@@ -77,6 +77,18 @@ def test_a_node_that_hears_nothing_does_not_bury_the_others_in_their_own_eyes() 
             assert all(state == "alive" for name, state in host.beliefs.items() if name != deaf)
 
 
+@pytest.mark.parametrize("seed", in_short([1, 2, 3], 1))
+def test_a_node_of_which_alone_no_datagram_passes_hears_news_as_soon_as_the_others(seed: int) -> None:
+    arena = Torn(lambda src, _dst, connected: src == "n3" and not connected, seed)
+    arena.tear(60.0)
+    arena.until_s = float("inf")
+    nodes = {name: host.detector for name, host in arena.hosts.items() if isinstance(host.detector, Peerload)}
+    for name in ("n0", "n4", "n5", "n7"):
+        arena.carry_out(arena.hosts[name], nodes[name].drain(arena.now_s))
+        arena.run(arena.now_s + 4.0)
+        assert nodes["n3"].knows_drained(name)
+
+
 def test_a_crash_is_known_to_all_and_the_next_start_to_all_again() -> None:
     told = measures.crashes("peerload", NODES, 5, 5)
     assert told.wrong == 0

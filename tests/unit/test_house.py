@@ -223,6 +223,10 @@ def test_too_old_a_python_is_refused_in_one_line(tmp_path: Path) -> None:
             "peerload.agent.daemon",
             {"aiomqtt", "difflib", "h11", "http.client", "paho.mqtt", "prometheus_client", "psutil"},
         ),
+        (
+            "peerload.agent.main, peerload.policy.registry as registry; registry.load_preset('adaptive')",
+            {"importlib.metadata", "importlib.resources", "logging.handlers", "pickle", "zipfile"},
+        ),
     ],
 )
 def test_programs_start_without_modules_that_few_need(module: str, heavy: set[str]) -> None:

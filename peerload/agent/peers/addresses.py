@@ -100,7 +100,7 @@ class AddressWatch:
 
 def _moved(config: AgentConfig, origins: Mapping[str, str], others: Iterable[str]) -> str:
     """The address to listen at if the one that joining chose is gone and there is another; else empty."""
-    if Path(origins.get("listen", "")).name != node_identity_file.NAME or not is_absent(config.listen):
+    if origins.get("listen", "").rpartition("/")[2] != node_identity_file.NAME or not is_absent(config.listen):
         return ""
     ip, port = _ip(config.listen), config.listen.rpartition(":")[2]
     hosts = [host for other in others if (host := _ip(other)) is not None and host.version == ip.version] if ip else []

@@ -20,7 +20,7 @@ import socket
 import time
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import msgspec
 
@@ -70,29 +70,22 @@ PORT_TRIES_MAX = 20
 SOURCE_S = 30.0
 """Time for which the source address of a node's last datagram is used instead of the address in its identity: behind address
 translation the two differ, and the way back closes when it is not used."""
-SOURCES_MAX = 1000
 WRITE_S = 1.0
 """Delay of writing the address file after a change: a kill loses no more than that."""
 FACTS_MAX = 1000
 
 
-class _Source(NamedTuple):
-    """Source of the last datagram of one start of a node, and its loop time."""
-
-    address: str
-    boot: str
-    at_s: float
-
-
 class PeerFacts(msgspec.Struct):
-    """Facts about one peer for `peerload doctor`; nothing is decided by them.
+    """Facts about one peer; all but the source of its last datagram are for `peerload doctor` alone.
 
-    met_s: when it was first linked or heard (monotonic); datagram_s: when its last datagram came, None: never;
-    clock_base_s: the date of its last Hello, less the boot clock's time here, None: not known.
+    met_s: when it was first linked or heard (monotonic); datagram_s: when its last datagram came, None: never; address, boot:
+    from where, and of which start of it; clock_base_s: the date of its last Hello, less the boot clock's time here, None: not known.
     """
 
     met_s: float = msgspec.field(default_factory=time.monotonic)
     datagram_s: float | None = None
+    address: str = ""
+    boot: str = ""
     clock_base_s: float | None = None
 
     def clock_ahead_s(self) -> float | None:
@@ -134,7 +127,6 @@ class Members:
         preset = node.state.config.gossip
         self._lag = LagWatch(preset.lag_s, 1.1 * preset.probe_s, inbox)  # a healthy node probes once in probe_s
         self._write_timer: asyncio.TimerHandle | None = None
-        self._sources: BoundedDict[str, _Source] = BoundedDict(SOURCES_MAX)
         self._facts: BoundedDict[str, PeerFacts] = BoundedDict(FACTS_MAX)
 
     @property
@@ -189,11 +181,11 @@ class Members:
 
     def _source_of(self, node: str) -> str:
         """The source address of the last datagram of this start of a node, if that was a moment ago; else empty."""
-        source = self._sources.get(node)
-        if source is None or asyncio.get_running_loop().time() - source.at_s > SOURCE_S:
+        facts = self._facts.get(node)
+        if facts is None or facts.datagram_s is None or time.monotonic() - facts.datagram_s > SOURCE_S:
             return ""
         identity = self._local.identity_of(node)
-        return source.address if identity is not None and identity.boot == source.boot else ""
+        return facts.address if identity is not None and identity.boot == facts.boot else ""
 
     def close(self, *, forget: bool = False) -> None:
         """Close the gossip socket. ``forget``: the next start is to know no member."""
@@ -213,9 +205,9 @@ class Members:
             self._security.counters[reason] += 1
             self._security.report("J4", node, "a datagram, though it was revoked")
             return
-        self._facts_of(node).datagram_s = time.monotonic()
-        self._sources[node] = _Source(address, boot, asyncio.get_running_loop().time())
-        if any(isinstance(message, MembershipUpdate) for message in datagram.messages):
+        facts = self._facts_of(node)
+        facts.datagram_s, facts.address, facts.boot = time.monotonic(), address, boot
+        if MembershipUpdate in map(type, datagram.messages):
             self.changed()
         if datagram.skipped:
             self._security.counters[metrics.GOSSIP_MESSAGES_UNKNOWN] += datagram.skipped
@@ -468,6 +460,10 @@ class GossipSocket(Generic[Sent, Received]):
         self._names[host] = (found, loop.time() + NAME_S)
 
 
+SAME_MOMENT_S = 0.01
+"""Time in which a second call of `watch` changes nothing."""
+
+
 class LagWatch:
     """Reports when the event loop did not run for longer than ``lag_s``: the machine was asleep, the process was stopped, or
     the loop was busy.
@@ -490,9 +486,12 @@ class LagWatch:
             self._inbox.put(events.LoopLagged(late_s))
 
     def watch(self) -> None:
-        """Watch for ``span_s`` from now on."""
+        """Watch for ``span_s`` from now on, or from a moment ago: what comes is mostly answered."""
+        due_s = _boot_s() + self._span_s
+        if self._handle is not None and 0 <= due_s - self._due_s < SAME_MOMENT_S:
+            return
         self.close()
-        self._due_s = _boot_s() + self._span_s
+        self._due_s = due_s
         self._handle = asyncio.get_running_loop().call_later(self._span_s, self._over)
 
     def _over(self) -> None:

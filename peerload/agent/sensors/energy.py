@@ -289,12 +289,13 @@ class EnergySensors:
             self._counters: self._counters.take(at_s, readings),
         }
         self._platform.take(at_s, readings)
-        self._model.add_reading(at_s, self.curve.watts_at(busy) * passed_s, passed_s)
+        model_w = self.curve.watts_at(busy)
+        self._model.add_reading(at_s, model_w * passed_s, passed_s)
         before, self._active = self._active, next(one for one in self._sources if one.is_alive(at_s))
         if self._active in deltas:
             joules, gap_s = deltas[self._active]
         else:
-            joules, gap_s = self.curve.watts_at(busy) * max(passed_s - slept_s, 0.0), slept_s
+            joules, gap_s = model_w * max(passed_s - slept_s, 0.0), slept_s
         if slept_s and self._active is self._counters:
             gap_s = passed_s
         if before is not self._active:

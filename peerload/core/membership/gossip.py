@@ -697,6 +697,8 @@ class Gossip:
     def _spread(self) -> None:
         """Run one gossip round: send news to a few members. No round follows once all news has been sent
         often enough."""
+        if unheard := self.shared.draw_unheard():
+            self.shared.send(unheard, counts=False)
         for node in self.shared.draw(self.shared.preset.fanout):
             self.shared.send(node)
         if self.shared.news.rumours and self.shared.there:
@@ -743,20 +745,20 @@ class Gossip:
     def _message_received(self, src: str, message: GossipMessage, address: str, *, is_current: bool) -> None:
         """Handle one message. ``is_current``: the sender's start is the one that this node believes in."""
         match message:
+            case Load():  # the frequent ones first
+                self._load_told(message, src)
             case GossipPing():
                 self.detector.pinged(src, message, address)
-            case GossipPingRequest():
-                self.detector.asked(src, message, address)
             case GossipAck():
                 if is_current:
                     self.detector.acked(src, message.sequence)
+            case MembershipUpdate():
+                self.update_received(message, src)
+            case GossipPingRequest():
+                self.detector.asked(src, message, address)
             case GossipNack():
                 if is_current:
                     self.detector.nacked(src, message.sequence)
-            case MembershipUpdate():
-                self.update_received(message, src)
-            case Load():
-                self._load_told(message, src)
 
     def _load_told(self, load: Load, src: str) -> None:
         if load.node == self.shared.core.node:

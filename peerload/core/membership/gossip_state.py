@@ -98,8 +98,8 @@ class BroadcastQueue:
         self._drop((True, node))
         self._drop((False, node))
 
-    def take(self, room: Iterable[GossipMessage], members: int) -> list[GossipMessage]:
-        """Take the updates for a datagram that already has ``room`` taken by these; each counts as sent once more.
+    def take(self, room: Iterable[GossipMessage], members: int, *, counts: bool = True) -> list[GossipMessage]:
+        """Take the updates for a datagram that already has ``room`` taken by these; each ``counts`` as sent once more.
         members: n, on which depends what was sent often enough."""
         taken = list(room)
         if not self._news:
@@ -119,7 +119,7 @@ class BroadcastQueue:
                 loads += 1
             taken.append(news.message)
             left -= news.bytes
-            news.sent += 1
+            news.sent += counts
             if news.sent >= limit:
                 self._drop(key)
         return taken
@@ -290,19 +290,34 @@ class GossipState:
             self._ring = tuple(sorted((crc32(name.encode()), name) for name in alive or self.there))
         return self._ring
 
+    @property
+    def heard_from(self) -> Sequence[str]:
+        """The names of the members whose datagrams come here, as far as is known."""
+        if self._heard is None:
+            self._heard = tuple(name for name in self.there if self.members[name].unheard < UNHEARD_MAX)
+        return self._heard
+
     def draw(self, count: int, without: str = "") -> list[str]:
         """A random sample of members, smaller if there are not so many. Members whose datagrams do not come here are drawn
         only if there are no others: between some nodes none pass (IPv4 and IPv6), and news sent there would be lost."""
-        if self._heard is None:
-            self._heard = tuple(name for name in self.there if self.members[name].unheard < UNHEARD_MAX)
-        names = [name for name in self._heard if name != without] or [name for name in self.there if name != without]
+        names = [name for name in self.heard_from if name != without]
+        names = names or [name for name in self.there if name != without]
         return self.rng.sample(names, min(count, len(names)))
+
+    def draw_unheard(self) -> str:
+        """A random one of the members that `draw` leaves out; "" if it leaves out none. It may hear what is sent there, and only
+        its own datagrams are lost."""
+        if len(self.heard_from) in (0, len(self.there)):
+            return ""
+        return self.rng.choice([name for name in self.there if self.members[name].unheard >= UNHEARD_MAX])
 
     # -- datagrams -----------------------------------------------------------------------------------------------------
 
-    def send(self, node: str, *messages: GossipMessage, address: str = "", with_load: bool = False) -> None:
+    def send(
+        self, node: str, *messages: GossipMessage, address: str = "", with_load: bool = False, counts: bool = True
+    ) -> None:
         """Send one datagram to a node, filled up with news. ``address``: destination, if it is not the
-        member's known address."""
+        member's known address; counts: news counts as sent."""
         if not address and node in self.members:
             address = self.members[node].rumour.address
         if not address:
@@ -312,7 +327,7 @@ class GossipState:
         report = self._listener.own_load() if with_load and self.preset.loads_max else None
         if report is not None:
             room.append(Load.of(self.core.node, report))
-        told = self.news.take(room, self.size)
+        told = self.news.take(room, self.size, counts=counts)
         if told:
             self.core.actions.append(SendGossip(node, address, tuple(told)))
             self.core.count(metrics.GOSSIP_MESSAGES_QUEUED)
