@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
+import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
@@ -58,20 +58,9 @@ def policies() -> dict[str, list[str]]:
 
 
 @functools.cache
-def _registered() -> dict[str, str]:
-    """`module:Class` by `kind.name`: the entry points of all installed packages, of which the first on the path counts. Cached,
-    since all are searched; they are read here, since `importlib.metadata` takes an agent more than a MiB."""
-    found: dict[str, str] = {}
-    for directory in sys.path:
-        for file in sorted(Path(directory).glob("*.*-info/entry_points.txt")):
-            group = ""
-            for line in map(str.strip, file.read_text(encoding="utf-8", errors="replace").splitlines()):
-                name, is_entry, value = line.partition("=")
-                if line.startswith("["):
-                    group = line[1:-1].strip()
-                elif group == GROUP and is_entry and not line.startswith(("#", ";")):
-                    found.setdefault(name.strip(), value.partition("[")[0].strip())
-    return found
+def _registered() -> dict[str, importlib.metadata.EntryPoint]:
+    """Entry points by `kind.name`. Cached, since all installed packages are searched."""
+    return {entry.name: entry for entry in reversed(tuple(importlib.metadata.entry_points(group=GROUP)))}
 
 
 def presets() -> list[str]:
@@ -89,8 +78,7 @@ def policy_class(kind: str, name: str, base: Path = Path()) -> type:
     if ".py:" in name:
         return class_from_file(name, base, key=f"{kind}.policy")
     if (entry := _registered().get(f"{kind}.{name}")) is not None:
-        module, _, attribute = entry.partition(":")
-        loaded = getattr(importlib.import_module(module), attribute)
+        loaded = entry.load()
         if isinstance(loaded, type):
             return loaded
         raise ConfigError(f"{kind}.policy", f"{name!r} is not a class")
