@@ -29,7 +29,7 @@ from peerload.model.task import SCRATCH, Exit, execution_key, variables_of
 from peerload.model.timers import GossipTimerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from peerload.agent.completion.completion_jobs import CompletionJobs
     from peerload.agent.energy import Waker
@@ -78,7 +78,7 @@ class Consumer:
     def consume(self, batch: list[Event]) -> None:
         """Handle some events, in order. A bug ends the agent, with nothing done that is not durable."""
         try:
-            for event in batch:
+            for event in together(batch) if len(batch) > 1 else batch:
                 if self._run.has_failed:
                     return
                 self._performer.perform(event, self._decide(event))
@@ -113,6 +113,20 @@ class Consumer:
             self._outbox.flush()
         except StoreError as error:
             self._run.fail(f"the store failed: {error}")
+
+
+TOGETHER = frozenset((events.MessageReceived, events.TaskStarted, events.TaskEnded, events.OutputArrived))
+
+
+def together(batch: Sequence[Event]) -> Iterator[Event]:
+    """These events, in order, the frequent ones that follow each other as one."""
+    for is_frequent, group in itertools.groupby(batch, lambda event: type(event) in TOGETHER):
+        first, *others = group
+        if is_frequent and others:
+            yield events.Together((first, *others))  # type: ignore[arg-type]
+        else:
+            yield first
+            yield from others
 
 
 INLINE_BYTES_MAX = 48 << 10
@@ -150,16 +164,22 @@ class Performer:
         """Perform the actions of one event."""
         if isinstance(event, events.LauncherReady):
             self._tasks.launcher.resume()
-        outbox, outward = self._outbox, self._outward
+        outbox, outward, timer = self._outbox, self._outward, self._timers
         for action in decided:
-            if isinstance(action, actions.Persist):
-                self._persist(action.rows)
-            elif isinstance(action, actions.Send):
-                self._send(action)
-            elif type(action) in OUTWARD:
-                outbox.when_durable(partial(outward, action))
-            else:
-                self._inward(action)
+            match action:  # the frequent ones first
+                case actions.Send():
+                    self._send(action)
+                case actions.SetTimer():
+                    timer.set(action)
+                case actions.ClearTimer():
+                    timer.clear(action)
+                case actions.Persist():
+                    self._persist(action.rows)
+                case _:
+                    if type(action) in OUTWARD:
+                        outbox.when_durable(partial(outward, action))
+                    else:
+                        self._inward(action)
         if isinstance(event, STARTS):
             is_first = isinstance(event, events.AgentStarted)
             if is_first:
@@ -169,7 +189,7 @@ class Performer:
     def _send(self, action: actions.Send) -> None:
         """Send a message when the rows that it depends on are durable: renewed leases wait for those of their own tasks, and
         what promises nothing for none."""
-        act = partial(self._outward, action)
+        act = partial(self._peers.send, action.dst, action.message)
         if isinstance(action.message, RenewOk):
             self._outbox.renewal(tuple(extension.uid for extension in action.message.extensions), act)
         elif needs_no_row(action.message):
@@ -185,18 +205,14 @@ class Performer:
                 self._tasks.storage.dropped(row)
 
     def _inward(self, action: Action) -> None:
-        if isinstance(action, actions.SetTimer):
-            self._timers.set(action)
-        elif isinstance(action, actions.ClearTimer):
-            self._timers.clear(action)
+        if isinstance(action, actions.Note):
+            self._records.note(action.event)
+        elif isinstance(action, actions.Decided):
+            self._clients.decided(action)
         elif isinstance(action, actions.SendGossip):
             self._peers.members.send(action)
         elif isinstance(action, actions.LookAtDevices):
             self._tasks.gpus.look()
-        elif isinstance(action, actions.Note):
-            self._records.note(action.event)
-        elif isinstance(action, actions.Decided):
-            self._clients.decided(action)
 
     def _outward(self, action: Action) -> None:  # noqa: PLR0912 C901 -- one line an action
         match action:  # the frequent ones first
@@ -208,8 +224,6 @@ class Performer:
                 self._tasks.starts.spawn(action)
             case actions.ForgetTask():
                 self._tasks.forget(action)
-            case actions.Send():
-                self._peers.send(action.dst, action.message)
             case actions.AttemptGone():
                 self._clients.cancel_waits.attempt_gone(action.key)
             case actions.Answer():
@@ -244,6 +258,7 @@ class Performer:
                 self._peers.links.dial(action.address)
             case (
                 actions.Persist()
+                | actions.Send()
                 | actions.SetTimer()
                 | actions.ClearTimer()
                 | actions.Note()

@@ -399,6 +399,13 @@ class MessageReceived(_Event, frozen=True):
     stalled: str = ""
 
 
+class Together(_Event, frozen=True):
+    """Events that have come one after the other, and are decided about together: what follows from each is as if each had come alone,
+    what starts next or is asked for next is decided once."""
+
+    events: tuple[MessageReceived | TaskStarted | TaskEnded | OutputArrived, ...]
+
+
 class GossipReceived(_Event, frozen=True):
     """A datagram came from this start of a node's agent, at this address (HOST:PORT, "": as known). protocol_min,
     protocol_max: the versions that it speaks."""
@@ -603,6 +610,7 @@ Event = (
     | GroupRequested | TasksFound | DrainRequested | EmptyAwaited | EmptyAwaitedNoMore | UndrainRequested
     | ForgetRequested | NodeRevoked | RemoteCancelRequested | DiskRoomChanged | CoresEnforced | PricesRead
     | MachineSleeping | MachineWoke | PeerMet | PeerUnreachable | MessageReceived | GossipReceived | LoopLagged
+    | Together
     | SendFailed | TimerExpired | TaskStarted | TaskEnded | TaskLost | TaskFrozen | LauncherLost | LauncherSilent
     | LauncherReady | OutputArrived | OutputWaits | OutputComing | FilesStaged | LoadSampled | DevicesFound | DevicesSampled
     | MpsReported | DirectoryFound | SpeedMeasured | PowerMeasured | BusChanged | LoadPublished | AgentStopping

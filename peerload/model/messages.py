@@ -706,6 +706,10 @@ STREAMED: tuple[type, ...] = get_args(Output | Input | Files | Forwarding)
 BROADCAST: tuple[type, ...] = get_args(Broadcast)
 ADVICE: tuple[type, ...] = get_args(Advice)
 OWNERSHIP: frozenset[type] = frozenset(get_args(Ownership))
+TOGETHER: frozenset[type] = OWNERSHIP | frozenset(ADVICE)
+"""Messages of which one frame may carry several."""
+TOGETHER_MAX = 1024
+"""Bound on the further messages in a frame."""
 
 
 def needs_no_row(message: Message) -> bool:
@@ -722,7 +726,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Envelope of every message between nodes.
 
     v: protocol version; dst and dst_boot are empty when the sender does not know them yet (Hello) or means all (State);
-    seq: per (src, src_boot), for dropping what was seen.
+    seq: per (src, src_boot), for dropping what was seen; others: further messages, in their order, where the first is of TOGETHER.
     """
 
     v: Annotated[int, Meta(ge=1, le=1000)]
@@ -733,3 +737,4 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     body: Message
     dst: Annotated[str, Meta(max_length=40)] = ""
     dst_boot: Annotated[str, Meta(max_length=64)] = ""
+    others: Annotated[tuple[Advice | Ownership, ...], Meta(max_length=TOGETHER_MAX)] = ()

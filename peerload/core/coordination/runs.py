@@ -91,6 +91,8 @@ class RunningTasks:
         self._peer_slots = -math.inf, Need(), 0
         """Cached number of slots of the peers that share such tasks: valid until (s), for this need, the number."""
         self._launcher_away = False
+        self.has_freed = False
+        """True if an attempt has ended in this event, so that what starts next is to be looked at, and others asked for more."""
         self._strangers: set[str] = set()
         self._devices_due_s = math.inf
 
@@ -280,7 +282,7 @@ class RunningTasks:
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def ended(self, key: str, exit_: Exit) -> None:
-        """Record the end of a process; the next one starts before anybody is asked for more."""
+        """Record the end of a process."""
         if key in self._ahead:  # the launcher is ahead of what is known of the attempt before
             self._occupy(key)
         work = self._works.get(key)
@@ -306,8 +308,7 @@ class RunningTasks:
             self._executor.results.ended(work, exit_)
         if devices:  # what was learned of it may let others join where they did not fit
             self._ledger.devices.version += 1
-        self.fill()
-        self._home.mediator.slot_freed()
+        self.has_freed = True
 
     def _ended_here(self, task: HomeTask, exit_: Exit) -> None:
         """Record the end of a process of this home; its output lies in this home's spool already."""
