@@ -561,6 +561,8 @@ class Node:
                 self.sharing.probe_timed_out(timer.number)
             case timers.RenewalDue():
                 self.executor.renew_leases()
+            case timers.StartsTold():
+                self.executor.leases.tell_starts()
             case timers.GossipDue():
                 self.membership.timer(timer.kind, timer.subject)
                 self._gossiped()

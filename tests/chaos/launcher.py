@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.launcher.lanes import Lanes
 from peerload.model import events
 from peerload.model.task import Exit, Guarantee, Usage
@@ -116,7 +118,7 @@ class Launcher:
         self._hear_all()
         wall_s = self._machine.clock.wall_s
         running = tuple((process.key, wall_s(process.started_s), process.ts) for process in self.running.values())
-        running += tuple((key, wall_s(self._cluster.now_s), 0.0) for key in self._lanes.waiting)
+        running += tuple((key, wall_s(self._cluster.now_s), waiting.ts) for key, waiting in self._lanes.waiting.items())
         frozen = tuple(process.key for process in self.running.values() if process.frozen)
         return events.LauncherReady(running, tuple(self.ended.items()), frozen)
 
@@ -194,6 +196,8 @@ class Launcher:
         """Move its deadline (0: none); thaw it if the new one lies ahead. ``ts`` is kept for the next agent."""
         process = self.running.get(key)
         if process is None:
+            if (waiting := self._lanes.waiting.get(key)) is not None:
+                self._lanes.waiting[key] = msgspec.structs.replace(waiting, deadline_s=deadline_s, ts=ts)
             return
         process.ts = ts
         if not deadline_s:
