@@ -56,6 +56,8 @@ FORWARD_BYTES_MAX = 3 << 20
 FORWARDED_PART_BYTES_MAX = 512 << 10
 """An answer is carried in parts of at most this size."""
 PAIR_MOVES_MAX = 64
+GIVEN_MAX = 64
+"""Bound on the tasks that one GiveRequest gets."""
 """Tasks that change hands in one pairing."""
 
 BLOCKS_MAX = 2048
@@ -251,13 +253,15 @@ class ProbeReply(_Message, frozen=True, tag="probe-reply"):
 
 
 class GiveRequest(_Message, frozen=True, tag="give-request"):
-    """Request for a waiting task, from a node with room. profile: of the sender, so that the receiver chooses a task that it can
-    run. ahead: the sender does not need it yet: only a receiver with more tasks than the sender would then have gives one."""
+    """Request for waiting tasks, from a node with room. profile: of the sender, so that the receiver chooses tasks that it can
+    run. ahead: the sender does not need them yet: only a receiver with more tasks than the sender would then have gives one.
+    most: how many are wanted."""
 
     search: Search
     report: LoadReport
     profile: Profile
     ahead: bool = False
+    most: Annotated[int, Meta(ge=1, le=GIVEN_MAX)] = 1
 
 
 class Footprint(_Message, frozen=True, tag="footprint"):
@@ -267,12 +271,14 @@ class Footprint(_Message, frozen=True, tag="footprint"):
 
 
 class GiveReply(_Message, frozen=True, tag="give-reply"):
-    """Answer to a GiveRequest: the task that its home will offer; ``task`` is empty if there is none."""
+    """Answer to a GiveRequest: the task that its home will offer, and the uids of others after it; ``task`` is empty if there is
+    none."""
 
     search: Search
     report: LoadReport
     task: Annotated[str, Meta(max_length=80)] = ""
     uid: Annotated[bytes, Meta(max_length=16)] = b""
+    others: Annotated[tuple[Uid, ...], Meta(max_length=GIVEN_MAX)] = ()
 
 
 class StateRequest(_Message, frozen=True, tag="state-request"):
