@@ -29,7 +29,7 @@ from peerload.model.task import SCRATCH, Exit, execution_key, variables_of
 from peerload.model.timers import GossipTimerKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from peerload.agent.completion.completion_jobs import CompletionJobs
     from peerload.agent.energy import Waker
@@ -78,7 +78,7 @@ class Consumer:
     def consume(self, batch: list[Event]) -> None:
         """Handle some events, in order. A bug ends the agent, with nothing done that is not durable."""
         try:
-            for event in together(batch) if len(batch) > 1 else batch:
+            for event in events.together(batch) if len(batch) > 1 else batch:
                 if self._run.has_failed:
                     return
                 self._performer.perform(event, self._decide(event))
@@ -113,20 +113,6 @@ class Consumer:
             self._outbox.flush()
         except StoreError as error:
             self._run.fail(f"the store failed: {error}")
-
-
-TOGETHER = frozenset((events.MessageReceived, events.TaskStarted, events.TaskEnded, events.OutputArrived))
-
-
-def together(batch: Sequence[Event]) -> Iterator[Event]:
-    """These events, in order, the frequent ones that follow each other as one."""
-    for is_frequent, group in itertools.groupby(batch, lambda event: type(event) in TOGETHER):
-        first, *others = group
-        if is_frequent and others:
-            yield events.Together((first, *others))  # type: ignore[arg-type]
-        else:
-            yield first
-            yield from others
 
 
 INLINE_BYTES_MAX = 48 << 10

@@ -5,6 +5,7 @@ Names are in the past tense; each is a frozen value that also lies in recordings
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,7 +28,7 @@ from peerload.model.task import (
 from peerload.model.timers import Timer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
 
@@ -615,3 +616,16 @@ Event = (
     | LauncherReady | OutputArrived | OutputWaits | OutputComing | FilesStaged | LoadSampled | DevicesFound | DevicesSampled
     | MpsReported | DirectoryFound | SpeedMeasured | PowerMeasured | BusChanged | LoadPublished | AgentStopping
 )  # fmt: skip
+
+FREQUENT = MessageReceived, TaskStarted, TaskEnded, OutputArrived
+
+
+def together(batch: Sequence[Event]) -> Iterator[Event]:
+    """These events, in order, the frequent ones that follow each other as one."""
+    for is_frequent, group in groupby(batch, lambda event: type(event) in FREQUENT):
+        first, *others = group
+        if is_frequent and others:
+            yield Together((first, *others))  # type: ignore[arg-type]
+        else:
+            yield first
+            yield from others

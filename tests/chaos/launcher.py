@@ -139,7 +139,8 @@ class Launcher:
         if key in self._lanes.waiting:
             return
         if action.after and self._lanes.add(action, self.running):
-            self._cluster.gauges.count("given ahead")
+            is_own = action.home == self._machine.name
+            self._cluster.gauges.count("given ahead" if is_own else "given ahead, of another home")
             self._cluster.after(GIVEN_BACK_S, self._give_back, key, self.generation)
             return
         self._start(action)
