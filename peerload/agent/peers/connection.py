@@ -78,7 +78,7 @@ STREAM_STALLED_S = 600.0
 """Limit for an output stream, whose reader may be a person."""
 FORWARD_STALLED_S = 21_600.0
 """Limit for a forwarded request, whose answer may be read in a pager."""
-FRAMES_PER_S_MAX = 20_000
+MESSAGES_PER_S_MAX = 20_000
 """A peer that sends more messages is not read again before the next second."""
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_EVERY_S = 5
@@ -175,7 +175,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._second = 0.0
-        self._frames = 0
+        self._messages = 0
         self._drained: asyncio.Event = asyncio.Event()
         self._drained.set()
         self._turn = asyncio.Lock()
@@ -378,14 +378,14 @@ class PeerConnection(asyncio.BufferedProtocol):
                 self.ready.set_result(None)
 
     def _limit_rate(self, messages: int) -> None:
-        """Pause reading until the next second if this one had FRAMES_PER_S_MAX messages."""
+        """Pause reading until the next second if this one had MESSAGES_PER_S_MAX messages."""
         now = self._loop.time()
         if now - self._second >= 1.0:
-            self._second, self._frames = now, 0
-        before, self._frames = self._frames, self._frames + messages
-        if before < FRAMES_PER_S_MAX <= self._frames and self._transport is not None:
-            self.pause_reading("its frames are too many a second")
-            self._loop.call_later(1.0, self.resume_reading, "its frames are too many a second")
+            self._second, self._messages = now, 0
+        before, self._messages = self._messages, self._messages + messages
+        if before < MESSAGES_PER_S_MAX <= self._messages and self._transport is not None:
+            self.pause_reading("its messages are too many a second")
+            self._loop.call_later(1.0, self.resume_reading, "its messages are too many a second")
 
     def pause_reading(self, why: str) -> None:
         """Read nothing more until `resume_reading` for the same reason; frames that have come already wait."""
