@@ -78,7 +78,7 @@ class Consumer:
     def consume(self, batch: list[Event]) -> None:
         """Handle some events, in order. A bug ends the agent, with nothing done that is not durable."""
         try:
-            for event in batch:
+            for event in events.together(batch) if len(batch) > 1 else batch:
                 if self._run.has_failed:
                     return
                 self._performer.perform(event, self._decide(event))
@@ -163,7 +163,7 @@ class Performer:
     def _send(self, action: actions.Send) -> None:
         """Send a message when the rows that it depends on are durable: renewed leases wait for those of their own tasks, and
         what promises nothing for none."""
-        act = partial(self._outward, action)
+        act = partial(self._peers.send, action.dst, action.message)
         if isinstance(action.message, RenewOk):
             self._outbox.renewal(tuple(extension.uid for extension in action.message.extensions), act)
         elif needs_no_row(action.message):
@@ -200,8 +200,6 @@ class Performer:
                 self._tasks.starts.spawn(action)
             case actions.ForgetTask():
                 self._tasks.forget(action)
-            case actions.Send():
-                self._peers.send(action.dst, action.message)
             case actions.AttemptGone():
                 self._clients.cancel_waits.attempt_gone(action.key)
             case actions.Answer():
@@ -236,6 +234,7 @@ class Performer:
                 self._peers.links.dial(action.address)
             case (
                 actions.Persist()
+                | actions.Send()
                 | actions.SetTimer()
                 | actions.ClearTimer()
                 | actions.Note()

@@ -386,20 +386,23 @@ class PeerMessages:
 
     def received(self, src: str, message: messages.LinkMessage) -> None:
         """Put a message into the inbox, or answer it."""
-        if isinstance(message, messages.DirectoryRequest):
+        if isinstance(message, messages.Offer):
+            self._offered(src, message)
+        elif isinstance(message, messages.DirectoryRequest):
             if self._may_look_up(src):
                 self._background.start(self._answer(src, message))
         elif isinstance(message, messages.DirectoryTold) and not self._queries.answer_received(src, message):
             self._counters[metrics.DIRECTORY_ANSWERS_UNASKED] += 1
-        elif isinstance(message, messages.Offer) and self._has_output(message):
-            self._counters[metrics.OFFERS_OF_KEPT_OUTPUT] += 1
-        elif isinstance(message, messages.Offer) and not self._users.seen_lately(
-            TaskUser(src, message.spec.user), message.spec.directory
-        ):
-            if self._may_look_up(src):
-                self._background.start(self._offer_received(src, message))
         else:
             self._inbox.put(events.MessageReceived(src, message))
+
+    def _offered(self, src: str, offer: messages.Offer) -> None:
+        if self._has_output(offer):
+            self._counters[metrics.OFFERS_OF_KEPT_OUTPUT] += 1
+        elif self._users.seen_lately(TaskUser(src, offer.spec.user), offer.spec.directory):
+            self._inbox.put(events.MessageReceived(src, offer))
+        elif self._may_look_up(src):
+            self._background.start(self._offer_received(src, offer))
 
     def send_failed(self, dst: str, message: messages.LinkMessage) -> None:
         self._counters[metrics.PEER_SENDS_FAILED] += 1
@@ -492,6 +495,9 @@ class PeerEventSource:
     _bus_peers: BusPeers
 
     def deliver(self, src: str, message: messages.LinkMessage) -> None:
+        if type(message) in messages.OWNERSHIP:
+            self._messages.received(src, message)
+            return
         if self._ca.received(src, message):
             return
         if isinstance(message, messages.Sync | messages.Leaving):

@@ -130,6 +130,8 @@ class Node:
         if self.eligibility.is_needed:
             self.eligibility.settle()
         self.runs.fill()
+        if self.runs.has_freed:
+            self._slot_freed()
         if self.runs.frozen.is_needed:
             self.runs.frozen.settle()
         if shortage.reason:
@@ -145,6 +147,11 @@ class Node:
             machine.settle()
         sharing.information.settle()
         return state.actions
+
+    def _slot_freed(self) -> None:
+        """An attempt has ended, and the next one has started: others are asked for more."""
+        self.runs.has_freed = False
+        self.sharing.completed()
 
     def shrink(self) -> None:
         """Rebuild the tables of tasks at their present size: a dictionary never shrinks by itself."""
@@ -179,6 +186,11 @@ class Node:
                 if event.with_start:
                     self.runs.started(event.key, event.exit.started_at, is_over=True)
                 self.runs.ended(event.key, event.exit)
+            case events.Together():
+                for one in event.events:
+                    self._route(one)
+            case events.MessageReceived():
+                self._message(event)
             case events.TaskStarted():
                 self.runs.started(event.key, event.started_at)
             case events.TimerExpired():
@@ -188,8 +200,6 @@ class Node:
             case events.GossipReceived() | events.LoopLagged():
                 self.membership.gossip.handle(event)
                 self._gossiped()
-            case events.MessageReceived():
-                self._message(event)
             case events.OutputArrived():
                 self.handoff.output_arrived(event)
             case events.OutputWaits():
@@ -551,6 +561,8 @@ class Node:
                 self.sharing.probe_timed_out(timer.number)
             case timers.RenewalDue():
                 self.executor.renew_leases()
+            case timers.StartsTold():
+                self.executor.leases.tell_starts()
             case timers.GossipDue():
                 self.membership.timer(timer.kind, timer.subject)
                 self._gossiped()
@@ -690,9 +702,6 @@ class _Mediator:
 
     def running_tasks(self) -> Iterable[Work]:
         return self._node.runs.works()
-
-    def slot_freed(self) -> None:
-        self._node.sharing.completed()
 
     def own_report(self) -> LoadReport:
         return self._node.sharing.report()

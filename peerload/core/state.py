@@ -233,9 +233,6 @@ class Mediator(Protocol):
     def running_tasks(self) -> Iterable[Work]:
         """The tasks that run here."""
 
-    def slot_freed(self) -> None:
-        """A task has ended here, and the next has been started."""
-
     def own_report(self) -> LoadReport:
         """This node's load report."""
 

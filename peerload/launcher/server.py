@@ -532,6 +532,8 @@ class Launcher:
                 task = self._tasks.get(key)
                 if task is not None:
                     self._leases.apply(task, deadline_s, ts)
+                elif (waiting := self._lanes.waiting.get(key)) is not None and ts >= waiting.ts:
+                    self._lanes.waiting[key] = waiting.replace(deadline_s=deadline_s, ts=ts)
             case protocol.EvictRequest(key, reason):
                 task = self._tasks.get(key)
                 if task is not None:
@@ -582,7 +584,8 @@ class Launcher:
             for task in tasks
         ]
         running += [
-            protocol.ListedTask(key, time.time(), 0.0, 0.0, False, 0.0) for key in self._lanes.waiting
+            protocol.ListedTask(key, time.time(), waiting.ts, waiting.deadline_s, False, 0.0)
+            for key, waiting in self._lanes.waiting.items()
         ]  # they run soon
         running += [
             protocol.ListedTask(key, self._exits.ended[key].started_at, 0.0, 0.0, False, 0.0) for key in unsynced

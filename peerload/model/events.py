@@ -5,6 +5,7 @@ Names are in the past tense; each is a frozen value that also lies in recordings
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,7 +28,7 @@ from peerload.model.task import (
 from peerload.model.timers import Timer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
 
@@ -399,6 +400,13 @@ class MessageReceived(_Event, frozen=True):
     stalled: str = ""
 
 
+class Together(_Event, frozen=True):
+    """Events that have come one after the other, and are decided about together: what follows from each is as if each had come alone,
+    what starts next or is asked for next is decided once."""
+
+    events: tuple[MessageReceived | TaskStarted | TaskEnded | OutputArrived, ...]
+
+
 class GossipReceived(_Event, frozen=True):
     """A datagram came from this start of a node's agent, at this address (HOST:PORT, "": as known). protocol_min,
     protocol_max: the versions that it speaks."""
@@ -603,7 +611,21 @@ Event = (
     | GroupRequested | TasksFound | DrainRequested | EmptyAwaited | EmptyAwaitedNoMore | UndrainRequested
     | ForgetRequested | NodeRevoked | RemoteCancelRequested | DiskRoomChanged | CoresEnforced | PricesRead
     | MachineSleeping | MachineWoke | PeerMet | PeerUnreachable | MessageReceived | GossipReceived | LoopLagged
+    | Together
     | SendFailed | TimerExpired | TaskStarted | TaskEnded | TaskLost | TaskFrozen | LauncherLost | LauncherSilent
     | LauncherReady | OutputArrived | OutputWaits | OutputComing | FilesStaged | LoadSampled | DevicesFound | DevicesSampled
     | MpsReported | DirectoryFound | SpeedMeasured | PowerMeasured | BusChanged | LoadPublished | AgentStopping
 )  # fmt: skip
+
+FREQUENT = MessageReceived, TaskStarted, TaskEnded, OutputArrived
+
+
+def together(batch: Sequence[Event]) -> Iterator[Event]:
+    """These events, in order, the frequent ones that follow each other as one."""
+    for is_frequent, group in groupby(batch, lambda event: type(event) in FREQUENT):
+        first, *others = group
+        if is_frequent and others:
+            yield Together((first, *others))  # type: ignore[arg-type]
+        else:
+            yield first
+            yield from others

@@ -57,6 +57,8 @@ FORWARDED_PART_BYTES_MAX = 512 << 10
 """An answer is carried in parts of at most this size."""
 PAIR_MOVES_MAX = 64
 """Tasks that change hands in one pairing."""
+GIVEN_MAX = 64
+"""Bound on the tasks that one GiveRequest gets."""
 
 BLOCKS_MAX = 2048
 SOURCES_MAX = 4
@@ -251,13 +253,15 @@ class ProbeReply(_Message, frozen=True, tag="probe-reply"):
 
 
 class GiveRequest(_Message, frozen=True, tag="give-request"):
-    """Request for a waiting task, from a node with room. profile: of the sender, so that the receiver chooses a task that it can
-    run. ahead: the sender does not need it yet: only a receiver with more tasks than the sender would then have gives one."""
+    """Request for waiting tasks, from a node with room. profile: of the sender, so that the receiver chooses tasks that it can
+    run. ahead: the sender does not need them yet: only a receiver with more tasks than the sender would then have gives one.
+    most: how many are wanted."""
 
     search: Search
     report: LoadReport
     profile: Profile
     ahead: bool = False
+    most: Annotated[int, Meta(ge=1, le=GIVEN_MAX)] = 1
 
 
 class Footprint(_Message, frozen=True, tag="footprint"):
@@ -267,12 +271,14 @@ class Footprint(_Message, frozen=True, tag="footprint"):
 
 
 class GiveReply(_Message, frozen=True, tag="give-reply"):
-    """Answer to a GiveRequest: the task that its home will offer; ``task`` is empty if there is none."""
+    """Answer to a GiveRequest: the task that its home will offer, and the uids of others after it; ``task`` is empty if there is
+    none."""
 
     search: Search
     report: LoadReport
     task: Annotated[str, Meta(max_length=80)] = ""
     uid: Annotated[bytes, Meta(max_length=16)] = b""
+    others: Annotated[tuple[Uid, ...], Meta(max_length=GIVEN_MAX)] = ()
 
 
 class StateRequest(_Message, frozen=True, tag="state-request"):
@@ -706,6 +712,10 @@ STREAMED: tuple[type, ...] = get_args(Output | Input | Files | Forwarding)
 BROADCAST: tuple[type, ...] = get_args(Broadcast)
 ADVICE: tuple[type, ...] = get_args(Advice)
 OWNERSHIP: frozenset[type] = frozenset(get_args(Ownership))
+TOGETHER: frozenset[type] = OWNERSHIP | frozenset(ADVICE)
+"""Messages of which one frame may carry several."""
+TOGETHER_MAX = 1024
+"""Bound on the further messages in a frame."""
 
 
 def needs_no_row(message: Message) -> bool:
@@ -722,7 +732,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Envelope of every message between nodes.
 
     v: protocol version; dst and dst_boot are empty when the sender does not know them yet (Hello) or means all (State);
-    seq: per (src, src_boot), for dropping what was seen.
+    seq: per (src, src_boot), for dropping what was seen; others: further messages, in their order, where the first is of TOGETHER.
     """
 
     v: Annotated[int, Meta(ge=1, le=1000)]
@@ -733,3 +743,4 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     body: Message
     dst: Annotated[str, Meta(max_length=40)] = ""
     dst_boot: Annotated[str, Meta(max_length=64)] = ""
+    others: Annotated[tuple[Advice | Ownership, ...], Meta(max_length=TOGETHER_MAX)] = ()

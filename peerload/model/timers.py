@@ -158,6 +158,10 @@ class RetryDue(_Timer, frozen=True, tag="retry"):
     """Time at which a receiver asks for work again."""
 
 
+class StartsTold(_Timer, frozen=True, tag="starts"):
+    """Time to tell the homes of short tasks that they have started, if they still run."""
+
+
 class Inbound(_OfTask, frozen=True, tag="inbound"):
     """Timeout of a promised task."""
 
@@ -209,7 +213,7 @@ Timer = (
     OfferTimeout | QueryDue | Lease | Rest | ClientTimeout | Stranded | Batch | EligibilityDue | AwaitedQueryDue
     | RemoteStatus | ReservationTimeout | RenewalDue | ResultTimeout | TimeLimit | Kill | FrozenTimeout | Fences
     | Devices | Shortage | ProbeTimeout | RegionSettled | Period | Announcement | AnswerDue | Pair | Paired | RetryDue
-    | Inbound | WakeTimeout | GossipDue
+    | Inbound | StartsTold | WakeTimeout | GossipDue
 )  # fmt: skip
 
 

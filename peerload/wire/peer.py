@@ -27,12 +27,28 @@ DATA_BYTES_MAX = 4 << 20
 MQTT_BYTES_MAX = 4 << 10
 """The largest MQTT payload: only advice, which is small."""
 
+ENVELOPE_BYTES_MAX = 1 << 10
+"""Bound on what an envelope takes beside its messages."""
 VALUES_MAX = 1 << 18
 """Values in one frame."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 _NO_BLOCKS = _encoder.encode(Blocks(()))
+
+
+class _Packed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """An `Envelope` whose messages are encoded already."""
+
+    v: int
+    cluster: str
+    src: str
+    src_boot: str
+    seq: int
+    body: msgspec.Raw
+    dst: str
+    dst_boot: str
+    others: tuple[msgspec.Raw, ...] = ()
 
 
 class Envelopes:
@@ -46,6 +62,21 @@ class Envelopes:
         self._sequence += 1
         return Envelope(PROTOCOL_MAX, *self._sender, self._sequence, message, dst, dst_boot)
 
+    def frame_of(self, messages: Sequence[bytes], dst: str, dst_boot: str) -> bytearray:
+        """One frame with these messages, which `encode_message` has encoded."""
+        self._sequence += 1
+        first, *others = map(msgspec.Raw, messages)
+        packed = _Packed(PROTOCOL_MAX, *self._sender, self._sequence, first, dst, dst_boot, tuple(others))
+        return _framed(packed)
+
+
+def encode_message(message: Message) -> bytes:
+    """Encode a message that goes into a frame with others. Raises FrameTooLarge."""
+    encoded = _encoder.encode(message)
+    if len(encoded) > DATA_BYTES_MAX - ENVELOPE_BYTES_MAX:
+        raise FrameTooLarge(len(encoded), DATA_BYTES_MAX - ENVELOPE_BYTES_MAX)
+    return encoded
+
 
 def encode(envelope: Envelope) -> bytes:
     """Encode the body alone, as it is published on MQTT."""
@@ -54,6 +85,10 @@ def encode(envelope: Envelope) -> bytes:
 
 def encode_frame(envelope: Envelope) -> bytearray:
     """Encode length and body, as they are sent over the peer link."""
+    return _framed(envelope)
+
+
+def _framed(envelope: Envelope | _Packed) -> bytearray:
     frame = bytearray()
     _encoder.encode_into(envelope, frame, HEADER_BYTES)
     size = len(frame) - HEADER_BYTES

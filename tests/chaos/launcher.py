@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.launcher.lanes import Lanes
 from peerload.model import events
 from peerload.model.task import Exit, Guarantee, Usage
@@ -116,7 +118,7 @@ class Launcher:
         self._hear_all()
         wall_s = self._machine.clock.wall_s
         running = tuple((process.key, wall_s(process.started_s), process.ts) for process in self.running.values())
-        running += tuple((key, wall_s(self._cluster.now_s), 0.0) for key in self._lanes.waiting)
+        running += tuple((key, wall_s(self._cluster.now_s), waiting.ts) for key, waiting in self._lanes.waiting.items())
         frozen = tuple(process.key for process in self.running.values() if process.frozen)
         return events.LauncherReady(running, tuple(self.ended.items()), frozen)
 
@@ -137,7 +139,8 @@ class Launcher:
         if key in self._lanes.waiting:
             return
         if action.after and self._lanes.add(action, self.running):
-            self._cluster.gauges.count("given ahead")
+            is_own = action.home == self._machine.name
+            self._cluster.gauges.count("given ahead" if is_own else "given ahead, of another home")
             self._cluster.after(GIVEN_BACK_S, self._give_back, key, self.generation)
             return
         self._start(action)
@@ -194,6 +197,8 @@ class Launcher:
         """Move its deadline (0: none); thaw it if the new one lies ahead. ``ts`` is kept for the next agent."""
         process = self.running.get(key)
         if process is None:
+            if (waiting := self._lanes.waiting.get(key)) is not None:
+                self._lanes.waiting[key] = msgspec.structs.replace(waiting, deadline_s=deadline_s, ts=ts)
             return
         process.ts = ts
         if not deadline_s:

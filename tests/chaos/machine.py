@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from tests.chaos.cluster import Cluster
 
 OUTWARD = frozenset(actions.OUTWARD)
+TURN_S = 0.001
+"""How long frequent events wait for others, where they are decided about together."""
 BACKLOG_MAX = 100_000
 """Events that may wait for an agent that does not run; more means that something is never bounded (promise 11)."""
 TIMER_LATE_S = 1e-6
@@ -76,6 +78,8 @@ class Machine:
         """Addresses at which its peers were last met: a file beside the database."""
         self.identity = self._identity()
         self._backlog: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._inbox: list[events.Event] = []
+        """What waits a moment for other events, that they are decided about together, as in an agent that is busy."""
         self._timers: dict[timers.Timer, float] = {}
         self.release = Release(self)
         self._launcher_lost = False
@@ -106,6 +110,7 @@ class Machine:
             return
         self.run += 1
         self.boot += 1
+        self._inbox.clear()
         self.disk.starts += 1
         self.identity = self._identity()
         self.launcher.start()
@@ -262,6 +267,22 @@ class Machine:
             self._now(self.run, self.handle, (event,))
 
     def handle(self, event: events.Event) -> None:
+        """An event for the core, in its turn."""
+        self._inbox.append(event)
+        if len(self._inbox) == 1 and self.cluster.plan.seed % 3 == 0 and isinstance(event, events.FREQUENT):
+            self.later(TURN_S, self._take_turn)
+        elif len(self._inbox) == 1 or not isinstance(event, events.FREQUENT):
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        batch = self._inbox.copy()
+        self._inbox.clear()
+        for event in events.together(batch):
+            if isinstance(event, events.Together):
+                self.cluster.gauges.count("events decided about together", len(event.events))
+            self._decide(event)
+
+    def _decide(self, event: events.Event) -> None:
         """One event for the core, and what it wants done."""
         node, cluster = self.node, self.cluster
         if node is None:
@@ -281,8 +302,9 @@ class Machine:
                 self.release.when_durable(action)
             else:
                 self._perform_inward(action)
-        if isinstance(event, events.MessageReceived):
-            cluster.checker.heard(self, event.message)
+        for one in event.events if isinstance(event, events.Together) else (event,):
+            if isinstance(one, events.MessageReceived):
+                cluster.checker.heard(self, one.message)
         self.release.end_turn()
 
     def _perform_inward(self, action: actions.Action) -> None:

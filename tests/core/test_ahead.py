@@ -1,14 +1,15 @@
-"""Short tasks of this home are given to the launcher ahead: each waits there for the end of the one before, and holds no room until then."""
+"""Short tasks are given to the launcher ahead: each waits there for the end of the one before, and holds no room until then."""
 
 from __future__ import annotations
 
 import pytest
 
+from peerload.core.work import RemoteTask
 from peerload.model import events, messages
-from peerload.model.actions import ForgetTask, SignalTask, SpawnTask
+from peerload.model.actions import ForgetTask, SendResult, SetLease, SignalTask, SpawnTask
 from peerload.model.config import CoreConfig
 from peerload.model.resources import LoadReport, ResourceRequest
-from peerload.model.task import Exit, Guarantee, TaskSpec, TaskState
+from peerload.model.task import Exit, Guarantee, TaskSpec, TaskState, execution_key
 from peerload.policy.registry import load_preset
 from tests.core.given import WALL_S, Given, spec
 
@@ -151,3 +152,85 @@ def test_a_launcher_that_is_listed_again_says_what_became_of_each() -> None:
     for key in keys[1:]:
         x.end(key)
     assert not x.node.holds(keys[2])
+
+
+# -- tasks of other homes ----------------------------------------------------------------------------------------------
+
+
+def remote(x: Given, number: int) -> RemoteTask:
+    return x.node.executor.remote_tasks[execution_key(uid(number), 1)]
+
+
+def uid(number: int) -> bytes:
+    return bytes(15) + bytes((number,))
+
+
+def committed(number_of_tasks: int) -> Given:
+    """A node that runs a task of another home, and has been committed others while it ran."""
+    x = Given(peers=("h",), config=CONFIG, policies=load_preset("none"))
+    for number in range(1, 4):
+        x.submit()
+        x.end(x.task(number).key)
+    for number in range(1, number_of_tasks + 1):
+        x.hear("h", messages.Offer(f"h/{number}", uid(number), 1, spec(), 60.0, only=True))
+        accept = x.sent(messages.Accept)
+        x.hear("h", messages.Commit(f"h/{number}", uid(number), 1, accept.nonce, accept.ts, 60.0))
+    return x
+
+
+def test_short_tasks_of_another_home_are_given_ahead_too_durably_started_and_count_as_load() -> None:
+    x = committed(5)
+    load = x.node.ledger.load_tasks
+    x.end(remote(x, 1).key)
+    spawns = [action for action in x.last if isinstance(action, SpawnTask)]
+    assert [action.after for action in spawns] == ["", *(remote(x, number).key for number in (2, 3, 4))]
+    assert all(action.deadline_s == remote(x, 2).deadline_s for action in spawns)
+    assert x.node.ledger.load_tasks == load - 1
+    assert list(x.node.ledger.running) == [remote(x, 2).key]
+    for number in range(2, 6):
+        x.end(remote(x, number).key)
+    assert not x.node.ledger.running
+    assert not x.node.ledger.inbound
+
+
+def test_what_the_launcher_gives_back_of_another_home_goes_home_for_good() -> None:
+    x = committed(4)
+    x.end(remote(x, 1).key)
+    did = x.when(events.TaskLost(remote(x, 3).key, "the task before it takes longer than expected", never_started=True))
+    assert [line for line in did if "to h" in line] == ["Return to h"]
+    assert uid(3) not in x.node.executor.by_uid
+    assert x.node.executor.fences.was_refused(uid(3), 1)
+    x.end(remote(x, 2).key)
+    assert list(x.node.ledger.running) == [remote(x, 4).key]
+
+
+def test_one_that_waits_ahead_is_renewed_and_ended_as_one_that_runs() -> None:
+    x = committed(3)
+    x.end(remote(x, 1).key)
+    key = remote(x, 3).key
+    x.after(15.0).timer("renew")
+    assert {renewal.uid for renewal in x.sent(messages.Renew).renewals} == {uid(2), uid(3)}
+    x.hear("h", messages.RenewOk((messages.LeaseExtension(uid(3), 1, x.at_s, 60.0),)))
+    assert x.done(SetLease) == SetLease(key, x.at_s + 60.0, x.at_s)
+    x.hear("h", messages.Revoke("h/3", uid(3), 1, 9, "cancelled"))
+    assert x.done(SignalTask).key == key
+
+
+def test_starts_of_short_tasks_are_told_together_a_little_later_unless_they_have_ended() -> None:
+    x = committed(2)
+    assert not any("Renew" in line for line in x.when(events.TaskStarted(remote(x, 1).key, WALL_S)))
+    x.end(remote(x, 1).key)
+    x.when(events.TaskStarted(remote(x, 2).key, WALL_S))
+    x.after(0.25).timer("starts")
+    assert [renewal.uid for renewal in x.sent(messages.Renew).renewals] == [uid(2)]
+
+
+def test_ends_that_come_together_are_followed_by_one_look_at_what_starts_next() -> None:
+    x = committed(6)
+    x.end(remote(x, 1).key)
+    exit_ = Exit(0, started_at=WALL_S, ended_at=WALL_S + 1.0)
+    ends = tuple(events.TaskEnded(remote(x, number).key, exit_, with_start=True) for number in (2, 3))
+    x.when(events.Together(ends))
+    sent = [action.task for action in x.last if isinstance(action, SendResult)]
+    assert sent == ["h/2", "h/3"]
+    assert list(x.node.ledger.running) == [remote(x, 4).key]

@@ -8,7 +8,7 @@ import pytest
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.core.work import RemotePhase
 from peerload.model import events, messages
-from peerload.model.actions import PutFloor, SetLease, SpawnTask
+from peerload.model.actions import PutFloor, Send, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
 from peerload.model.messages import Need
 from peerload.model.resources import LoadReport
@@ -320,6 +320,23 @@ def test_give_promises_a_waiting_task_and_offers_it() -> None:
     assert x.hear("y", request) == ["GiveReply to y"]  # nothing left to give
     assert x.sent(messages.GiveReply).task == ""
     assert x.hear("z", request) == ["GiveReply to z"]  # never met
+
+
+def test_give_promises_as_many_as_are_wanted_while_that_evens_out_the_loads() -> None:
+    x = Given(peers=("y",))
+    for _ in range(8):
+        x.submit()
+    y = x.node.membership.get("y")
+    assert y is not None
+    x.hear("y", messages.GiveRequest(4, LoadReport(sequence=2), y.profile, most=3))
+    offered = [one.message.task for one in x.last if isinstance(one, Send) and isinstance(one.message, messages.Offer)]
+    assert offered == ["x/2", "x/3", "x/4"]
+    assert x.sent(messages.GiveReply).others == (x.task(3).uid, x.task(4).uid)
+    x = Given(peers=("y",))
+    for _ in range(8):
+        x.submit()
+    x.hear("y", messages.GiveRequest(4, LoadReport(load_tasks=2, sequence=2), y.profile, most=64))
+    assert len(x.sent(messages.GiveReply).others) == 2, "then there are 5 here and 5 there"
 
 
 def test_a_waiting_guest_is_returned_with_a_suggestion() -> None:

@@ -505,6 +505,21 @@ def test_what_waits_behind_a_task_that_takes_long_is_given_back_and_never_starte
     assert not (bench.directory / "b.out").exists()
 
 
+def test_a_lease_is_moved_of_a_task_that_was_given_ahead_and_decides_when_its_turn_comes(bench: Bench) -> None:
+    bench.code = PATIENT
+    bench.launcher()
+    agent = bench.agent()
+    gate = held(agent, bench)
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    agent.send({"do": "lease", "key": "b", "deadline_s": now_s - 1.0, "ts": 2.0})
+    agent.send({"do": "lease", "key": "c", "deadline_s": now_s + 600.0, "ts": 3.0})
+    agent.send({"do": "lease", "key": "c", "deadline_s": now_s - 1.0, "ts": 2.0})  # an older one
+    gate.touch()
+    assert agent.lost("b")["never_started"]
+    assert agent.ended("c")["exit_code"] == 0
+    assert not (bench.directory / "b.out").exists()
+
+
 def test_a_signal_ends_a_task_that_was_given_ahead_before_its_turn(bench: Bench) -> None:
     bench.code = PATIENT
     bench.launcher()

@@ -19,12 +19,14 @@ from peerload.agent.peers.links import PeerLinks
 from peerload.agent.peers.streams import RequestStream
 from peerload.model.errors import ConfigError, LinkUnavailable
 from peerload.model.messages import (
+    TOGETHER_MAX,
     Blocks,
     BlocksEnd,
     BlocksRequest,
     Envelope,
     Hello,
     Identity,
+    LinkMessage,
     Message,
     Offer,
     OutputChunk,
@@ -32,6 +34,7 @@ from peerload.model.messages import (
     OutputRequest,
     Ping,
     Pong,
+    Query,
     WrongBoot,
 )
 from peerload.model.resources import LoadReport, Profile
@@ -274,6 +277,34 @@ def test_a_burst_arrives_whole_and_in_order(nodes: Nodes) -> None:
     a.loop.call(burst)
     wait_until(lambda: len(b.heard) == 5000, what="5000 pings")
     assert [message.sequence for _, message in b.heard if isinstance(message, Ping)] == list(range(5000))
+
+
+def test_messages_about_tasks_of_one_turn_share_a_frame_and_keep_their_order(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    decode = peer.decode
+
+    def counting(raw: bytes) -> Envelope:
+        envelope = decode(raw)
+        decoded.append(1 + len(envelope.others))
+        return envelope
+
+    a, b = nodes.linked("a", "b")
+    monkeypatch.setattr(peer, "decode", counting)
+    large = TaskSpec(argv=(b"x" * (100 << 10),), directory=b"/")
+    sent: list[LinkMessage] = [Query(f"a/{number}", bytes(16), number) for number in range(1, 3000)]
+    sent[1500:1500] = [Ping(sequence=7), Offer(task="a/1", uid=b"u" * 16, attempt=1, spec=large, lease_s=60.0)]
+
+    def burst() -> None:
+        for message in sent:
+            a.links.send("b", message)
+
+    a.loop.call(burst)
+    wait_until(lambda: len(b.heard) == len(sent), what="all messages")
+    assert [message for _, message in b.heard] == sent
+    assert max(decoded) == TOGETHER_MAX + 1
+    assert len(decoded) < 20
 
 
 def test_the_largest_offer_passes(nodes: Nodes) -> None:

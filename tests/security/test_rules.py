@@ -8,8 +8,8 @@ from peerload.agent.control.connection import REQUESTS_PENDING_MAX, UNREAD_BYTES
 from peerload.agent.joining import NEWCOMERS_MAX
 from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
 from peerload.agent.peers.connection import (
-    FRAMES_PER_S_MAX,
     HELLO_BYTES_MAX,
+    MESSAGES_PER_S_MAX,
     WAITING_BYTES_MAX,
     WAITING_MESSAGES_MAX,
 )
@@ -56,7 +56,7 @@ FIGURES = {
     "F2": (f"{_mib(AGENT.output_bytes_max)} a stream", f"{_mib(FOLLOWED_BYTES_MAX)} where wanted in full"),
     "P1": (f"{_mib(HELLO_BYTES_MAX)} for the introduction", f"{_mib(peer.DATA_BYTES_MAX)} a frame"),
     "P2": (
-        f"{OFFERS_MAX:,} offers", f"{CORE.guests_max:,} remote tasks", f"{FRAMES_PER_S_MAX:,} frames a second",
+        f"{OFFERS_MAX:,} offers", f"{CORE.guests_max:,} remote tasks", f"{MESSAGES_PER_S_MAX:,} messages a second",
         f"{_mib(WAITING_BYTES_MAX)} and {WAITING_MESSAGES_MAX:,} messages",
     ),
     "P4": (f"within {CORE.fast_failure_s:g} s",),

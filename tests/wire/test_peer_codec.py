@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from peerload.model.errors import BadMessage, FrameTooLarge, ProtocolError
 from peerload.model.gossip import Load, MembershipUpdate, MemberStatus
 from peerload.model.messages import (
+    TOGETHER,
     Accept,
     AwaitedTask,
     AwaitTasks,
@@ -87,7 +88,7 @@ from peerload.model.messages import (
 from peerload.model.resources import LoadReport, Placement, Profile, Region, ResourceRequest
 from peerload.model.task import Exit, TaskSpec, Usage
 from peerload.wire import peer
-from peerload.wire.frame import LARGE_BYTES
+from peerload.wire.frame import HEADER_BYTES, LARGE_BYTES
 from tests.each import each
 
 UID = bytes(range(16))
@@ -137,12 +138,12 @@ SAMPLES: list[Message] = [
     PairRequest(4, REPORT),
     PairReply(4, accepts=True, report=REPORT, promised=(UID, UID)),
     Unpair(4, (UID,)),
-    GiveRequest(2, REPORT, PROFILE),
+    GiveRequest(2, REPORT, PROFILE, ahead=True, most=8),
     Footprint(has_room=True),
     Sync((RUMOUR,), (LOAD,), asks=True),
     ProfileRequest(("ws3",)),
     ProfileTold((KnownProfile("c" * 32, PROFILE),)),
-    GiveReply(2, REPORT, "ws1/42", UID),
+    GiveReply(2, REPORT, "ws1/42", UID, (UID, UID)),
     Offer(**ATTEMPT, spec=SPEC, lease_s=60.0, migrations=1, migrations_max=4),
     Accept(**ATTEMPT, nonce=1 << 62, ts=1e6, files=True),
     Decline(**ATTEMPT, code="directory", reason="no such directory", report=REPORT),
@@ -209,6 +210,25 @@ def test_another_codec_reads_and_writes_the_same(message: Message) -> None:
     assert seen["body"]["t"] == tag(message)
     assert seen == msgpack.unpackb(msgpack.packb(msgspec.to_builtins(envelope, builtin_types=(bytes, memoryview))))
     assert peer.decode(msgpack.packb(seen)) == envelope
+
+
+def test_messages_that_share_a_frame_are_read_in_their_order() -> None:
+    sent = [message for message in SAMPLES if type(message) in TOGETHER]
+    envelopes = peer.Envelopes("lab", "ws1", "boot-of-ws1")
+    frame = envelopes.frame_of([peer.encode_message(message) for message in sent], "ws2", "boot-of-ws2")
+    envelope = peer.decode(memoryview(frame)[HEADER_BYTES:])
+    assert [envelope.body, *envelope.others] == sent
+    assert envelope == msgspec.structs.replace(
+        peer.Envelopes("lab", "ws1", "boot-of-ws1").make(sent[0], "ws2", "boot-of-ws2"), others=tuple(sent[1:])
+    )
+
+
+def test_a_frame_holds_no_message_of_another_kind_beside_the_first() -> None:
+    seen = msgpack.unpackb(peer.encode(wrap(Query(**ATTEMPT))))
+    for message in (Blocks((memoryview(b"x"),)), Leaving()):
+        seen["others"] = [msgpack.unpackb(peer.encode(wrap(message)))["body"]]
+        with pytest.raises(BadMessage):
+            peer.decode(msgpack.packb(seen))
 
 
 @pytest.mark.rule("P6")

@@ -1,7 +1,7 @@
 """TLS connections between agents, the table of peers, which handshakes are refused, and backpressure.
 
 A frame is a 4-byte big-endian length and one MessagePack envelope (wire/peer.py). The length is checked before the body
-is read. Frames written in one turn of the event loop leave in one write. The first frame of each end is its Hello (the
+is read. What is sent in one turn of the event loop leaves in one write, messages about tasks in one frame. The first frame of each end is its Hello (the
 handshake). The sender of every frame has to be the node that its certificate names. A peer is refused if another agent has
 its name, if there are too many peers, if a later start of the same agent is here, or while it is banned. A peer whose
 messages the core has not handled yet is not read further (rule P2).
@@ -31,6 +31,8 @@ from peerload.model.messages import (
     PROTOCOL_MAX,
     PROTOCOL_MIN,
     STREAMED,
+    TOGETHER,
+    TOGETHER_MAX,
     Envelope,
     Hello,
     Identity,
@@ -76,8 +78,8 @@ STREAM_STALLED_S = 600.0
 """Limit for an output stream, whose reader may be a person."""
 FORWARD_STALLED_S = 21_600.0
 """Limit for a forwarded request, whose answer may be read in a pager."""
-FRAMES_PER_S_MAX = 20_000
-"""A peer that sends more frames is not read again before the next second."""
+MESSAGES_PER_S_MAX = 20_000
+"""A peer that sends more messages is not read again before the next second."""
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_EVERY_S = 5
 KEEPALIVE_COUNT = 3
@@ -166,13 +168,14 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._read_timeout = ReadTimeout(self._loop, lambda: self._refuse("frame_timeout"))
         self.frame_bytes = 0
         """Size of the frame that is being handled."""
-        self._waiting: list[tuple[Message | None, list[Buffer]]] = []
+        self._waiting: list[tuple[Message | None, list[Buffer] | bytes]] = []
+        """What is sent at the end of this turn: frames, or a message that goes into one with its neighbours."""
         self._waiting_bytes = 0
         self._flush_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._second = 0.0
-        self._frames = 0
+        self._messages = 0
         self._drained: asyncio.Event = asyncio.Event()
         self._drained.set()
         self._turn = asyncio.Lock()
@@ -318,11 +321,12 @@ class PeerConnection(asyncio.BufferedProtocol):
     # -- frames in ---------------------------------------------------------------------------------------------------
 
     def _frame(self, raw: memoryview) -> None:
-        self._limit_rate()
         self.frame_bytes = len(raw)
         try:
             envelope = wire.decode(raw)
+            self._limit_rate(1 + len(envelope.others))
         except ProtocolError as error:
+            self._limit_rate(1)
             if not self.owner.malformed(self, error):
                 self._refuse("too_many_malformed")
             return
@@ -373,15 +377,15 @@ class PeerConnection(asyncio.BufferedProtocol):
             elif not self.ready.done():
                 self.ready.set_result(None)
 
-    def _limit_rate(self) -> None:
-        """Pause reading until the next second if this one had FRAMES_PER_S_MAX frames."""
+    def _limit_rate(self, messages: int) -> None:
+        """Pause reading until the next second if this one had MESSAGES_PER_S_MAX messages."""
         now = self._loop.time()
         if now - self._second >= 1.0:
-            self._second, self._frames = now, 0
-        self._frames += 1
-        if self._frames == FRAMES_PER_S_MAX and self._transport is not None:
-            self.pause_reading("its frames are too many a second")
-            self._loop.call_later(1.0, self.resume_reading, "its frames are too many a second")
+            self._second, self._messages = now, 0
+        before, self._messages = self._messages, self._messages + messages
+        if before < MESSAGES_PER_S_MAX <= self._messages and self._transport is not None:
+            self.pause_reading("its messages are too many a second")
+            self._loop.call_later(1.0, self.resume_reading, "its messages are too many a second")
 
     def pause_reading(self, why: str) -> None:
         """Read nothing more until `resume_reading` for the same reason; frames that have come already wait."""
@@ -415,10 +419,15 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def send(self, message: Message) -> None:
         """Send a message at the end of this turn of the loop, together with the others of the turn. Raises FrameTooLarge."""
-        dst = (self.hello.identity.node, self.hello.identity.boot) if self.hello is not None else ()
-        frame = wire.frame_parts(self._envelopes.make(message, *dst))
-        self._waiting.append((None if self.stream else message, frame))
-        self._waiting_bytes += sum(map(len, frame))
+        if type(message) in TOGETHER and self.hello is not None:
+            encoded = wire.encode_message(message)
+            self._waiting.append((message, encoded))
+            self._waiting_bytes += len(encoded)
+        else:
+            dst = (self.hello.identity.node, self.hello.identity.boot) if self.hello is not None else ()
+            frame = wire.frame_parts(self._envelopes.make(message, *dst))
+            self._waiting.append((None if self.stream else message, frame))
+            self._waiting_bytes += sum(map(len, frame))
         if self._waiting_bytes >= FLUSH_BYTES:
             self._flush()
         elif not self._flush_planned:
@@ -429,13 +438,36 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._flush_planned = False
         if self._transport is None or self._transport.is_closing() or self.paused or not self._waiting:
             return
-        parts = [part for _, frame in self._waiting for part in frame]
+        parts = self._frames_waiting()
         self._waiting.clear()
         self._waiting_bytes = 0
         if any(len(part) >= LARGE_BYTES for part in parts):
             self._transport.writelines(parts)
         else:
             self._transport.write(b"".join(parts))
+
+    def _frames_waiting(self) -> list[Buffer]:
+        """What waits, in frames, of which one has all messages that come one after the other and are not large."""
+        parts: list[Buffer] = []
+        together: list[bytes] = []
+        for _, waiting in self._waiting:
+            if isinstance(waiting, bytes) and len(waiting) < LARGE_BYTES and len(together) <= TOGETHER_MAX:
+                together.append(waiting)
+                continue
+            if together:
+                parts.append(self._frame_of(together))
+                together = []
+            if isinstance(waiting, bytes):
+                parts.append(self._frame_of([waiting]))
+            else:
+                parts += waiting
+        if together:
+            parts.append(self._frame_of(together))
+        return parts
+
+    def _frame_of(self, messages: list[bytes]) -> bytearray:
+        assert self.hello is not None
+        return self._envelopes.frame_of(messages, self.hello.identity.node, self.hello.identity.boot)
 
     async def drain(self) -> None:
         """Wait until the transport takes more and all earlier callers had their turn. Raises ConnectionError if the
@@ -841,7 +873,7 @@ def backoff_s(failures: int) -> float:
     return ceiling * random.uniform(0.5, 1.0)  # noqa: S311 -- jitter, not a secret
 
 
-BACKLOG_FRAMES_MAX = 20_000
+BACKLOG_MESSAGES_MAX = 20_000
 BACKLOG_BYTES_MAX = 64 << 20
 """Bounds for one node: above either its links are not read until half of the backlog has been handled."""
 CHECK_EVERY_S = 0.02
@@ -850,21 +882,25 @@ _BACKLOG = "the core has not handled its messages"
 
 
 class _Backlog:
-    """Messages of one node that are in the inbox: (number in the inbox, bytes), oldest first; and its paused links."""
+    """Frames of one node whose messages are in the inbox: (number of the last in the inbox, messages, bytes), oldest first; and
+    its paused links."""
 
-    __slots__ = ("messages", "paused", "size_bytes")
+    __slots__ = ("frames", "messages", "paused", "size_bytes")
 
     def __init__(self) -> None:
-        self.messages: deque[tuple[int, int]] = deque()
+        self.frames: deque[tuple[int, int, int]] = deque()
+        self.messages = 0
         self.size_bytes = 0
         self.paused: set[PeerConnection] = set()
 
     def settle(self, taken: int) -> None:
-        while self.messages and self.messages[0][0] <= taken:
-            self.size_bytes -= self.messages.popleft()[1]
+        while self.frames and self.frames[0][0] <= taken:
+            _, messages, size_bytes = self.frames.popleft()
+            self.messages -= messages
+            self.size_bytes -= size_bytes
 
     def exceeds(self, divisor: int) -> bool:
-        return len(self.messages) * divisor > BACKLOG_FRAMES_MAX or self.size_bytes * divisor > BACKLOG_BYTES_MAX
+        return self.messages * divisor > BACKLOG_MESSAGES_MAX or self.size_bytes * divisor > BACKLOG_BYTES_MAX
 
 
 class PeerBackpressure:
@@ -874,15 +910,16 @@ class PeerBackpressure:
         self._inbox = inbox
         self._backlogs: dict[str, _Backlog] = {}
 
-    def queued(self, connection: PeerConnection, node: str, size_bytes: int) -> bool:
-        """Count a message that was put into the inbox. True if the links of the node are paused from now on."""
+    def queued(self, connection: PeerConnection, node: str, size_bytes: int, messages: int = 1) -> bool:
+        """Count the messages of a frame, which were put into the inbox. True if the links of the node are paused from now on."""
         backlog = self._backlogs.get(node)
         if backlog is None:
             backlog = self._backlogs[node] = _Backlog()
-        backlog.messages.append((self._inbox.put_count, size_bytes))
+        backlog.frames.append((self._inbox.put_count, messages, size_bytes))
+        backlog.messages += messages
         backlog.size_bytes += size_bytes
         backlog.settle(self._inbox.taken_count)
-        if not backlog.messages and not backlog.paused:
+        if not backlog.frames and not backlog.paused:
             del self._backlogs[node]
             return False
         if not backlog.exceeds(1):
@@ -903,5 +940,5 @@ class PeerBackpressure:
         paused, backlog.paused = backlog.paused, set()
         for connection in paused:
             connection.resume_reading(_BACKLOG)
-        if not backlog.messages:
+        if not backlog.frames:
             del self._backlogs[node]

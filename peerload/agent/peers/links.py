@@ -388,15 +388,17 @@ class PeerLinks:
         elif isinstance(message, messages.DialBack | messages.NotDialled):
             self.reachability.received(node, message)
         elif is_link_message(message):
-            self._deliver(connection, node, message)
+            self._deliver(connection, node, message, *envelope.others)
         elif not self.malformed(connection, ProtocolError("a stream's message on a link that is not for it")):
             connection.close("malformed frames")
 
-    def _deliver(self, connection: PeerConnection, node: str, message: messages.LinkMessage) -> None:
-        self._counters[metrics.PEER_MESSAGES_RECEIVED] += 1
-        _mark_used(connection, message)
-        self._owner.deliver(node, message)
-        if self._backpressure is not None and self._backpressure.queued(connection, node, connection.frame_bytes):
+    def _deliver(self, connection: PeerConnection, node: str, *received: messages.LinkMessage) -> None:
+        self._counters[metrics.PEER_MESSAGES_RECEIVED] += len(received)
+        for message in received:
+            self._owner.deliver(node, message)
+        _mark_used(connection, received[0])
+        waiting, size_bytes = self._backpressure, connection.frame_bytes
+        if waiting is not None and waiting.queued(connection, node, size_bytes, len(received)):
             self.drop("too_many_messages", node)
 
     def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:

@@ -3,10 +3,10 @@
 An attempt in `RunningTasks` holds room. It leaves when the launcher has told how it ended, or when it is known to have died:
 the launcher (or another one) came back and neither runs it nor has its exit record.
 
-Short tasks of this home are given to the launcher ahead (prefetching): a *lane* of attempts waits there behind one that runs, each
-durably started as any other, and starts the moment the one before has ended. It gets the room of that one, and holds none before.
-So a slot does not stand still for a round trip with a commit, and what has ended is reported and recorded in batches. A lane is bounded
-by the time that it is expected to take; the launcher gives back what has waited for too long.
+Short tasks are given to the launcher ahead (prefetching): a *lane* of attempts waits there behind one that runs, each durably started
+as any other, and starts the moment the one before has ended. It gets the room of that one, and holds none before. So a slot does not
+stand still for a round trip with a commit, and what has ended is reported and recorded in batches. A lane is bounded by the time
+that it is expected to take; the launcher gives back what has waited for too long, and what has no lease any more.
 """
 
 from __future__ import annotations
@@ -84,13 +84,15 @@ class RunningTasks:
         self._executor = executor
         self._shortage = shortage
         self._works: dict[str, HomeTask | RemoteTask] = {}
-        self._lanes: dict[str, deque[HomeTask]] = {}
+        self._lanes: dict[str, deque[HomeTask | RemoteTask]] = {}
         """Attempts that were given ahead, by the attempt whose room the first of them gets."""
-        self._ahead: dict[str, deque[HomeTask]] = {}
+        self._ahead: dict[str, deque[HomeTask | RemoteTask]] = {}
         """The lane of each attempt that waits in one."""
         self._peer_slots = -math.inf, Need(), 0
         """Cached number of slots of the peers that share such tasks: valid until (s), for this need, the number."""
         self._launcher_away = False
+        self.has_freed = False
+        """True if an attempt has ended in this event, so that what starts next is to be looked at, and others asked for more."""
         self._strangers: set[str] = set()
         self._devices_due_s = math.inf
 
@@ -156,22 +158,28 @@ class RunningTasks:
         waiting = len(queue) + len(self._ahead)
         at_most = min(config.ahead_max, waiting // self._slots_for(first))
         expected_s = each_s * len(lane)
-        while len(lane) < at_most and isinstance(task := queue.head(), HomeTask):
-            if task.spec is not first.spec:  # it is, in an array
-                each_s = self._short_s(task)
+        while len(lane) < at_most and isinstance(work := queue.head(), HomeTask | RemoteTask):
+            if work.spec is not first.spec:  # it is, in an array
+                each_s = self._short_s(work)
             expected_s += each_s
-            if not each_s or expected_s > config.ahead_s or task.spec.request != first.spec.request:
+            if not each_s or expected_s > config.ahead_s or work.spec.request != first.spec.request:
                 break
-            queue.remove(task)
-            self._home.start_here(task, after=(lane[-1] if lane else first).key)
-            self._ahead[task.key] = lane
-            lane.append(task)
+            queue.remove(work)
+            after = (lane[-1] if lane else first).key
+            if isinstance(work, HomeTask):
+                self._home.start_here(work, after=after)
+            elif self._executor.start(work, after=after):
+                self._ledger.expect(work.uid, work.spec.request)
+            else:
+                continue
+            self._ahead[work.key] = lane
+            lane.append(work)
 
     def _slots_for(self, work: Work) -> int:
-        """Slots that share the waiting tasks, if all are like ``work``: those of this node and of the peers that could
-        run it and have no task to give. The peers' part is cached for PEER_SLOTS_KEPT_S."""
+        """Slots that share the waiting tasks, if all are like ``work``: those of this node and, for tasks of this home, of the peers
+        that could run it and have no task to give. The peers' part is cached for PEER_SLOTS_KEPT_S."""
         own, spec, names = self._state.profile.slots, work.spec, self._state.policies.names
-        if all(name == "none" for kind, name in names.items() if kind.startswith("location.")):
+        if not work.is_local or all(name == "none" for kind, name in names.items() if kind.startswith("location.")):
             return own
         need, now_s = Need(spec.request, spec.placement), self._state.now.boot_s
         until_s, known, slots = self._peer_slots
@@ -187,7 +195,7 @@ class RunningTasks:
         """Expected run time here, in seconds, of a task that may be given ahead or have others behind it: the launcher alone can start
         it, and it is known to be short. 0 for any other."""
         spec, history = work.spec, self._state.history
-        if not isinstance(work, HomeTask) or work.phase is HomePhase.OVER or spec.guarantee is Guarantee.ONCE:
+        if (isinstance(work, HomeTask) and work.phase is HomePhase.OVER) or spec.guarantee is Guarantee.ONCE:
             return 0.0
         if spec.takes_input or spec.followed or spec.terminal or spec.is_staged or spec.request.takes_devices:
             return 0.0
@@ -200,11 +208,13 @@ class RunningTasks:
     def _occupy(self, key: str) -> None:
         """Give room to an attempt that was given ahead; it leaves its lane."""
         lane = self._ahead.pop(key)
-        task = next(task for task in lane if task.key == key)  # mostly the first
-        lane.remove(task)
-        task.started_s = self._state.now.boot_s
-        self._hold_room(key, task)
-        self._works[key] = task
+        work = next(work for work in lane if work.key == key)  # mostly the first
+        lane.remove(work)
+        if not work.is_local:
+            self._ledger.expect_no_more(work.uid)
+        work.started_s = self._state.now.boot_s
+        self._hold_room(key, work)
+        self._works[key] = work
 
     def _hold_room(self, key: str, work: HomeTask | RemoteTask) -> None:
         """Reserve room for an attempt that runs here, with the devices that it was given."""
@@ -275,12 +285,12 @@ class RunningTasks:
         if isinstance(work, HomeTask):
             self._home.started_here(work, started_at)
         elif work is not None:
-            self._executor.started(work, started_at, is_over=is_over)
+            self._executor.started(work, started_at, is_over=is_over, is_short=self._short_s(work) > 0)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def ended(self, key: str, exit_: Exit) -> None:
-        """Record the end of a process; the next one starts before anybody is asked for more."""
+        """Record the end of a process."""
         if key in self._ahead:  # the launcher is ahead of what is known of the attempt before
             self._occupy(key)
         work = self._works.get(key)
@@ -306,8 +316,7 @@ class RunningTasks:
             self._executor.results.ended(work, exit_)
         if devices:  # what was learned of it may let others join where they did not fit
             self._ledger.devices.version += 1
-        self.fill()
-        self._home.mediator.slot_freed()
+        self.has_freed = True
 
     def _ended_here(self, task: HomeTask, exit_: Exit) -> None:
         """Record the end of a process of this home; its output lies in this home's spool already."""
@@ -341,9 +350,11 @@ class RunningTasks:
                 self._strangers.discard(key)
                 self._forget_exit(key)
             return
-        if is_early and never_started and not shortage and isinstance(work, HomeTask):
+        if is_early and never_started and not shortage:
             self._leave(key)
-            if not self._is_over(work):
+            if isinstance(work, RemoteTask):
+                self._executor.results.never_started(work, reason, is_returned=True)
+            elif not self._is_over(work):
                 self._home.requeue(work, reason)
         elif never_started:
             self._never_started(key, work, reason, is_short=bool(shortage))

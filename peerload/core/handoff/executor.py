@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState, Mediator
     from peerload.core.tasks.queue import WaitingQueue
     from peerload.model.events import RemoteCancelRequested
-    from peerload.model.task import Exit
+    from peerload.model.task import Exit, TaskSpec
 
 
 SIGKILL = 9
@@ -68,6 +68,7 @@ class ExecutorHandoff:
         self.fences = AttemptFences(state, self.by_uid)
         self.leases = ExecutorLeases(state, table)
         self.results = ExecutorResults(state, ledger, self.fences, table)
+        self._last_spec: TaskSpec | None = None
 
     # -- offer and commit ----------------------------------------------------------------------------------------------
 
@@ -99,7 +100,11 @@ class ExecutorHandoff:
             return
         remote = self.by_uid.get(offer.uid)
         if remote is None:
-            remote = RemoteTask(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
+            if offer.spec == self._last_spec:  # members of an array share one in memory, and what is found for it
+                spec = self._last_spec
+            else:
+                spec = self._last_spec = offer.spec
+            remote = RemoteTask(offer.task, offer.uid, offer.attempt, src, spec, self._state.now.boot_s)
             self._table.add(remote)
             if offer.spec.is_staged:
                 remote.is_staging = True
@@ -300,8 +305,9 @@ class ExecutorHandoff:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def start(self, remote: RemoteTask) -> bool:
-        """START, durable, then the process. A lease that has run out meanwhile is given back instead (→ False)."""
+    def start(self, remote: RemoteTask, after: str = "") -> bool:
+        """START, durable, then the process, when the attempt ``after`` has ended. A lease that has run out meanwhile is given back
+        instead (→ False)."""
         if remote.deadline_s <= self._state.now.boot_s:
             self.give_back(remote, "its lease ran out while it waited")
             return False
@@ -325,19 +331,29 @@ class ExecutorHandoff:
                 remote.ts,
                 self._state.config.frozen_s_max,
                 remote.devices,
+                after,
             )
         )
         return True
 
     def started(
-        self, remote: RemoteTask, started_at: float, reason: str = "its process is there", *, is_over: bool = False
+        self,
+        remote: RemoteTask,
+        started_at: float,
+        reason: str = "its process is there",
+        *,
+        is_over: bool = False,
+        is_short: bool = False,
     ) -> None:
         """The launcher has the process: say so, which is what users see as running. is_over: its RESULT comes next and says so
-        too, except of its devices."""
+        too, except of its devices. is_short: that is expected soon, so that it is said a little later, unless it has ended by then."""
         remote.running_at = started_at
         self._state.note_remote(remote, "running", reason)
         self._state.set_time_limit(remote.key, remote.spec.time_limit_s, started_at)
-        if not is_over or remote.devices:
+        if is_short and not remote.devices:
+            if not is_over:
+                self.leases.tell_later(remote)
+        elif not is_over or remote.devices:
             self._report(remote)
 
     def ack_received(self, src: str, ack: messages.ResultAck) -> None:
@@ -551,6 +567,7 @@ class ExecutorHandoff:
 
 
 RENEWALS_PER_LEASE = 4
+STARTS_TOLD_S = 0.25
 
 
 class RemoteTaskTable:
@@ -590,6 +607,8 @@ class ExecutorLeases:
         self._state = state
         self._remote_tasks = table.remote_tasks
         self._renew_at_s = math.inf
+        self._untold: list[RemoteTask] = []
+        """Attempts that have started, which their homes are not told yet."""
 
     def began(self, remote: RemoteTask) -> None:
         """Begin to renew the lease of an attempt."""
@@ -609,22 +628,35 @@ class ExecutorLeases:
     def renew(self) -> None:
         """Send one RENEW to each home for all its attempts here, every quarter of the shortest lease."""
         self._renew_at_s = math.inf
+        leased = [one for one in self._remote_tasks.values() if one.phase in (RemotePhase.WAITING, RemotePhase.HERE)]
+        self._send(leased)
+        if leased:
+            self._renew_within(min(remote.lease_s for remote in leased) / RENEWALS_PER_LEASE)
+
+    def _send(self, remotes: Iterable[RemoteTask]) -> None:
+        """Send RENEW to each home for these of its attempts."""
         batches: dict[str, list[messages.Renewal]] = {}
-        shortest_s = math.inf
-        for remote in self._remote_tasks.values():
-            if remote.phase in (RemotePhase.WAITING, RemotePhase.HERE):
-                shortest_s = min(shortest_s, remote.lease_s)
-                batches.setdefault(remote.home, []).append(self._renewal(remote))
+        for remote in remotes:
+            batches.setdefault(remote.home, []).append(self._renewal(remote))
         for home, batch in batches.items():
             for first in range(0, len(batch), messages.RENEWALS_MAX):
                 self._state.send(home, messages.Renew(tuple(batch[first : first + messages.RENEWALS_MAX])))
-        if shortest_s < math.inf:
-            self._renew_within(shortest_s / RENEWALS_PER_LEASE)
 
     def renew_one(self, remote: RemoteTask) -> None:
         """Send one renewal out of turn: its home has asked, or should know."""
         devices = remote.devices if remote.phase is RemotePhase.HERE else ()
         self._state.send(remote.home, messages.Renew((self._renewal(remote, devices),)))
+
+    def tell_later(self, remote: RemoteTask) -> None:
+        """Tell its home within STARTS_TOLD_S that an attempt has started, together with others, unless it has ended by then."""
+        if not self._untold:
+            self._state.set_timer_in(STARTS_TOLD_S, timers.StartsTold())
+        self._untold.append(remote)
+
+    def tell_starts(self) -> None:
+        """Send the renewals that `tell_later` has put off."""
+        untold, self._untold = self._untold, []
+        self._send(remote for remote in untold if remote.phase is RemotePhase.HERE)
 
     def _renewal(self, remote: RemoteTask, devices: tuple[str, ...] = ()) -> messages.Renewal:
         now_s = self._state.now.boot_s
@@ -730,14 +762,18 @@ class ExecutorResults:
         self._state.send(remote.home, messages.Died(remote.task, remote.uid, remote.attempt, reason, store))
         self._table.remove(remote)
 
-    def never_started(self, remote: RemoteTask, reason: str) -> None:
-        """Refuse an attempt whose START is durable: the launcher has confirmed that it never had a process, and will have none (D6)."""
+    def never_started(self, remote: RemoteTask, reason: str, *, is_returned: bool = False) -> None:
+        """Refuse an attempt whose START is durable: the launcher has confirmed that it never had a process, and will have none (D6).
+        is_returned: that is nobody's fault, and it may be placed anew at once."""
         self._ledger.end(remote.key)
         refused = self._fences.row(remote.uid, remote.attempt, FenceKind.REFUSED, remote.home)
         self._state.persist(actions.DropExecution(remote.uid, remote.attempt), refused)
-        self._state.note_remote(remote, "refused", reason)
-        store = self._state.store
-        self._state.send(remote.home, messages.NotStarted(remote.task, remote.uid, remote.attempt, reason, store))
+        self._state.note_remote(remote, "returned" if is_returned else "refused", reason)
+        task, uid, attempt, store = remote.task, remote.uid, remote.attempt, self._state.store
+        if is_returned:
+            self._state.send(remote.home, messages.Return(task, uid, attempt, "", reason, store))
+        else:
+            self._state.send(remote.home, messages.NotStarted(task, uid, attempt, reason, store))
         self._table.remove(remote)
 
 

@@ -13,7 +13,7 @@ or once for all if they are steady.
 from __future__ import annotations
 
 from itertools import chain, islice
-from math import fsum, inf
+from math import ceil, fsum, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ from peerload.core.tasks.queue import MOVABLE
 from peerload.model import metrics, timers
 from peerload.model.actions import Announce
 from peerload.model.events import LoadSampled
-from peerload.model.messages import UNASKED, Need, ProbeReply, ProbeRequest, State, StateAnswer
+from peerload.model.messages import GIVEN_MAX, UNASKED, Need, ProbeReply, ProbeRequest, State, StateAnswer
 from peerload.model.resources import BYTES_MAX, LoadReport, Region, Thresholds
 from peerload.model.task import task_home
 from peerload.policy.api import (
@@ -389,21 +389,40 @@ class RunningTasksView:
 
 class MovableTasksView:
     """`policy.api.WaitingView`: the waiting work that ``may_go`` lets go, as task views; of the first WAITING_LOOKED_AT_MAX,
-    and if there are more, of as many from the other end: what a node asks for does not take longer where more waits."""
+    and if there are more, of as many from the other end: what a node asks for does not take longer where more waits. What was looked at
+    is not looked at again for the next task, as long as nothing changes."""
 
-    __slots__ = ("_may_go", "_queue", "_state", "works")
+    __slots__ = ("_may_go", "_newest", "_oldest", "_queue", "_state", "works")
 
     def __init__(self, queue: WaitingQueue, may_go: Callable[[Work], bool], state: CoreState) -> None:
         self._queue = queue
         self._may_go = may_go
         self._state = state
         self.works: dict[str, Work] = {}
+        self._oldest: tuple[list[TaskView], Iterator[TaskView]] | None = None
+        self._newest: tuple[list[TaskView], Iterator[TaskView]] | None = None
 
     def oldest_first(self) -> Iterator[TaskView]:
-        return self._views(self._queue.oldest_first(MOVABLE), self._queue.newest_first(MOVABLE))
+        if self._oldest is None:
+            self._oldest = [], self._views(self._queue.oldest_first(MOVABLE), self._queue.newest_first(MOVABLE))
+        return self._seen(*self._oldest)
 
     def newest_first(self) -> Iterator[TaskView]:
-        return self._views(self._queue.newest_first(MOVABLE), self._queue.oldest_first(MOVABLE))
+        if self._newest is None:
+            self._newest = [], self._views(self._queue.newest_first(MOVABLE), self._queue.oldest_first(MOVABLE))
+        return self._seen(*self._newest)
+
+    def take(self, work: Work) -> None:
+        """Leave a task out from now on."""
+        del self.works[work.task]
+        for seen, _ in filter(None, (self._oldest, self._newest)):
+            seen[:] = [view for view in seen if view.task != work.task]
+
+    def _seen(self, seen: list[TaskView], others: Iterator[TaskView]) -> Iterator[TaskView]:
+        yield from [view for view in seen if view.task in self.works]
+        for view in others:
+            seen.append(view)
+            yield view
 
     def _views(self, works: Iterator[Work], other_end: Iterator[Work]) -> Iterator[TaskView]:
         if len(self._queue) > 2 * WAITING_LOOKED_AT_MAX:
@@ -594,16 +613,43 @@ class Information:
         thresholds, slots = self._thresholds, self._ledger.profile.slots
         prefetch = thresholds.prefetch
         if thresholds.is_pipelined and self._handoff_s:
-            prefetch = max(prefetch, self._finished_during_handoff())
+            prefetch = max(prefetch, self._pipelined())
         is_capped = self._ledger.exceeds_cap(self._ledger.cpus_requested + expected + 1.0)
         if is_capped or self._level + expected >= self._receive_below + prefetch:
             return False
         return thresholds.receive_below > 1.0 or self._ledger.load_tasks + expected < slots + prefetch
 
+    def wanted(self, expected: int = 0) -> int:
+        """Number of tasks that this node should ask for at once, in addition to ``expected``. Where handoffs take longer than tasks,
+        it asks for none before there is room for half of what is asked for ahead: many come with one message then."""
+        if not self.wants(expected):
+            return 0
+        if not self.is_pipelining():
+            return 1
+        ahead = self._pipelined()
+        level = max(self._level, self._ledger.load_tasks) + expected
+        lacking = ceil(self._receive_below + ahead - level)
+        if level >= self._receive_below and 2 * lacking < ahead:
+            return 0
+        is_capped = self._ledger.exceeds_cap(self._ledger.cpus_requested + expected + lacking)
+        return 1 if is_capped else max(min(lacking, GIVEN_MAX), 1)
+
     def _finished_during_handoff(self) -> float:
         """Tasks that the slots of this node are expected to finish while a handoff takes place: the bandwidth-delay product."""
-        mean_s = self._state.history.mean_s / self._state.profile.speed
-        return min(self._ledger.profile.slots * self._handoff_s / mean_s, PIPELINED_MAX)
+        return min(self._ledger.profile.slots * self._handoff_s / self._mean_s, PIPELINED_MAX)
+
+    def _pipelined(self) -> float:
+        """Tasks that are asked for ahead: those that are finished during a handoff, and if these are many, enough for the lanes of the
+        launcher, which start them one after the other."""
+        bridging, config = self._finished_during_handoff(), self._state.config
+        if bridging <= max(self._thresholds.prefetch, 1.0):
+            return bridging
+        in_lanes = self._ledger.profile.slots * min(config.ahead_s / self._mean_s, config.ahead_max)
+        return max(bridging, min(in_lanes, PIPELINED_MAX))
+
+    @property
+    def _mean_s(self) -> float:
+        return self._state.history.mean_s / self._state.profile.speed
 
     def is_pipelining(self) -> bool:
         """True if tasks are so short that more of them are asked for than the policy prefetches anyway."""

@@ -63,6 +63,8 @@ class Search(msgspec.Struct, eq=False):
     remembered: set[str] = set()
     """Nodes that were asked because memory named them."""
     steps: int = 0
+    wanted: int = 1
+    """How many tasks a receiver's asks for."""
     asks_others: bool = True
     """True if a receiver's goes on after the first answer."""
     holds: bool = False

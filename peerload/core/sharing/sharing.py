@@ -137,8 +137,38 @@ class TaskDonor:
                 return near
         return self._selected(goes)
 
+    def others_like(self, first: Work, request: messages.GiveRequest) -> list[HomeTask]:
+        """The tasks that go to a node together with ``first``, which asks for a slot and no more: those like it, in the order of the
+        selection policy, while that evens out the loads."""
+        profile, spec, own_slots, others = (
+            request.profile,
+            first.spec,
+            max(self._state.profile.slots, 1),
+            list[HomeTask](),
+        )
+        asked = spec.request
+        if spec.files is not None or asked.mem_bytes or asked.takes_devices or slots_of(asked, profile) > 1:
+            return others
+
+        def goes(work: Work) -> bool:
+            is_like = work.spec is spec or work.spec == spec
+            return is_like and work is not first and isinstance(work, HomeTask) and self._may_leave(work)
+
+        movable = MovableTasksView(self._queue, goes, self._state)
+        load, there, slots_there = self._ledger.load_tasks - 1, request.report.load_tasks + 1, max(profile.slots, 1)
+        while len(others) < request.most - 1 and evens_out(load, own_slots, there, slots_there):
+            work = self._select(movable)
+            if not isinstance(work, HomeTask):
+                break
+            movable.take(work)
+            others.append(work)
+            load, there = load - 1, there + 1
+        return others
+
     def _selected(self, may_go: Callable[[Work], bool]) -> Work | None:
-        movable = MovableTasksView(self._queue, may_go, self._state)
+        return self._select(MovableTasksView(self._queue, may_go, self._state))
+
+    def _select(self, movable: MovableTasksView) -> Work | None:
         try:
             chosen = self._state.policies.selection.select(movable)
             return movable.works.get(chosen.task) if chosen is not None else None
@@ -182,9 +212,7 @@ class TaskDonor:
         if self._membership.will_decline(to, spec):
             return False
         if isinstance(work, HomeTask):
-            return bool(work.stranded_because) or (
-                self._home.may_migrate(work) and not spec.placement.local and work.phase is HomePhase.WAITING
-            )
+            return bool(work.stranded_because) or self._may_leave(work)
         return (
             isinstance(work, RemoteTask)
             and work.phase is RemotePhase.WAITING
@@ -192,6 +220,10 @@ class TaskDonor:
             and (to != work.home or work.migrations > 0)  # 0: its home could not run it itself
             and self._membership.is_usable(work.home)
         )
+
+    def _may_leave(self, task: HomeTask) -> bool:
+        is_movable = not task.spec.placement.local and self._home.may_migrate(task)
+        return is_movable and task.phase is HomePhase.WAITING
 
     # -- what others have promised -------------------------------------------------------------------------------------
 
@@ -243,8 +275,6 @@ ASKERS = 3
 count on has found work meanwhile."""
 
 
-RAMP = 2
-"""Further tasks asked for at each promise while handoffs take longer than tasks."""
 PROMISED_MAX = 256
 """Promised tasks that are on their way."""
 
@@ -253,7 +283,7 @@ class Receiver:
     """Receiver side of load sharing: asks for work. One per node; its timers are ``probe`` and ``retry``.
 
     It asks one node after the other until one promises a task. The promise counts as load for inbound_s; the task itself comes
-    as an offer of its home. It asks whenever a task has ended here, when a report shows work elsewhere, and at the policy's
+    as an offer of its home. Where handoffs take longer than tasks, it asks for several at once. It asks whenever a task has ended here, when a report shows work elsewhere, and at the policy's
     retry rate while this node is below its mark.
     """
 
@@ -293,11 +323,12 @@ class Receiver:
     def pull(self, first: str = "", probes_max: int | None = None, *, asks_others: bool = True) -> None:
         """Ask for a waiting task, if this node is below its mark; ``first`` is asked first, and without ``asks_others``
         nobody else."""
-        if not self.wants_more():
+        if not self.wants_more() or not (wanted := self._information.wanted(self._in_flight)):
             return
         search = self._searches.open(None, probes_max)
         search.asks_others = asks_others
-        self._in_flight += 1
+        search.wanted = wanted
+        self._in_flight += wanted
         self._state.count(metrics.RECEIVER_SEARCHES)
         if first:
             self._ask(search, first)
@@ -385,11 +416,12 @@ class Receiver:
         self._searches.asked(search, node)
         self._state.count(metrics.RECEIVER_PROBES)
         report, profile = self._information.report(), self._state.profile
-        self._state.send(node, messages.GiveRequest(search.id, report, profile, ahead=self._information.asks_ahead()))
+        is_ahead = self._information.asks_ahead()
+        self._state.send(node, messages.GiveRequest(search.id, report, profile, is_ahead, search.wanted))
         self._searches.wait(search)
 
     def give_replied(self, src: str, reply: messages.GiveReply) -> None:
-        """Handle a GiveReply: PROMISED counts as load until the offer comes; after NONE, ask the next node."""
+        """Handle a GiveReply: what is promised counts as load until its offer comes; after NONE, ask the next node."""
         self._membership.report_received(src, reply.report)
         search = self._searches.answered(reply.search, src)
         if search is None or search.task is not None:
@@ -404,12 +436,12 @@ class Receiver:
             return
         self._searches.decide(search, reply.task, f"{src} gives it")
         self._end(search)
-        self._donor.expect(reply.uid)
-        if reply.uid in self._ledger.inbound:
-            self._promised[reply.uid] = search.asked_s
+        for uid in (reply.uid, *reply.others):
+            self._donor.expect(uid)
+            if uid in self._ledger.inbound:
+                self._promised[uid] = search.asked_s
         if self._information.is_pipelining():
-            for _ in range(RAMP):
-                self.pull(first=src, asks_others=False)
+            self.pull(first=src, asks_others=False)
 
     def arrived(self, remote: RemoteTask) -> None:
         """A task of another home is queued here; one that was asked for, and had no files to fetch, tells how long a handoff
@@ -439,20 +471,23 @@ class Receiver:
 
     def _end(self, search: Search) -> None:
         if self._searches.close(search):
-            self._in_flight -= 1
+            self._in_flight -= search.wanted
 
     # -- giving work ---------------------------------------------------------------------------------------------------
 
     def give_requested(self, src: str, request: messages.GiveRequest) -> None:
-        """A node has room: promise one task that it can run, and offer it (or have its home offer it)."""
+        """A node has room: promise tasks that it can run, and offer them (or have their homes offer them)."""
         self._membership.report_received(src, request.report)
-        work = self._choose(src, request)
-        if work is None:
+        first, report = self._choose(src, request), self._information.report()
+        if first is None:
             self._searches.hints.refused_work(src)
-            self._state.send(src, messages.GiveReply(request.search, self._information.report()))
+            self._state.send(src, messages.GiveReply(request.search, report))
             return
-        self._state.send(src, messages.GiveReply(request.search, self._information.report(), work.task, work.uid))
-        self._donor.give(work, src, f"{src} has room")
+        others = self._donor.others_like(first, request) if request.most > 1 else ()
+        uids = tuple([work.uid for work in others])
+        self._state.send(src, messages.GiveReply(request.search, report, first.task, first.uid, uids))
+        for work in (first, *others):
+            self._donor.give(work, src, f"{src} has room")
 
     def _choose(self, src: str, request: messages.GiveRequest) -> Work | None:
         if not self._membership.is_usable(src) or getattr(self._state.policies.sender, "places_all", False):

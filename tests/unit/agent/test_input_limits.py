@@ -15,7 +15,7 @@ from peerload.agent.control.connection import READ_BYTES, LocalConnection
 from peerload.agent.joining import JoinServer
 from peerload.agent.peers import connection
 from peerload.agent.peers import links as peer_listen
-from peerload.agent.peers.connection import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, PeerBackpressure, PeerConnection
+from peerload.agent.peers.connection import BACKLOG_BYTES_MAX, BACKLOG_MESSAGES_MAX, PeerBackpressure, PeerConnection
 from peerload.agent.peers.links import Listener
 from peerload.agent.runtime import CHECK_EVERY_S, CHECKS_MAX, PROGRESS_BYTES_MIN, ReadTimeout
 from peerload.model import metrics
@@ -269,7 +269,7 @@ class _Counts:
 
 
 @pytest.mark.rule("P2")
-@each(("size_bytes", "count"), [(100, BACKLOG_FRAMES_MAX), (4 << 20, BACKLOG_BYTES_MAX // (4 << 20))])
+@each(("size_bytes", "count"), [(100, BACKLOG_MESSAGES_MAX), (4 << 20, BACKLOG_BYTES_MAX // (4 << 20))])
 def test_who_sends_more_than_is_looked_at_is_not_read(
     size_bytes: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
