@@ -116,7 +116,7 @@ class CoreState:
         """Add to a counter; the `stats` request and the simulator's report show them."""
         self.counts[name] = self.counts.get(name, 0) + by
 
-    def policy_failed(self, error: BaseException) -> None:
+    def policy_failed(self, error: Exception | SystemExit) -> None:
         """Count a failure of a policy (an exception, an invalid answer), and keep the first."""
         self.count(metrics.POLICY_ERRORS)
         if not self.policy_failure:

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 
 
+POLICY_FAILURES = (Exception, SystemExit)
+"""Exceptions of a policy, which may be of any type. They are counted, and cost only performance."""
+
+
 # -- what a policy sees ----------------------------------------------------------------------------------------------
 
 

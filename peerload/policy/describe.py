@@ -12,6 +12,7 @@ import msgspec
 
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
+from peerload.policy.api import POLICY_FAILURES
 from peerload.policy.preset import (
     KINDS,
     REFERENCE,
@@ -157,7 +158,7 @@ def _kind_of(policy: type, name: str) -> str:
         )
     try:
         policy_made = made(policy, {})
-    except (Exception, SystemExit) as error:
+    except POLICY_FAILURES as error:
         raise ConfigError("policy", f"{name} cannot be made", why=f"{type(error).__name__}: {error}") from error
     fulfilled = [kind for kind in KINDS if not why_not_fulfilled(kind, policy_made)]
     if not fulfilled:

@@ -24,6 +24,7 @@ from msgspec import inspect as kinds_of
 from peerload.model.errors import ConfigError
 from peerload.model.resources import Thresholds
 from peerload.policy.api import (
+    POLICY_FAILURES,
     InformationPolicy,
     LoadPolicy,
     MigrationPolicy,
@@ -359,7 +360,7 @@ class PresetLoader:
         values = {key: value for key, value in self.tables.get(kind, {}).items() if key != "policy"}
         try:
             known = {parameter.name: parameter for parameter in parameters(chosen)}
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's class may declare anything
+        except POLICY_FAILURES as error:
             self._wrong((*path, "policy"), f"the parameters of {name!r} cannot be read", why=_says(error))
             return None
         for key, value in values.items():
@@ -381,7 +382,7 @@ class PresetLoader:
         except msgspec.ValidationError as error:  # the class checks its parameters together
             self._wrong(path, f"{name!r} refuses this", why=str(error))
             return None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's class may fail in any way
+        except POLICY_FAILURES as error:
             self._wrong((*path, "policy"), f"{name!r} cannot be made", why=_says(error))
             return None
         kind = ".".join(path)
@@ -411,7 +412,7 @@ def why_not_fulfilled(kind: str, policy: object) -> str:
             have = getattr(policy, name)
         except AttributeError:
             return f"it has no {name}{takes}"
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's property may fail in any way
+        except POLICY_FAILURES as error:
             return f"its {name} fails: {_says(error)}"
         if isinstance(member, property):
             reason = _why_no_value(typing.get_type_hints(member.fget, include_extras=True)["return"], have)
@@ -527,7 +528,7 @@ _Found = list[tuple[tuple[str, ...], str]]
 def _about_thresholds(preset: PolicySet, thresholds_written: Container[str]) -> _Found:
     try:
         thresholds = preset.transfer.thresholds(IdleNode())
-    except (Exception, SystemExit) as error:  # noqa: BLE001 -- a user's policy may fail in any way
+    except POLICY_FAILURES as error:
         return [(("transfer", "policy"), f"it fails on an idle node: {error!r}")]
     goes = {"send_at": ("sends", thresholds.send_at), "give_above": ("gives", thresholds.give_above)}
     comes = {

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from peerload.model.errors import ConfigError
+from peerload.policy.api import POLICY_FAILURES
 from peerload.policy.preset import (
     KINDS,
     NOWHERE,
@@ -281,7 +282,7 @@ def class_from_file(name: str, base: Path = Path(), key: str = "policy") -> type
     sys.modules[module_name] = module  # where the annotations of its classes are looked up
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a user's file may fail in any way; we say how
+    except POLICY_FAILURES as error:
         del sys.modules[module_name]
         raise ConfigError(key, f"{path} cannot be loaded", why=_says(error, path)) from error
     loaded = getattr(module, class_name, None)

@@ -29,6 +29,7 @@ from peerload.model.resources import BYTES_MAX, LoadReport, Region, Thresholds
 from peerload.model.task import task_home
 from peerload.policy.api import (
     ANY_LOAD,
+    POLICY_FAILURES,
     KnownReport,
     TaskView,
     remaining_s,
@@ -215,7 +216,7 @@ class View:
         policy = self._state.policies.load
         try:
             self._load = load = valid_load(policy.load(self))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except POLICY_FAILURES as error:
             self._state.policy_failed(error)
             return self.load_tasks / max(self.slots, 1) * self.load_unit
         if getattr(policy, "steady", False):
@@ -240,7 +241,7 @@ class View:
         if policy_load is not None:
             try:
                 return valid_load(policy_load(self))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            except POLICY_FAILURES as error:
                 self._state.policy_failed(error)
         return self.gpu_tasks / max(self.gpus, 1)
 
@@ -550,7 +551,7 @@ class Information:
             if thresholds != self._thresholds:
                 self._thresholds = self._own.thresholds = valid_thresholds(thresholds)
             self._steady = policy if getattr(policy, "steady", False) else None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except POLICY_FAILURES as error:
             self._state.policy_failed(error)
         self._marks_at = self._state.now
         return self._thresholds
@@ -832,7 +833,7 @@ class Information:
         policy = self._state.policies.information
         try:
             tells, asks = valid_answer(policy.tells(told, now)), valid_answer(policy.asks(before, now))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except POLICY_FAILURES as error:
             self._state.policy_failed(error)
             return
         if tells:
@@ -856,7 +857,7 @@ class Information:
         view = self.view()
         try:
             return valid_audience(choose(view, self._state.rng), view.peers)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except POLICY_FAILURES as error:
             self._state.policy_failed(error)
             return ()
 

@@ -23,7 +23,7 @@ from peerload.model import metrics, timers
 from peerload.model.actions import Announce, Decided
 from peerload.model.messages import SOURCES_MAX, Enough, Footprint, Need, ProbeReply, ProbeRequest, StateRequest
 from peerload.model.resources import GpuWait, TaskCost
-from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Probe, Reply, Transfer, valid_step
+from peerload.policy.api import ANY_LOAD, POLICY_FAILURES, Broadcast, Keep, Probe, Reply, Transfer, valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -415,7 +415,7 @@ class Sender:
         shown = task_view(remote, self._state)
         try:
             step = valid_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except POLICY_FAILURES as error:
             self._state.policy_failed(error)
             return ""
         if not isinstance(step, Transfer) or step.to not in view.peers:
@@ -534,7 +534,7 @@ class Sender:
         try:
             step = self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng)
             step = valid_step(step, view.asleep)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except POLICY_FAILURES as error:
             self._state.policy_failed(error)
             return Keep(f"the policy failed: {error!r}")
         if isinstance(step, Broadcast) and search.is_late and step.otherwise is not None:

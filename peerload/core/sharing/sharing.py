@@ -36,7 +36,7 @@ from peerload.model.actions import Announce, Decided
 from peerload.model.bounded import BoundedDict
 from peerload.model.resources import LOAD_MAX
 from peerload.model.task import task_home
-from peerload.policy.api import Probe, valid_answer, valid_partner, valid_step
+from peerload.policy.api import POLICY_FAILURES, Probe, valid_answer, valid_partner, valid_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -172,7 +172,7 @@ class TaskDonor:
         try:
             chosen = self._state.policies.selection.select(movable)
             return movable.works.get(chosen.task) if chosen is not None else None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except POLICY_FAILURES as error:
             self._state.policy_failed(error)
             return None
 
@@ -392,7 +392,7 @@ class Receiver:
         try:
             replies = tuple(search.replies)
             step = valid_step(self._state.policies.receiver.locate(view, search.probes_max, replies, self._state.rng))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except POLICY_FAILURES as error:
             self._state.policy_failed(error)
             self._searches.decide(search, "nothing", f"the policy failed: {error!r}")
             self._end(search)
@@ -585,7 +585,7 @@ class PairProtocol:
         view = self._information.view(peers)
         try:
             node = valid_partner(self._state.policies.pairing.partner(view, self._state.rng))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except POLICY_FAILURES as error:
             self._state.policy_failed(error)
             return
         if node is None or node not in view.peers:
@@ -677,7 +677,7 @@ class PairProtocol:
     def _moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
         try:
             return valid_answer(self._state.policies.pairing.moves(richer, poorer))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except POLICY_FAILURES as error:
             self._state.policy_failed(error)
             return False
 
@@ -944,7 +944,7 @@ class Sharing:
             return
         try:
             hook(src, report, to_all=to_all)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except POLICY_FAILURES as error:
             self._state.policy_failed(error)
 
     def _act_on(self, src: str, report: LoadReport, asks: Callable[[str, LoadReport], None]) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from peerload.core.resources.admission import DeviceQueue
 from peerload.core.work import UntouchedMembers
-from peerload.policy.api import valid_class
+from peerload.policy.api import POLICY_FAILURES, valid_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -434,7 +434,7 @@ class WaitingQueue:
                     ledger.waiting_remote + len(ledger.running) - ledger.running_local,
                 )
             )
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+        except POLICY_FAILURES as error:
             self._state.policy_failed(error)
             return "first"
 
