@@ -124,7 +124,7 @@ class Says(Enum):
     NO_ENVIRONMENT = "its environment cannot be read"
     NO_MORE_TASKS = "{} tasks run already, as many as this system allows"
     NOT_BUILT = "environment: {} cannot be built (exit code"
-    DOES_NOT_TRAVEL = "does not travel"
+    DOES_NOT_TRAVEL = "is not sent with the task"
     GUESTS_WITHOUT_FILES = "guests have no files"
     NO_PEERLOAD = "has no peerload"
 

@@ -273,7 +273,7 @@ def scan(
         try:
             fd = open_beneath(base, start, os.O_PATH | os.O_NOFOLLOW)
         except OSError as error:
-            why = "a link leads there" if error.errno == errno.ELOOP else str(error.strerror)
+            why = "its path contains a symbolic link" if error.errno == errno.ELOOP else str(error.strerror)
             raise StagingFailed(f"{start} cannot be staged", why=why, hint=_OTHERS) from None
         try:
             status = os.fstat(fd)
