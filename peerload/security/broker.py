@@ -1,9 +1,9 @@
-"""Brokers: their addresses, the user and password for them, TLS connections to them, and the files of a Mosquitto that serves a
+"""Brokers: their addresses, credentials, TLS connections, and the files of a Mosquitto that serves a
 cluster by TLS.
 
-The broker's certificate has to match its name or address and a CA: that of the cluster, those of a file, or those of the
-system. There is no fallback without TLS. Nodes show their own certificate to a broker that asks for one, which then knows
-each by its name."""
+The broker's certificate must match its name or address and be signed by a CA of the cluster, of a file, or of the
+system. There is no fallback without TLS. Nodes present their own certificate to a broker that requests one. Such a broker
+identifies each node by its name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _EXAMPLE_IPV6 = "for example mqtts://[fd00::5]:8883"
 
 
 class BrokerUrl(NamedTuple):
-    """``text`` is for people and logs: it has no password. ``tls``: True for mqtts://; there is no fallback."""
+    """Address of a broker. ``text``: for messages and logs, without the password. ``tls``: True for mqtts://; there is no fallback."""
 
     text: str
     host: str
@@ -78,7 +78,7 @@ class BrokerUrl(NamedTuple):
         return cls(f"{scheme}://{shown}:{port}", host, port, user, password, tls)
 
     def known_as(self, password_file: str) -> BrokerUrl:
-        """This address with the user and password of a file, if it has none itself. Raises ConfigError."""
+        """This address, with the user and password of a file if it has none itself. Raises ConfigError."""
         if not password_file or self.password is not None:
             return self
         user, password = read_password(Path(password_file))
@@ -86,7 +86,7 @@ class BrokerUrl(NamedTuple):
 
 
 def _can_be_looked_up(host: str) -> bool:
-    """False for a name with an empty label or too long a one: getaddrinfo raises UnicodeError for it."""
+    """False for a name with an empty or too long label, for which getaddrinfo raises UnicodeError."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -104,8 +104,8 @@ def _is_link_local(host: str) -> bool:
 
 
 def read_password(path: Path) -> tuple[str, str]:
-    """User and password from a file with one line `USER:PASSWORD` that nobody else can read. Raises ConfigError, which
-    never contains anything of that line."""
+    """User and password from a private file with one line `USER:PASSWORD`. Raises ConfigError, which
+    never contains any part of that line."""
     if not path.is_absolute():
         raise _unusable(path, "it is not an absolute path", "such as /etc/peerload/mqtt-password")
     try:
@@ -142,7 +142,7 @@ def read_password(path: Path) -> tuple[str, str]:
         or len(raw) > PASSWORD_BYTES_MAX
     ):
         raise _unusable(
-            path, "it does not hold one line USER:PASSWORD", "write one line USER:PASSWORD, then: chmod 600 FILE"
+            path, "it does not contain one line USER:PASSWORD", "write one line USER:PASSWORD, then: chmod 600 FILE"
         )
     return user, password
 
@@ -191,13 +191,13 @@ _TLS_ERRORS = {
 
 
 class SecuredBroker(ssl.SSLSocket):
-    """A socket that keeps the TLS error with which the other end closed it, because the library does not report it."""
+    """A socket that stores the TLS error with which the other end closed it, because the library does not report it."""
 
     error: ssl.SSLError | None = None
     on_error: Callable[[], None] | None = None
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """Receive as a socket does; an error of TLS stays in ``error``."""
+        """Receive as a socket does; a TLS error is stored in ``error``."""
         try:
             return super().recv(buflen, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -221,7 +221,7 @@ class SecuredBroker(ssl.SSLSocket):
 
 class BrokerTls:
     """TLS settings for brokers. ca: the setting `mqtt_ca`, "" for the cluster's CA; cluster_ca: that CA (PEM); certificate:
-    file with certificate and key of this node, None: it shows none."""
+    file with certificate and key of this node, None: no client certificate."""
 
     def __init__(self, ca: str, cluster_ca: bytes, certificate: Path | None) -> None:
         self._ca = ca
@@ -229,7 +229,7 @@ class BrokerTls:
         self._certificate = certificate
 
     def context(self) -> ssl.SSLContext:
-        """A TLS context with the current certificate: a renewed one is used from the next connection on. Raises ConfigError."""
+        """A TLS context with the current certificate: a renewed one applies to the next connection. Raises ConfigError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # with verification, by name, too
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
@@ -244,7 +244,7 @@ class BrokerTls:
                 context.load_verify_locations(cafile=self._ca)
             else:
                 context.load_verify_locations(cadata=self._cluster_ca.decode())
-        except (OSError, ValueError) as error:  # ValueError: there is nothing in it
+        except (OSError, ValueError) as error:  # ValueError: an empty file
             is_read = isinstance(error, ssl.SSLError | ValueError)
             why = "it holds no certificate" if is_read else str(getattr(error, "strerror", error))
             what = self._ca or "the certificate of the cluster's CA"
@@ -372,9 +372,9 @@ max_keepalive 120
 
 
 def make_mosquitto_files(cluster: ClusterDirectory, directory: Path, hosts: Sequence[str], now: datetime) -> datetime:
-    """Make ``directory`` with ca.pem, broker.pem, broker.key, mosquitto.acl and mosquitto.conf → the end of the
-    certificate's validity. hosts: names and addresses by which nodes reach the broker. Raises BadRequest, and leaves
-    nothing then."""
+    """Create ``directory`` with ca.pem, broker.pem, broker.key, mosquitto.acl and mosquitto.conf → the end of the
+    certificate's validity. hosts: names and addresses by which nodes reach the broker. Raises BadRequest and then leaves
+    no files."""
     for host in hosts:
         if not _is_host(host):
             raise BadRequest(f"{host[:100]!r} is not a host name or address", hint="--host broker.lab")
