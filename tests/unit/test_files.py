@@ -350,7 +350,7 @@ def test_a_place_that_outputs_cannot_have_is_refused_before_the_task_runs(
     (home / "dangling").symlink_to("nowhere")
     spec = {"directory": os.fsencode(home), "environment": b"\x80"}
     if is_refused:
-        with pytest.raises(StagingFailed, match="cannot be placed"):
+        with pytest.raises(StagingFailed, match="cannot be written to"):
             prepare(spec, {}, [], [glob], snapshot=False)
     else:
         prepare(spec, {}, [], [glob], snapshot=False)
