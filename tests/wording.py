@@ -207,7 +207,7 @@ class Says(Enum):
     BELOW_ONE_QUEUE = "the whole interval is below the {} of one queue for all slots"
     FEW_MEASURED = "only {} measured tasks in all: the means are mostly chance"
     POLICY_ERRORS = "policy errors: {}; such an answer is ignored"
-    FULL_LOAD = "load {}: the work that arrives takes all slots"
+    FULL_LOAD = "load {}: the arriving work needs all slots"
     NO_RUN_TIME = "no run time"
     PART_OF_JOB = "a part of a job that another line sums up"
     ARRIVES_LATE = "an arrival after {} s"
