@@ -14,7 +14,7 @@ class Tasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """n per slot: running, waiting and inbound tasks, and the slots that foreign programs occupy, divided by the
     slots of the node.
 
-    Good: exact about tasks at once.
+    Good: exact about tasks, without delay.
     Bad: foreign load is measured, so it is seconds old.
     """
 
