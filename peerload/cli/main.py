@@ -162,7 +162,7 @@ def process() -> int:
 def main(words: list[str] | None = None) -> int:
     """Run `peerload WORDS` (default: this process's own) and return its exit code."""
     words = sys.argv[1:] if words is None else words
-    _mend_standard_streams()
+    _repair_standard_streams()
     debug = False
     while words and words[0] == "--debug":
         debug = True
@@ -177,7 +177,7 @@ def main(words: list[str] | None = None) -> int:
     return code
 
 
-def _mend_standard_streams() -> None:
+def _repair_standard_streams() -> None:
     """Open the descriptors 0, 1 and 2 if they are closed, so that the agent's socket does not get one of these numbers, and escape
     characters that stdout cannot encode. Writing to a closed stdout still fails, so that output is not lost silently."""
     for descriptor, mode in enumerate((os.O_RDWR, os.O_RDONLY, os.O_RDWR)):

@@ -159,13 +159,13 @@ class ExecutorLink:
         with self._lock:
             self._calls[id(made)] = made
             self._new.append(made)
-            self._stir()
+            self._notify_thread()
 
     def cancel(self, made: PendingCall) -> None:
         with self._lock:
             if id(made) in self._calls:
                 self._cancelled.append(made)
-                self._stir()
+                self._notify_thread()
 
     def pending(self) -> list[PendingCall]:
         with self._lock:
@@ -195,7 +195,7 @@ class ExecutorLink:
             for thread in beside:
                 thread.join()
 
-    def _stir(self) -> None:
+    def _notify_thread(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="peerload executor")
             self._thread.start()

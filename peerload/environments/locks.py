@@ -88,7 +88,7 @@ def _requirements(content: bytes, name: str, shown: str) -> Lock:
     if name.endswith((".yml", ".yaml", ".lock", ".json", ".toml")):
         raise _refused(shown, "it is not a lock that peerload can build")
     if (other := _OTHER_FILE.search(content.decode("utf-8", "replace"))) is not None:
-        raise _refused(shown, f"{printable(other[1])} means another file, and one alone travels")
+        raise _refused(shown, f"{printable(other[1])} refers to another file, but only one file can be sent")
     return Lock("pip", name, "", {REQUIREMENTS: content})
 
 

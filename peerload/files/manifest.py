@@ -24,7 +24,7 @@ HASH_BYTES = 32
 FILES_MAX = 100_000
 """Maximum number of files, links and directories in one manifest."""
 PARTS_MAX = 64
-"""Bound on the blocks of the manifest itself."""
+"""Maximum number of blocks of the manifest itself."""
 NAME_BYTES_MAX, PATH_BYTES_MAX, DEPTH_MAX = 255, 1024, 200
 FILE_BYTES_MAX = 1 << 50
 DIRECTORY_MODE = 0o755

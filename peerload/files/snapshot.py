@@ -183,7 +183,7 @@ class _Known:
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 -- bytes and quick
         self._path = f"{cache}/peerload/files/{hashlib.sha256(os.path.realpath(directory)).hexdigest()[:32]}"
         self._began_ns = time.time_ns()
-        self._is_news = False
+        self._has_changed = False
         self._files: dict[str, tuple[Any, ...]] = {}
         with contextlib.suppress(OSError, ValueError, msgpack.UnpackException):
             with open(self._path, "rb") as file:  # noqa: PTH123 -- quick
@@ -198,7 +198,7 @@ class _Known:
         return FileEntry(path, status.st_mode & 0o777, status.st_size, status.st_mtime_ns, found[1], found[2])
 
     def note(self, entry: FileEntry, status: os.stat_result) -> None:
-        self._is_news = True
+        self._has_changed = True
         if max(status.st_mtime_ns, status.st_ctime_ns) < self._began_ns - UNSURE_NS:
             self._files[entry.path] = tree.identity_of(status), entry.blocks, entry.sizes
 
@@ -207,7 +207,7 @@ class _Known:
             self._files.pop(path, None)
 
     def write(self, manifest: Manifest) -> None:
-        if not self._is_news:
+        if not self._has_changed:
             return
         paths = {entry.path for entry in manifest.files}
         body = {"format": FORMAT, "files": {path: value for path, value in self._files.items() if path in paths}}

@@ -198,7 +198,7 @@ class BlockStore:
                 with contextlib.suppress(sqlite3.Error):
                     self._database.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
-                    raise NoRoom("files of tasks cannot be kept", why=str(error)) from None
+                    raise NoRoom("files of tasks cannot be stored", why=str(error)) from None
                 raise
             self._fresh[pack] = time.monotonic() + FRESH_S, changed_ns
             self._is_dirty = True  # only now, since a sync that started before may have missed them
@@ -217,8 +217,8 @@ class BlockStore:
     def check_disk(self, size_bytes: int) -> None:
         """Check that ``size_bytes`` more leave enough free space on the disk. Raises NoRoom."""
         if (free := self._free_bytes()) < size_bytes:
-            why = f"{max(free, 0)} bytes are left above the {self._free_bytes_min} that stay free"
-            raise NoRoom("the disk has no room for more files of tasks", why=why, hint="peerload files --gc")
+            why = f"{max(free, 0)} bytes are free beyond the reserve of {self._free_bytes_min}"
+            raise NoRoom("the disk is too full for more files of tasks", why=why, hint="peerload files --gc")
 
     def _free_bytes(self) -> int:
         """Number of bytes that may still be written to the disk; negative if it is already too full."""
@@ -243,8 +243,8 @@ class BlockStore:
                     rows = {digest: place for digest, *place in self._find("digest, pack, start, size", some)}
                 for digest in some:
                     if digest not in rows:
-                        why = f"block {digest.hex()[:16]} is gone"
-                        raise StagingFailed("files of the task are not kept any more", why=why)
+                        why = f"block {digest.hex()[:16]} was removed"
+                        raise StagingFailed("files of the task are no longer stored", why=why)
                     pack, start, size = rows[digest]
                     if pack != opened:
                         if fd >= 0:

@@ -92,7 +92,7 @@ def _cannot(path: str, error: OSError) -> StagingFailed | OSError:
     """The error for a file: OSError for errors of the disk or of this process, else StagingFailed. Both name the file."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
         return OSError(error.errno, f"{path}: {error.strerror}")
-    words = {errno.ELOOP: "a link is in its way", errno.EXDEV: "its path leads outside"}
+    words = {errno.ELOOP: "its path contains a symbolic link", errno.EXDEV: "its path leads outside"}
     return StagingFailed(f"{path} cannot be written", why=words.get(error.errno or 0, str(error.strerror)))
 
 
@@ -347,7 +347,7 @@ def place(
     after, wanted = manifests.decode(outputs, blocks.read), tree.matcher(globs) if globs else None
     for path in (*(entry.path for entry in after.files), *(path for path, _ in (*after.links, *after.directories))):
         if not (globs or returns_changes) or not tree.is_output(path, wanted):
-            raise StagingFailed("outputs are not placed", why=f"{path} was not asked for")
+            raise StagingFailed("outputs cannot be written", why=f"{path} was not requested")
     try:
         known = manifests.decode(before, blocks.read)
     except StagingFailed:  # no longer stored: then no file at home counts as unchanged

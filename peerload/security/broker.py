@@ -324,25 +324,25 @@ _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.(?!-)[A-Za-z0-9-]{1,63})*", re.AS
 _HOST_LENGTH_MAX = 253
 
 MOSQUITTO_ACL = """\
-# Who may publish and read what, for a Mosquitto whose clients are known by their certificates (use_identity_as_username):
-# %u is the node's name. A node writes below its own name alone, and reads what is for everybody or for itself.
+# Access rights for a Mosquitto that identifies clients by their certificates (use_identity_as_username): %u is the node's
+# name. A node writes only below its own name, and reads messages for all nodes or for itself.
 pattern write peerload/+/+/%u/#
 pattern read peerload/+/+/+/state
 pattern read peerload/+/+/+/ask
 pattern read peerload/+/+/+/to/%u
 pattern read $SYS/broker/version
 
-# A node that was revoked can read nothing of use any more and is not believed. To keep it from connecting to any topic, too:
+# A revoked node can no longer decrypt messages, and its own are ignored. To deny it all topics too:
 #   user NODE
 #   topic deny #
 # then: systemctl reload mosquitto
 """
 MOSQUITTO_CONFIGURATION = f"""\
-# Mosquitto (2.0 or newer) for peerload's load announcements, by TLS: only nodes of the cluster come in, each known by its
-# certificate, and writes below its own name alone (mosquitto.acl). It carries advice only: with the broker away nodes speak
-# to each other directly, and nothing durable is lost with it.
+# Mosquitto (2.0 or newer) for peerload's load announcements, by TLS. It accepts only nodes of the cluster, identified by their
+# certificates. Each writes only below its own name (mosquitto.acl). The broker carries only advice: without it, nodes
+# communicate directly, and no durable data is lost.
 #
-# `peerload cluster broker-certificate DIR --host NAME` makes all files named here. Mosquitto reads them as its own user.
+# `peerload cluster broker-certificate DIR --host NAME` creates all files listed here. Mosquitto reads them as its own user.
 listener 8883
 cafile {MOSQUITTO_PLACE}/ca.pem
 certfile {MOSQUITTO_PLACE}/broker.pem
@@ -353,20 +353,20 @@ use_identity_as_username true
 allow_anonymous false
 acl_file {MOSQUITTO_PLACE}/mosquitto.acl
 
-# Without it a small message may wait 40 ms for the acknowledgement of the last one.
+# Without this, a small message may wait 40 ms for the acknowledgement of the previous one.
 set_tcp_nodelay true
 
-# A new node gets the retained state of all others at once: keep this above the number of nodes. What is over it is dropped.
+# A new node receives the retained states of all others together: keep this above the number of nodes. Excess messages are dropped.
 max_queued_messages 10000
 max_inflight_messages 100
 
-# peerload's messages have at most 4 KiB; anything larger is not from it.
+# peerload's messages have at most 4 KiB, so larger ones are not from it.
 max_packet_size 16384
 
-# What a client may cost: a frozen subscriber fills its queue and no more.
+# Memory limit: a frozen subscriber fills only its own queue.
 memory_limit 268435456
 
-# A node that ends without a goodbye is noticed after one and a half times its keep-alive.
+# A node that ends without disconnecting is noticed after one and a half times its keep-alive.
 max_keepalive 120
 """
 

@@ -170,7 +170,7 @@ class Invitations:
         uses = (one.at for other in self._invites.values() for one in other.used if one.node == request.node)
         if why_not := objection(request.node, max(uses, default=0.0), is_meant=bool(invite.node)):
             raise InvitationRefused(
-                "name", f"{request.node}: {why_not}", f"the name {request.node} cannot be given: {why_not}"
+                "name", f"{request.node}: {why_not}", f"the name {request.node} cannot be used: {why_not}"
             )
         self._save(msgspec.structs.replace(invite, uses=invite.uses - 1, used=(*invite.used, use)))
         return invite, key

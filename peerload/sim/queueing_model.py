@@ -303,7 +303,7 @@ class QueueingModel:
         self._head_free_s = 0.0
         self._is_heard = False
         self._specs: dict[tuple[float, int, int], TaskSpec] = {}
-        self._performers = self._what_is_done()
+        self._performers = self._handlers_of_actions()
         kept_max = min(config.reports_kept_max, max(REPORTS_IN_ALL_MAX // max(len(profiles), 1), 1))
         config = msgspec.structs.replace(config, reports_kept_max=kept_max)
         self._listeners = _Listeners(self.nodes)
@@ -513,11 +513,11 @@ class QueueingModel:
         self._head_free_s = begins_s + delays.head_s
         return self._head_free_s
 
-    def _what_is_done(self) -> dict[type[Any], Callable[[str, Any], object] | None]:
+    def _handlers_of_actions(self) -> dict[type[Any], Callable[[str, Any], object] | None]:
         """Handler of each kind of action; None: the action is ignored."""
         return {
             **dict.fromkeys(WITHOUT_MEANING),
-            **dict.fromkeys(NEVER_ASKED_FOR, self._not_asked_for),
+            **dict.fromkeys(NEVER_ASKED_FOR, self._unexpected),
             actions.Send: self._send,
             actions.ClearTimer: self._clear_timer,
             actions.SetTimer: self._set_timer,
@@ -580,5 +580,5 @@ class QueueingModel:
         if self._is_heard:
             self._delivered(EVERYBODY, events.MessageReceived(name, action.message), self._delays.message_s)
 
-    def _not_asked_for(self, name: str, action: Action) -> None:
+    def _unexpected(self, name: str, action: Action) -> None:
         raise InvariantBroken(f"{name} returned an action that this model never causes: {action}")

@@ -47,7 +47,7 @@ def together(found: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
 
 def say_missing(reply: dict[str, Any]) -> None:
     for node in reply.get("missing") or ():
-        say(f"without the tasks of {node.get('node')}: {node.get('why')}", "who is there:  peerload nodes")
+        say(f"without the tasks of {node.get('node')}: {node.get('why')}", "states of the nodes:  peerload nodes")
 
 
 def exit_text(task: dict[str, Any]) -> str:

@@ -223,7 +223,7 @@ class LiveFeed:
 
     def _everything(self) -> dict[str, Any]:
         now_s, tables = time.monotonic(), {name: list(table.values()) for name, table in self._tables.items()}
-        tables["nodes"] = [  # what nothing was heard of since then is older now
+        tables["nodes"] = [  # the age of unchanged entries has grown
             node | {"age_s": round((node["age_s"] or 0.0) + now_s - self._told_s[node["node"]], 2)}
             for node in tables["nodes"]
         ]

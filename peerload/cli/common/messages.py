@@ -194,6 +194,6 @@ def say_conflicts(task: dict[str, Any]) -> None:
     if kept:
         name = printable(task.get("id") or "")
         say(
-            f"{counted(kept, 'output')} of {name} {'is' if kept == 1 else 'are'} kept beside files that were changed here meanwhile",
+            f"{counted(kept, 'output')} of {name} {'is' if kept == 1 else 'are'} stored next to files that were changed here meanwhile",
             f"find them:  find . -name '*.peerload-{name.rpartition('/')[2]}'",
         )

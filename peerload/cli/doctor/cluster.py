@@ -83,7 +83,7 @@ def _issuers(facts: DoctorInput, says: str) -> Finding:
 
 
 def _certificate(facts: DoctorInput) -> Finding | None:
-    """A finding if the node's own certificate has expired, or will soon and cannot be renewed; else None."""
+    """A finding if the node's own certificate has expired, or expires soon and cannot be renewed; else None."""
     certificate_s = (facts.checkup.get("certificate_until") or facts.now + EXPIRES_WITHIN_S) - facts.now
     cannot_renew = facts.checkup.get("issuer") is False
     if certificate_s <= 0:

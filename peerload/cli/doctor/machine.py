@@ -257,7 +257,7 @@ def gpus(facts: DoctorInput) -> Finding:
     fix = "nvidia-smi        dmesg | grep -i nvrm"
     sick = [gpu for gpu in found if gpu.get("health") not in ("ok", None)]
     if sick:
-        says = "; ".join(f"GPU {gpu['index']} is {gpu['health']}: {gpu.get('why') or 'no reason told'}" for gpu in sick)
+        says = "; ".join(f"GPU {gpu['index']} is {gpu['health']}: {gpu.get('why') or 'unknown reason'}" for gpu in sick)
         return Finding(FAIL, says, fix)
     if found:
         off = _without_persistence()

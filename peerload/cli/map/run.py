@@ -611,7 +611,7 @@ class Mapping:
             return
         if not self._signals and not self._halt.is_now:
             try:
-                names = self._kept_back(names)
+                names = self._hold_waiting(names)
             except BadRequest as error:
                 if connection.is_worth_another_try(error):
                     return
@@ -619,7 +619,7 @@ class Mapping:
         self._to_stop = []
         self._cancel(names)
 
-    def _kept_back(self, names: list[str]) -> list[str]:
+    def _hold_waiting(self, names: list[str]) -> list[str]:
         """Hold the waiting tasks of these arrays → the held tasks."""
         with connection.AgentConnection(self._socket_path) as client:
             client.call("hold", tasks=names)

@@ -102,7 +102,7 @@ def _wait_for(client: AgentConnection, flags: Namespace, refs: list[str], asked:
     if not client.last.get("timed_out"):
         return 0
     say(
-        f"cancelled, but not gone within {flags.timeout:g} s: {', '.join(map(str, left))}",
+        f"cancelled, but not ended within {flags.timeout:g} s: {', '.join(map(str, left))}",
         "they are still being stopped; see:  peerload ls --remote --at NODE",
     )
     return TIMED_OUT

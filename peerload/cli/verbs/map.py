@@ -342,7 +342,7 @@ def _report(mapping: Mapping) -> int:
     _name_failures(mapping)
     if mapping.kept_beside:
         kept = counted(mapping.kept_beside, "output")
-        say(f"kept beside what was changed here meanwhile: {kept}", "find them:  find . -name '*.peerload-*'")
+        say(f"stored next to files that were changed here meanwhile: {kept}", "find them:  find . -name '*.peerload-*'")
     hint = _retry_hint(mapping)
     if mapping.signal:
         say(f"cancelled {counted(mapping.cancelled, 'task')}; {mapping.succeeded} had succeeded", hint)

@@ -144,15 +144,15 @@ def _output(task: dict[str, Any]) -> str:
 
 
 def _files(files: object, *, ended: bool) -> str:
-    """``3 files, 1.2 MiB; 1.2 MiB fetched, there after 0.4 s; 2 came back, 10 KiB; 1 of them kept beside``."""
+    """Text such as ``3 files, 1.2 MiB; 1.2 MiB fetched in 0.4 s; 2 returned, 10 KiB; 1 of them stored under another name``."""
     if not isinstance(files, dict):
         return ""
     parts = [f"{counted(files['count'], 'file')}, {size_text(files['bytes'])}"]
     if ended:
-        parts.append(f"{size_text(files['fetched_bytes'])} fetched, there after {duration_text(files['staging_s'])}")
-        back = f"{files['returned']} came back, {size_text(files['returned_bytes'])}"
+        parts.append(f"{size_text(files['fetched_bytes'])} fetched in {duration_text(files['staging_s'])}")
+        back = f"{files['returned']} returned, {size_text(files['returned_bytes'])}"
         parts += [back] if files["returned"] else []
-        parts += [f"{files['kept_beside']} of them kept beside"] if files["kept_beside"] else []
+        parts += [f"{files['kept_beside']} of them stored under another name"] if files["kept_beside"] else []
     return "; ".join(parts)
 
 
