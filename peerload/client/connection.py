@@ -302,10 +302,8 @@ class OutputGaps:
 class AgentConnection:
     """A connection to an agent.
 
-    ``socket_path`` None: the path that `default_socket_path` finds. Every method raises AgentUnavailable if the agent is not there
-    or goes away, and BadRequest (or a subclass of it, with the ``code`` that the agent sent) if the agent refuses.
-    ``socket_path`` None: the path that `default_socket_path` finds. Every method raises AgentUnavailable if the agent is not there
-    or goes away, and BadRequest (or a subclass of it, with the ``code`` that the agent sent) if the agent refuses.
+    ``socket_path`` None: the result of `default_socket_path`. Every method raises AgentUnavailable if the agent is not running
+    or disconnects, and BadRequest (or a subclass of it, with the ``code`` that the agent sent) if the agent refuses.
     ``timeout_s``: AgentSilent is raised after this time without data (None: no limit). A request may take longer:
     after half of the time the client sends `info`, and continues to wait if the agent answers it. A request that waits for future
     events (`wait`, ``follow``) has no limit once the agent has answered anything; the agent then has READS_WITHIN_S to read a request.

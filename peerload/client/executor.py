@@ -293,7 +293,7 @@ class ExecutorLink:
 
     def _connected(self, wake: int, *, patience_s: float) -> _Session:
         """A new session; all pending calls are queued for it. Raises AgentUnavailable if the agent does not return, and
-        BadRequest if it refuses the connection, also by too many clients for too long."""
+        BadRequest if it refuses the connection. After a refusal for too many clients it retries for RECONNECT_S_MAX."""
         started_s = time.monotonic()
         while True:
             waited_s = time.monotonic() - started_s

@@ -172,7 +172,7 @@ def _local(directory: Path) -> ClusterDirectory:
         try:
             make(directory, LOCAL_NAME)
         except BadRequest as error:
-            if not os.path.lexists(directory):  # else another agent has made it meanwhile
+            if not os.path.lexists(directory):  # otherwise another agent has just created it
                 hint = "set HOME, or XDG_STATE_HOME, to a directory of yours"
                 raise ConfigError("cluster", error.what, why=error.why, hint=hint) from None
     return read(directory, is_local=True)

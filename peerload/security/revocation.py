@@ -99,7 +99,7 @@ _file = msgspec.msgpack.Decoder(tuple[tuple[bytes, float], ...])
 
 
 class TrustStore:
-    """The statements that one agent knows. ``path``: of its file. Raises ConfigError if that cannot be read."""
+    """Store of the statements of one agent. ``path``: its file. Raises ConfigError if the file cannot be read."""
 
     def __init__(self, cluster: ClusterDirectory, path: Path) -> None:
         self._cluster = cluster

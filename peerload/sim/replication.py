@@ -225,7 +225,7 @@ class Replication:
         return any(number <= self.last for number, _ in self.cluster.waiting())
 
     def drain(self) -> None:
-        """Go on without arrivals until every task has ended."""
+        """Continue without arrivals until every task has ended."""
         self.cluster.drain()
 
     @property

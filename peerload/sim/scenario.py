@@ -222,12 +222,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         be reached, or the preset cannot be used."""
         self._check_ranges()
         if self.load is not None and not self.mean_service_s:
-            raise ConfigError("trace", "all durations are 0", why=f"no number of such tasks is a load of {self.load:g}")
+            raise ConfigError("trace", "all durations are 0", why=f"such tasks cannot produce a load of {self.load:g}")
         if self.load is not None and self.trace is not None and not self.trace.span_s:
             raise ConfigError(
                 "trace",
                 f"{self.trace.source} has no pauses: all tasks arrive at once",
-                why=f"no stretch of them makes a load of {self.load:g}",
+                why=f"scaling their arrival times cannot produce a load of {self.load:g}",
             )
         if self.trace is not None and (span_s := self.trace.arrivals[-1] * self._stretch) > SPAN_S_MAX:
             why = f"at most {SPAN_S_MAX:g} s from first to last arrival"

@@ -58,7 +58,7 @@ def table(
     left_out: Sequence[str] = (),
     paint: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[str]:
-    """Lines of aligned columns, each cell made `printable`; those named in ``right`` are aligned to the right.
+    """Lines of aligned columns, each cell made `printable`; the columns in ``right`` are aligned to the right.
 
     columns: the width of the terminal (0: unlimited). If the table is wider, the columns in ``gives_way`` are shortened in
     order, to the given minimum width if there is one; then the columns in ``left_out`` are dropped in order; at

@@ -361,8 +361,8 @@ def executors_of(task: Mapping[str, Any]) -> list[str]:
 def trace_spans(
     task: Mapping[str, Any], events: Mapping[str, list[dict[str, Any]]], now: float
 ) -> list[dict[str, Any]]:
-    """Spans `name node began ended attempt reason own_clock`, sorted by start. ended is null for an open span and equal
-    to began for a moment. task: answer to `show`; events: of the home (chores) and of each executor (attempts)."""
+    """Spans `name node began ended attempt reason own_clock`, sorted by start. ended is null for an open span, and equal
+    to began for an instant. task: answer to `show`; events: of the home (chores) and of each executor (attempts)."""
     home, steps = task["home"], task["history"]
     found = [
         _span(_AT_HOME.get(step["state"], step["state"]), home, step, step if step["state"] in ENDED else after)

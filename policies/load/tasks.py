@@ -1,4 +1,4 @@
-"""The number of tasks: the best load index of those compared in [Kunz91], and the cheapest."""
+"""The number of tasks: the best load index in the comparison of [Kunz91], and the cheapest."""
 
 from __future__ import annotations
 

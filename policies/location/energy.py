@@ -91,8 +91,8 @@ class _Plan(msgspec.Struct):
 
 
 class LeastJoules(_Compared, frozen=True, forbid_unknown_fields=True, dict=True):
-    """The cheapest node among those on which the task ends at most ``slack`` later than on the quickest one. Single
-    tasks are placed along the lower convex envelope of the power curves, larger numbers by a joint plan. A task
+    """The cheapest node among those on which the task ends at most ``slack`` later than on the quickest one. Tasks are
+    placed one by one along the lower convex envelope of the power curves, or by a joint plan if more wait than run. A task
     for GPUs goes to the node with the fewest tasks per GPU, of equal ones to that with the cheapest cores.
 
     Good: near the optimum, also with sleeping nodes; no task waits for a cheap node while another node has room.

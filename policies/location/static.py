@@ -92,7 +92,7 @@ class _Known:
 
 
 class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """Each task goes to a node drawn by chance, with fixed shares. ``by``: "proportional" to slots times speed; "optimal", the
+    """Each task goes to a node drawn at random, with fixed shares. ``by``: "proportional" to slots times speed; "optimal", the
     least mean response of all [TT85]; "nash", at which no home gains by another split [GC05]; "bargaining", the Nash
     bargaining solution, with equal mean response at all nodes in use [GCL02]. Nodes count as M/M/1 of their capacity.
     The simulator supplies the arrival rates; an agent assumes equal rates at all homes, with ``load`` in total.

@@ -179,7 +179,7 @@ def compared(
 
 
 def given_to(settings: list[dict[str, Any]], usual_state: str, environment: dict[str, str]) -> dict[str, Any]:
-    """The flags by which an agent with these settings reads its files: `--config`, and `--state` where that is not ``usual_state``."""
+    """The flags by which an agent with these settings reads its files: `--config`, and `--state` if it differs from ``usual_state``."""
     from peerload.config import loader
 
     state = next((str(one["value"]) for one in settings if one["key"] == "state"), usual_state)

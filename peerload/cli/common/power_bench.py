@@ -126,7 +126,7 @@ class Bench:
 
 
 def measured(
-    bench: Any,  # noqa: ANN401 -- `Bench`, or a played one
+    bench: Any,  # noqa: ANN401 -- `Bench`, or a simulated one
     levels: Sequence[int],
     threads: int,
     say: Callable[[str], object],

@@ -85,7 +85,7 @@ class Selection:
         return bool(self.words) and not self.is_narrowed and all(map(is_plain_id, self.words))
 
     def request_fields(self, states: Iterable[str] = ()) -> dict[str, Any]:
-        """The fields of a `select` request. ``states``: the states if the user names none."""
+        """The fields of a request that describe the selection. ``states``: the states if the user names none."""
         wanted = self.states or list(states)
         fields = {"tasks": self.words, **self.narrowing, "states": wanted}
         return {key: value for key, value in fields.items() if value}

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 
 KINDS = ("hash", "read", "sleep", "hash", "read", "hash", "sleep", "read", "hash", "read")
-"""Kinds of task in a round of the mix. Four of ten tasks need a processor all the time; the others mostly wait, as downloads and
-tests do, so that six slots can be seen at work where there are fewer processors than slots."""
+"""Kinds of task in a round of the mix. Four of ten tasks need a processor all the time; the others mostly wait, like downloads and
+tests, so that six slots are visibly busy even on a machine with fewer processors."""
 
 HASH_BYTES = (80_000_000, 120_000_000, 160_000_000)
 READ_PARTS = (3, 4, 5)
@@ -356,7 +356,7 @@ class Demo:
         return left
 
     def _end(self, asked: Sequence[int], those: Callable[[], Sequence[int]]) -> bool:
-        """Send SIGTERM to the ``asked`` and wait → True if none of ``those`` is left within GONE_WITHIN_S."""
+        """Send SIGTERM to the processes ``asked`` → True if ``those()`` is empty within GONE_WITHIN_S."""
         for pid in asked:
             _signal(pid, signal.SIGTERM)
         try:

@@ -89,7 +89,7 @@ def main(words: list[str]) -> int:
     """Run it → 0 if each task ran on the expected GPU and nothing is left behind, 1 if not."""
     flags = Options(
         "demo gpu",
-        "Start an agent with four played GPUs on this machine; three tasks fill GPU 0, and three more ask for it: one that"
+        "Start an agent with four simulated GPUs on this machine; three tasks fill GPU 0, and three more ask for it: one that"
         " still fits, one that waits (queue), one that takes another (schedule). Show both queues, and remove everything.",
     ).read(words)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -133,7 +133,7 @@ class GpuDemo(Demo):
         config.write_text(_CONFIG.format(cluster=made.directory), encoding="utf-8")
         (self.directory / "on").mkdir()
         cards = [
-            {"uuid": f"{NAME}{number}", "name": f"played GPU of {GPU_BYTES >> 30} GiB", "mem_bytes": GPU_BYTES}
+            {"uuid": f"{NAME}{number}", "name": f"simulated GPU of {GPU_BYTES >> 30} GiB", "mem_bytes": GPU_BYTES}
             for number in range(GPUS)
         ]
         machine = {"gpus": cards, "processes": str(self.directory / "on")}

@@ -366,7 +366,7 @@ def _who_answers(path: str) -> tuple[int, int]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             _, uid, gid = _CREDENTIALS.unpack(data)
             return uid, gid
-    raise PeerloadError(f"the user of the agent at {path} is not known", why="the kernel does not say")
+    raise PeerloadError(f"the user of the agent at {path} is not known", why="the kernel does not report it")
 
 
 def _name_of(uid: int) -> str:

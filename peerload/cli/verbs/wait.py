@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 NAMES_TASKS = frozenset(("name", "group", "tags"))
-"""Flags that select ended tasks, too: the exit code must not depend on whether one failed before the wait began."""
+"""Flags that also select ended tasks, so that the exit code includes tasks that failed before the wait began."""
 FAILED_NAMED_MAX = 100
 UNKNOWN_SAID_MAX = 3
 """Maximum number of messages about unknown outcomes."""
