@@ -115,7 +115,7 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
         converted[key] = str(Path(converted[key]).absolute())
     for key, value in converted.items():
         try:
-            _check_value(key, value)
+            _look_at(key, value)
         except ConfigError as error:
             if error.file:  # the error is in a preset's file
                 raise
@@ -367,7 +367,7 @@ def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
             continue
         try:
             converted = converted_value(key, value, "here")
-            _check_value(key, _place(key, converted, "here") if key in PLACES else converted)
+            _look_at(key, _place(key, converted, "here") if key in PLACES else converted)
         except ConfigError as error:
             yield error
 
@@ -396,7 +396,7 @@ def _of_table(name: str, table: dict[str, Any]) -> Iterator[ConfigError]:
             yield error
 
 
-def _check_value(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's own type
+def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's own type
     """Run the checks that an agent makes when it starts. Raises ConfigError."""
     each: dict[str, Callable[[Any], object]] = {
         "listen": lambda address: parse_address("listen", address, loopback_only=False),
